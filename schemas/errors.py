@@ -1,0 +1,24 @@
+"""Errors that a user can mend.
+
+The command line prints the message of these, without a traceback; every other exception is a fault of ours and keeps its
+traceback. A message is one paragraph that says what was expected, what was found (with ``!r``), where (file, row, key) and
+what to do. It travels through Beam as text, so it never depends on attributes of the exception.
+"""
+
+__all__ = ["DatasetError", "ImagepivotError", "InputError", "UsageError"]
+
+
+class ImagepivotError(Exception):
+    """Base of all errors that a user can mend. The command ends with exit code 1."""
+
+
+class UsageError(ImagepivotError):
+    """An argument or a combination of arguments makes no sense. The command ends with exit code 2."""
+
+
+class InputError(ImagepivotError):
+    """Raw input (captions, images, weights) is missing, broken or contradicts itself."""
+
+
+class DatasetError(ImagepivotError):
+    """A dataset folder breaks the contract, is of the wrong kind, or is in use by another run."""

@@ -1,0 +1,38 @@
+"""What a feature is: its name, shape and stored type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+__all__ = ["FeatureSpec"]
+
+_DTYPES = ("float32", "float16")
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """Shape and type of the feature of one image, as an extractor makes it and a shard stores it.
+
+    Attributes:
+        name: the extractor's name, e.g. ``resnet50-pool``.
+        shape: shape of the feature of one image, e.g. ``(2048,)``.
+        dtype: ``float32`` or ``float16``, as stored.
+        source: the paper or file that the feature is faithful to.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"dtype of feature {self.name!r} is {self.dtype!r}, expected one of {_DTYPES}")
+        if not self.shape or any(n < 1 for n in self.shape):
+            raise ValueError(f"shape of feature {self.name!r} is {self.shape!r}, expected positive sizes")
+
+    @property
+    def width(self) -> int:
+        """Number of values of one image."""
+        return prod(self.shape)
