@@ -1,0 +1,215 @@
+"""Reading a dataset: lazily, by shard, by key, as Arrow or as one contiguous array."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from schemas.errors import DatasetError
+from schemas.features import FeatureSpec
+from schemas.keys import shard_of
+from schemas.kinds import FAILURES, schema_of
+from schemas.manifest import Manifest
+from schemas.storage import Folder
+from schemas.vocabulary import Vocabulary
+
+__all__ = ["Dataset", "open_dataset"]
+
+
+def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Dataset:
+    """Opens a dataset; only its manifest is read.
+
+    Args:
+        path: its folder: a local path, ``gs://...`` or ``s3://...``.
+        kind: the kind that is expected, if it matters.
+
+    Raises:
+        DatasetError: there is no dataset, its manifest is unusable, or it is of another kind.
+
+    Example:
+        >>> features = open_dataset("build/demo/features")  # doctest: +SKIP
+        >>> features.get("scene-00007")["feature"].shape  # doctest: +SKIP
+        (2048,)
+    """
+    folder = Folder(os.fspath(path))
+    dataset = Dataset(folder=folder, manifest=Manifest.read(folder))
+    if kind is not None and dataset.kind != kind:
+        raise DatasetError(f"{folder.location!r} holds {dataset.kind}, expected {kind}: give the folder of the {kind}")
+    return dataset
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset that is committed. Cheap to make and to pickle; methods read what they need, when they need it.
+
+    Attributes:
+        folder: where it lies.
+        manifest: its manifest.
+    """
+
+    folder: Folder
+    manifest: Manifest
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    @property
+    def kind(self) -> str:
+        """Kind of the dataset."""
+        return self.manifest.kind
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the dataset."""
+        return self.manifest.fingerprint
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards."""
+        return len(self.manifest.shards)
+
+    @cached_property
+    def spec(self) -> FeatureSpec | None:
+        """The feature of a dataset of kind ``features`` or ``regions``, else None."""
+        stored = self.manifest.parameters.get("feature")
+        return None if stored is None else FeatureSpec(**{**stored, "shape": tuple(stored["shape"])})
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the rows."""
+        return schema_of(self.kind, self.spec)
+
+    def shard(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows of one shard, sorted by key."""
+        return self._read(self.manifest.shards[number].path, columns)
+
+    def shards(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The shards one after the other; memory holds one."""
+        for number in range(self.num_shards):
+            yield self.shard(number, columns)
+
+    def batches(self, columns: Sequence[str] | None = None, batch_size: int = 4096) -> Iterator[pa.RecordBatch]:
+        """All rows in batches; memory holds one."""
+        for entry in self.manifest.shards:
+            with self._open(entry.path) as file:
+                yield from pq.ParquetFile(file).iter_batches(batch_size=batch_size, columns=columns)
+
+    def table(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows; ``polars.from_arrow``, ``duckdb`` and ``pandas`` take it as it is."""
+        return pa.concat_tables(self.shards(columns), promote_options="default")
+
+    def failures(self) -> pa.Table:
+        """The inputs that failed: key, uri, stage, reason and message."""
+        tables = [self._read(entry.path, None) for entry in self.manifest.failures]
+        return pa.concat_tables(tables) if tables else FAILURES.empty_table()
+
+    def rows(self, image_id: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows of an image; reads the row groups of one shard that can hold it.
+
+        Raises:
+            KeyError: the dataset has no row of this image.
+            DatasetError: the rows of this kind are not about images.
+        """
+        if self.kind == "vocabulary":
+            raise DatasetError(f"{self.folder.location!r} is a vocabulary, its rows are not about images")
+        name = self.manifest.shards[shard_of(image_id, self.num_shards)].path
+        with self._open(name) as file:
+            table = pq.read_table(file, columns=None, filters=pc.field("image_id") == image_id)
+        if table.num_rows == 0:
+            raise KeyError(image_id)
+        return table if columns is None else table.select(list(columns))
+
+    def get(self, image_id: str) -> dict[str, object]:
+        """The row of an image in a dataset with one row an image; vectors are numpy arrays of their own shape.
+
+        Raises:
+            KeyError: the dataset has no row of this image.
+        """
+        row = self.rows(image_id)
+        if row.num_rows != 1:
+            raise DatasetError(f"image {image_id!r} has {row.num_rows} rows of kind {self.kind}: use rows()")
+        values: dict[str, object] = {}
+        for column in row.schema:
+            if pa.types.is_fixed_size_list(column.type):
+                values[column.name] = self._array(row[column.name], column.name)[0]
+            else:
+                values[column.name] = row[column.name][0].as_py()
+        return values
+
+    def image_ids(self) -> list[str]:
+        """The image ids of all rows, in the order of ``numpy``."""
+        return [value for table in self.shards(["image_id"]) for value in table["image_id"].to_pylist()]
+
+    def numpy(self, column: str = "feature", *, l2: bool = False, out: np.ndarray | None = None) -> np.ndarray:
+        """A column of vectors as one contiguous array, read by all cores.
+
+        Args:
+            column: name of the column.
+            l2: divide each vector by its Euclidean norm (over the last axis; a zero vector stays zero).
+            out: where to put it, e.g. a ``numpy.memmap``; made when not given.
+
+        Returns:
+            Array ``(rows, *shape)`` in the stored type; rows in the order of ``image_ids()``.
+        """
+        dtype = self.schema.field(column).type
+        if not pa.types.is_fixed_size_list(dtype):
+            raise DatasetError(f"column {column!r} holds {dtype}, not vectors: use table()")
+        width = dtype.list_size
+        flat_shape = (len(self), width)
+        if out is None:
+            out = np.empty(self._shape(column, len(self)), dtype=dtype.value_type.to_pandas_dtype())
+        flat = out.reshape(flat_shape)
+        starts = np.cumsum([0, *(shard.rows for shard in self.manifest.shards)])
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda n: self._fill(n, column, flat[starts[n] : starts[n + 1]]), range(self.num_shards)))
+        if l2:
+            norms = np.linalg.norm(out, axis=-1, keepdims=True)
+            out /= np.where(norms > 0, norms, 1)
+        return out
+
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary, of a dataset of that kind."""
+        if self.kind != "vocabulary":
+            raise DatasetError(f"{self.folder.location!r} holds {self.kind}, expected a vocabulary")
+        return Vocabulary.from_table(self.table())
+
+    def _fill(self, number: int, column: str, target: np.ndarray) -> None:
+        """Copies one shard into its place, a row group at a time: what was just decoded is still in the cache."""
+        done = 0
+        with self._open(self.manifest.shards[number].path) as file:
+            parquet = pq.ParquetFile(file)
+            for group in range(parquet.num_row_groups):
+                for chunk in parquet.read_row_group(group, columns=[column], use_threads=False)[column].chunks:
+                    target[done : done + len(chunk)] = chunk.flatten().to_numpy(zero_copy_only=True).reshape(len(chunk), -1)
+                    done += len(chunk)
+
+    def _shape(self, column: str, rows: int) -> tuple[int, ...]:
+        width = self.schema.field(column).type.list_size
+        if column in ("feature", "features") and self.spec is not None:
+            return (rows, *self.spec.shape)
+        return (rows, width // 4, 4) if column == "boxes" else (rows, width)
+
+    def _array(self, values: pa.ChunkedArray, column: str) -> np.ndarray:
+        flat = values.combine_chunks().flatten().to_numpy(zero_copy_only=True)
+        return flat.reshape(self._shape(column, len(values)))
+
+    def _open(self, name: str) -> pa.NativeFile:
+        try:
+            return self.folder.open(name)
+        except FileNotFoundError:
+            raise DatasetError(
+                f"{self.folder.path_of(name)} is listed in the manifest but not there: copy the whole folder again, or run "
+                "the command that made it again, which makes only what is missing"
+            ) from None
+
+    def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
+        with self._open(name) as file:
+            return pq.read_table(file, columns=None if columns is None else list(columns))

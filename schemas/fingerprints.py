@@ -1,0 +1,61 @@
+"""Canonical JSON and digests: what a dataset is made of, as one short string."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+__all__ = ["SCHEMA_VERSION", "Identity", "canonical_json", "sha256_of_bytes", "sha256_of_file"]
+
+SCHEMA_VERSION = 1
+"""Version of columns, file layout and manifest. Readers refuse newer ones."""
+
+
+def canonical_json(value: object) -> str:
+    """JSON with sorted keys, no white space, and every character as itself: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sha256_of_bytes(data: bytes) -> str:
+    """SHA-256 of bytes, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_of_file(file: BinaryIO) -> str:
+    """SHA-256 of all that a binary file still holds, in hexadecimal; one MiB at a time."""
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """All that determines a dataset's content, known before the first shard is made.
+
+    Attributes:
+        kind: ``captions``, ``encoded``, ``vocabulary``, ``features`` or ``regions``.
+        parameters: every parameter that changes content; JSON values only.
+        inputs: one entry an input: its name, and its fingerprint (a dataset) or digest (anything else).
+        shards: number of shards.
+    """
+
+    kind: str
+    parameters: Mapping[str, Any]
+    inputs: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    shards: int = 1
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over canonical JSON of kind, schema version, parameters, inputs and number of shards."""
+        content = {
+            "kind": self.kind,
+            "schema_version": SCHEMA_VERSION,
+            "parameters": self.parameters,
+            "inputs": list(self.inputs),
+            "shards": self.shards,
+        }
+        return sha256_of_bytes(canonical_json(content).encode())

@@ -1,0 +1,83 @@
+"""Keys of rows, and the shard that a key belongs to.
+
+Shard assignment is a pure function of the image id, so that two datasets with the same number of shards are
+co-partitioned whatever made them: captions and features of one image lie in shards of the same number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from schemas.errors import UsageError
+
+__all__ = ["MAX_SHARDS", "CaptionKey", "check_language", "check_shards", "shard_name", "shard_of"]
+
+MAX_SHARDS = 99_999
+"""Shard names hold five digits."""
+
+# BCP 47 (RFC 5646) without extensions and grandfathered tags: language[-Script][-REGION][-variant...].
+_LANGUAGE_TAG = re.compile(
+    r"(?P<language>[a-z]{2,3})(?:-(?P<script>[a-z]{4}))?(?:-(?P<region>[a-z]{2}|[0-9]{3}))?"
+    r"(?P<variants>(?:-(?:[a-z0-9]{5,8}|[0-9][a-z0-9]{3}))*)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, order=True)
+class CaptionKey:
+    """Key of a caption; its order is the order of rows within a shard.
+
+    Attributes:
+        image_id: the image that the caption is about.
+        language: BCP 47 tag.
+        portion: the collection that the caption belongs to, e.g. ``translation``.
+        index: number of the caption among those of the same image, language and portion, from 0.
+    """
+
+    image_id: str
+    language: str
+    portion: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.image_id}/{self.language}/{self.portion}/{self.index}"
+
+
+def check_language(tag: str) -> str:
+    """Returns a BCP 47 language tag in its canonical case (``pt-br`` gives ``pt-BR``).
+
+    Raises:
+        UsageError: the tag is not well formed.
+    """
+    match = _LANGUAGE_TAG.fullmatch(tag)
+    if match is None:
+        raise UsageError(f"language {tag!r} is no BCP 47 tag: write it as in 'en', 'de' or 'pt-BR'")
+    parts = [match["language"].lower()]
+    if match["script"]:
+        parts.append(match["script"].title())
+    if match["region"]:
+        parts.append(match["region"].upper())
+    return "-".join(parts) + match["variants"].lower()
+
+
+def check_shards(shards: int) -> int:
+    """Returns the number of shards if it is a possible one.
+
+    Raises:
+        UsageError: it is not within 1 to 99,999.
+    """
+    if not 1 <= shards <= MAX_SHARDS:
+        raise UsageError(f"the number of shards is {shards!r}, expected 1 to {MAX_SHARDS:,}")
+    return shards
+
+
+def shard_of(image_id: str, shards: int) -> int:
+    """Number of the shard that holds an image: its BLAKE2b digest (64 bytes, big-endian) modulo the number of shards."""
+    return int.from_bytes(hashlib.blake2b(image_id.encode()).digest(), "big") % shards
+
+
+def shard_name(shard: int, shards: int) -> str:
+    """File name of a shard, e.g. ``part-00003-of-00064.parquet``."""
+    return f"part-{shard:05d}-of-{shards:05d}.parquet"

@@ -1,0 +1,157 @@
+"""The Arrow schema of every kind of dataset: columns, their order and what they mean.
+
+Nothing is nullable. Each field carries its meaning in the metadata key ``description``, so that a shard explains itself
+to whoever opens it with another tool.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from schemas.features import FeatureSpec
+
+__all__ = [
+    "CAPTIONS",
+    "ENCODED",
+    "FAILURES",
+    "FAILURE_REASONS",
+    "KEY_COLUMNS",
+    "REGIONS",
+    "VOCABULARY",
+    "features_schema",
+    "regions_schema",
+    "schema_of",
+]
+
+REGIONS = 36
+"""Most regions of an image (Anderson et al. 2018, the fixed set)."""
+
+KEY_COLUMNS: dict[str, tuple[str, ...]] = {
+    "captions": ("image_id", "language", "portion", "index"),
+    "encoded": ("image_id", "language", "portion", "index"),
+    "vocabulary": ("id",),
+    "features": ("image_id",),
+    "regions": ("image_id",),
+}
+"""The columns that make the key of each kind; rows of a shard are sorted by them, and no key occurs twice."""
+
+FAILURE_REASONS = {
+    "empty_caption": "the caption holds no text",
+    "unreadable": "the file cannot be opened or read",
+    "empty": "the file has no bytes",
+    "not_an_image": "the bytes are no image of a supported format",
+    "truncated": "the image ends too early",
+    "too_large": "the image has more pixels than the limit (a decompression bomb?)",
+    "unsupported": "the image is of a type without a defined conversion to 8-bit RGB",
+    "decode_error": "the image is damaged",
+}
+"""The closed list of reasons for a failure, with what each means."""
+
+
+def _field(name: str, dtype: pa.DataType, description: str) -> pa.Field:
+    return pa.field(name, dtype, nullable=False, metadata={"description": description})
+
+
+_LABEL = pa.dictionary(pa.int32(), pa.string())
+
+_CAPTION_KEY = [
+    _field("image_id", pa.string(), "stable key of the image; for Flickr-derived sets the file name without extension"),
+    _field("language", _LABEL, "language of the caption, a BCP 47 tag"),
+    _field("portion", _LABEL, "collection: 'translation' (same meaning in every language) or 'comparable'"),
+    _field("index", pa.int16(), "number of the caption among those of this image, language and portion, from 0"),
+    _field("split", _LABEL, "split as named by the source"),
+]
+
+CAPTIONS = pa.schema(
+    [
+        *_CAPTION_KEY,
+        _field("text", pa.string(), "the caption as read from the source"),
+        _field("tokens", pa.list_(_field("item", pa.string(), "one token")), "the caption after the text recipe"),
+    ]
+)
+
+ENCODED = pa.schema(
+    [
+        *_CAPTION_KEY,
+        _field(
+            "token_ids",
+            pa.list_(_field("item", pa.int32(), "id in the vocabulary")),
+            "<start>, the ids of the tokens, <end>; ids of the vocabulary named in the manifest",
+        ),
+        _field("length", pa.int32(), "number of ids in token_ids, <start> and <end> included"),
+    ]
+)
+
+VOCABULARY = pa.schema(
+    [
+        _field("id", pa.int32(), "id of the token; 0 <pad>, 1 <start>, 2 <end>, 3 <unk>"),
+        _field("token", pa.string(), "the token"),
+        _field("count", pa.int64(), "occurrences in the counted captions, all languages together; 0 for specials"),
+        _field("counts", pa.map_(pa.string(), pa.int64()), "occurrences by language; languages without any left out"),
+    ]
+)
+
+FAILURES = pa.schema(
+    [
+        _field("key", pa.string(), "image id, or for a caption image id, language, portion and index, joined by '/'"),
+        _field("uri", pa.string(), "where the input came from, as the source names it"),
+        _field("stage", pa.string(), "what was being done: 'read', 'decode' or 'prepare'"),
+        _field("reason", pa.string(), "one of: " + ", ".join(FAILURE_REASONS)),
+        _field("message", pa.string(), "what went wrong, for people"),
+    ]
+)
+
+
+def _vector(name: str, dtype: str | pa.DataType, width: int, description: str) -> pa.Field:
+    value = pa.type_for_alias(dtype) if isinstance(dtype, str) else dtype
+    return _field(name, pa.list_(_field("item", value, "one value"), width), description)
+
+
+def features_schema(spec: FeatureSpec) -> pa.Schema:
+    """Schema of a dataset of kind ``features``: one row an image, the feature flattened in C order."""
+    shape = "x".join(map(str, spec.shape))
+    return pa.schema(
+        [
+            _CAPTION_KEY[0],
+            _vector("feature", spec.dtype, spec.width, f"{spec.name}, shape {shape}, {spec.dtype}. {spec.source}".strip()),
+        ]
+    )
+
+
+def regions_schema(spec: FeatureSpec) -> pa.Schema:
+    """Schema of a dataset of kind ``regions``: one row an image, ``spec.shape`` = (R regions, D values)."""
+    regions, width = spec.shape
+    return pa.schema(
+        [
+            _CAPTION_KEY[0],
+            _field("width", pa.int32(), "width of the original image, pixels"),
+            _field("height", pa.int32(), "height of the original image, pixels"),
+            _field("num_regions", pa.int16(), "regions in use; the rows behind them are zero"),
+            _vector("boxes", "float32", regions * 4, f"shape {regions}x4: x1 y1 x2 y2, pixels of the original image"),
+            _vector("features", spec.dtype, regions * width, f"{spec.name}, shape {regions}x{width}. {spec.source}".strip()),
+            _vector("class_ids", "int16", regions, "class of each region; 0 is background"),
+            _vector("class_scores", "float32", regions, "score of that class"),
+            _vector("attribute_ids", "int16", regions, "attribute of each region"),
+            _vector("attribute_scores", "float32", regions, "score of that attribute"),
+        ]
+    )
+
+
+def schema_of(kind: str, spec: FeatureSpec | None = None) -> pa.Schema:
+    """Arrow schema of a kind.
+
+    Args:
+        kind: a key of ``KEY_COLUMNS``.
+        spec: the feature; needed for ``features`` and ``regions``.
+
+    Raises:
+        ValueError: unknown kind, or a kind of features without its spec.
+    """
+    fixed = {"captions": CAPTIONS, "encoded": ENCODED, "vocabulary": VOCABULARY}
+    if kind in fixed:
+        return fixed[kind]
+    if kind not in KEY_COLUMNS:
+        raise ValueError(f"kind {kind!r} is unknown, expected one of {', '.join(KEY_COLUMNS)}")
+    if spec is None:
+        raise ValueError(f"kind {kind!r} needs a FeatureSpec")
+    return features_schema(spec) if kind == "features" else regions_schema(spec)

@@ -1,0 +1,216 @@
+"""A run's hold on the folder that it writes: what may be written, what an earlier run finished, and the commit.
+
+The order of a run: ``Output.begin`` (refuses a folder that must not be written, takes the lock), shards one by one in any
+order and process, ``commit`` (every shard read again, manifest last). A run that is killed at any moment leaves finished shards
+and no manifest; the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import DatasetError
+from schemas.fingerprints import Identity, sha256_of_bytes
+from schemas.keys import shard_name
+from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
+from schemas.shards import Footer, failures_name, finished_shard, read_footer, shard_entry
+from schemas.storage import TEMPORARY_MARK, Folder, storage_errors
+
+__all__ = ["Output", "commit", "hold"]
+
+LOCK_NAME = ".lock"
+_OURS = re.compile(
+    r"(failures/)?part-\d{5}-of-\d{5}\.parquet|manifest\.json|vocabulary\.txt|truecaser/[A-Za-z0-9-]+\.model|\.lock|"
+    rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d+"
+)
+
+
+@dataclass(frozen=True)
+class Output:
+    """A folder that a run may write to.
+
+    Attributes:
+        folder: where the dataset goes.
+        identity: what will lie there.
+    """
+
+    folder: Folder
+    identity: Identity
+
+    def names(self) -> list[str]:
+        """Names of all shards, by number."""
+        return [shard_name(shard, self.identity.shards) for shard in range(self.identity.shards)]
+
+    def finished(self) -> frozenset[int]:
+        """Numbers of the shards that an earlier run of the same identity finished."""
+        return frozenset(number for number, name in enumerate(self.names()) if finished_shard(self.folder, name, self.identity))
+
+    def complete(self) -> Manifest | None:
+        """The manifest, where an earlier run of the same identity committed and every shard is still as listed."""
+        if self.folder.size(MANIFEST_NAME) is None:
+            return None
+        manifest = Manifest.read(self.folder)
+        if manifest.fingerprint != self.identity.fingerprint:
+            return None
+        entries = (*manifest.shards, *manifest.failures, *manifest.files)
+        return manifest if all(self.folder.size(entry.path) == entry.bytes for entry in entries) else None
+
+    def prepare(self, *, overwrite: bool) -> None:
+        """Makes the folder ready: refuses what must not be lost, deletes what a killed run left behind.
+
+        Raises:
+            DatasetError: the folder holds foreign files, or a dataset (whole or begun) of another fingerprint and
+                ``overwrite`` is false.
+        """
+        names = self.folder.names()
+        foreign = [name for name in names if not _OURS.fullmatch(name)]
+        if foreign:
+            raise DatasetError(
+                f"{self.folder.location!r} holds files that are no dataset's, e.g. {foreign[0]!r}: nothing was written. "
+                "Choose a new or empty folder"
+            )
+        if not overwrite:
+            self._refuse_other(names)
+        # The manifest goes first: from here on the folder is no dataset until the run commits.
+        self.folder.delete(MANIFEST_NAME)
+        for name in names:
+            shard = name.removeprefix("failures/")
+            stale = shard.startswith("part-") and (
+                shard not in self.names() or finished_shard(self.folder, shard, self.identity) is None
+            )
+            if stale or TEMPORARY_MARK in name:
+                self.folder.delete(name)
+
+    def _refuse_other(self, names: list[str]) -> None:
+        for name in names:
+            found: Manifest | Footer | None = None
+            if name == MANIFEST_NAME:
+                found = Manifest.read(self.folder)
+            elif name.startswith("part-"):
+                found = read_footer(self.folder, name)
+            if found is not None and found.fingerprint != self.identity.fingerprint:
+                raise DatasetError(
+                    f"{self.folder.location!r} holds another dataset ({difference(found, self.identity)}): nothing was "
+                    "written. Choose another folder, or give --overwrite to replace it"
+                )
+
+
+def difference(found: Manifest | Footer, identity: Identity) -> str:
+    """Says in a few words how what lies in a folder differs from what a run would write."""
+    if found.kind != identity.kind:
+        return f"kind {found.kind!r} instead of {identity.kind!r}"
+    parts = []
+    for key in sorted({*found.parameters, *identity.parameters}):
+        before, after = found.parameters.get(key), identity.parameters.get(key)
+        if before != after:
+            parts.append(f"{key} {_short(before)} instead of {_short(after)}")
+    return "; ".join(parts[:3]) or "other inputs or another number of shards"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@contextlib.contextmanager
+def hold(folder: Folder) -> Iterator[None]:
+    """Holds a local folder for one run; the hold ends with the process, however it ends.
+
+    Raises:
+        DatasetError: another run holds it, or the folder cannot be made.
+    """
+    if not folder.is_local:
+        yield
+        return
+    with storage_errors(folder.location):
+        folder.local_path.mkdir(parents=True, exist_ok=True)
+        handle = _lock(folder.local_path / LOCK_NAME, folder.location)
+    try:
+        yield
+    finally:
+        # Deleted while it is still held, so that nobody else's lock is deleted.
+        folder.delete(LOCK_NAME)
+        os.close(handle)
+        with contextlib.suppress(OSError):
+            folder.local_path.rmdir()  # Only an empty folder goes: a refused run leaves nothing behind.
+
+
+def _lock(path: Path, location: str) -> int:
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(handle).st_ino == path.stat().st_ino:
+                return handle
+        except BlockingIOError:
+            os.close(handle)
+            raise DatasetError(
+                f"{location!r} is in use: another run is writing it. Wait for it to end, or choose another folder"
+            ) from None
+        except FileNotFoundError:
+            pass
+        os.close(handle)  # Another run ended and deleted the file between our two calls: try again.
+
+
+def commit(
+    output: Output,
+    *,
+    statistics: Callable[[list[Footer]], Mapping[str, Any]],
+    libraries: tuple[str, ...],
+    files: tuple[str, ...] = (),
+) -> Manifest:
+    """Reads every shard again and writes the manifest, last.
+
+    Args:
+        output: the folder, with all its shards.
+        statistics: makes the manifest's statistics from the footers of all shards.
+        libraries: distributions whose versions matter to the content.
+        files: paths of other files that belong to the dataset.
+
+    Raises:
+        DatasetError: a shard is missing.
+    """
+    folder = output.folder
+    shards: list[ShardEntry] = []
+    failures: list[ShardEntry] = []
+    footers: list[Footer] = []
+    reasons: dict[str, int] = {}
+    for name in output.names():
+        footer = finished_shard(folder, name, output.identity)
+        if footer is None:
+            raise DatasetError(f"{folder.path_of(name)} is missing after the run: run the same command again")
+        footers.append(footer)
+        shards.append(shard_entry(folder, name, footer))
+        failed = finished_shard(folder, failures_name(name), output.identity)
+        if failed is not None:
+            failures.append(shard_entry(folder, failures_name(name), failed))
+            for reason, rows in failed.statistics["reasons"].items():
+                reasons[reason] = reasons.get(reason, 0) + rows
+    identity = output.identity
+    manifest = Manifest(
+        kind=identity.kind,
+        fingerprint=identity.fingerprint,
+        parameters=identity.parameters,
+        inputs=tuple(identity.inputs),
+        libraries={name: metadata.version(name) for name in ("imagepivot", "numpy", "pyarrow", *libraries)},
+        shards=tuple(shards),
+        failures=tuple(failures),
+        failure_reasons=reasons,
+        files=tuple(_file_entry(folder, name) for name in sorted(files)),
+        statistics=statistics(footers),
+    )
+    folder.write(MANIFEST_NAME, manifest.to_json().encode())
+    return manifest
+
+
+def _file_entry(folder: Folder, name: str) -> FileEntry:
+    data = folder.read(name)
+    return FileEntry(path=name, bytes=len(data), sha256=sha256_of_bytes(data))

@@ -1,0 +1,167 @@
+"""A folder of files, local or in an object store, with writes that happen whole or not at all.
+
+Local paths and ``gs://`` and ``s3://`` addresses are served by ``pyarrow.fs``. A file is always written to a temporary
+name first: locally beside its target, renamed when complete; for an object store in the local temporary folder, uploaded whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+from pyarrow import fs
+
+from schemas.errors import DatasetError, UsageError
+
+__all__ = ["TEMPORARY_MARK", "Folder", "is_remote", "storage_errors"]
+
+TEMPORARY_MARK = ".tmp-"
+"""Part of the name of every file that is not complete."""
+
+
+def is_remote(location: str) -> bool:
+    """Whether a location is an address such as ``gs://bucket/name`` rather than a local path."""
+    return "://" in location and not location.startswith("file://")
+
+
+@lru_cache(maxsize=64)
+def _filesystem(location: str) -> tuple[fs.FileSystem, str]:
+    if is_remote(location):
+        try:
+            return fs.FileSystem.from_uri(location)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise UsageError(
+                f"cannot use the location {location!r}: {error}. Known are local paths, gs:// and s3://"
+            ) from error
+    path = location.removeprefix("file://")
+    return fs.LocalFileSystem(), str(Path(path).expanduser().absolute())
+
+
+@contextmanager
+def storage_errors(location: str) -> Iterator[None]:
+    """Turns errors of the operating system or the object store into a ``DatasetError`` that says what to do."""
+    try:
+        yield
+    except (DatasetError, UsageError, FileNotFoundError):
+        raise
+    except OSError as error:
+        advice = {
+            errno.ENOSPC: "the disk is full: free some space and run the same command again, finished shards are kept",
+            errno.EDQUOT: "the disk quota is used up: free some space and run the same command again",
+            errno.EACCES: "permission denied: check who owns the folder, or choose another one",
+            errno.EPERM: "permission denied: check who owns the folder, or choose another one",
+            errno.EROFS: "the file system is read-only: choose another folder",
+            errno.ENOTDIR: "a part of the path is a file, not a folder",
+            errno.EISDIR: "the path is a folder, expected a file",
+        }.get(error.errno or 0)
+        detail = advice or f"{type(error).__name__}: {error}"
+        raise DatasetError(f"cannot use {location!r}: {detail}") from error
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder; cheap to make and to pickle, nothing is opened before it is needed.
+
+    Attributes:
+        location: local path, ``gs://...`` or ``s3://...``.
+    """
+
+    location: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the folder is on this machine."""
+        return not is_remote(self.location)
+
+    @property
+    def local_path(self) -> Path:
+        """The folder as an absolute path; only for a local one."""
+        return Path(_filesystem(self.location)[1])
+
+    def path_of(self, name: str) -> str:
+        """Location of a file of the folder, for people and other tools."""
+        return f"{self.location.rstrip('/')}/{name}"
+
+    def names(self) -> list[str]:
+        """Names of all files below the folder, relative, with ``/``, sorted; empty where there is no folder."""
+        filesystem, root = _filesystem(self.location)
+        with storage_errors(self.location):
+            found = filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
+        prefix = root.rstrip("/") + "/"
+        return sorted(info.path.removeprefix(prefix) for info in found if info.type == fs.FileType.File)
+
+    def size(self, name: str) -> int | None:
+        """Size of a file in bytes, or None where there is none."""
+        filesystem, root = _filesystem(self.location)
+        with storage_errors(self.path_of(name)):
+            info = filesystem.get_file_info(f"{root}/{name}")
+        return int(info.size) if info.type == fs.FileType.File else None
+
+    def open(self, name: str) -> pa.NativeFile:
+        """Opens a file for random access; local ones are memory-mapped.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+        filesystem, root = _filesystem(self.location)
+        with storage_errors(self.path_of(name)):
+            if self.is_local:
+                path = f"{root}/{name}"
+                # An empty file cannot be mapped.
+                return pa.memory_map(path) if os.path.getsize(path) else pa.OSFile(path)  # noqa: PTH202
+            return filesystem.open_input_file(f"{root}/{name}")
+
+    def read(self, name: str) -> bytes:
+        """All bytes of a file."""
+        with self.open(name) as file:
+            return file.read()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a file whole or not at all."""
+        with self.replace(name) as file:
+            file.write(data)
+
+    @contextmanager
+    def replace(self, name: str) -> Iterator[BinaryIO]:
+        """Gives a temporary file to write to, which becomes ``name`` when the block ends well and vanishes when it does not."""
+        with storage_errors(self.path_of(name)):
+            temporary = self._temporary_path(name)
+            try:
+                with temporary.open("wb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                self._publish(temporary, name)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def delete(self, name: str) -> None:
+        """Deletes a file if it is there."""
+        filesystem, root = _filesystem(self.location)
+        with storage_errors(self.path_of(name)):
+            if self.size(name) is not None:
+                filesystem.delete_file(f"{root}/{name}")
+
+    def _temporary_path(self, name: str) -> Path:
+        if not self.is_local:
+            handle, path = tempfile.mkstemp(prefix="imagepivot-")
+            os.close(handle)
+            return Path(path)
+        target = self.local_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target.with_name(f".{target.name}{TEMPORARY_MARK}{os.getpid()}")
+
+    def _publish(self, temporary: Path, name: str) -> None:
+        if self.is_local:
+            temporary.replace(self.local_path / name)
+            return
+        filesystem, root = _filesystem(self.location)
+        fs.copy_files(str(temporary), f"{root}/{name}", fs.LocalFileSystem(), filesystem)

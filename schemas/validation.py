@@ -1,0 +1,198 @@
+"""Checking every promise of the format again, on the bytes as they lie there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from schemas.dataset import Dataset, open_dataset
+from schemas.fingerprints import sha256_of_file
+from schemas.keys import shard_name, shard_of
+from schemas.kinds import FAILURE_REASONS, FAILURES, KEY_COLUMNS
+from schemas.manifest import MANIFEST_NAME, FileEntry, ShardEntry
+from schemas.output import LOCK_NAME
+from schemas.shards import failures_name, read_footer
+from schemas.vocabulary import END, SPECIALS, START
+
+__all__ = ["validate"]
+
+
+def validate(path: str | os.PathLike[str]) -> list[str]:
+    """Checks a dataset against every promise of the format.
+
+    Checked are: manifest and fingerprint; presence, size and digest of every file, and that no other file lies there; footers;
+    schema; row counts; order and uniqueness of keys; shard assignment; values (ids within their range, finite
+    features, ...); failures and their reasons. One shard is in memory at a time.
+
+    Args:
+        path: the dataset's folder.
+
+    Returns:
+        What does not hold, one sentence each; empty when all is well.
+
+    Raises:
+        DatasetError: the folder holds no dataset, or its manifest is unusable.
+    """
+    dataset = open_dataset(path)
+    problems = list(_check_files(dataset))
+    reasons: Counter[str] = Counter()
+    for number, entry in enumerate(dataset.manifest.shards):
+        found = list(_check_shard(dataset, number, entry))
+        problems += found or _check_failures(dataset, number, reasons)
+    if dict(reasons) != dict(dataset.manifest.failure_reasons) and not problems:
+        problems.append(
+            f"the manifest counts failures {dict(dataset.manifest.failure_reasons)}, the shards hold {dict(reasons)}"
+        )
+    return problems
+
+
+def _check_files(dataset: Dataset) -> Iterator[str]:
+    manifest = dataset.manifest
+    listed: list[FileEntry] = [*manifest.shards, *manifest.failures, *manifest.files]
+    shards = len(manifest.shards)
+    for number, shard in enumerate(manifest.shards):
+        if shard.path != shard_name(number, shards):
+            yield f"shard {number} is called {shard.path!r}, expected {shard_name(number, shards)!r}"
+    there = set(dataset.folder.names()) - {MANIFEST_NAME, LOCK_NAME}
+    for name in sorted(there - {entry.path for entry in listed}):
+        yield f"{name} lies in the folder but is not in the manifest"
+    for entry in listed:
+        if entry.path not in there:
+            yield f"{entry.path} is missing"
+            continue
+        with dataset.folder.open(entry.path) as file:
+            size, digest = file.size(), sha256_of_file(file)
+        if size != entry.bytes:
+            yield f"{entry.path} has {size:,} bytes, the manifest says {entry.bytes:,}"
+        elif digest != entry.sha256:
+            yield f"{entry.path} has SHA-256 {digest[:12]}..., the manifest says {entry.sha256[:12]}...: its bytes changed"
+
+
+def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Table | str:
+    """The rows of a shard, or the sentence that says why they cannot be read."""
+    try:
+        with dataset.folder.open(entry.path) as file:
+            table = pq.ParquetFile(file).read()
+    except (FileNotFoundError, pa.ArrowInvalid, OSError) as error:
+        return f"{entry.path} cannot be read: {error}"
+    if not table.schema.equals(schema):
+        found, expected = (each.to_string(show_field_metadata=False) for each in (table.schema, schema))
+        return f"{entry.path} has the columns {found!r}, expected {expected!r}"
+    if table.num_rows != entry.rows:
+        return f"{entry.path} has {table.num_rows:,} rows, the manifest says {entry.rows:,}"
+    return table
+
+
+def _check_shard(dataset: Dataset, number: int, entry: ShardEntry) -> Iterator[str]:
+    footer = read_footer(dataset.folder, entry.path)
+    if footer is not None and footer.fingerprint != dataset.fingerprint:
+        yield f"{entry.path} was made for fingerprint {footer.fingerprint!r}, the dataset has {dataset.fingerprint!r}"
+    table = _open_table(dataset, entry, dataset.schema)
+    if isinstance(table, str):
+        yield table
+        return
+    for column in table.schema.names:
+        if table[column].null_count:
+            yield f"{entry.path}: column {column!r} has {table[column].null_count} nulls"
+    keys = list(zip(*(table[column].to_pylist() for column in KEY_COLUMNS[dataset.kind]), strict=True))
+    for before, after in itertools.pairwise(keys):
+        if before >= after:
+            problem = "occurs twice" if before == after else f"comes before {after}, though it is larger"
+            yield f"{entry.path}: key {before} {problem}"
+            break
+    if dataset.kind != "vocabulary":
+        stray = next((key[0] for key in keys if shard_of(key[0], dataset.num_shards) != number), None)
+        if stray is not None:
+            yield f"{entry.path}: image {stray!r} belongs to shard {shard_of(stray, dataset.num_shards)}"
+    for problem in _CHECKS[dataset.kind](dataset, table):
+        yield f"{entry.path}: {problem}"
+
+
+def _check_failures(dataset: Dataset, number: int, reasons: Counter[str]) -> list[str]:
+    name = failures_name(dataset.manifest.shards[number].path)
+    entry = next((entry for entry in dataset.manifest.failures if entry.path == name), None)
+    if entry is None:
+        return []
+    table = _open_table(dataset, entry, FAILURES)
+    if isinstance(table, str):
+        return [table]
+    found = Counter(table["reason"].to_pylist())
+    reasons.update(found)
+    unknown = sorted(set(found) - set(FAILURE_REASONS))
+    problems = [f"{name}: reason {reason!r} is not in the closed list" for reason in unknown]
+    if dataset.kind in ("features", "regions"):
+        done = set(dataset.shard(number, ["image_id"])["image_id"].to_pylist())
+        both = sorted(done.intersection(table["key"].to_pylist()))
+        problems += [f"{name}: image {key!r} failed and has a row as well" for key in both[:1]]
+    return problems
+
+
+def _check_captions(dataset: Dataset, table: pa.Table) -> Iterator[str]:
+    if pc.any(pc.less(table["index"], 0)).as_py():
+        yield "an index is negative"
+    empty = pc.sum(pc.equal(pc.list_value_length(table["tokens"]), 0)).as_py()
+    if empty:
+        yield f"{empty} captions have no tokens"
+
+
+def _check_encoded(dataset: Dataset, table: pa.Table) -> Iterator[str]:
+    if not pc.all(pc.equal(pc.list_value_length(table["token_ids"]), table["length"]), min_count=0).as_py():
+        yield "a length is not the number of ids"
+        return
+    ids = table["token_ids"].combine_chunks().flatten().to_numpy()
+    size = dataset.manifest.parameters["vocabulary_size"]
+    if len(ids) and (ids.min() < 0 or ids.max() >= size):
+        yield f"ids lie between {ids.min()} and {ids.max()}, the vocabulary has {size}"
+    ends = np.cumsum(table["length"].to_numpy())
+    if len(ids) and ((ids[ends - 1] != END).any() or (ids[np.concatenate([[0], ends[:-1]])] != START).any()):
+        yield "a caption does not begin with <start> and end with <end>"
+
+
+def _check_vocabulary(dataset: Dataset, table: pa.Table) -> Iterator[str]:
+    rows = table.to_pylist()
+    if [row["token"] for row in rows[: len(SPECIALS)]] != list(SPECIALS):
+        yield f"the first tokens are not {SPECIALS}"
+    if [row["id"] for row in rows] != list(range(len(rows))):
+        yield "the ids are not 0, 1, 2, ..."
+    if len({row["token"] for row in rows}) != len(rows):
+        yield "a token occurs twice"
+    order = [(-row["count"], row["token"]) for row in rows[len(SPECIALS) :]]
+    if order != sorted(order):
+        yield "the tokens are not in the order of count descending, then token"
+    wrong = next((row["token"] for row in rows if row["count"] != sum(count for _, count in row["counts"])), None)
+    if wrong is not None:
+        yield f"the count of token {wrong!r} is not the sum of its counts by language"
+    if dataset.folder.read("vocabulary.txt").decode() != "".join(f"{row['token']}\n" for row in rows):
+        yield "vocabulary.txt does not hold the same tokens"
+
+
+def _check_vectors(dataset: Dataset, table: pa.Table) -> Iterator[str]:
+    for column in table.schema:
+        if pa.types.is_fixed_size_list(column.type) and pa.types.is_floating(column.type.value_type):
+            values = table[column.name].combine_chunks().flatten().to_numpy()
+            if not np.isfinite(values).all():
+                yield f"column {column.name!r} holds values that are not finite"
+
+
+def _check_regions(dataset: Dataset, table: pa.Table) -> Iterator[str]:
+    yield from _check_vectors(dataset, table)
+    regions = dataset.schema.field("class_ids").type.list_size
+    used = table["num_regions"].to_numpy()
+    if len(used) and (used.min() < 0 or used.max() > regions):
+        yield f"num_regions lies between {used.min()} and {used.max()}, expected 0 to {regions}"
+
+
+_CHECKS = {
+    "captions": _check_captions,
+    "encoded": _check_encoded,
+    "vocabulary": _check_vocabulary,
+    "features": _check_vectors,
+    "regions": _check_regions,
+}

@@ -1,0 +1,110 @@
+"""The vocabulary: tokens with ids and counts, specials first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.kinds import VOCABULARY
+
+__all__ = ["END", "PAD", "SPECIALS", "START", "UNK", "Vocabulary"]
+
+PAD, START, END, UNK = 0, 1, 2, 3
+SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens in the order of their ids.
+
+    Attributes:
+        tokens: the specials, then tokens by count descending, then by code point.
+        counts: occurrences of each token by language; empty for specials.
+    """
+
+    tokens: tuple[str, ...]
+    counts: tuple[Mapping[str, int], ...]
+
+    def __post_init__(self) -> None:
+        if self.tokens[: len(SPECIALS)] != SPECIALS:
+            raise ValueError(f"a vocabulary begins with {SPECIALS!r}, found {self.tokens[: len(SPECIALS)]!r}")
+        if len(self.tokens) != len(self.counts):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.counts)} counts")
+        if len(self.ids) != len(self.tokens):
+            raise ValueError("a token occurs twice in the vocabulary")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def ids(self) -> Mapping[str, int]:
+        """Id of each token."""
+        return {token: number for number, token in enumerate(self.tokens)}
+
+    @classmethod
+    def from_counts(cls, counts: Mapping[str, Mapping[str, int]], *, min_count: int, scope: str = "language") -> Vocabulary:
+        """Keeps a token when its count is at least ``min_count``.
+
+        Args:
+            counts: occurrences by language, then token.
+            min_count: the threshold; a token with exactly this count is kept.
+            scope: ``language``: the count within at least one language reaches the threshold (Kádár et al. 2018, section
+                4: the joint vocabulary is the union of the languages' own); ``joint``: the sum over languages does.
+
+        A token that is written like a special (``<unk>`` in the text) is the special, not a new token.
+        """
+        by_token: dict[str, dict[str, int]] = {}
+        for language in sorted(counts):
+            for token, count in counts[language].items():
+                by_token.setdefault(token, {})[language] = count
+        reach = max if scope == "language" else sum
+        kept = [
+            (token, found) for token, found in by_token.items() if reach(found.values()) >= min_count and token not in SPECIALS
+        ]
+        kept.sort(key=lambda item: (-sum(item[1].values()), item[0]))
+        return cls(
+            tokens=(*SPECIALS, *(token for token, _ in kept)),
+            counts=(*({} for _ in SPECIALS), *(found for _, found in kept)),
+        )
+
+    def encode(self, tokens: Sequence[str], *, max_length: int | None = None) -> list[int]:
+        """Ids of a caption: ``<start>``, its tokens, ``<end>``.
+
+        Args:
+            tokens: the caption's tokens.
+            max_length: most tokens that are kept, from the first; ``<start>`` and ``<end>`` come on top.
+        """
+        ids = self.ids
+        return [START, *(ids.get(token, UNK) for token in tokens[:max_length]), END]
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Tokens of ids, the specials included."""
+        return [self.tokens[number] for number in ids]
+
+    def to_table(self) -> pa.Table:
+        """The vocabulary as rows of kind ``vocabulary``."""
+        return pa.table(
+            {
+                "id": np.arange(len(self), dtype=np.int32),
+                "token": list(self.tokens),
+                "count": [sum(counts.values()) for counts in self.counts],
+                "counts": [sorted(counts.items()) for counts in self.counts],
+            },
+            schema=VOCABULARY,
+        )
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> Vocabulary:
+        """Reads rows of kind ``vocabulary``, in the order of their ids."""
+        return cls(
+            tokens=tuple(table["token"].to_pylist()),
+            counts=tuple(dict(pairs) for pairs in table["counts"].to_pylist()),
+        )
+
+    def to_text(self) -> str:
+        """One token a line; the number of the line, from 0, is the id."""
+        return "".join(f"{token}\n" for token in self.tokens)
