@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from schemas.errors import UsageError
 
@@ -17,11 +18,10 @@ __all__ = ["MAX_SHARDS", "CaptionKey", "check_language", "check_shards", "shard_
 MAX_SHARDS = 99_999
 """Shard names hold five digits."""
 
-# BCP 47 (RFC 5646) without extensions and grandfathered tags: language[-Script][-REGION][-variant...].
-_LANGUAGE_TAG = re.compile(
-    r"(?P<language>[a-z]{2,3})(?:-(?P<script>[a-z]{4}))?(?:-(?P<region>[a-z]{2}|[0-9]{3}))?"
-    r"(?P<variants>(?:-(?:[a-z0-9]{5,8}|[0-9][a-z0-9]{3}))*)",
-    re.IGNORECASE,
+# BCP 47 (RFC 5646) without extensions and grandfathered tags.
+_TAG = re.compile(
+    r"(?P<language>[A-Za-z]{2,3})(?:-(?P<script>[A-Za-z]{4}))?(?:-(?P<region>[A-Za-z]{2}|[0-9]{3}))?"
+    r"(?P<variants>(?:-(?:[A-Za-z0-9]{5,8}|[0-9][A-Za-z0-9]{3}))*)"
 )
 
 
@@ -45,21 +45,22 @@ class CaptionKey:
         return f"{self.image_id}/{self.language}/{self.portion}/{self.index}"
 
 
+@lru_cache(maxsize=1024)
 def check_language(tag: str) -> str:
-    """Returns a BCP 47 language tag in its canonical case (``pt-br`` gives ``pt-BR``).
+    """Checks that a language tag is well-formed BCP 47 (language, script, region, variants) and gives its usual case.
+
+    >>> check_language("pt-br")
+    'pt-BR'
 
     Raises:
-        UsageError: the tag is not well formed.
+        UsageError: it is not.
     """
-    match = _LANGUAGE_TAG.fullmatch(tag)
-    if match is None:
-        raise UsageError(f"language {tag!r} is no BCP 47 tag: write it as in 'en', 'de' or 'pt-BR'")
-    parts = [match["language"].lower()]
-    if match["script"]:
-        parts.append(match["script"].title())
-    if match["region"]:
-        parts.append(match["region"].upper())
-    return "-".join(parts) + match["variants"].lower()
+    match = _TAG.fullmatch(tag)
+    variants = match["variants"].lower().split("-")[1:] if match else []
+    if match is None or len(set(variants)) < len(variants):
+        raise UsageError(f"{tag!r} is not a language tag: use a BCP 47 tag such as 'en' or 'pt-BR'")
+    parts = [match["language"].lower(), (match["script"] or "").title(), (match["region"] or "").upper(), *variants]
+    return "-".join(part for part in parts if part)
 
 
 def check_shards(shards: int) -> int:

@@ -21,7 +21,7 @@ from pyarrow import fs
 
 from schemas.errors import DatasetError, UsageError
 
-__all__ = ["TEMPORARY_MARK", "Folder", "is_remote", "storage_errors"]
+__all__ = ["TEMPORARY_MARK", "Folder", "filesystem_of", "is_remote", "storage_errors"]
 
 TEMPORARY_MARK = ".tmp-"
 """Part of the name of every file that is not complete."""
@@ -33,16 +33,20 @@ def is_remote(location: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _filesystem(location: str) -> tuple[fs.FileSystem, str]:
-    if is_remote(location):
-        try:
-            return fs.FileSystem.from_uri(location)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise UsageError(
-                f"cannot use the location {location!r}: {error}. Known are local paths, gs:// and s3://"
-            ) from error
-    path = location.removeprefix("file://")
-    return fs.LocalFileSystem(), str(Path(path).expanduser().absolute())
+def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a location, and the path within it.
+
+    Raises:
+        UsageError: the address is of a kind that is not known.
+    """
+    if "://" not in location:
+        return fs.LocalFileSystem(), str(Path(location).expanduser().absolute())
+    try:
+        return fs.FileSystem.from_uri(location)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(
+            f"cannot understand the location {location!r}: {error}. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"
+        ) from error
 
 
 @contextmanager
@@ -66,6 +70,24 @@ def storage_errors(location: str) -> Iterator[None]:
         raise DatasetError(f"cannot use {location!r}: {detail}") from error
 
 
+def _walk(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
+    """Files below a local folder, one directory entry at a time; links to folders are not followed."""
+    try:
+        with storage_errors(folder):
+            entries = os.scandir(folder)
+    except FileNotFoundError:
+        return
+    with entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(entry.path, f"{prefix}{entry.name}/")
+            elif not entry.is_dir():
+                try:
+                    yield prefix + entry.name, entry.stat().st_size
+                except OSError:
+                    yield prefix + entry.name, -1
+
+
 @dataclass(frozen=True)
 class Folder:
     """A folder; cheap to make and to pickle, nothing is opened before it is needed.
@@ -84,7 +106,7 @@ class Folder:
     @property
     def local_path(self) -> Path:
         """The folder as an absolute path; only for a local one."""
-        return Path(_filesystem(self.location)[1])
+        return Path(filesystem_of(self.location)[1])
 
     def path_of(self, name: str) -> str:
         """Location of a file of the folder, for people and other tools."""
@@ -92,15 +114,22 @@ class Folder:
 
     def names(self) -> list[str]:
         """Names of all files below the folder, relative, with ``/``, sorted; empty where there is no folder."""
-        filesystem, root = _filesystem(self.location)
+        return sorted(name for name, _ in self.files())
+
+    def files(self) -> Iterator[tuple[str, int]]:
+        """Name and size of every file below the folder, in no particular order; size -1 for a link that leads nowhere."""
+        filesystem, root = filesystem_of(self.location)
+        if self.is_local:
+            yield from _walk(root, "")
+            return
         with storage_errors(self.location):
             found = filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
         prefix = root.rstrip("/") + "/"
-        return sorted(info.path.removeprefix(prefix) for info in found if info.type == fs.FileType.File)
+        yield from ((info.path.removeprefix(prefix), info.size) for info in found if info.type == fs.FileType.File)
 
     def size(self, name: str) -> int | None:
         """Size of a file in bytes, or None where there is none."""
-        filesystem, root = _filesystem(self.location)
+        filesystem, root = filesystem_of(self.location)
         with storage_errors(self.path_of(name)):
             info = filesystem.get_file_info(f"{root}/{name}")
         return int(info.size) if info.type == fs.FileType.File else None
@@ -111,7 +140,7 @@ class Folder:
         Raises:
             FileNotFoundError: there is no such file.
         """
-        filesystem, root = _filesystem(self.location)
+        filesystem, root = filesystem_of(self.location)
         with storage_errors(self.path_of(name)):
             if self.is_local:
                 path = f"{root}/{name}"
@@ -145,7 +174,7 @@ class Folder:
 
     def delete(self, name: str) -> None:
         """Deletes a file if it is there."""
-        filesystem, root = _filesystem(self.location)
+        filesystem, root = filesystem_of(self.location)
         with storage_errors(self.path_of(name)):
             if self.size(name) is not None:
                 filesystem.delete_file(f"{root}/{name}")
@@ -163,5 +192,5 @@ class Folder:
         if self.is_local:
             temporary.replace(self.local_path / name)
             return
-        filesystem, root = _filesystem(self.location)
+        filesystem, root = filesystem_of(self.location)
         fs.copy_files(str(temporary), f"{root}/{name}", fs.LocalFileSystem(), filesystem)

@@ -1,0 +1,104 @@
+"""What every extractor is, whatever its model.
+
+Letters in shapes: ``B`` images of a batch, ``H`` and ``W`` pixels of one preprocessed image.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from schemas.features import FeatureSpec
+from schemas.fingerprints import canonical_json, sha256_of_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+    from torch import Tensor
+
+__all__ = ["Description", "Extractor"]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an extractor makes and everything that decides the values. Picklable; holds no weights and no device.
+
+    Attributes:
+        spec: name, shape and type of the feature.
+        parameters: JSON values: name, decoding rules, transform, weights, precision. Versions of libraries and the device
+            are not in here, so the same request has the same fingerprint everywhere.
+    """
+
+    spec: FeatureSpec
+    parameters: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the canonical JSON of the parameters, as 64 hexadecimal digits."""
+        return sha256_of_bytes(canonical_json(self.parameters).encode("utf-8"))
+
+
+class Extractor(ABC):
+    """A loaded model with its preprocessing. Made by `extractors.load`.
+
+    One image goes through ``decode`` (bytes to RGB) and ``preprocess`` (to 8-bit pixels), both cheap and safe in any number
+    of threads; ``collate`` then makes a batch of several images, and ``extract`` runs the model over it. An extractor whose
+    images differ in size overrides ``collate``; one that makes several arrays per image overrides ``extract_columns``.
+
+    Args:
+        description: what this extractor makes.
+    """
+
+    def __init__(self, description: Description) -> None:
+        self.description = description
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """Name, shape and type of the feature of one image."""
+        return self.description.spec
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Everything that decides the values, as JSON values."""
+        return self.description.parameters
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the parameters."""
+        return self.description.fingerprint
+
+    @abstractmethod
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """Turn one RGB image into the 8-bit pixels that the model starts from.
+
+        Returns:
+            uint8 ``[3, H, W]``, channels R, G, B.
+        """
+
+    def collate(self, images: Sequence[Tensor]) -> Any:
+        """Make what `extract` takes of the pixels of B images.
+
+        Returns:
+            uint8 ``[B, 3, H, W]``, where all images have one size.
+        """
+        import torch
+
+        return torch.stack(list(images))
+
+    @abstractmethod
+    def extract(self, batch: Any) -> np.ndarray:
+        """Run the model over what `collate` made.
+
+        Returns:
+            float32 ``[B, *spec.shape]``, in the order of the batch.
+        """
+
+    def extract_columns(self, batch: Any) -> dict[str, np.ndarray]:
+        """Run the model and return every array under the name of its column in a shard.
+
+        Returns:
+            Arrays whose first axis is B; here one, ``feature``.
+        """
+        return {"feature": self.extract(batch)}

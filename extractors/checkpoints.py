@@ -1,0 +1,148 @@
+"""Reading state dicts safely from files, and checking that they are the right model's."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from schemas.errors import InputError
+
+__all__ = ["check_state", "read_state"]
+
+_WRAPPINGS = ("state_dict", "model")
+_LISTED = 5
+# Names that tell architectures apart, the most telling first.
+_SIGNS = (
+    ("visual.conv1.weight", "CLIP"),
+    ("roi_heads.box_predictor.cls_score.weight", "Faster R-CNN"),
+    ("backbone.body.conv1.weight", "detector"),
+    ("encoder.layers.encoder_layer_0.ln_1.weight", "torchvision vision transformer"),
+    ("blocks.0.attn.qkv.weight", "timm vision transformer"),
+    ("features.denseblock1.denselayer1.conv1.weight", "DenseNet"),
+    ("features.34.weight", "VGG19"),
+    ("features.28.weight", "VGG16"),
+    ("features.0.weight", "VGG or AlexNet"),
+    ("layer3.35.conv3.weight", "ResNet152"),
+    ("layer3.22.conv3.weight", "ResNet101"),
+    ("layer3.5.conv3.weight", "ResNet50"),
+    ("layer3.5.conv2.weight", "ResNet34"),
+    ("layer3.1.conv2.weight", "ResNet18"),
+)
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Read names and tensors from a ``.pth``, ``.pt`` or ``.safetensors`` file.
+
+    ``{"state_dict": ...}`` or ``{"model": ...}`` around them and ``module.`` before each name, as training scripts write them,
+    are taken off.
+
+    Raises:
+        InputError: another kind of file, a damaged one, or one that could run code when read.
+    """
+    if path.suffix == ".safetensors":
+        content: Any = _read_safetensors(path)
+    elif path.suffix in (".pth", ".pt"):
+        content = _read_torch(path)
+    else:
+        raise InputError(f"the weights file {str(path)!r} ends in {path.suffix!r}, expected .pth, .pt or .safetensors")
+    for wrapping in _WRAPPINGS:
+        if isinstance(content, Mapping) and isinstance(content.get(wrapping), Mapping):
+            content = content[wrapping]
+    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        raise InputError(
+            f"the weights file {str(path)!r} holds {_shape_of(content)}, expected names and tensors (a state dict): save "
+            "model.state_dict() instead"
+        )
+    names = [str(name) for name in content]
+    prefix = "module." if all(name.startswith("module.") for name in names) else ""
+    return {name.removeprefix(prefix): tensor for name, tensor in zip(names, content.values(), strict=True)}
+
+
+def check_state(state: dict[str, Tensor], expected: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
+    """Check that a state dict has exactly the tensors of a model, with finite values.
+
+    Batch norm's ``num_batches_tracked``, which no feature depends on, may be missing: files from before 2018 lack it.
+
+    Args:
+        state: what was read.
+        expected: the model's own, as to names, shapes and types.
+        source: the file, for the message.
+
+    Returns:
+        The state in the model's types (files may hold 16 bits), with missing ``num_batches_tracked`` filled in.
+
+    Raises:
+        InputError: names are missing, unexpected, or of another shape, or values are not finite.
+    """
+    counters = {name for name in expected if name.endswith(".num_batches_tracked")}
+    missing = [name for name in expected if name not in state and name not in counters]
+    unexpected = [name for name in state if name not in expected]
+    misshapen = [
+        f"{name} {list(state[name].shape)} for {list(expected[name].shape)}"
+        for name in expected
+        if name in state and state[name].shape != expected[name].shape
+    ]
+    problems = (("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen))
+    if any(found for _, found in problems):
+        listed = "; ".join(f"{len(found)} {what}: {_first(found)}" for what, found in problems if found)
+        raise InputError(
+            f"the weights in {source} are not this model's: {listed}. These look like {_guess(state)} weights; "
+            "pass the file that belongs to the extractor"
+        )
+    broken = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
+    if broken:
+        raise InputError(f"the weights in {source} hold values that are not finite, in {_first(broken)}: the file is damaged")
+    return {name: torch.tensor(0) for name in counters} | {name: t.to(expected[name].dtype) for name, t in state.items()}
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"the weights file {str(path)!r} cannot be read as safetensors ({error}): "
+            "it is damaged or of another kind; fetch it again"
+        ) from error
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(
+            f"the weights file {str(path)!r} is refused: it is damaged, or holds Python objects, which could run code when "
+            f"read ({_first_line(error)}). Save model.state_dict() alone, or as .safetensors, where you trust the file"
+        ) from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"the weights file {str(path)!r} cannot be read by torch ({_first_line(error)}): it is damaged or of another kind; "
+            "fetch it again"
+        ) from error
+
+
+def _guess(state: Mapping[str, Tensor]) -> str:
+    """The architecture that the names of a state dict are typical of."""
+    return next((model for sign, model in _SIGNS if sign in state), "an unknown model's")
+
+
+def _shape_of(content: Any) -> str:
+    if isinstance(content, Mapping):
+        return f"a {type(content).__name__} with {_first([repr(key) for key in content])}"
+    return f"a {type(content).__name__}"
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "") if names else "nothing in it"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,110 @@
+"""Devices and precisions: the one that was asked for is the one that is used, or it is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from schemas.errors import UsageError
+
+__all__ = ["PRECISIONS", "cast_layers", "check_precision", "numerics", "resolve_device", "resolve_precision"]
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+_LAYER_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def resolve_device(device: str) -> torch.device:
+    """Find the device that was asked for.
+
+    Args:
+        device: ``cpu``, ``cuda`` (the first GPU), ``cuda:N``, or ``auto`` (``cuda`` where there is a GPU, else ``cpu``).
+
+    Raises:
+        UsageError: it is none of these, or the host does not have it.
+    """
+    available, count = torch.cuda.is_available(), torch.cuda.device_count()
+    if device == "auto":
+        return torch.device("cuda:0" if available else "cpu")
+    if device == "cpu":
+        return torch.device("cpu")
+    kind, colon, number = device.partition(":")
+    if kind != "cuda" or (colon and not (number.isascii() and number.isdigit())):
+        raise UsageError(f"device is {device!r}, expected 'cpu', 'cuda', 'cuda:N' or 'auto'")
+    index = int(number) if colon else 0
+    if not available or index >= count:
+        raise UsageError(
+            f"device {device!r} is not on this host: torch.cuda.is_available() is {available}, torch.cuda.device_count() is "
+            f"{count}, torch is {torch.__version__} built for CUDA {torch.version.cuda}. Check the driver (nvidia-smi) and "
+            "CUDA_VISIBLE_DEVICES, or pass --device cpu, which is many times slower"
+        )
+    return torch.device("cuda", index)
+
+
+def check_precision(precision: str) -> None:
+    """Raise `UsageError` unless ``precision`` is one of `PRECISIONS`."""
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+
+
+def resolve_precision(precision: str, device: torch.device) -> str:
+    """Check that a device computes in a precision.
+
+    Args:
+        precision: ``fp32``; ``tf32`` (float32 with products of 10-bit mantissas); ``bf16`` or ``fp16`` (convolutions and matrix
+            products in 16 bits, everything else as it comes, the feature in float32).
+        device: from `resolve_device`.
+
+    Raises:
+        UsageError: it is none of these, or not one of this device's.
+    """
+    check_precision(precision)
+    if device.type == "cpu" and precision in ("tf32", "fp16"):
+        raise UsageError(f"precision {precision!r} needs a GPU, but the device is 'cpu': pass fp32 or bf16, or another device")
+    return precision
+
+
+def cast_layers(model: nn.Module, precision: str) -> torch.dtype:
+    """Cast the convolutions and matrix products of a model, in place, once.
+
+    The numbers are those of ``torch.autocast``, which would cast the same layers again in each call.
+
+    Returns:
+        The type that the model's input must have.
+    """
+    dtype = _LAYER_DTYPES[precision]
+    for layer in model.modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            layer.to(dtype)
+    return dtype
+
+
+@contextmanager
+def numerics(precision: str, device: torch.device) -> Iterator[None]:
+    """Let a GPU compute in a precision inside the block. Every switch is as before afterwards.
+
+    By default torch lets convolutions on a GPU round to TF32; in ``fp32`` this switches it off. Algorithms that may differ from
+    run to run are switched off too.
+    """
+    switches = _switches(tf32=precision == "tf32") if device.type == "cuda" else []
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in switches]
+    try:
+        for owner, name, value in switches:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def _switches(*, tf32: bool) -> list[tuple[Any, str, Any]]:
+    """Torch's switches as owner, attribute and value. The names of TF32's changed in torch 2.9; the two must not be mixed."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    repeatable: list[tuple[Any, str, Any]] = [(cudnn, "benchmark", False), (cudnn, "deterministic", True)]
+    if hasattr(cudnn, "conv"):
+        value = "tf32" if tf32 else "ieee"
+        return [*repeatable, (cudnn.conv, "fp32_precision", value), (matmul, "fp32_precision", value)]
+    return [*repeatable, (cudnn, "allow_tf32", tf32), (matmul, "allow_tf32", tf32)]

@@ -1,0 +1,193 @@
+"""Bytes of an image file to RGB pixels: one defined result, or one reason why there is none.
+
+The pixels are those that the file stores; nothing is guessed, repaired or corrected:
+
+==========================  ===============================================================================================
+file                        pixels
+==========================  ===============================================================================================
+RGB, YCbCr JPEG             as Pillow decodes them, at full size (JPEG's cheaper "draft" sizes change pixels: not used)
+grey (``L``)                replicated into the three channels
+black and white (``1``)     0 and 255
+palette (``P``)             looked up in the palette; a transparent entry gives the colour that it has in the palette
+``LA``, ``PA``, ``RGBA``    alpha is dropped, not composited: what ``convert("RGB")`` does, and so did the Multi30K authors
+CMYK, YCCK                  Pillow's conversion, which knows Adobe's inverted CMYK; no colour profile is applied
+16-bit grey                 ``round(value / 257)``, so 0…65535 becomes 0…255 (a plain ``convert("RGB")`` clips to white)
+32-bit integer grey         the same where all values lie in 0…65535, else ``unsupported``
+16-bit RGB, grey and alpha  the high byte of each sample, as Pillow reads them
+12-bit grey, floats, Lab    ``unsupported``: there is no agreed way to 8 bits
+several frames              the first
+==========================  ===============================================================================================
+
+**EXIF orientation is not applied.** The feature sets of the papers (2016 to 2019) were made without it, and Flickr30K and COCO
+files are stored upright. A photograph that relies on the tag is seen as stored, lying on its side. Only in TIFF, where the
+orientation is a part of the format itself, Pillow applies it. Colour profiles and gamma are ignored likewise.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import TYPE_CHECKING
+
+from schemas.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["DECODING", "FORMATS", "MAX_PIXELS", "REASONS", "DecodeError", "decode"]
+
+DECODING = 1
+"""Number of the rules above, part of every extractor's parameters. Any change of a pixel makes a new number."""
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+"""The formats that are opened. Formats that run programs (EPS) or that hold no photographs are never tried."""
+
+MAX_PIXELS = 178_956_970
+"""Width times height that is decoded at most; a file of few bytes can claim any size. Equals Pillow's own error limit."""
+
+REASONS = ("empty", "not_an_image", "truncated", "too_large", "unsupported", "decode_error")
+"""All reasons of a `DecodeError`."""
+
+_MAGIC = {
+    "JPEG": (b"\xff\xd8\xff",),
+    "PNG": (b"\x89PNG\r\n\x1a\n",),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "BMP": (b"BM",),
+    "TIFF": (b"II*\x00", b"MM\x00*"),
+}
+# Modes that Pillow converts to RGB as the table says. Grey of 16 and 32 bits goes its own way.
+_CONVERTED_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBX", "RGBA", "CMYK", "YCbCr")
+# What Pillow raises on broken files: its documented OSError, ValueError, SyntaxError and EOFError, and those that its plugins
+# let through from malformed headers (`PIL.ImageFile.ImageFile` itself takes the same ones as a sign of a broken file).
+_PILLOW_ERRORS = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error)
+
+
+class DecodeError(InputError):
+    """One image cannot be decoded.
+
+    Args:
+        reason: one of `REASONS`.
+        message: what was found, the likely cause and what to do.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(reason, message)
+        if reason not in REASONS:
+            raise ValueError(f"reason is {reason!r}, expected one of {REASONS}")
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decode the bytes of one image file into RGB.
+
+    Args:
+        data: the whole file.
+        max_pixels: width times height that is decoded at most. Checked from the header, before any pixel is. Pillow's own
+            ``PIL.Image.MAX_IMAGE_PIXELS``, where it is lower, ends in the same reason.
+
+    Returns:
+        An image of mode ``RGB``, loaded, independent of ``data``.
+
+    Raises:
+        DecodeError: the bytes are no image, are damaged, or have no defined RGB; see `REASONS`.
+        UsageError: the process has set ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES``, with which damage would go unseen.
+    """
+    from PIL import Image, ImageFile
+
+    if ImageFile.LOAD_TRUNCATED_IMAGES:
+        raise UsageError(
+            "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set in this process: truncated images would silently be filled with grey. "
+            "Some other code set it; set it to False before decoding."
+        )
+    if not data:
+        raise DecodeError("empty", "the image file has 0 bytes: its download or copy was probably cut off; fetch it again")
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        _check_pixels(image, max_pixels)
+        image.load()
+    except DecodeError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DecodeError("too_large", f"the image exceeds Pillow's own limit of pixels: {error}") from error
+    except Image.UnidentifiedImageError as error:
+        raise _unidentified(data) from error
+    except _PILLOW_ERRORS as error:
+        raise _broken(data, error) from error
+    return _to_rgb(image)
+
+
+def _check_pixels(image: Image.Image, max_pixels: int) -> None:
+    width, height = image.size
+    if width * height > max_pixels:
+        raise DecodeError(
+            "too_large",
+            f"the header says {width}×{height} pixels, expected at most {max_pixels} in all: a decompression bomb or a scan; "
+            "scale it down or leave it out",
+        )
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Convert a loaded image as the table at the top of this module says."""
+    if image.mode.startswith("I"):
+        return _grey16_to_rgb(image)
+    if image.mode not in _CONVERTED_MODES:
+        raise DecodeError(
+            "unsupported",
+            f"the pixels are of mode {image.mode!r}, expected one of {', '.join(_CONVERTED_MODES)} or 16-bit grey; there is no agreed "
+            "way to 8-bit RGB: convert the file",
+        )
+    # Only decides whether the result keeps a mark of transparency; with it Pillow warns about each such file.
+    image.info.pop("transparency", None)
+    return image.convert("RGB")
+
+
+def _grey16_to_rgb(image: Image.Image) -> Image.Image:
+    """Scale grey values in 0…65535 to 8 bits, rounding to the nearest, and replicate them."""
+    import numpy as np
+    from PIL import Image as PilImage
+
+    values = np.asarray(image).astype(np.int64)  # [H, W]
+    if tuple(getattr(image, "tag_v2", {}).get(258, ())) == (12,):  # a TIFF's BitsPerSample
+        raise DecodeError("unsupported", "the pixels have 12 bits, expected 8 or 16: convert the file to 8-bit RGB")
+    if values.size and (values.min() < 0 or values.max() > 65535):
+        raise DecodeError(
+            "unsupported",
+            f"the grey values run from {values.min()} to {values.max()}, expected 0 to 65535: convert the file to 8-bit RGB",
+        )
+    return PilImage.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+
+
+def _looks_like(data: bytes) -> str | None:
+    """Name of the format that the first bytes announce."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    return next((name for name, magic in _MAGIC.items() if data.startswith(magic)), None)
+
+
+def _unidentified(data: bytes) -> DecodeError:
+    kind = _looks_like(data)
+    if kind is not None:
+        return DecodeError(
+            "decode_error",
+            f"the {len(data)} bytes begin like {kind}, but the header cannot be read: the file is damaged or was cut off "
+            "near its start; fetch it again",
+        )
+    return DecodeError(
+        "not_an_image",
+        f"the {len(data)} bytes begin with {data[:16]!r}, expected one of the formats {', '.join(FORMATS)}: "
+        "probably an error page or another kind of file under an image's name",
+    )
+
+
+def _broken(data: bytes, error: Exception) -> DecodeError:
+    """Tell a file that ends too early from any other damage. Pillow tells them apart only in its text."""
+    kind, text = _looks_like(data) or "image", f"{type(error).__name__}: {error}"
+    if isinstance(error, EOFError) or "truncated" in str(error).lower():
+        return DecodeError(
+            "truncated", f"the {kind} file ends after {len(data)} bytes, before its pixels do ({text}); fetch it again"
+        )
+    return DecodeError("decode_error", f"the {kind} file of {len(data)} bytes is damaged ({text}); fetch it again")

@@ -1,0 +1,229 @@
+"""Captions in blocks: the plain functions under the transforms of ``pipelines.captions``.
+
+A block is an Arrow table of some hundred captions. Blocks, not captions, are the elements of the pipeline: passing an
+element costs Beam more than tokenizing a caption does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.moses import Recipe, prepare
+from pipelines.sources import RawCaption
+from pipelines.truecasing import TruecaseModel, count_forms, truecase
+from schemas.errors import InputError
+from schemas.keys import CaptionKey, shard_of
+from schemas.kinds import CAPTIONS, KEY_COLUMNS
+
+__all__ = [
+    "BLOCK",
+    "block_forms",
+    "blocks_of",
+    "caption_statistics",
+    "from_ipc",
+    "shard_rows",
+    "split_by_shard",
+    "to_ipc",
+    "tokenize_block",
+    "truecase_block",
+]
+
+BLOCK_ROWS = 2000
+
+BLOCK = pa.schema(
+    [
+        ("image_id", pa.string()),
+        ("language", pa.string()),
+        ("portion", pa.string()),
+        ("index", pa.int16()),
+        ("split", pa.string()),
+        ("text", pa.string()),
+        ("position", pa.int64()),
+    ]
+)
+"""Columns of a block as read. ``position`` orders captions as the source does: number of the part, then of the caption."""
+
+_KEY = KEY_COLUMNS["captions"]
+_PART = 1 << 40
+_IPC = pa.ipc.IpcWriteOptions(compression="lz4")  # A third of the bytes through Beam's data channel, and in its memory.
+
+
+_shard_of = lru_cache(maxsize=1 << 16)(shard_of)  # An image has captions in several files.
+
+
+def to_ipc(table: pa.Table) -> bytes:
+    """A table as bytes of an Arrow stream, to pass between workers."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=_IPC) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def from_ipc(data: bytes) -> pa.Table:
+    """The table that ``to_ipc`` wrote."""
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()
+
+
+def blocks_of(captions: Iterable[RawCaption], part: int) -> Iterator[pa.Table]:
+    """Gathers captions into blocks.
+
+    Args:
+        captions: in the order of the source.
+        part: number of the part of the source that they come from.
+    """
+    rest = iter(captions)
+    start = part * _PART
+    while rows := list(islice(rest, BLOCK_ROWS)):
+        columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
+        columns.append(range(start, start + len(rows)))
+        start += len(rows)
+        yield pa.table(dict(zip(BLOCK.names, columns, strict=True)), schema=BLOCK)
+
+
+def tokenize_block(block: pa.Table, recipe: Recipe) -> pa.Table:
+    """Adds the column ``tokens``: everything of the recipe but the truecasing."""
+    texts, languages = block["text"].to_pylist(), block["language"].to_pylist()
+    tokens = [prepare(text, language, recipe) for text, language in zip(texts, languages, strict=True)]
+    return block.append_column("tokens", pa.array(tokens, pa.list_(pa.string())))
+
+
+def block_forms(block: pa.Table, splits: frozenset[str]) -> dict[str, Counter[str]]:
+    """Counts of word forms (tenths) by language, over the captions of the training splits."""
+    forms: dict[str, Counter[str]] = {}
+    rows = zip(block["language"].to_pylist(), block["split"].to_pylist(), block["tokens"].to_pylist(), strict=True)
+    for language, split, tokens in rows:
+        if split in splits:
+            counter = forms.setdefault(language, Counter())
+            for form, weight in count_forms(tokens):
+                counter[form] += weight
+    return forms
+
+
+def truecase_block(block: pa.Table, models: Mapping[str, TruecaseModel]) -> pa.Table:
+    """Truecases the column ``tokens``.
+
+    Raises:
+        InputError: a language has no model.
+    """
+    languages = block["language"].to_pylist()
+    missing = set(languages) - set(models)
+    if missing:
+        raise InputError(
+            f"no truecaser for language {min(missing)!r}: there are models for {', '.join(sorted(models)) or 'no language'}. "
+            "The source has no captions of that language in the training split; give a model with --truecaser, or name "
+            "the split to learn from with --train-split"
+        )
+    tokens = [
+        truecase(tokens, models[language]) for tokens, language in zip(block["tokens"].to_pylist(), languages, strict=True)
+    ]
+    column = block.schema.get_field_index("tokens")
+    return block.set_column(column, "tokens", pa.array(tokens, pa.list_(pa.string())))
+
+
+def split_by_shard(block: pa.Table, shards: int, finished: frozenset[int]) -> Iterator[tuple[int, pa.Table]]:
+    """Cuts a block by the shard of the image; rows of shards that an earlier run finished are left out."""
+    numbers = np.fromiter((_shard_of(image_id, shards) for image_id in block["image_id"].to_pylist()), np.int64)
+    order = np.argsort(numbers, kind="stable")
+    by_shard = block.take(order)
+    found, starts = np.unique(numbers[order], return_index=True)
+    for number, start, end in zip(found.tolist(), starts, [*starts[1:], len(numbers)], strict=True):
+        if number not in finished:
+            yield number, by_shard.slice(start, end - start)
+
+
+def shard_rows(blocks: Iterable[pa.Table]) -> tuple[pa.Table, list[dict[str, str]]]:
+    """Brings all captions of one shard into their final form.
+
+    Captions without an index of their own (-1) are numbered in the order of the source among those of the same image,
+    language and portion. A caption without tokens becomes a failure.
+
+    Returns:
+        The rows of kind ``captions``, sorted by key, and the failures.
+
+    Raises:
+        InputError: a key occurs twice.
+    """
+    held = [block for block in blocks if block.num_rows]
+    if not held:
+        return CAPTIONS.empty_table(), []
+    table = pa.concat_tables(held)
+    table = table.sort_by([(name, "ascending") for name in (*_KEY, "position")]).combine_chunks()
+    index = _number(table)
+    table = table.set_column(table.schema.get_field_index("index"), "index", pa.array(index, pa.int16()))
+    _refuse_duplicates(table)
+    empty = pc.equal(pc.list_value_length(table["tokens"]), 0)
+    failures = [_empty_caption(row) for row in table.filter(empty).to_pylist()]
+    rows = table.filter(pc.invert(empty)).select(CAPTIONS.names)
+    return rows.cast(CAPTIONS), failures
+
+
+def _new_groups(table: pa.Table, columns: Iterable[str]) -> np.ndarray:
+    """True where a row of a sorted table differs from the one before in any of the columns."""
+    new = np.zeros(table.num_rows, bool)
+    new[0] = True
+    for name in columns:
+        values = table[name].combine_chunks().dictionary_encode().indices.to_numpy()
+        new[1:] |= values[1:] != values[:-1]
+    return new
+
+
+def _number(table: pa.Table) -> np.ndarray:
+    given = table["index"].to_numpy()
+    starts = np.flatnonzero(_new_groups(table, _KEY[:3]))
+    running = np.arange(table.num_rows) - np.repeat(starts, np.diff([*starts, table.num_rows]))
+    if running.max() > np.iinfo(np.int16).max:
+        row = table.slice(int(running.argmax()), 1).to_pylist()[0]
+        raise InputError(f"image {row['image_id']!r} has more than 32,767 captions in language {row['language']!r}")
+    return np.where(given < 0, running, given)
+
+
+def _refuse_duplicates(table: pa.Table) -> None:
+    again = np.flatnonzero(~_new_groups(table, _KEY))
+    if len(again):
+        first, second = table.slice(int(again[0]) - 1, 2).to_pylist()
+        raise InputError(
+            f"caption key {str(_key(first))!r} (image_id/language/portion/index) occurs twice: {first['text']!r} in split "
+            f"{first['split']!r} and {second['text']!r} in split {second['split']!r}. Remove one of them, or leave the index "
+            "out so that captions are numbered in their order"
+        )
+
+
+def _key(row: Mapping[str, Any]) -> CaptionKey:
+    return CaptionKey(*(row[name] for name in _KEY))
+
+
+def _empty_caption(row: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "key": str(_key(row)),
+        "uri": "",
+        "stage": "prepare",
+        "reason": "empty_caption",
+        "message": f"the caption {row['text']!r} of split {row['split']!r} holds no token",
+    }
+
+
+def caption_statistics(rows: pa.Table) -> dict[str, Any]:
+    """Counts of captions and tokens by portion, split and language, and of images by split; sums over shards are exact."""
+    if rows.num_rows == 0:
+        return {}
+    kinds = rows.select(["portion", "split", "language", "image_id"]).append_column(
+        "tokens", pc.list_value_length(rows["tokens"])
+    )
+    counted = kinds.group_by(["portion", "split", "language"]).aggregate([("tokens", "count"), ("tokens", "sum")])
+    images = kinds.group_by("split").aggregate([("image_id", "count_distinct")])
+    return {
+        "captions": {
+            f"{row['portion']}/{row['split']}/{row['language']}": {"captions": row["tokens_count"], "tokens": row["tokens_sum"]}
+            for row in counted.to_pylist()
+        },
+        "images": {row["split"]: row["image_id_count_distinct"] for row in images.to_pylist()},
+    }

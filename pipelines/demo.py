@@ -1,0 +1,72 @@
+"""The main job on an embedded default: scenes that are drawn here go through every step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.rule import Rule
+
+from pipelines.captions import CaptionsJob, prepare_captions
+from pipelines.encoding import EncodeJob, encode_captions
+from pipelines.features import FeaturesJob, extract_features
+from pipelines.images import open_images
+from pipelines.inspection import describe
+from pipelines.progress import show_progress
+from pipelines.runner import Execution
+from pipelines.scenes import write_scenes
+from pipelines.sources import open_source
+from pipelines.vocabulary import VocabularyJob, build_vocabulary
+from schemas.dataset import open_dataset
+
+__all__ = ["run_demo"]
+
+WEIGHTS = "random:0"
+SHARDS = 4
+
+
+def run_demo(output: Path, *, scenes: int, console: Console, notes: Console) -> None:
+    """Draws scenes with captions in four languages, makes every dataset of them and shows each.
+
+    Args:
+        output: folder; holds ``scenes``, ``captions``, ``vocabulary``, ``encoded`` and ``features`` afterwards.
+        scenes: number of scenes.
+        console: for the result.
+        notes: for progress.
+    """
+    # One worker: for so little data a second process would start longer than it helps.
+    execution = Execution(workers=1)
+    folder = {name: output / name for name in ("scenes", "captions", "vocabulary", "encoded", "features")}
+    with notes.status(f"drawing {scenes} scenes"):
+        write_scenes(folder["scenes"], count=scenes)
+    source = open_source("table", folder["scenes"] / "captions.tsv")
+    with show_progress(notes, "captions", unit="captions") as meter:
+        prepare_captions(
+            CaptionsJob(source=source, output=str(folder["captions"]), shards=SHARDS, overwrite=True), execution, meter
+        )
+    with notes.status("counting tokens"):
+        build_vocabulary(
+            VocabularyJob(captions=str(folder["captions"]), output=str(folder["vocabulary"]), overwrite=True), execution
+        )
+    encode = EncodeJob(
+        captions=str(folder["captions"]),
+        vocabulary=str(folder["vocabulary"]),
+        output=str(folder["encoded"]),
+        overwrite=True,
+    )
+    with show_progress(notes, "encode", unit="captions") as meter:
+        encode_captions(encode, execution, meter)
+    notes.print(f"[yellow]features with weights {WEIGHTS}: untrained, they only show that everything works[/yellow]")
+    job = FeaturesJob(
+        images=open_images(folder["scenes"] / "images"),
+        output=str(folder["features"]),
+        weights=WEIGHTS,
+        device="cpu",
+        shards=SHARDS,
+        overwrite=True,
+    )
+    with show_progress(notes, "resnet50-pool", unit="images", total=scenes) as meter:
+        extract_features(job, execution, meter)
+    for name in ("captions", "vocabulary", "encoded", "features"):
+        console.print(Rule(name))
+        console.print(describe(open_dataset(folder[name]), rows=3))

@@ -1,0 +1,234 @@
+"""``imagepivot features``: images in, features in shards out. The unit of work is a shard, not an image.
+
+Beam moves references only. One call of one function reads, decodes, runs the model and writes a shard: features never pass
+through a shuffle, a retry makes one shard again, and a run that was killed goes on with the shards that are missing.
+``RunInference`` is not used: its dead letter holds whole batches, it decodes and runs the model in one thread in turn, and
+its results would be shuffled to the writer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+import apache_beam as beam
+from apache_beam.metrics import Metrics
+from apache_beam.utils.shared import Shared
+
+import extractors
+from pipelines.commits import CommitDataset, run_job
+from pipelines.extraction import Tally, extract_shard, refuse_duplicates
+from pipelines.images import ImageRef, ImageSource, listing_digest
+from pipelines.progress import Meter
+from pipelines.runner import Execution
+from schemas.errors import InputError, UsageError
+from schemas.fingerprints import Identity
+from schemas.keys import check_shards, shard_of
+from schemas.kinds import schema_of
+from schemas.manifest import Manifest
+from schemas.output import Output
+from schemas.shards import write_shard
+from schemas.storage import Folder
+
+__all__ = ["DEFAULT_SHARDS", "ExtractFeatures", "FeaturesJob", "count_images", "extract_features"]
+
+DEFAULT_SHARDS = 16
+ONE_WORKER = Execution(workers=1)
+LIBRARIES = ("apache-beam", "pillow", "torch", "torchvision")
+
+
+@dataclass(frozen=True)
+class FeaturesJob:
+    """What ``imagepivot features`` does.
+
+    Attributes:
+        images: the images.
+        output: folder of the dataset.
+        extractor: name of the extractor.
+        weights: ``default``, a file, or ``random:SEED``.
+        device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
+        precision: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
+        batch_size: images that the model takes at once; changes speed and memory, not the features.
+        shards: number of shards.
+        overwrite: replace a dataset of another fingerprint.
+    """
+
+    images: ImageSource
+    output: str
+    extractor: str = "resnet50-pool"
+    weights: str = "default"
+    device: str = "auto"
+    precision: str = "fp32"
+    batch_size: int = 16
+    shards: int = DEFAULT_SHARDS
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        check_shards(self.shards)
+        if self.batch_size < 1:
+            raise UsageError(f"--batch-size is {self.batch_size}, expected 1 or more")
+
+    def load(self) -> extractors.Extractor:
+        """Loads the extractor."""
+        return extractors.load(self.extractor, weights=self.weights, device=self.device, precision=self.precision)
+
+
+class _Loaded:
+    """Holds an extractor: Beam's ``Shared`` keeps weak references, which need a class that allows them."""
+
+    def __init__(self, extractor: extractors.Extractor) -> None:
+        self.extractor = extractor
+
+
+class _ExtractShardFn(beam.DoFn):
+    def __init__(self, job: FeaturesJob, output: Output, meter: Meter, threads: int) -> None:
+        self._job = job
+        self._output = output
+        self._meter = meter
+        self._threads = threads
+        self._shared = Shared()
+        self._counters = {
+            name: Metrics.counter("ExtractFeatures", name)
+            for name in ("images_read", "images_failed", "decode_msec", "forward_msec", "wait_msec", "bytes_written")
+        }
+
+    def setup(self) -> None:
+        import torch
+
+        if self._threads:
+            torch.set_num_threads(self._threads)
+        self._loaded = self._shared.acquire(lambda: _Loaded(self._job.load()))
+
+    def process(self, element: tuple[int, Iterable[ImageRef]]) -> Iterator[int]:
+        import torch
+
+        shard, group = element
+        refs = sorted(ref for ref in (ImageRef(*each) for each in group) if ref.image_id)
+        refuse_duplicates(refs)
+        extractor, tally = self._loaded.extractor, Tally()
+        schema = schema_of("features", extractor.spec)
+        on_gpu = torch.cuda.is_available() and self._job.device != "cpu"
+        tables = extract_shard(
+            refs,
+            extractor=extractor,
+            read=self._job.images.read,
+            schema=schema,
+            batch_size=self._job.batch_size,
+            # On a CPU the model needs the cores, and decoding takes a tenth of its time; a GPU leaves them free.
+            threads=(os.cpu_count() or 1) if on_gpu else 1,
+            tally=tally,
+            on_batch=lambda images, failed: self._meter.add(images=images + failed, failed=failed),
+        )
+        name = self._output.names()[shard]
+        write_shard(self._output.folder, name, tables, schema=schema, identity=self._output.identity, failures=tally.failures)
+        self._count(tally, self._output.folder.size(name) or 0)
+        yield shard
+
+    def _count(self, tally: Tally, size: int) -> None:
+        for name, value in {
+            "images_read": tally.images,
+            "images_failed": len(tally.failures),
+            "decode_msec": round(tally.decode_seconds * 1000),
+            "forward_msec": round(tally.forward_seconds * 1000),
+            "wait_msec": round(tally.wait_seconds * 1000),
+            "bytes_written": size,
+        }.items():
+            self._counters[name].inc(value)
+
+
+def _refs_by_shard(
+    _impulse: bytes, images: ImageSource, shards: int, finished: frozenset[int]
+) -> Iterator[tuple[int, ImageRef]]:
+    for ref in images.refs():
+        shard = shard_of(ref.image_id, shards)
+        if shard not in finished:
+            yield shard, ref
+
+
+@dataclass(eq=False)
+class ExtractFeatures(beam.PTransform):
+    """A pipeline's begin to feature shards on disk; gives the numbers of the shards that it wrote.
+
+    Attributes:
+        job: images, extractor and how to run it.
+        output: the dataset.
+        finished: shards that an earlier run finished.
+        meter: counts images.
+        threads: torch's threads in each worker; 0 leaves torch's own number.
+    """
+
+    job: FeaturesJob
+    output: Output
+    finished: frozenset[int] = frozenset()
+    meter: Meter = Meter()
+    threads: int = 0
+
+    def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
+        """Lists the images on a worker, groups the references by shard, and makes each shard in one call."""
+        shards = self.output.identity.shards
+        # A reference without an id stands for the shard itself: every shard is written, also one without images.
+        todo = [(shard, ImageRef("", "")) for shard in range(shards) if shard not in self.finished]
+        refs = (
+            begin
+            | "Once" >> beam.Impulse()
+            | "ListImages" >> beam.FlatMap(_refs_by_shard, self.job.images, shards, self.finished)
+        )
+        return (
+            (refs, begin | "EveryShard" >> beam.Create(todo))
+            | "RefsAndShards" >> beam.Flatten()
+            | "GroupByShard" >> beam.GroupByKey()  # Also the fusion break before the model.
+            | "ExtractShard" >> beam.ParDo(_ExtractShardFn(self.job, self.output, self.meter, self.threads))
+        )
+
+
+def count_images(images: ImageSource) -> dict[str, object]:
+    """Number and digest of the images, for a dataset's identity.
+
+    Raises:
+        InputError: there are none.
+    """
+    listing = listing_digest(images.refs())
+    if not listing["count"]:
+        raise InputError(f"no images found in {images!r}: check the path; a folder is searched for known extensions")
+    return listing
+
+
+def extract_features(
+    job: FeaturesJob,
+    execution: Execution = ONE_WORKER,
+    meter: Meter = Meter(),
+    *,
+    listing: Mapping[str, object] | None = None,
+) -> Manifest:
+    """Makes a dataset of kind ``features``.
+
+    Args:
+        job: what to make.
+        execution: where and how to run. Locally one worker is the fastest: its model uses all cores.
+        meter: counts images for whoever watches.
+        listing: what ``count_images`` gave, to list a large source once less.
+
+    Raises:
+        ImagepivotError: the images, weights or device are not there, or the folder cannot be written.
+    """
+    description = extractors.describe(job.extractor, weights=job.weights, precision=job.precision)
+    identity = Identity(
+        kind="features",
+        parameters={
+            "feature": asdict(description.spec),
+            "extractor": description.parameters,
+            "extractor_fingerprint": description.fingerprint,
+        },
+        inputs=(listing or count_images(job.images),),
+        shards=job.shards,
+    )
+    output = Output(folder=Folder(job.output), identity=identity)
+    workers = execution.local_workers if execution.is_local else 1
+    threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
+
+    def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
+        extraction = ExtractFeatures(job=job, output=output, finished=finished, meter=meter, threads=threads)
+        _ = pipeline | "ExtractFeatures" >> extraction | "CommitDataset" >> CommitDataset(output, libraries=LIBRARIES)
+
+    return run_job(output, build, execution=execution, overwrite=job.overwrite)

@@ -1,0 +1,188 @@
+"""Where images come from: a folder, a pattern, one file, or a table of image ids and addresses.
+
+A source lists references, which are small, and opens one image at a time. Listing streams; nothing here grows with the number
+of images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Literal, NamedTuple
+
+from pipelines.sources.files import InputFolder, kind_of, locate
+from pipelines.sources.rows import is_table, read_rows
+from schemas.errors import InputError, UsageError
+from schemas.storage import Folder, is_remote
+
+__all__ = ["EXTENSIONS", "ImageRef", "ImageSource", "ImageTable", "ImagesInFolder", "listing_digest", "open_images"]
+
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+"""Files of a folder that are taken for images. A pattern takes whatever it matches."""
+
+_COLUMNS = ("image_id", "uri")
+
+IdRule = Literal["name", "path"]
+
+
+class ImageRef(NamedTuple):
+    """An image that is to be read.
+
+    Attributes:
+        image_id: its key.
+        uri: where it is, as the source names it: relative to the source where that is possible.
+        bytes: size of the file, -1 where listing does not tell.
+    """
+
+    image_id: str
+    uri: str
+    bytes: int = -1
+
+
+class ImageSource(ABC):
+    """A collection of images: a frozen, picklable value."""
+
+    @abstractmethod
+    def refs(self) -> Iterator[ImageRef]:
+        """Lists the images, in no order that matters.
+
+        Raises:
+            InputError: the source is not there, or is broken.
+        """
+
+    @abstractmethod
+    def read(self, ref: ImageRef) -> bytes:
+        """The bytes of one image file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+
+
+@dataclass(frozen=True)
+class ImagesInFolder(ImageSource):
+    """The images below a folder.
+
+    Attributes:
+        folder: the folder.
+        pattern: regular expression that the path relative to it must match; None takes the known extensions.
+        ids: ``name``: the image id is the file name without extension; ``path``: the relative path without extension.
+    """
+
+    folder: Folder
+    pattern: str | None = None
+    ids: IdRule = "name"
+
+    def refs(self) -> Iterator[ImageRef]:
+        """Walks the folder."""
+        matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
+        for path, size in self.folder.files():
+            pure = PurePosixPath(path)
+            taken = matches(path) if matches else pure.suffix.lower() in EXTENSIONS and not pure.name.startswith(".")
+            if taken:
+                yield ImageRef(pure.stem if self.ids == "name" else str(pure.with_suffix("")), path, size)
+
+    def read(self, ref: ImageRef) -> bytes:
+        """The bytes of one file."""
+        return self.folder.read(ref.uri)
+
+
+@dataclass(frozen=True)
+class ImageTable(ImageSource):
+    """A table (CSV, TSV, JSON lines, Parquet) with the columns ``image_id`` and ``uri``.
+
+    Attributes:
+        folder: the folder of the table; relative addresses start here.
+        name: its file name.
+    """
+
+    folder: Folder
+    name: str
+
+    def refs(self) -> Iterator[ImageRef]:
+        """Reads the table, row by row."""
+        for place, row in read_rows(InputFolder(self.folder.location), self.name, columns=_COLUMNS, required=_COLUMNS):
+            image_id, uri = row["image_id"], row["uri"]
+            if not isinstance(uri, str) or not uri or image_id is None or image_id == "":
+                raise InputError(
+                    f"{self.folder.path_of(self.name)!r}, {place}: image_id {image_id!r} with uri {uri!r}; expected both"
+                )
+            yield ImageRef(str(image_id), uri)
+
+    def read(self, ref: ImageRef) -> bytes:
+        """The bytes of one file: a remote address, an absolute path, or a path relative to the table."""
+        if is_remote(ref.uri):
+            parent, _, name = ref.uri.rpartition("/")
+            return Folder(parent).read(name)
+        if os.path.isabs(ref.uri):  # noqa: PTH117 -- a string, not a path yet
+            parent, _, name = ref.uri.rpartition("/")
+            return Folder(parent or "/").read(name)
+        return self.folder.read(ref.uri)
+
+
+def open_images(location: str | os.PathLike[str], *, ids: IdRule = "name") -> ImageSource:
+    """Opens a collection of images.
+
+    Args:
+        location: a folder (searched recursively), a pattern with ``*``, ``?``, ``[...]`` or ``**``, a table with the columns
+            ``image_id`` and ``uri``, or one image file; local, ``gs://`` or ``s3://``.
+        ids: how image ids are made of paths.
+
+    Raises:
+        UsageError: ``ids`` is neither ``name`` nor ``path``.
+        InputError: nothing is there.
+    """
+    if ids not in ("name", "path"):
+        raise UsageError(f"--ids is {ids!r}, expected 'name' or 'path'")
+    where = locate(location)
+    kind = kind_of(where)
+    if kind == "folder":
+        return ImagesInFolder(Folder(where), ids=ids)
+    if kind == "file":
+        parent, _, name = where.rpartition("/")
+        if is_table(name):
+            return ImageTable(Folder(parent or "/"), name)
+        return ImagesInFolder(Folder(parent or "/"), pattern=re.escape(name), ids=ids)
+    if re.search(r"[*?\[]", where):
+        root, pattern = _split_pattern(where)
+        return ImagesInFolder(Folder(root), pattern=pattern, ids=ids)
+    raise InputError(f"the images {where!r} are not there: check the path")
+
+
+def _split_pattern(location: str) -> tuple[str, str]:
+    """The folder before the first wildcard, and the rest as a regular expression."""
+    parts = location.split("/")
+    first = next(number for number, part in enumerate(parts) if re.search(r"[*?\[]", part))
+    return "/".join(parts[:first]) or "/", _to_regex("/".join(parts[first:]))
+
+
+def _to_regex(pattern: str) -> str:
+    """A shell pattern as a regular expression: ``*`` and ``?`` stop at ``/``, ``**/`` crosses any number of folders."""
+    tokens = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    result = ""
+    for piece in re.findall(r"\*\*/|\*\*|\*|\?|\[!?[^\]]+\]|.", pattern):
+        if piece.startswith("[") and len(piece) > 1:
+            result += "[" + piece[1:-1].replace("\\", r"\\").replace("!", "^", 1 if piece[1] == "!" else 0) + "]"
+        else:
+            result += tokens.get(piece, re.escape(piece))
+    return result
+
+
+def listing_digest(refs: Iterator[ImageRef]) -> dict[str, Any]:
+    """What a list of images adds to a dataset's identity.
+
+    The digest is the sum of the SHA-256 of each image's id, uri and size, modulo 2**256: it does not depend on the order,
+    and takes no memory. A file that changes without changing its size goes unnoticed; give ``--overwrite`` to another folder
+    then.
+    """
+    total, count = 0, 0
+    for ref in refs:
+        entry = "\0".join((ref.image_id, ref.uri, str(ref.bytes))).encode()
+        total += int.from_bytes(hashlib.sha256(entry).digest(), "big")
+        count += 1
+    return {"name": "images", "count": count, "digest": f"{total % (1 << 256):064x}"}

@@ -1,0 +1,106 @@
+"""Running a pipeline: here on all cores, or wherever Beam's own flags say.
+
+Locally the runner is Beam's in-process portable runner, named explicitly: the default would first try to download
+another one. With more than one worker it starts worker processes, each through ``pipelines.worker``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.transforms.environments import SubprocessSDKEnvironment
+
+from pipelines import worker
+from schemas import errors
+
+__all__ = ["Execution", "run_pipeline"]
+
+# How a user's error looks in the text in which Beam carries it over from a worker process.
+_CARRIED_ERROR = re.compile(r"schemas\.errors\.(\w+): (.*?)(?: \[while running '[^']*'\])?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a pipeline is run; nothing in here changes what it makes.
+
+    Attributes:
+        workers: local worker processes; 0 for one a core.
+        beam_flags: flags for Beam, e.g. ``--runner=DataflowRunner``; with a runner among them nothing is run locally.
+    """
+
+    workers: int = 0
+    beam_flags: tuple[str, ...] = ()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the pipeline runs on this machine under our own choice of runner."""
+        return not any(flag.split("=")[0] == "--runner" for flag in self.beam_flags)
+
+    @property
+    def local_workers(self) -> int:
+        """Number of local worker processes."""
+        return self.workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_pipeline(build: Callable[[beam.Pipeline], object], execution: Execution) -> None:
+    """Runs a pipeline to its end.
+
+    Args:
+        build: adds the transforms to an empty pipeline.
+        execution: where and how to run it.
+
+    Raises:
+        ImagepivotError: a worker met an error that the user can mend; the same class and message as there.
+    """
+    options = PipelineOptions(list(execution.beam_flags), save_main_session=False)
+    if execution.is_local:
+        pipeline = beam.Pipeline(runner=_local_runner(options, execution.local_workers), options=options)
+    else:
+        pipeline = beam.Pipeline(options=options)
+    build(pipeline)
+    try:
+        pipeline.run().wait_until_finish()
+    except errors.ImagepivotError as error:
+        raise type(error)(_without_label(str(error))) from error
+    except Exception as error:
+        carried = _carried(str(error))
+        if carried is None:
+            raise
+        raise carried from error
+
+
+def _local_runner(options: PipelineOptions, workers: int) -> FnApiRunner:
+    options.view_as(StandardOptions).runner = None
+    direct = options.view_as(DirectOptions)
+    direct.direct_num_workers = workers
+    for name in ("apache_beam.runners", "apache_beam.utils", "apache_beam.coders", "root"):
+        logging.getLogger(name if name != "root" else None).setLevel(logging.ERROR)
+    if workers == 1:
+        return FnApiRunner()
+    # Not Beam's running mode 'multi_processing': it starts workers with `python -m`, which puts the folder where the user
+    # stands first on the path.
+    command = shlex.join([sys.executable, str(Path(worker.__file__).resolve())])
+    return FnApiRunner(default_environment=SubprocessSDKEnvironment.from_command_string("exec " + command))
+
+
+def _without_label(message: str) -> str:
+    return re.sub(r" \[while running '[^']*'\]$", "", message)
+
+
+def _carried(text: str) -> errors.ImagepivotError | None:
+    found = _CARRIED_ERROR.findall(text)
+    if not found:
+        return None
+    name, message = found[-1]
+    kind = getattr(errors, name, errors.ImagepivotError)
+    return kind(message)

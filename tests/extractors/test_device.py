@@ -1,0 +1,101 @@
+import pytest
+import torch
+from torch import nn
+
+from extractors.device import cast_layers, numerics, resolve_device, resolve_precision
+from schemas.errors import UsageError
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
+
+
+def pretend_gpus(monkeypatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "expected"),
+    [
+        ("cpu", 0, "cpu"),
+        ("cpu", 2, "cpu"),
+        ("auto", 0, "cpu"),
+        ("auto", 2, "cuda:0"),
+        ("cuda", 1, "cuda:0"),
+        ("cuda:1", 2, "cuda:1"),
+    ],
+)
+def test_the_requested_device_is_used(monkeypatch, device, gpus, expected):
+    pretend_gpus(monkeypatch, gpus)
+    assert resolve_device(device) == torch.device(expected)
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
+def test_a_missing_gpu_is_an_error_that_says_what_the_host_sees(monkeypatch, device, gpus):
+    pretend_gpus(monkeypatch, gpus)
+    with pytest.raises(
+        UsageError, match=rf"'{device}' is not on this host: .*is_available\(\) is {gpus > 0}, .*is {gpus}, torch"
+    ):
+        resolve_device(device)
+
+
+@pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda0", "mps", "cuda:²"])
+def test_other_devices_are_refused(device):
+    with pytest.raises(UsageError, match="expected 'cpu', 'cuda', 'cuda:N' or 'auto'"):
+        resolve_device(device)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_precisions_of_a_gpu_are_refused_on_a_cpu(precision):
+    with pytest.raises(UsageError, match=f"precision '{precision}' needs a GPU"):
+        resolve_precision(precision, CPU)
+    assert resolve_precision(precision, GPU) == precision
+
+
+def test_precisions_of_a_cpu():
+    assert resolve_precision("fp32", CPU) == "fp32"
+    assert resolve_precision("bf16", CPU) == "bf16"
+    with pytest.raises(UsageError, match="precision is 'float32', expected one of fp32, tf32, bf16, fp16"):
+        resolve_precision("float32", CPU)
+
+
+def switches() -> list[object]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    owners = (cudnn.conv, matmul) if hasattr(cudnn, "conv") else ()
+    return [cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *(owner.fp32_precision for owner in owners)]
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("fp32", False), ("tf32", True), ("bf16", False)])
+def test_numerics_switch_tf32_inside_only(precision, tf32):
+    before = switches()
+    with numerics(precision, GPU):
+        if hasattr(torch.backends.cudnn, "conv"):
+            assert torch.backends.cudnn.conv.fp32_precision == ("tf32" if tf32 else "ieee")
+            assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if tf32 else "ieee")
+        else:
+            assert torch.backends.cudnn.allow_tf32 == tf32
+            assert torch.backends.cuda.matmul.allow_tf32 == tf32
+        assert torch.backends.cudnn.deterministic
+    assert switches() == before
+
+
+def test_numerics_restore_after_an_error_and_touch_nothing_for_a_cpu():
+    before = switches()
+    with pytest.raises(ZeroDivisionError, match="by zero"), numerics("tf32", GPU):
+        1 / 0  # noqa: B018
+    assert switches() == before
+    with numerics("fp32", CPU):
+        assert switches() == before
+
+
+def test_cast_layers_equals_autocast():
+    torch_random = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4)).eval()
+    images = torch.rand(2, 3, 3, 3, generator=torch_random)
+    with torch.inference_mode():
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = model(images)
+        dtype = cast_layers(model, "bf16")
+        assert dtype == torch.bfloat16
+        assert model[1].weight.dtype == torch.float32
+        assert torch.equal(model(images.to(dtype)), expected)
