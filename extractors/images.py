@@ -137,8 +137,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode not in _CONVERTED_MODES:
         raise DecodeError(
             "unsupported",
-            f"the pixels are of mode {image.mode!r}, expected one of {', '.join(_CONVERTED_MODES)} or 16-bit grey; there is no agreed "
-            "way to 8-bit RGB: convert the file",
+            f"the pixels are of mode {image.mode!r}, expected one of {', '.join(_CONVERTED_MODES)} or 16-bit grey: "
+            "there is no agreed way from it to 8-bit RGB; convert the file",
         )
     # Only decides whether the result keeps a mark of transparency; with it Pillow warns about each such file.
     image.info.pop("transparency", None)

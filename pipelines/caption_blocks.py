@@ -1,7 +1,7 @@
 """Captions in blocks: the plain functions under the transforms of ``pipelines.captions``.
 
-A block is an Arrow table of some hundred captions. Blocks, not captions, are the elements of the pipeline: passing an
-element costs Beam more than tokenizing a caption does.
+A block is an Arrow table of some thousand captions. Blocks, not captions, are the elements of the pipeline: passing an
+element costs Beam more than tokenizing a caption does. Only raw text is shuffled; tokens are made where they are written.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = [
     "BLOCK",
     "block_forms",
     "blocks_of",
+    "caption_rows",
     "caption_statistics",
     "from_ipc",
-    "shard_rows",
+    "sort_captions",
     "split_by_shard",
     "to_ipc",
-    "tokenize_block",
-    "truecase_block",
+    "tokenize_captions",
 ]
 
-BLOCK_ROWS = 2000
+BLOCK_ROWS = 8000
 
 BLOCK = pa.schema(
     [
@@ -89,44 +89,16 @@ def blocks_of(captions: Iterable[RawCaption], part: int) -> Iterator[pa.Table]:
         yield pa.table(dict(zip(BLOCK.names, columns, strict=True)), schema=BLOCK)
 
 
-def tokenize_block(block: pa.Table, recipe: Recipe) -> pa.Table:
-    """Adds the column ``tokens``: everything of the recipe but the truecasing."""
-    texts, languages = block["text"].to_pylist(), block["language"].to_pylist()
-    tokens = [prepare(text, language, recipe) for text, language in zip(texts, languages, strict=True)]
-    return block.append_column("tokens", pa.array(tokens, pa.list_(pa.string())))
-
-
-def block_forms(block: pa.Table, splits: frozenset[str]) -> dict[str, Counter[str]]:
+def block_forms(block: pa.Table, recipe: Recipe, splits: frozenset[str]) -> dict[str, Counter[str]]:
     """Counts of word forms (tenths) by language, over the captions of the training splits."""
     forms: dict[str, Counter[str]] = {}
-    rows = zip(block["language"].to_pylist(), block["split"].to_pylist(), block["tokens"].to_pylist(), strict=True)
-    for language, split, tokens in rows:
+    rows = zip(block["language"].to_pylist(), block["split"].to_pylist(), block["text"].to_pylist(), strict=True)
+    for language, split, text in rows:
         if split in splits:
             counter = forms.setdefault(language, Counter())
-            for form, weight in count_forms(tokens):
+            for form, weight in count_forms(prepare(text, language, recipe)):
                 counter[form] += weight
     return forms
-
-
-def truecase_block(block: pa.Table, models: Mapping[str, TruecaseModel]) -> pa.Table:
-    """Truecases the column ``tokens``.
-
-    Raises:
-        InputError: a language has no model.
-    """
-    languages = block["language"].to_pylist()
-    missing = set(languages) - set(models)
-    if missing:
-        raise InputError(
-            f"no truecaser for language {min(missing)!r}: there are models for {', '.join(sorted(models)) or 'no language'}. "
-            "The source has no captions of that language in the training split; give a model with --truecaser, or name "
-            "the split to learn from with --train-split"
-        )
-    tokens = [
-        truecase(tokens, models[language]) for tokens, language in zip(block["tokens"].to_pylist(), languages, strict=True)
-    ]
-    column = block.schema.get_field_index("tokens")
-    return block.set_column(column, "tokens", pa.array(tokens, pa.list_(pa.string())))
 
 
 def split_by_shard(block: pa.Table, shards: int, finished: frozenset[int]) -> Iterator[tuple[int, pa.Table]]:
@@ -140,30 +112,69 @@ def split_by_shard(block: pa.Table, shards: int, finished: frozenset[int]) -> It
             yield number, by_shard.slice(start, end - start)
 
 
-def shard_rows(blocks: Iterable[pa.Table]) -> tuple[pa.Table, list[dict[str, str]]]:
-    """Brings all captions of one shard into their final form.
+def sort_captions(blocks: Iterable[pa.Table]) -> pa.Table:
+    """All captions of one shard, sorted by key.
 
     Captions without an index of their own (-1) are numbered in the order of the source among those of the same image,
-    language and portion. A caption without tokens becomes a failure.
-
-    Returns:
-        The rows of kind ``captions``, sorted by key, and the failures.
+    language and portion.
 
     Raises:
         InputError: a key occurs twice.
     """
-    held = [block for block in blocks if block.num_rows]
-    if not held:
-        return CAPTIONS.empty_table(), []
-    table = pa.concat_tables(held)
+    table = pa.concat_tables([BLOCK.empty_table(), *blocks])
+    if table.num_rows == 0:
+        return table
     table = table.sort_by([(name, "ascending") for name in (*_KEY, "position")]).combine_chunks()
     index = _number(table)
     table = table.set_column(table.schema.get_field_index("index"), "index", pa.array(index, pa.int16()))
     _refuse_duplicates(table)
+    return table
+
+
+def tokenize_captions(
+    table: pa.Table, recipe: Recipe, models: Mapping[str, TruecaseModel] | None = None
+) -> tuple[pa.Table, list[dict[str, str]]]:
+    """Adds the tokens.
+
+    Args:
+        table: captions with the columns of a block.
+        recipe: the steps.
+        models: truecasers by language, for a recipe that truecases.
+
+    Returns:
+        The captions with the column ``tokens`` in the same order, and a failure for each one that holds no token.
+
+    Raises:
+        InputError: a language has no truecaser.
+    """
+    texts, languages = table["text"].to_pylist(), table["language"].to_pylist()
+    lines = [prepare(text, language, recipe) for text, language in zip(texts, languages, strict=True)]
+    if recipe.truecase:
+        models = _require_models(set(languages), models or {})
+        lines = [truecase(tokens, models[language]) for tokens, language in zip(lines, languages, strict=True)]
+    table = table.append_column("tokens", pa.array(lines, pa.list_(pa.string())))
     empty = pc.equal(pc.list_value_length(table["tokens"]), 0)
     failures = [_empty_caption(row) for row in table.filter(empty).to_pylist()]
-    rows = table.filter(pc.invert(empty)).select(CAPTIONS.names)
-    return rows.cast(CAPTIONS), failures
+    return table.filter(pc.invert(empty)), failures
+
+
+def caption_rows(tables: Iterable[pa.Table]) -> pa.Table:
+    """Tokenized captions, in order, as rows of kind ``captions``."""
+    columns = pa.schema([*BLOCK, pa.field("tokens", pa.list_(pa.string()))])
+    # One chunk before the cast: each chunk would get a dictionary of its own.
+    table = pa.concat_tables([columns.empty_table(), *tables]).combine_chunks()
+    return table.select(CAPTIONS.names).cast(CAPTIONS)
+
+
+def _require_models(languages: set[str], models: Mapping[str, TruecaseModel]) -> Mapping[str, TruecaseModel]:
+    missing = languages - set(models)
+    if missing:
+        raise InputError(
+            f"no truecaser for language {min(missing)!r}: there are models for {', '.join(sorted(models)) or 'no language'}. "
+            "The source has no captions of that language in the training split; give a model with --truecaser, or name "
+            "the split to learn from with --train-splits"
+        )
+    return models
 
 
 def _new_groups(table: pa.Table, columns: Iterable[str]) -> np.ndarray:
@@ -212,7 +223,7 @@ def _empty_caption(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def caption_statistics(rows: pa.Table) -> dict[str, Any]:
-    """Counts of captions and tokens by portion, split and language, and of images by split; sums over shards are exact."""
+    """Counts of captions and tokens by portion, split and language, and of images by split, of rows of kind ``captions``."""
     if rows.num_rows == 0:
         return {}
     kinds = rows.select(["portion", "split", "language", "image_id"]).append_column(

@@ -7,18 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import apache_beam as beam
+import pyarrow as pa
 from apache_beam.metrics import Metrics
 
 from pipelines.caption_blocks import (
     block_forms,
     blocks_of,
+    caption_rows,
     caption_statistics,
     from_ipc,
-    shard_rows,
+    sort_captions,
     split_by_shard,
     to_ipc,
-    tokenize_block,
-    truecase_block,
+    tokenize_captions,
 )
 from pipelines.commits import CommitDataset, run_job
 from pipelines.moses import DEFAULT_RECIPE, Recipe, recipe
@@ -36,45 +37,16 @@ from schemas.output import Output
 from schemas.shards import write_shard
 from schemas.storage import Folder
 
-__all__ = ["DEFAULT_SHARDS", "CaptionsJob", "TokenizeCaptions", "TrainTruecasers", "WriteCaptionShards", "prepare_captions"]
+__all__ = ["DEFAULT_SHARDS", "CaptionsJob", "SumCounters", "TokenizeCaptions", "TrainTruecasers", "prepare_captions"]
 
 DEFAULT_SHARDS = 16
+_REPORT_ROWS = 2000
 
 
 def _read_blocks(part: tuple[int, Part], source: CaptionSource, selection: Selection) -> Iterator[bytes]:
     number, what = part
     for block in blocks_of(source.read(what, selection), number):
         yield to_ipc(block)
-
-
-class _TokenizeFn(beam.DoFn):
-    def __init__(self, recipe: Recipe, meter: Meter) -> None:
-        self._recipe = recipe
-        self._meter = meter
-        self._captions = Metrics.counter("TokenizeCaptions", "captions_tokenized")
-
-    def process(self, block: bytes) -> Iterator[bytes]:
-        table = tokenize_block(from_ipc(block), self._recipe)
-        self._captions.inc(table.num_rows)
-        self._meter.add(captions=table.num_rows)
-        yield to_ipc(table)
-
-
-@dataclass(eq=False)  # Not frozen: Beam sets the label.
-class TokenizeCaptions(beam.PTransform):
-    """Blocks of captions to blocks with the column ``tokens``.
-
-    Attributes:
-        recipe: the steps; truecasing is not among those taken here.
-        meter: counts captions.
-    """
-
-    recipe: Recipe
-    meter: Meter = Meter()
-
-    def expand(self, blocks: beam.PCollection) -> beam.PCollection:
-        """Element by element."""
-        return blocks | "Tokenize" >> beam.ParDo(_TokenizeFn(self.recipe, self.meter))
 
 
 class SumCounters(beam.CombineFn):
@@ -101,25 +73,28 @@ class SumCounters(beam.CombineFn):
         return accumulator
 
 
-def _forms(block: bytes, splits: frozenset[str]) -> Iterator[tuple[str, dict[str, int]]]:
-    yield from block_forms(from_ipc(block), splits).items()
+def _forms(block: bytes, recipe: Recipe, splits: frozenset[str]) -> Iterator[tuple[str, dict[str, int]]]:
+    yield from block_forms(from_ipc(block), recipe, splits).items()
 
 
 @dataclass(eq=False)  # Not frozen: Beam sets the label.
 class TrainTruecasers(beam.PTransform):
-    """Tokenized blocks to (language, model text): one truecaser a language.
+    """Blocks of captions to (language, model text): one truecaser a language.
 
     Attributes:
+        recipe: the steps before truecasing.
         splits: the splits to learn from.
     """
 
+    recipe: Recipe
     splits: tuple[str, ...] = ("train",)
 
     def expand(self, blocks: beam.PCollection) -> beam.PCollection:
         """Counts are summed by language, so that neither order nor sharding matters."""
         return (
             blocks
-            | "CountForms" >> beam.FlatMap(_forms, frozenset(self.splits))
+            | "SpreadBlocks" >> beam.Reshuffle()  # Fusion break after fan-out: one part is a file of any size.
+            | "CountForms" >> beam.FlatMap(_forms, self.recipe, frozenset(self.splits))
             | "SumForms" >> beam.CombinePerKey(SumCounters())
             | "ChooseForms" >> beam.MapTuple(_model_text)
         )
@@ -136,60 +111,74 @@ def _write_truecaser(model: tuple[str, str], folder: Folder) -> tuple[str]:
     return (name,)
 
 
-def _truecase(block: bytes, models: Mapping[str, str]) -> bytes:
-    return to_ipc(truecase_block(from_ipc(block), {language: parse_truecaser(text) for language, text in models.items()}))
-
-
 def _split(block: bytes, shards: int, finished: frozenset[int]) -> Iterator[tuple[int, bytes]]:
     for number, rows in split_by_shard(from_ipc(block), shards, finished):
         yield number, to_ipc(rows)
 
 
-class _WriteFn(beam.DoFn):
-    def __init__(self, output: Output) -> None:
+class _MakeShardFn(beam.DoFn):
+    def __init__(self, output: Output, recipe: Recipe, meter: Meter) -> None:
         self._output = output
-        self._rows = Metrics.counter("WriteCaptionShards", "captions_written")
-        self._failed = Metrics.counter("WriteCaptionShards", "captions_failed")
+        self._recipe = recipe
+        self._meter = meter
+        self._done = Metrics.counter("TokenizeCaptions", "captions_tokenized")
+        self._failed = Metrics.counter("TokenizeCaptions", "captions_failed")
 
-    def process(self, element: tuple[int, Iterable[bytes]]) -> Iterator[int]:
+    def process(self, element: tuple[int, Iterable[bytes]], models: Mapping[str, str]) -> Iterator[int]:
         number, blocks = element
-        rows, failures = shard_rows(from_ipc(block) for block in blocks if block)
+        truecasers = {language: parse_truecaser(text) for language, text in models.items()}
+        captions = sort_captions(from_ipc(block) for block in blocks if block)
+        tables: list[pa.Table] = []
+        failures: list[dict[str, str]] = []
+        for start in range(0, captions.num_rows, _REPORT_ROWS):
+            tokenized, failed = tokenize_captions(captions.slice(start, _REPORT_ROWS), self._recipe, truecasers)
+            tables.append(tokenized)
+            failures += failed
+            self._meter.add(captions=tokenized.num_rows + len(failed), failed=len(failed))
+        table = caption_rows(tables)
         write_shard(
             self._output.folder,
             self._output.names()[number],
-            [rows],
+            [table],
             schema=CAPTIONS,
             identity=self._output.identity,
-            statistics=caption_statistics(rows),
+            statistics=caption_statistics(table),
             failures=failures,
         )
-        self._rows.inc(rows.num_rows)
+        self._done.inc(table.num_rows)
         self._failed.inc(len(failures))
         yield number
 
 
 @dataclass(eq=False)  # Not frozen: Beam sets the label.
-class WriteCaptionShards(beam.PTransform):
-    """Tokenized blocks to shards on disk; gives the numbers of the shards that it wrote.
+class TokenizeCaptions(beam.PTransform):
+    """Blocks of captions to shards on disk; gives the numbers of the shards that it wrote.
 
     Attributes:
         output: the dataset.
-        finished: shards that an earlier run finished; their rows are dropped before the shuffle.
+        recipe: the steps.
+        truecasers: (language, model text), for a recipe that truecases.
+        finished: shards that an earlier run finished; their captions are dropped before the shuffle.
+        meter: counts captions.
     """
 
     output: Output
+    recipe: Recipe
+    truecasers: beam.PCollection | None = None
     finished: frozenset[int] = frozenset()
+    meter: Meter = Meter()
 
     def expand(self, blocks: beam.PCollection) -> beam.PCollection:
-        """Groups the rows by shard. Every shard is written, also one without rows."""
+        """Groups the raw captions by shard; one call tokenizes and writes a shard. Empty shards are written, too."""
         shards = self.output.identity.shards
         todo = [(number, b"") for number in range(shards) if number not in self.finished]
-        rows = blocks | "SplitByShard" >> beam.FlatMap(_split, shards, self.finished)
+        captions = blocks | "SplitByShard" >> beam.FlatMap(_split, shards, self.finished)
+        models = beam.pvalue.AsDict(self.truecasers) if self.truecasers is not None else {}
         return (
-            (rows, blocks.pipeline | "EveryShard" >> beam.Create(todo))
-            | "RowsAndShards" >> beam.Flatten()
+            (captions, blocks.pipeline | "EveryShard" >> beam.Create(todo))
+            | "CaptionsAndShards" >> beam.Flatten()
             | "GroupByShard" >> beam.GroupByKey()
-            | "WriteShard" >> beam.ParDo(_WriteFn(self.output))
+            | "MakeShard" >> beam.ParDo(_MakeShardFn(self.output, self.recipe, self.meter), models=models)
         )
 
 
@@ -256,18 +245,16 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
             | "ListParts" >> beam.Create(list(enumerate(parts)))
             | "SpreadParts" >> beam.Reshuffle()  # Fusion break: the parts are read by all workers.
             | "ReadCaptions" >> beam.FlatMap(_read_blocks, job.source, job.selection)
-            | "SpreadBlocks" >> beam.Reshuffle()  # Fusion break after fan-out: one part is a file of any size.
-            | "TokenizeCaptions" >> TokenizeCaptions(steps, meter)
         )
-        done = []
+        truecasers, done = None, []
         if steps.truecase:
             if models is None:
-                trained = blocks | "TrainTruecasers" >> TrainTruecasers(job.train_splits)
+                truecasers = blocks | "TrainTruecasers" >> TrainTruecasers(steps, job.train_splits)
             else:
-                trained = pipeline | "GivenTruecasers" >> beam.Create(sorted(models.texts.items()))
-            blocks = blocks | "TruecaseCaptions" >> beam.Map(_truecase, models=beam.pvalue.AsDict(trained))
-            done.append(trained | "WriteTruecasers" >> beam.Map(_write_truecaser, output.folder))
-        done.append(blocks | "WriteCaptionShards" >> WriteCaptionShards(output, finished))
+                truecasers = pipeline | "GivenTruecasers" >> beam.Create(sorted(models.texts.items()))
+            done.append(truecasers | "WriteTruecasers" >> beam.Map(_write_truecaser, output.folder))
+        tokenize = TokenizeCaptions(output=output, recipe=steps, truecasers=truecasers, finished=finished, meter=meter)
+        done.append(blocks | "TokenizeCaptions" >> tokenize)
         libraries = ("apache-beam", "sacremoses")
         _ = done | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=libraries)
 

@@ -7,6 +7,7 @@ works with its own extra only.
 
 from __future__ import annotations
 
+import logging
 import sys
 from enum import Enum
 from pathlib import Path
@@ -17,7 +18,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipelines.packages import resolve_our_packages_first
-from schemas.errors import ImagepivotError, UsageError
+
+resolve_our_packages_first()  # Before the first import of another package of ours.
+
+from schemas.errors import ImagepivotError, UsageError  # noqa: E402
 
 if TYPE_CHECKING:
     from pipelines.runner import Execution
@@ -110,7 +114,10 @@ def _finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
         console.print(table)
     if manifest.failed:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(manifest.failure_reasons.items()))
-        notes.print(f"[red]{manifest.failed:,} inputs failed[/red]: {reasons}. They are listed by: imagepivot inspect {output}")
+        notes.print(
+            f"[red]{manifest.failed:,} inputs failed[/red]: {reasons}. They are listed by: imagepivot inspect {escape(output)}",
+            soft_wrap=True,
+        )
         if manifest.failed > max_failures:
             raise typer.Exit(3)
 
@@ -337,7 +344,7 @@ def _options(
 
 def main() -> None:
     """Entry point of the command."""
-    resolve_our_packages_first()
+    logging.basicConfig(level=logging.ERROR)
     try:
         app()
     except ImagepivotError as error:

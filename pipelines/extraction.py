@@ -18,7 +18,7 @@ import pyarrow as pa
 
 import extractors
 from pipelines.images import ImageRef
-from schemas.errors import InputError
+from schemas.errors import DatasetError, InputError
 
 __all__ = ["Tally", "extract_shard", "refuse_duplicates"]
 
@@ -93,10 +93,12 @@ def extract_shard(
     failed = 0
     with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         while True:
-            # Two batches ahead: one is ready when the model has ended the other.
-            for ref in islice(rest, 2 * batch_size + threads - len(ahead)):
-                ahead.append(pool.submit(_decode, ref, extractor, read))
-            while ahead and len(held) < batch_size:
+            while len(held) < batch_size:
+                # Two batches ahead: one is ready when the model has ended the other.
+                for ref in islice(rest, 2 * batch_size + threads - len(ahead)):
+                    ahead.append(pool.submit(_decode, ref, extractor, read))
+                if not ahead:
+                    break
                 started = time.perf_counter()
                 decoded = ahead.popleft().result()
                 tally.wait_seconds += time.perf_counter() - started
@@ -106,13 +108,12 @@ def extract_shard(
                 else:
                     failed += 1
                     tally.failures.append(decoded.failure)
-            if len(held) == batch_size or (held and not ahead):
+            if held:
                 yield _forward(held, extractor, schema, tally)
-                on_batch(len(held), failed)
-                held, failed = [], 0
-            elif not ahead and not held:
-                on_batch(0, failed)
+            on_batch(len(held), failed)
+            if not held:
                 return
+            held, failed = [], 0
 
 
 def _decode(ref: ImageRef, extractor: extractors.Extractor, read: Callable[[ImageRef], bytes]) -> _Decoded:
@@ -122,9 +123,11 @@ def _decode(ref: ImageRef, extractor: extractors.Extractor, read: Callable[[Imag
         pixels = extractor.preprocess(extractors.decode(read(ref)))
     except extractors.DecodeError as error:
         failure = _failure(ref, "decode", error.reason, str(error))
-    except OSError as error:
+    except (OSError, DatasetError) as error:
+        # Storage says what to do about an error of the operating system, which is its cause.
+        cause = error.__cause__ or error
         # Without the file's name: messages must not depend on where the images lie.
-        failure = _failure(ref, "read", "unreadable", error.strerror or type(error).__name__)
+        failure = _failure(ref, "read", "unreadable", getattr(cause, "strerror", None) or type(cause).__name__)
     return _Decoded(ref, pixels, failure, time.perf_counter() - started)
 
 

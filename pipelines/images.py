@@ -61,7 +61,18 @@ class ImageSource(ABC):
 
         Raises:
             OSError: it cannot be read.
+            DatasetError: the same, with an OSError as its cause.
         """
+
+
+def _check_name(path: str, folder: Folder) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{folder.location!r} holds the file {path!r}, whose name is not UTF-8: rename it, or choose the files with a "
+            "pattern or a table"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,7 @@ class ImagesInFolder(ImageSource):
             pure = PurePosixPath(path)
             taken = matches(path) if matches else pure.suffix.lower() in EXTENSIONS and not pure.name.startswith(".")
             if taken:
+                _check_name(path, self.folder)
                 yield ImageRef(pure.stem if self.ids == "name" else str(pure.with_suffix("")), path, size)
 
     def read(self, ref: ImageRef) -> bytes:

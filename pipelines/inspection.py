@@ -43,7 +43,7 @@ def _overview(dataset: Dataset) -> Table:
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     extractor = manifest.parameters.get("extractor", {})
-    if extractor.get("weights", {}).get("untrained"):
+    if extractor.get("untrained"):
         table.add_row("note", Text("untrained: the weights are random, the features mean nothing", style="yellow"))
     sizes = sum(shard.bytes for shard in (*manifest.shards, *manifest.failures, *manifest.files))
     table.add_row("kind", manifest.kind)

@@ -196,7 +196,7 @@ def _takes(job: VocabularyJob, portion: str, language: str) -> bool:
 
 def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
     """Refuses a selection that no caption meets; the captions' manifest knows."""
-    kinds = [tuple(key.split("/")) for key in captions.manifest.statistics.get("captions", {})]
+    kinds = [tuple(key.split("/", 2)) for key in captions.manifest.statistics.get("captions", {})]
     for place, (option, wanted) in enumerate((("portion", job.portions), ("split", job.splits), ("language", job.languages))):
         there = sorted({kind[place] for kind in kinds})
         for value in wanted:
@@ -205,6 +205,11 @@ def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
                     f"{job.captions!r} has no captions of {option} {value!r}: there are {', '.join(there) or 'none'}. "
                     f"Choose with --{option}s"
                 )
+    if not any(split in job.splits and _takes(job, portion, language) for portion, split, language in kinds):
+        raise InputError(
+            f"{job.captions!r} has captions of each portion, split and language that was chosen, but none of all together: there "
+            f"are {', '.join('/'.join(kind) for kind in sorted(kinds))}. Choose with --portions, --splits and --languages"
+        )
 
 
 def _first_statistics(footers: Sequence[Footer]) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ Run as a script by ``pipelines.runner``. The names of our packages are generic; 
 process that started it, so that a killed run leaves no process behind that still writes.
 """
 
+import logging
 import os
 import sys
 import threading
@@ -29,6 +30,8 @@ def main() -> None:
     resolve_our_packages_first()
     # The runner starts a shell, the shell this process: the shell ends when the runner does.
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    # What goes wrong reaches the launcher as an error; the log would only repeat it, and Beam's own notes, on the terminal.
+    logging.disable(logging.ERROR)
     from apache_beam.runners.worker import sdk_worker_main
 
     sdk_worker_main.main(sys.argv)

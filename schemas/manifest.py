@@ -92,7 +92,7 @@ class Manifest:
     def to_json(self) -> str:
         """The manifest as text: keys sorted, two spaces of indentation, so that it can be read and compared."""
         content = {"format": _FORMAT, **asdict(self)}
-        return json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, location: str) -> Manifest:
@@ -110,6 +110,8 @@ class Manifest:
             if content.pop("format") != _FORMAT:
                 raise KeyError("format")
             version = content["version"]
+            if not isinstance(version, int):
+                raise TypeError(f"version is {version!r}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DatasetError(f"{location} is no manifest of a dataset ({type(error).__name__}: {error})") from error
         if version > SCHEMA_VERSION:
@@ -129,7 +131,7 @@ class Manifest:
             )
         except (KeyError, TypeError) as error:
             raise DatasetError(f"{location} is damaged: {error}. Make the dataset again") from error
-        if manifest.kind not in KEY_COLUMNS:
+        if manifest.kind not in list(KEY_COLUMNS):
             raise DatasetError(f"{location} is of kind {manifest.kind!r}, expected one of {', '.join(KEY_COLUMNS)}")
         if manifest.identity.fingerprint != manifest.fingerprint:
             raise DatasetError(

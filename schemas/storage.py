@@ -38,11 +38,13 @@ def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
 
     Raises:
         UsageError: the address is of a kind that is not known.
+        DatasetError: its object store cannot be reached.
     """
     if "://" not in location:
         return fs.LocalFileSystem(), str(Path(location).expanduser().absolute())
     try:
-        return fs.FileSystem.from_uri(location)
+        with storage_errors(location):
+            return fs.FileSystem.from_uri(location)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UsageError(
             f"cannot understand the location {location!r}: {error}. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"

@@ -56,7 +56,12 @@ class Vocabulary:
                 4: the joint vocabulary is the union of the languages' own); ``joint``: the sum over languages does.
 
         A token that is written like a special (``<unk>`` in the text) is the special, not a new token.
+
+        Raises:
+            ValueError: the scope is another.
         """
+        if scope not in ("language", "joint"):
+            raise ValueError(f"scope is {scope!r}, expected 'language' or 'joint'")
         by_token: dict[str, dict[str, int]] = {}
         for language in sorted(counts):
             for token, count in counts[language].items():

@@ -80,12 +80,12 @@ def test_features_are_the_same_bytes_in_any_batch(extractor, crops, features):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("threads", [1, 2, 4])
 def test_features_are_the_same_bytes_whatever_the_threads_and_the_batch(extractor, crops, features, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert_same_bytes(extractor, crops, features, (1, 3, 7, 16))
+        assert_same_bytes(extractor, crops, features, (1, 7, 16))
         assert_same_bytes(extractor, crops.flip(0), np.ascontiguousarray(features[::-1]), (16,))
     finally:
         torch.set_num_threads(before)

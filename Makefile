@@ -1,0 +1,42 @@
+# Every target does its own set-up: the virtual environment is made once, and again only when its requirements change.
+PYTHON ?= python3
+VENV ?= .venv
+STAMP = $(VENV)/.installed
+BIN = $(VENV)/bin
+
+.PHONY: help setup demo test quick check format benchmarks clean
+
+help:  ## Show the targets.
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 10) <= sys.version_info < (3, 14) else "imagepivot needs Python 3.10 to 3.13; name one with: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --progress-bar off -c constraints.txt -e '.[dev]'
+	touch $@
+
+setup: $(STAMP)  ## Make the virtual environment (a few minutes, about 6 GB with torch's CUDA libraries).
+
+demo: $(STAMP)  ## Run the main job on scenes that are drawn here.
+	$(BIN)/imagepivot demo build/demo
+
+test: check  ## Run all checks and tests.
+	$(BIN)/python -m pytest
+
+quick: $(STAMP)  ## Run the tests that take seconds.
+	$(BIN)/python -m pytest -m 'not slow'
+
+check: $(STAMP)  ## Run the linter, the formatter's check and the type checker.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## Format the code.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmarks: $(STAMP)  ## Measure the ratios of speed and memory; takes some minutes and an idle machine.
+	for script in tests/benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:  ## Remove what was built; the virtual environment too.
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,69 @@
+"""Captions end to end (files to shards, through Beam, all cores) against the same tokenizer calls in a plain loop.
+
+Yardsticks: the plain loop over ready strings in one process, times the cores; and sacremoses's own normalizer and tokenizer
+called in the same way, which is what a script without this package would do. Needs the Multi30K text.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+
+from measuring import cores, machine, ratio, test_data
+from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+from pipelines.captions import CaptionsJob, prepare_captions
+from pipelines.moses import prepare, recipe
+from pipelines.runner import Execution
+from pipelines.sources import Selection, open_source
+
+EVERY = 8  # The loops run over every eighth caption; their rate does not depend on how many there are.
+
+
+def main() -> None:
+    """Prints the ratios."""
+    data = test_data("multi30k")
+    if data is None:
+        sys.exit("needs the Multi30K text: set IMAGEPIVOT_TEST_DATA")
+    print(machine())
+    source = open_source("multi30k", data)
+    captions = [(c.text, c.language) for part in source.parts(Selection()) for c in source.read(part, Selection())]
+    steps = recipe("multi30k-lc")
+    prepare("warm", "en", steps)
+
+    def ours() -> float:
+        with tempfile.TemporaryDirectory() as output:
+            started = time.perf_counter()
+            prepare_captions(CaptionsJob(source=source, output=output), Execution())
+            return len(captions) / (time.perf_counter() - started)
+
+    def loop() -> float:
+        some = captions[::EVERY]
+        started = time.perf_counter()
+        for text, language in some:
+            prepare(text, language, steps)
+        return len(some) / (time.perf_counter() - started) * cores()
+
+    normalizers = {name: MosesPunctNormalizer(name) for name in ("cs", "de", "en", "fr")}
+    tokenizers = {name: MosesTokenizer(name) for name in ("cs", "de", "en", "fr")}
+
+    def plain_sacremoses() -> float:
+        some = captions[::EVERY]
+        started = time.perf_counter()
+        for text, language in some:
+            tokenizers[language].tokenize(normalizers[language].normalize(text.lower()), return_str=True)
+        return len(some) / (time.perf_counter() - started) * cores()
+
+    ratio("captions end to end, against our own calls in a loop times the cores", ours, loop, unit="captions/s", at_least=0.9)
+    ratio(
+        "captions end to end, against sacremoses in a loop times the cores",
+        ours,
+        plain_sacremoses,
+        unit="captions/s",
+        at_least=0.9,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,387 @@
+"""Small datasets of every kind, made through the public writers, and tools to break them.
+
+What a dataset must hold is computed here a second time, by hand: `Toy.rows` are plain dictionaries, assigned to shards by
+``int(hexdigest, 16)`` and sorted as tuples, so that a test compares two independent makings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.features import FeatureSpec
+from schemas.fingerprints import Identity
+from schemas.kinds import schema_of
+from schemas.manifest import Manifest
+from schemas.output import Output, commit
+from schemas.shards import write_shard
+from schemas.storage import Folder
+from schemas.vocabulary import Vocabulary
+
+ROOT = Path(__file__).parent.parent.parent
+KEYS = {
+    "captions": ("image_id", "language", "portion", "index"),
+    "encoded": ("image_id", "language", "portion", "index"),
+    "vocabulary": ("id",),
+    "features": ("image_id",),
+    "regions": ("image_id",),
+}
+SHARDS = 3
+# Twelve images; every one of the three shards holds some of them.
+IMAGE_IDS = [f"image-{number:02d}" for number in range(9)] + ["bild-ä", "картинка 1", "猫"]
+POOL = FeatureSpec(name="resnet50-pool", shape=(2048,), source="He et al. 2016")
+CROPS16 = FeatureSpec(name="vgg19-10crop", shape=(4096,), dtype="float16")
+REGIONS = FeatureSpec(name="faster-rcnn-36", shape=(36, 2048))
+
+
+def shard_by_hand(image_id: str, shards: int) -> int:
+    return int(hashlib.blake2b(image_id.encode()).hexdigest(), 16) % shards
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A dataset on disk and what it must hold.
+
+    `rows` are in the order of the shards, and by key within a shard; vectors are arrays of their own shape.
+    """
+
+    path: Path
+    identity: Identity
+    spec: FeatureSpec | None
+    rows: list[dict[str, Any]]
+    failures: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        return self.identity.kind
+
+    @property
+    def schema(self) -> pa.Schema:
+        return schema_of(self.kind, self.spec)
+
+    @property
+    def glob(self) -> str:
+        return str(self.path / "part-*.parquet")
+
+    @property
+    def output(self) -> Output:
+        return Output(folder=Folder(str(self.path)), identity=self.identity)
+
+    def at(self, path: Path) -> Toy:
+        return replace(self, path=path)
+
+    def shard(self, number: int) -> list[dict[str, Any]]:
+        if self.kind == "vocabulary":
+            return self.rows
+        return [row for row in self.rows if shard_by_hand(row["image_id"], self.identity.shards) == number]
+
+    def table(self, rows: list[dict[str, Any]]) -> pa.Table:
+        """Rows as an Arrow table of the kind's schema."""
+        flat = [{name: v.ravel() if isinstance(v, np.ndarray) else v for name, v in row.items()} for row in rows]
+        return pa.Table.from_pylist(flat, schema=self.schema)
+
+    def write_shard(self, number: int, tables: Any = None) -> None:
+        """Writes one shard through the public writer."""
+        output = self.output
+        rows = self.shard(number)
+        has_failures = self.kind in ("captions", "features", "regions")
+        write_shard(
+            output.folder,
+            output.names()[number],
+            [self.table(rows)] if tables is None else tables,
+            schema=self.schema,
+            identity=self.identity,
+            statistics={"rows_written": len(rows)},
+            failures=[f for f in self.failures if self.failure_shard(f) == number] if has_failures else None,
+        )
+
+    def failure_shard(self, failure: dict[str, str]) -> int:
+        return shard_by_hand(failure["key"].split("/")[0], self.identity.shards)
+
+    def write(self) -> Manifest:
+        """Writes the whole dataset as a run does."""
+        self.output.prepare(overwrite=False)
+        for number in range(self.identity.shards):
+            self.write_shard(number)
+        return self.commit()
+
+    def commit(self) -> Manifest:
+        files: tuple[str, ...] = ()
+        if self.kind == "vocabulary":
+            self.output.folder.write("vocabulary.txt", "".join(f"{row['token']}\n" for row in self.rows).encode())
+            files = ("vocabulary.txt",)
+        return commit(
+            self.output,
+            statistics=lambda footers: {"rows_written": sum(footer.statistics["rows_written"] for footer in footers)},
+            libraries=(),
+            files=files,
+        )
+
+
+def make_toy(
+    path: Path,
+    kind: str,
+    rows: list[dict[str, Any]],
+    *,
+    spec: FeatureSpec | None = None,
+    parameters: dict[str, Any] | None = None,
+    failures: list[dict[str, str]] | None = None,
+    shards: int = SHARDS,
+) -> Toy:
+    """Puts rows into the order of a dataset; writes nothing."""
+    stored = {} if spec is None else {"feature": {**vars(spec), "shape": list(spec.shape)}}
+    number_of = (lambda row: 0) if kind == "vocabulary" else (lambda row: shard_by_hand(row["image_id"], shards))
+    return Toy(
+        path=path,
+        identity=Identity(kind=kind, parameters={**stored, **(parameters or {})}, shards=shards),
+        spec=spec,
+        rows=sorted(rows, key=lambda row: (number_of(row), *(row[name] for name in KEYS[kind]))),
+        failures=failures or [],
+    )
+
+
+def make_features(path: Path, spec: FeatureSpec = POOL, *, image_ids: list[str] = IMAGE_IDS, **kwargs: Any) -> Toy:
+    rng = np.random.default_rng(7)
+    rows = [
+        {"image_id": name, "feature": rng.standard_normal(spec.shape, dtype=np.float32).astype(spec.dtype)}
+        for name in image_ids
+    ]
+    return make_toy(path, "features", rows, spec=spec, **kwargs)
+
+
+def make_captions(path: Path, **kwargs: Any) -> Toy:
+    words = {"en": ["a", "dog", "runs", "in", "snow"], "de": ["ein", "Hund", "läuft", "im", "Schnee"]}
+    rng = np.random.default_rng(11)
+    rows = []
+    for position, image_id in enumerate(IMAGE_IDS):
+        for language, portion, index in [
+            ("en", "translation", 0),
+            ("de", "translation", 0),
+            ("en", "comparable", 0),
+            ("en", "comparable", 1),
+        ]:
+            tokens = [words[language][n] for n in rng.integers(0, 5, size=1 + position % 4)]
+            rows.append(
+                {
+                    "image_id": image_id,
+                    "language": language,
+                    "portion": portion,
+                    "index": index,
+                    "split": "val" if position % 4 == 0 else "train",
+                    "text": " ".join(tokens) + " .",
+                    "tokens": tokens,
+                }
+            )
+    failures = [
+        {
+            "key": f"{image_id}/de/comparable/0",
+            "uri": "captions.tsv:7",
+            "stage": "prepare",
+            "reason": "empty_caption",
+            "message": "nothing but spaces: «  »",
+        }
+        for image_id in IMAGE_IDS[:2]
+    ]
+    return make_toy(path, "captions", rows, parameters={"tokenizer": "moses"}, failures=failures, **kwargs)
+
+
+def count_tokens(captions: Toy) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    for row in captions.rows:
+        for token in row["tokens"]:
+            found = counts.setdefault(row["language"], {})
+            found[token] = found.get(token, 0) + 1
+    return counts
+
+
+def make_vocabulary(path: Path, captions: Toy, **kwargs: Any) -> Toy:
+    vocabulary = Vocabulary.from_counts(count_tokens(captions), min_count=1)
+    rows = [
+        {"id": number, "token": token, "count": sum(counts.values()), "counts": sorted(counts.items())}
+        for number, (token, counts) in enumerate(zip(vocabulary.tokens, vocabulary.counts, strict=True))
+    ]
+    return make_toy(path, "vocabulary", rows, shards=1, **kwargs)
+
+
+def make_encoded(path: Path, captions: Toy, vocabulary: Toy, **kwargs: Any) -> Toy:
+    ids = {row["token"]: row["id"] for row in vocabulary.rows}
+    rows = []
+    for row in captions.rows:
+        token_ids = [1, *(ids[token] for token in row["tokens"]), 2]
+        kept = {name: row[name] for name in ("image_id", "language", "portion", "index", "split")}
+        rows.append({**kept, "token_ids": token_ids, "length": len(token_ids)})
+    return make_toy(path, "encoded", rows, parameters={"vocabulary_size": len(vocabulary.rows)}, **kwargs)
+
+
+def make_regions(path: Path, **kwargs: Any) -> Toy:
+    rng = np.random.default_rng(13)
+    rows = []
+    for position, image_id in enumerate(IMAGE_IDS):
+        used = 36 if position else 20
+        unused = np.arange(36) >= used
+        row = {
+            "image_id": image_id,
+            "width": 640,
+            "height": 480 + position,
+            "num_regions": used,
+            "boxes": np.sort(rng.uniform(0, 480, (36, 2, 2)), axis=1).reshape(36, 4).astype(np.float32),
+            "features": rng.standard_normal((36, 2048), dtype=np.float32),
+            "class_ids": rng.integers(1, 1601, 36).astype(np.int16),
+            "class_scores": rng.uniform(0, 1, 36).astype(np.float32),
+            "attribute_ids": rng.integers(1, 401, 36).astype(np.int16),
+            "attribute_scores": rng.uniform(0, 1, 36).astype(np.float32),
+        }
+        for value in row.values():
+            if isinstance(value, np.ndarray):
+                value[unused] = 0
+        rows.append(row)
+    return make_toy(path, "regions", rows, spec=REGIONS, **kwargs)
+
+
+FAILED_IMAGES = [
+    {"key": key, "uri": f"images/{key}.jpg", "stage": "decode", "reason": reason, "message": "17 of 90 bytes: Ende"}
+    for key, reason in [("broken-1", "truncated"), ("broken-2", "not_an_image"), ("broken-3", "truncated")]
+]
+
+
+# --- datasets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Toy]:
+    """A committed dataset of every kind, by name; never to be written to."""
+    root = tmp_path_factory.mktemp("toys")
+    captions = make_captions(root / "captions")
+    vocabulary = make_vocabulary(root / "vocabulary", captions)
+    toys = {
+        "captions": captions,
+        "vocabulary": vocabulary,
+        "encoded": make_encoded(root / "encoded", captions, vocabulary),
+        "features": make_features(root / "features", failures=FAILED_IMAGES),
+        "features16": make_features(root / "features16", CROPS16),
+        "regions": make_regions(root / "regions"),
+    }
+    for toy in toys.values():
+        toy.write()
+    return toys
+
+
+@pytest.fixture
+def copy_toy(toys: dict[str, Toy], tmp_path: Path) -> Callable[[str], Toy]:
+    """Makes a copy of a dataset, to be broken."""
+
+    def copy(name: str) -> Toy:
+        return toys[name].at(Path(shutil.copytree(toys[name].path, tmp_path / name)))
+
+    return copy
+
+
+@pytest.fixture
+def new_features(tmp_path: Path) -> Callable[..., Toy]:
+    """Describes a dataset of features that is not written yet."""
+    return lambda name="new", **kwargs: make_features(tmp_path / name, **kwargs)
+
+
+@pytest.fixture(scope="session")
+def by_hand() -> SimpleNamespace:
+    """The makers of this file, for tests that need other rows."""
+    return SimpleNamespace(
+        shard_of=shard_by_hand,
+        toy=make_toy,
+        features=make_features,
+        captions=make_captions,
+        count_tokens=count_tokens,
+        image_ids=IMAGE_IDS,
+        failed_images=FAILED_IMAGES,
+        pool=POOL,
+    )
+
+
+# --- tools that break datasets ---------------------------------------------------------------------------------------
+
+
+class Forger:
+    """Rewrites files of a dataset, and the manifest so that it lists the new bytes."""
+
+    def edit_manifest(self, toy: Toy, edit: Callable[[dict[str, Any]], object]) -> None:
+        path = toy.path / "manifest.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
+        edit(content)
+        path.write_text(json.dumps(content), encoding="utf-8")
+
+    def relist(self, toy: Toy, name: str) -> None:
+        """Lists the bytes and rows that a file has now."""
+        data = (toy.path / name).read_bytes()
+
+        def edit(content: dict[str, Any]) -> None:
+            entry = next(e for e in [*content["shards"], *content["failures"], *content["files"]] if e["path"] == name)
+            entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+            if "rows" in entry:
+                entry["rows"] = pq.read_metadata(toy.path / name).num_rows
+
+        self.edit_manifest(toy, edit)
+
+    def shard(
+        self, toy: Toy, name: str, change: Callable[[pa.Table], pa.Table], *, footer: dict[str, str] | None = None
+    ) -> None:
+        """Rewrites a shard, with its own footer unless told otherwise, and lists it."""
+        path = toy.path / name
+        pairs = {k.decode(): v.decode() for k, v in pq.read_metadata(path).metadata.items() if k.startswith(b"imagepivot.")}
+        table = change(pq.ParquetFile(path).read())
+        with pq.ParquetWriter(path, table.schema) as writer:
+            writer.write_table(table)
+            writer.add_key_value_metadata(pairs if footer is None else footer)
+        self.relist(toy, name)
+
+    def value(self, toy: Toy, name: str, row: int, **values: Any) -> None:
+        """Changes values of one row of a shard."""
+
+        def change(table: pa.Table) -> pa.Table:
+            rows = table.to_pylist()
+            rows[row].update(values)
+            return pa.Table.from_pylist(rows, schema=table.schema)
+
+        self.shard(toy, name, change)
+
+
+@pytest.fixture(scope="session")
+def forge() -> Forger:
+    return Forger()
+
+
+# --- other processes -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _blocked_process(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs a script until it prints ``ready``; there it must wait on its standard input. Killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def blocked_process() -> Callable[..., Any]:
+    return _blocked_process

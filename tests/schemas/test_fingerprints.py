@@ -1,0 +1,91 @@
+import hashlib
+import io
+import json
+from types import MappingProxyType
+
+import pytest
+
+from schemas.fingerprints import SCHEMA_VERSION, Identity, canonical_json, sha256_of_bytes, sha256_of_file
+
+
+def test_the_fingerprint_is_that_of_the_text_written_out_here():
+    identity = Identity(
+        kind="features",
+        parameters={"weights": "sha256:00", "feature": {"shape": (2048,), "name": "pool"}, "note": "größer"},
+        inputs=[{"name": "images", "fingerprint": "ab"}],
+        shards=16,
+    )
+    text = (
+        '{"inputs":[{"fingerprint":"ab","name":"images"}],"kind":"features",'
+        '"parameters":{"feature":{"name":"pool","shape":[2048]},"note":"größer","weights":"sha256:00"},'
+        '"schema_version":1,"shards":16}'
+    )
+    assert SCHEMA_VERSION == 1
+    assert identity.fingerprint == hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def test_equal_content_has_one_fingerprint_whatever_the_order_and_the_container():
+    first = Identity(kind="captions", parameters={"a": 1, "b": {"x": [1, 2], "y": None}}, inputs=[{"n": 1, "m": 2}], shards=4)
+    second = Identity(
+        kind="captions",
+        parameters=MappingProxyType({"b": {"y": None, "x": (1, 2)}, "a": 1}) | {},
+        inputs=({"m": 2, "n": 1},),
+        shards=4,
+    )
+    assert first.fingerprint == second.fingerprint
+    assert first.fingerprint == Identity(**json.loads(json.dumps(vars(first)))).fingerprint
+
+
+BASE = {"kind": "captions", "parameters": {"a": {"b": 1}, "list": [1, 2]}, "inputs": [{"n": "x"}, {"n": "y"}], "shards": 4}
+
+
+def test_every_part_counts():
+    changes = [
+        {},
+        {"kind": "encoded"},
+        {"shards": 5},
+        {"parameters": {"a": {"b": 2}, "list": [1, 2]}},
+        {"parameters": {"a": {"b": "1"}, "list": [1, 2]}},
+        {"parameters": {"a": {"b": True}, "list": [1, 2]}},
+        {"parameters": {"a": {"b": 1}, "list": [2, 1]}},
+        {"parameters": {"a": {"b": 1}, "list": [1, 2], "c": None}},
+        {"parameters": {"a": {"b": 1}}},
+        {"parameters": {}},
+        {"inputs": [{"n": "y"}, {"n": "x"}]},
+        {"inputs": [{"n": "x"}]},
+        {"inputs": [{"n": "x"}, {"n": "y", "more": 1}]},
+        {"inputs": []},
+    ]
+    assert len({Identity(**{**BASE, **change}).fingerprint for change in changes}) == len(changes)
+
+
+def test_a_fingerprint_is_a_sha256():
+    assert len(bytes.fromhex(Identity(kind="captions", parameters={}).fingerprint)) == 32
+
+
+def test_canonical_json_is_compact_sorted_and_keeps_every_character():
+    value = {"ü": "naïve 猫 😀", "B": [1, 2.5, True, None], "a": {"z": "\n\"", "y": {}}}
+    assert canonical_json(value) == '{"B":[1,2.5,true,null],"a":{"y":{},"z":"\\n\\""},"ü":"naïve 猫 😀"}'
+    assert json.loads(canonical_json(value)) == value
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_canonical_json_refuses_what_json_cannot_hold(number):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        canonical_json({"a": [number]})
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        canonical_json({"a": {1, 2}})
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
+def test_digests(size):
+    data = b"ab\xff" * (size // 3) + b"x" * (size % 3)
+    expected = hashlib.sha256(data).hexdigest()
+    assert sha256_of_bytes(data) == expected
+    assert sha256_of_file(io.BytesIO(data)) == expected
+
+
+def test_a_file_is_digested_from_where_it_stands():
+    file = io.BytesIO(b"headbody")
+    file.seek(4)
+    assert sha256_of_file(file) == hashlib.sha256(b"body").hexdigest()

@@ -1,0 +1,82 @@
+import hashlib
+from collections import Counter
+
+import pytest
+
+from schemas.errors import UsageError
+from schemas.keys import MAX_SHARDS, CaptionKey, check_language, check_shards, shard_name, shard_of
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 16, 64, 1000, MAX_SHARDS])
+@pytest.mark.parametrize("image_id", ["", "0", "1000092795", "scene-00007", "bild-ä", "猫", "a b/c", "x" * 500])
+def test_a_shard_is_the_digest_modulo_the_number_of_shards(image_id, shards):
+    assert shard_of(image_id, shards) == int(hashlib.blake2b(image_id.encode()).hexdigest(), 16) % shards
+
+
+@pytest.mark.parametrize(
+    ("image_id", "shards", "expected"),
+    # Computed with coreutils: printf scene-00007 | b2sum
+    [("scene-00007", 64, 15), ("猫-ä", 64, 34), ("猫-ä", 1000, 274)],
+)
+def test_shards_never_change(image_id, shards, expected):
+    assert shard_of(image_id, shards) == expected
+
+
+def test_images_spread_over_the_shards():
+    sizes = Counter(shard_of(f"{number:010d}", 16) for number in range(16_000))
+    assert sorted(sizes) == list(range(16))
+    assert min(sizes.values()) > 850
+    assert max(sizes.values()) < 1150
+
+
+def test_shard_names_sort_by_number():
+    assert shard_name(3, 64) == "part-00003-of-00064.parquet"
+    assert shard_name(99_998, MAX_SHARDS) == "part-99998-of-99999.parquet"
+    names = [shard_name(number, 12_345) for number in (0, 9, 10, 99, 100, 12_344)]
+    assert names == sorted(names)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 99_999])
+def test_possible_numbers_of_shards(shards):
+    assert check_shards(shards) == shards
+
+
+@pytest.mark.parametrize("shards", [0, -1, 100_000])
+def test_impossible_numbers_of_shards(shards):
+    with pytest.raises(UsageError, match=rf"the number of shards is {shards}, expected 1 to 99,999"):
+        check_shards(shards)
+
+
+def test_caption_keys_sort_by_image_language_portion_index():
+    keys = [
+        CaptionKey("a", "de", "translation", 0),
+        CaptionKey("a", "en", "comparable", 2),
+        CaptionKey("a", "en", "comparable", 10),
+        CaptionKey("a", "en", "translation", 0),
+        CaptionKey("b", "de", "comparable", 0),
+    ]
+    assert sorted(reversed(keys)) == keys
+    assert str(keys[2]) == "a/en/comparable/10"
+
+
+@pytest.mark.parametrize(
+    ("tag", "expected"),
+    [
+        ("en", "en"),
+        ("EN", "en"),
+        ("gsw", "gsw"),
+        ("pt-br", "pt-BR"),
+        ("zh-hant-tw", "zh-Hant-TW"),
+        ("es-419", "es-419"),
+        ("sl-rozaj-1994", "sl-rozaj-1994"),
+        ("DE-ch-1901", "de-CH-1901"),
+    ],
+)
+def test_language_tags_get_their_usual_case(tag, expected):
+    assert check_language(tag) == expected
+
+
+@pytest.mark.parametrize("tag", ["", "e", "english", "en_US", "en-", "-en", "en--US", "e1", "de-1996-1996", "en\n", "en/de", "дe"])
+def test_other_language_tags_are_refused(tag):
+    with pytest.raises(UsageError, match="is not a language tag: use a BCP 47 tag such as 'en' or 'pt-BR'"):
+        check_language(tag)

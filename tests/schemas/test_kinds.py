@@ -1,0 +1,78 @@
+import pyarrow as pa
+import pytest
+
+from schemas.features import FeatureSpec
+from schemas.kinds import FAILURE_REASONS, FAILURES, KEY_COLUMNS, schema_of
+
+POOL = FeatureSpec(name="resnet50-pool", shape=(2048,), source="He et al. 2016")
+REGIONS16 = FeatureSpec(name="faster-rcnn-36", shape=(36, 2048), dtype="float16")
+
+LABEL = "dictionary<values=string, indices=int32, ordered=0>"
+CAPTION_KEY = [("image_id", "string"), ("language", LABEL), ("portion", LABEL), ("index", "int16"), ("split", LABEL)]
+# The columns of design.md, section 4.
+EXPECTED = {
+    "captions": [*CAPTION_KEY, ("text", "string"), ("tokens", "list<item: string not null>")],
+    "encoded": [*CAPTION_KEY, ("token_ids", "list<item: int32 not null>"), ("length", "int32")],
+    "vocabulary": [("id", "int32"), ("token", "string"), ("count", "int64"), ("counts", "map<string, int64>")],
+    "features": [("image_id", "string"), ("feature", "fixed_size_list<item: float not null>[2048]")],
+    "regions": [
+        ("image_id", "string"),
+        ("width", "int32"),
+        ("height", "int32"),
+        ("num_regions", "int16"),
+        ("boxes", "fixed_size_list<item: float not null>[144]"),
+        ("features", "fixed_size_list<item: halffloat not null>[73728]"),
+        ("class_ids", "fixed_size_list<item: int16 not null>[36]"),
+        ("class_scores", "fixed_size_list<item: float not null>[36]"),
+        ("attribute_ids", "fixed_size_list<item: int16 not null>[36]"),
+        ("attribute_scores", "fixed_size_list<item: float not null>[36]"),
+    ],
+}
+SPECS = {"features": POOL, "regions": REGIONS16}
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_columns(kind):
+    schema = schema_of(kind, SPECS.get(kind))
+    assert [(field.name, str(field.type)) for field in schema] == EXPECTED[kind]
+    assert all(name in schema.names for name in KEY_COLUMNS[kind])
+
+
+def test_columns_of_failures():
+    assert [(field.name, str(field.type)) for field in FAILURES] == [
+        (name, "string") for name in ("key", "uri", "stage", "reason", "message")
+    ]
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_nothing_is_nullable_and_everything_is_described(kind):
+    for field in [*schema_of(kind, SPECS.get(kind)), *FAILURES]:
+        assert not field.nullable, field.name
+        assert len(field.metadata[b"description"]) > 5, field.name
+        if pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type):
+            assert not field.type.value_field.nullable, field.name
+
+
+def test_features_say_what_they_are():
+    assert schema_of("features", POOL).field("feature").metadata[b"description"] == (
+        b"resnet50-pool, shape 2048, float32. He et al. 2016"
+    )
+    assert b"shape 36x2048" in schema_of("regions", REGIONS16).field("features").metadata[b"description"]
+    assert b"shape 36x4" in schema_of("regions", REGIONS16).field("boxes").metadata[b"description"]
+
+
+def test_reasons_of_failures_stand_in_the_schema():
+    description = FAILURES.field("reason").metadata[b"description"].decode()
+    assert description.removeprefix("one of: ").split(", ") == list(FAILURE_REASONS)
+
+
+def test_kinds_are_a_closed_list():
+    assert set(KEY_COLUMNS) == set(EXPECTED)
+    with pytest.raises(ValueError, match="kind 'images' is unknown, expected one of captions, encoded, vocabulary, features"):
+        schema_of("images")
+
+
+@pytest.mark.parametrize("kind", ["features", "regions"])
+def test_vectors_need_a_spec(kind):
+    with pytest.raises(ValueError, match=f"kind '{kind}' needs a FeatureSpec"):
+        schema_of(kind)

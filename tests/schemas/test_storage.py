@@ -1,0 +1,196 @@
+import errno
+import os
+import pickle
+from types import SimpleNamespace
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from pyarrow import fs
+
+import schemas.storage
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, UsageError
+from schemas.output import hold
+from schemas.storage import Folder, filesystem_of, is_remote, storage_errors
+from schemas.validation import validate
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(str(tmp_path / "data"))
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """An object store in memory, behind ``gs://bucket``: no folders, and no partial writes seen by others."""
+    store = MemoryFileSystem()
+    store.store, store.pseudo_dirs = {}, [""]
+    wrapped = fs.PyFileSystem(fs.FSSpecHandler(store))
+    monkeypatch.setattr(schemas.storage, "filesystem_of", lambda location: (wrapped, "/" + location.removeprefix("gs://").rstrip("/")))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("location", "remote"),
+    [("gs://b/x", True), ("s3://b/x", True), ("data/x", False), ("/data/x", False), ("file:///data/x", False), ("~/x", False)],
+)
+def test_what_is_remote(location, remote):
+    assert is_remote(location) is remote
+    assert Folder(location).is_local is not remote
+
+
+def test_local_paths_are_made_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert Folder("a/b").local_path == tmp_path / "a" / "b"
+    assert Folder("~/b").local_path == tmp_path / "home" / "b"
+    assert Folder(f"file://{tmp_path}/b").local_path == tmp_path / "b"
+
+
+def test_unknown_addresses_are_refused():
+    with pytest.raises(UsageError, match="cannot understand the location 'ftp://host/x': .* Give a local path, gs://"):
+        filesystem_of("ftp://host/x")
+
+
+def test_an_address_that_cannot_be_reached(monkeypatch):
+    def fail(uri):
+        raise OSError(f"When resolving region for {uri}: Could not resolve hostname")
+
+    # pyarrow asks the network for the region of an S3 bucket as soon as it sees the address.
+    monkeypatch.setattr(schemas.storage, "fs", SimpleNamespace(FileSystem=SimpleNamespace(from_uri=fail)))
+    with pytest.raises(DatasetError, match="cannot use 's3://bucket/x': OSError: .*Could not resolve hostname"):
+        Folder("s3://bucket/x").names()
+
+
+def test_files_of_a_folder(folder):
+    assert folder.names() == []
+    assert folder.size("a") is None
+    folder.write("b", b"two")
+    folder.write("a/nested/ä", b"")
+    assert folder.names() == ["a/nested/ä", "b"]
+    assert dict(folder.files()) == {"a/nested/ä": 0, "b": 3}
+    assert (folder.size("b"), folder.size("a/nested/ä"), folder.size("a"), folder.size("c")) == (3, 0, None, None)
+    assert (folder.read("b"), folder.read("a/nested/ä")) == (b"two", b"")
+    folder.write("b", b"three")
+    assert folder.read("b") == b"three"
+    folder.delete("b")
+    folder.delete("b")
+    assert folder.names() == ["a/nested/ä"]
+    assert folder.path_of("b") == f"{folder.location}/b"
+
+
+def test_links_are_files_and_never_followed_into_folders(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_bytes(b"1234")
+    folder.write("own", b"x")
+    (folder.local_path / "to-file").symlink_to(tmp_path / "elsewhere" / "file")
+    (folder.local_path / "to-folder").symlink_to(tmp_path / "elsewhere")
+    (folder.local_path / "to-nothing").symlink_to(tmp_path / "nowhere")
+    assert dict(folder.files()) == {"own": 1, "to-file": 4, "to-nothing": -1}
+
+
+def test_a_file_appears_only_when_it_is_whole(folder):
+    with folder.replace("name") as file:
+        file.write(b"half")
+        file.flush()
+        (temporary,) = folder.names()
+        assert temporary == f".name.tmp-{os.getpid()}"
+    assert folder.names() == ["name"]
+    assert folder.read("name") == b"half"
+
+
+def test_a_write_that_fails_leaves_what_was_there(folder):
+    folder.write("kept", b"old")
+
+    def fail(name):
+        with folder.replace(name) as file:
+            file.write(b"new")
+            raise ZeroDivisionError("in the middle")
+
+    for name in ("kept", "fresh"):
+        with pytest.raises(ZeroDivisionError, match="in the middle"):
+            fail(name)
+    assert folder.names() == ["kept"]
+    assert folder.read("kept") == b"old"
+
+
+def test_missing_files_are_not_found(folder):
+    with pytest.raises(FileNotFoundError):  # noqa: PT011 - its type is what callers go by
+        folder.open("nothing")
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        folder.read("nothing")
+
+
+def test_a_file_where_a_folder_is_expected(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    for action in (lambda f: f.names(), lambda f: f.write("x", b""), lambda f: f.open("x"), lambda f: hold(f).__enter__()):
+        with pytest.raises(DatasetError, match=r"cannot use .*file"):
+            action(Folder(str(tmp_path / "file" / "data")))
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "the disk is full: free some space and run the same command again, finished shards are kept"),
+        (errno.EDQUOT, "the disk quota is used up"),
+        (errno.EACCES, "permission denied"),
+        (errno.EROFS, "the file system is read-only"),
+        (errno.EIO, "OSError"),
+    ],
+)
+def test_errors_of_the_system_say_what_to_do(number, advice):
+    with pytest.raises(DatasetError, match=f"cannot use 'there': .*{advice}"), storage_errors("there"):
+        raise OSError(number, os.strerror(number))
+
+
+def test_a_full_disk_leaves_nothing_behind(folder):
+    def fail():
+        with folder.replace("name") as file:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(DatasetError, match="cannot use '.*/data/name': the disk is full"):
+        fail()
+    assert folder.names() == []
+
+
+def test_folders_are_pickled(folder):
+    folder.write("a", b"1")
+    assert pickle.loads(pickle.dumps(folder)) == folder
+    assert pickle.loads(pickle.dumps(folder)).read("a") == b"1"
+
+
+def test_an_object_store_holds_whole_files_only(bucket, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    folder = Folder("gs://bucket/data/")
+    with folder.replace("a/b.txt") as file:
+        file.write(b"hello")
+        assert folder.names() == []
+    assert folder.names() == ["a/b.txt"]
+    assert folder.path_of("a/b.txt") == "gs://bucket/data/a/b.txt"
+    assert folder.read("a/b.txt") == b"hello"
+    assert (folder.size("a/b.txt"), folder.size("a/c.txt")) == (5, None)
+
+    def fail():
+        with folder.replace("c.txt") as file:
+            file.write(b"half")
+            raise ZeroDivisionError("in the middle")
+
+    with pytest.raises(ZeroDivisionError, match="in the middle"):
+        fail()
+    folder.delete("a/b.txt")
+    assert folder.names() == []
+    assert list(tmp_path.iterdir()) == []  # The local temporary files are gone.
+
+
+def test_a_dataset_in_an_object_store(bucket, toys, by_hand):
+    toy = toys["features"]
+    remote = by_hand.toy("gs://bucket/features", "features", toy.rows, spec=toy.spec, failures=toy.failures)
+    with hold(remote.output.folder):
+        assert remote.output.complete() is None
+        manifest = remote.write()
+    assert validate("gs://bucket/features") == []
+    assert remote.output.complete() == manifest == open_dataset(toy.path).manifest
+    assert open_dataset("gs://bucket/features").numpy().tobytes() == open_dataset(toy.path).numpy().tobytes()
+    assert remote.output.folder.names() == open_dataset(toy.path).folder.names()
