@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from enum import Enum
+from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -150,9 +151,9 @@ def captions(
 ) -> None:
     """Tokenize raw captions into shards.
 
-    SOURCE is, by --format: [b]multi30k[/b] the folder with task1 and task2; [b]karpathy[/b] a dataset_flickr30k.json;
-    [b]coco[/b] a captions_*.json or a folder of them; [b]table[/b] a CSV, TSV, JSON lines or Parquet file with the columns
-    image_id, text and, if there are any, language, portion, index and split.
+    SOURCE is, by --format: [b]multi30k[/b] the folder with task1 and task2; [b]karpathy[/b] a dataset_flickr30k.json or the
+    like; [b]coco[/b] a captions_SPLIT.json or a folder of them; [b]table[/b] a CSV, TSV, JSON lines or Parquet file with the
+    columns image_id, text and, if there are any, language, portion, index and split.
 
     An empty caption becomes a failure row. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """
@@ -340,6 +341,12 @@ def _options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
     pass
+
+
+for _command in app.registered_commands:
+    # The terminal wraps lines, not the source file: one line a paragraph.
+    _paragraphs = (getdoc(_command.callback) or "").split("\n\n")
+    _command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in _paragraphs)
 
 
 def main() -> None:

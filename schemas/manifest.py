@@ -131,7 +131,7 @@ class Manifest:
             )
         except (KeyError, TypeError) as error:
             raise DatasetError(f"{location} is damaged: {error}. Make the dataset again") from error
-        if manifest.kind not in list(KEY_COLUMNS):
+        if manifest.kind not in list(KEY_COLUMNS):  # A list: in a damaged manifest the kind may be unhashable.
             raise DatasetError(f"{location} is of kind {manifest.kind!r}, expected one of {', '.join(KEY_COLUMNS)}")
         if manifest.identity.fingerprint != manifest.fingerprint:
             raise DatasetError(

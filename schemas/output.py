@@ -111,12 +111,12 @@ def difference(found: Manifest | Footer, identity: Identity) -> str:
     for key in sorted({*found.parameters, *identity.parameters}):
         before, after = found.parameters.get(key), identity.parameters.get(key)
         if before != after:
-            parts.append(f"{key} {_short(before)} instead of {_short(after)}")
-    return "; ".join(parts[:3]) or "other inputs or another number of shards"
+            parts.append(f"{key}: there {_short(before)}, now {_short(after)}")
+    return "; ".join(parts[:3]) or "made from other inputs, or with another number of shards"
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = "nothing" if value is None else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

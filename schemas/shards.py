@@ -20,7 +20,7 @@ from schemas.kinds import FAILURES
 from schemas.manifest import ShardEntry
 from schemas.storage import Folder
 
-__all__ = ["Footer", "Rows", "failures_name", "finished_shard", "read_footer", "shard_entry", "write_shard"]
+__all__ = ["Footer", "Rows", "failures_name", "finished_shard", "is_foreign", "read_footer", "shard_entry", "write_shard"]
 
 _ROW_GROUP_BYTES = 4 << 20
 _TEXT_ROW_GROUP_ROWS = 65_536
@@ -95,7 +95,7 @@ def write_shard(
     with folder.replace(name) as file:
         with pq.ParquetWriter(file, schema, version="2.6", **options) as writer:
             for group in _regroup(tables, schema, group_rows):
-                writer.write_table(group, row_group_size=group_rows)
+                writer.write_table(_canonical(group), row_group_size=group_rows)
             writer.add_key_value_metadata(_footer_metadata(identity, statistics or {}))
         if failures is not None:
             _write_failures(folder, failures_name(name), failures, identity)
@@ -128,20 +128,49 @@ def _regroup(tables: Iterable[Rows], schema: pa.Schema, rows: int) -> Iterable[p
         yield pa.concat_tables(held)
 
 
-def read_footer(folder: Folder, name: str) -> Footer | None:
-    """What a shard says about itself, or None where there is no file, or one that is not ours or not whole."""
+def _canonical(group: pa.Table) -> pa.Table:
+    """One chunk a column, dictionaries in the order of first use: the bytes must not depend on how the rows arrived."""
+    for number, field_ in enumerate(group.schema):
+        if pa.types.is_dictionary(field_.type):
+            plain = group.column(number).cast(field_.type.value_type).combine_chunks()
+            group = group.set_column(number, field_, plain.dictionary_encode())
+    return group.combine_chunks()
+
+
+def _read_metadata(folder: Folder, name: str) -> pq.FileMetaData | None:
+    """A shard's Parquet metadata, or None where there is no file, or one that is not whole."""
     try:
         with folder.open(name) as file:
-            metadata = pq.ParquetFile(file).metadata
-            pairs = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
-            return Footer(
-                kind=pairs["imagepivot.kind"],
-                fingerprint=pairs["imagepivot.fingerprint"],
-                parameters=json.loads(pairs["imagepivot.parameters"]),
-                statistics=json.loads(pairs["imagepivot.statistics"]),
-                rows=metadata.num_rows,
-            )
-    except (FileNotFoundError, pa.ArrowInvalid, KeyError, ValueError):
+            return pq.ParquetFile(file).metadata
+    except (FileNotFoundError, ValueError, pa.ArrowNotImplementedError):  # ArrowInvalid is a ValueError.
+        return None
+    except OSError:
+        if not folder.is_local:
+            raise  # A store that does not answer says nothing about the shard.
+        return None  # A local file is mapped: what fails is not the disk but making sense of the bytes.
+
+
+def is_foreign(folder: Folder, name: str) -> bool:
+    """Whether a file with the name of a shard is a whole Parquet file that somebody else made."""
+    metadata = _read_metadata(folder, name)
+    return metadata is not None and b"imagepivot.fingerprint" not in (metadata.metadata or {})
+
+
+def read_footer(folder: Folder, name: str) -> Footer | None:
+    """What a shard says about itself, or None where there is no file, or one that is not ours or not whole."""
+    metadata = _read_metadata(folder, name)
+    if metadata is None:
+        return None
+    try:
+        pairs = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
+        return Footer(
+            kind=pairs["imagepivot.kind"],
+            fingerprint=pairs["imagepivot.fingerprint"],
+            parameters=json.loads(pairs["imagepivot.parameters"]),
+            statistics=json.loads(pairs["imagepivot.statistics"]),
+            rows=metadata.num_rows,
+        )
+    except (KeyError, ValueError):
         return None
 
 

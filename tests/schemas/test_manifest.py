@@ -122,7 +122,6 @@ def test_what_is_no_manifest(text):
         {"surprise": 1},
         {"version": "1"},
         {"version": None},
-        {"kind": ["captions"]},
     ],
 )
 def test_a_damaged_manifest_is_refused(changes):
@@ -135,6 +134,11 @@ def test_an_unknown_kind_is_refused():
     text = edited(kind="audio", parameters={}, inputs=[], fingerprint=identity.fingerprint)
     with pytest.raises(DatasetError, match="is of kind 'audio', expected one of captions, encoded, vocabulary, features, regions"):
         read(text)
+
+
+def test_a_kind_that_is_no_text_is_refused():
+    with pytest.raises(DatasetError, match=r"is of kind \['captions'\], expected one of captions"):
+        read(edited(kind=["captions"]))
 
 
 def test_a_folder_without_a_manifest_is_no_dataset(tmp_path):

@@ -1,0 +1,282 @@
+import io
+import os
+import random
+from pathlib import Path
+
+import apache_beam as beam
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import extractors
+from extractors import Description, Extractor
+from pipelines.features import ExtractFeatures, FeaturesJob, count_images, extract_features
+from pipelines.images import listing_digest, open_images
+from pipelines.progress import Meter
+from pipelines.runner import Execution
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
+from schemas.features import FeatureSpec
+from schemas.fingerprints import Identity
+from schemas.keys import shard_of
+from schemas.output import Output
+from schemas.storage import Folder
+from schemas.validation import validate
+
+ONE = Execution(workers=1)
+SPEC = FeatureSpec("fake", (3,))
+
+
+class FakeExtractor(Extractor):
+    """The feature of an image of one colour is its red, green and blue, plus the number that stands for the weights."""
+
+    loaded = 0
+
+    def __init__(self, weights: str):
+        super().__init__(describe("fake", weights=weights))
+        self._more = int(weights)
+        FakeExtractor.loaded += 1
+
+    def preprocess(self, image):
+        return torch.tensor(image.getpixel((0, 0)))
+
+    def extract(self, batch):
+        return batch.numpy().astype(np.float32) + self._more
+
+
+def describe(name: str, *, weights: str = "0", precision: str = "fp32") -> Description:
+    return Description(SPEC, {"name": name, "weights": weights, "precision": precision})
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch):
+    """Puts the fake in place of all extractors; this reaches no worker process, so one worker runs here."""
+    monkeypatch.setattr(extractors, "describe", describe)
+    monkeypatch.setattr(extractors, "load", lambda name, *, weights, device, precision: FakeExtractor(weights))
+    monkeypatch.setattr(FakeExtractor, "loaded", 0)
+
+
+def picture(colour: tuple[int, int, int]) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (2, 2), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def colours() -> dict[str, tuple[int, int, int]]:
+    generator = random.Random(21)
+    return {f"image{n:03d}": tuple(generator.randrange(256) for _ in range(3)) for n in range(40)}
+
+
+@pytest.fixture
+def images(colours, tmp_path) -> Path:
+    (tmp_path / "images" / "more").mkdir(parents=True)
+    for number, (name, colour) in enumerate(colours.items()):
+        (tmp_path / "images" / ("more" if number % 3 else "") / f"{name}.png").write_bytes(picture(colour))
+    return tmp_path / "images"
+
+
+def job_of(images, output, **more) -> FeaturesJob:
+    return FeaturesJob(images=open_images(images), output=str(output), weights="0", device="cpu", **{"shards": 4, **more})
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_each_image_has_its_feature_in_the_shard_of_its_id(images, colours, tmp_path):
+    manifest = extract_features(job_of(images, tmp_path / "f", batch_size=3), ONE)
+    dataset = open_dataset(tmp_path / "f")
+    for number in range(4):
+        expected = [
+            {"image_id": name, "feature": [float(part) for part in colour]}
+            for name, colour in sorted(colours.items())
+            if shard_of(name, 4) == number
+        ]
+        assert dataset.shard(number).to_pylist() == expected
+    assert validate(tmp_path / "f") == []
+    assert (manifest.rows, manifest.failed) == (40, 0)
+    assert not (tmp_path / "f" / "failures").exists()
+    assert manifest.parameters["extractor"] == {"name": "resnet50-pool", "weights": "0", "precision": "fp32"}
+    assert manifest.parameters["feature"] == {"name": "fake", "shape": [3], "dtype": "float32", "source": ""}
+    assert list(manifest.inputs) == [listing_digest(open_images(images).refs())]
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 100])
+def test_bytes_do_not_depend_on_the_batch(images, tmp_path, batch_size):
+    (images / "bad.png").write_bytes(b"")
+    extract_features(job_of(images, tmp_path / "f", batch_size=16), ONE)
+    extract_features(job_of(images, tmp_path / "g", batch_size=batch_size), ONE)
+    assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
+
+
+def test_the_model_is_loaded_once(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert FakeExtractor.loaded == 1
+
+
+def test_shards_without_images_are_written(images, tmp_path):
+    manifest = extract_features(job_of(images / "more" / "image001.png", tmp_path / "f", shards=7), ONE)
+    rows = [shard.rows for shard in manifest.shards]
+    assert sorted(rows) == [0] * 6 + [1]
+    assert rows[shard_of("image001", 7)] == 1
+    assert validate(tmp_path / "f") == []
+
+
+def test_failures_are_rows_of_their_own(images, colours, tmp_path):
+    (images / "empty.png").write_bytes(b"")
+    (images / "page.jpg").write_bytes(b"<html>not found</html>")
+    (images / "dangling.jpg").symlink_to(images / "none")
+    manifest = extract_features(job_of(images, tmp_path / "f"), ONE)
+    failures = {row["key"]: row for row in open_dataset(tmp_path / "f").failures().to_pylist()}
+    assert {key: (row["uri"], row["stage"], row["reason"]) for key, row in failures.items()} == {
+        "empty": ("empty.png", "decode", "empty"),
+        "page": ("page.jpg", "decode", "not_an_image"),
+        "dangling": ("dangling.jpg", "read", "unreadable"),
+    }
+    assert manifest.failure_reasons == {"empty": 1, "not_an_image": 1, "unreadable": 1}
+    assert manifest.rows == len(colours)
+    assert str(images) not in "".join(row["message"] for row in failures.values())
+    assert validate(tmp_path / "f") == []
+
+
+def test_a_shard_in_which_all_fails(tmp_path):
+    (tmp_path / "images").mkdir()
+    for number in range(100):
+        (tmp_path / "images" / f"{number}.jpg").write_bytes(b"")
+    manifest = extract_features(job_of(tmp_path / "images", tmp_path / "f", shards=2, batch_size=2), ONE)
+    assert (manifest.rows, manifest.failed) == (0, 100)
+    assert len(open_dataset(tmp_path / "f").failures()) == 100
+
+
+def test_finished_shards_are_not_made_again(images, tmp_path):
+    (images / "empty.png").write_bytes(b"")
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    before = snapshot(tmp_path / "f")
+    missing, kept = (f"part-0000{number}-of-00004.parquet" for number in (1, 2))
+    (tmp_path / "f" / "manifest.json").unlink()
+    (tmp_path / "f" / missing).unlink()
+    stamp = (tmp_path / "f" / kept).stat()
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert snapshot(tmp_path / "f") == before
+    again = (tmp_path / "f" / kept).stat()
+    assert (again.st_mtime_ns, again.st_ino) == (stamp.st_mtime_ns, stamp.st_ino)
+
+
+def test_a_complete_dataset_is_returned_as_it_is(images, tmp_path):
+    first = extract_features(job_of(images, tmp_path / "f"), ONE)
+    for path in images.rglob("*.png"):
+        path.write_bytes(path.read_bytes()[::-1])  # Of the same size: nothing is read again.
+    assert extract_features(job_of(images, tmp_path / "f"), ONE) == first
+
+
+def test_a_new_image_makes_another_dataset(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    (images / "new.png").write_bytes(picture((1, 2, 3)))
+    with pytest.raises(DatasetError, match=r"holds another dataset \(other inputs or another number of shards\)"):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert extract_features(job_of(images, tmp_path / "f", overwrite=True), ONE).rows == 41
+    assert validate(tmp_path / "f") == []
+
+
+def test_other_weights_replace_every_shard(images, colours, tmp_path):
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    job = FeaturesJob(images=open_images(images), output=str(tmp_path / "f"), weights="5", device="cpu", shards=4)
+    with pytest.raises(DatasetError, match="holds another dataset"):
+        extract_features(job, ONE)
+    extract_features(
+        FeaturesJob(images=job.images, output=job.output, weights="5", device="cpu", shards=4, overwrite=True), ONE
+    )
+    dataset = open_dataset(tmp_path / "f")
+    expected = [[part + 5.0 for part in colours[image_id]] for image_id in dataset.image_ids()]
+    assert dataset.numpy().tolist() == expected
+
+
+def test_two_files_with_one_id_are_an_error(images, tmp_path):
+    (images / "image001.jpg").write_bytes(picture((0, 0, 0)))
+    message = r"'image001' belongs to two files, 'image001.jpg' and 'more/image001.png': rename one"
+    with pytest.raises(InputError, match=message):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert not (tmp_path / "f" / "manifest.json").exists()
+
+
+def test_ids_of_paths_tell_them_apart(images, tmp_path):
+    (images / "image001.jpg").write_bytes(picture((0, 0, 0)))
+    job = FeaturesJob(images=open_images(images, ids="path"), output=str(tmp_path / "f"), weights="0", device="cpu", shards=4)
+    extract_features(job, ONE)
+    assert {"image001", "more/image001"} <= set(open_dataset(tmp_path / "f").image_ids())
+
+
+def test_no_images_are_an_error_that_names_the_place(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "notes.txt").touch()
+    with pytest.raises(InputError, match="no images found in .*photos.*check the path"):
+        extract_features(job_of(tmp_path / "photos", tmp_path / "f"), ONE)
+    assert not (tmp_path / "f").exists()
+
+
+def test_counting_streams(images):
+    source = open_images(images)
+    assert count_images(source) == listing_digest(source.refs())
+    assert count_images(source)["count"] == 40
+
+
+def test_a_listing_that_was_counted_is_not_counted_again(images, tmp_path, monkeypatch):
+    job = job_of(images, tmp_path / "f")
+    listing = count_images(job.images)
+    monkeypatch.setattr("pipelines.features.listing_digest", lambda refs: pytest.fail("listed once more"))
+    assert list(extract_features(job, ONE, listing=listing).inputs) == [listing]
+
+
+def test_the_meter_counts_images_and_failures(images, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.progress._WRITE_SECONDS", -1.0)
+    (images / "empty.png").write_bytes(b"")
+    (tmp_path / "meter").mkdir()
+    meter = Meter(str(tmp_path / "meter"))
+    extract_features(job_of(images, tmp_path / "f"), ONE, meter)
+    assert meter.total() == {"images": 41, "failed": 1}
+
+
+def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
+    (images / "empty.png").write_bytes(b"")
+    job = job_of(images, tmp_path / "f")
+    output = Output(Folder(str(tmp_path / "f")), Identity("features", {"feature": {}}, shards=4))
+    gathered = []
+    pipeline = beam.Pipeline(runner=beam.runners.portability.fn_api_runner.FnApiRunner())
+    shards = pipeline | ExtractFeatures(job=job, output=output, finished=frozenset({1}))
+    _ = shards | beam.combiners.ToList() | beam.Map(lambda found: gathered.append(sorted(found)) or Path(tmp_path / "found").write_text(str(sorted(found))))
+    result = pipeline.run()
+    result.wait_until_finish()
+    assert (tmp_path / "found").read_text() == "[0, 2, 3]"
+    counters = {each.key.metric.name: each.committed for each in result.metrics().query()["counters"]}
+    here = [name for name in (*[f"image{n:03d}" for n in range(40)], "empty") if shard_of(name, 4) != 1]
+    assert counters["images_read"] == len([name for name in here if name != "empty"])
+    assert counters["images_failed"] == ("empty" in here)
+    assert counters["bytes_written"] == sum(path.stat().st_size for path in (tmp_path / "f").glob("part-*"))
+    assert {"decode_msec", "forward_msec", "wait_msec"} <= set(counters)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"shards": 0}, "number of shards is 0"), ({"batch_size": 0}, "--batch-size is 0, expected 1 or more")],
+)
+def test_arguments_that_make_no_sense(images, arguments, message):
+    with pytest.raises(UsageError, match=message):
+        job_of(images, "f", **arguments)
+
+
+def test_an_error_of_the_extractor_is_the_users_with_its_message(images, tmp_path, monkeypatch):
+    def load(name, **_):
+        raise UsageError(f"device 'cuda' is not on this host for {name}")
+
+    monkeypatch.setattr(extractors, "load", load)
+    with pytest.raises(UsageError, match=r"^device 'cuda' is not on this host for resnet50-pool$"):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+
+
+def test_a_folder_that_may_not_be_written(images, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ImagepivotError, match="file"):
+        extract_features(job_of(images, tmp_path / "file"), ONE)
+    assert os.path.getsize(tmp_path / "file") == 0
