@@ -367,9 +367,10 @@ def main() -> None:
             highlight=False,
         )
         sys.exit(1)
-    except KeyboardInterrupt:
-        notes.print("stopped; finished shards are kept, the same command goes on from here", highlight=False)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:  # Ctrl-C, as typer hands it on.
+            notes.print("stopped; finished shards are kept, the same command goes on from here", highlight=False)
+        raise
 
 
 if __name__ == "__main__":

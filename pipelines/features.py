@@ -216,7 +216,7 @@ def extract_features(
     identity = Identity(
         kind="features",
         parameters={
-            "feature": asdict(description.spec),
+            "feature": {**asdict(description.spec), "shape": list(description.spec.shape)},
             "extractor": description.parameters,
             "extractor_fingerprint": description.fingerprint,
         },

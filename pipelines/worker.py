@@ -32,8 +32,9 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     # What goes wrong reaches the launcher as an error; the log would only repeat it, and Beam's own notes, on the terminal.
     logging.disable(logging.ERROR)
-    from apache_beam.runners.worker import sdk_worker_main
+    from apache_beam.runners.worker import sdk_worker, sdk_worker_main
 
+    sdk_worker.print = lambda *_, **__: None  # Beam prints the traceback of each such error, too.
     sdk_worker_main.main(sys.argv)
 
 

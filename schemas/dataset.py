@@ -154,24 +154,30 @@ class Dataset:
         Args:
             column: name of the column.
             l2: divide each vector by its Euclidean norm (over the last axis; a zero vector stays zero).
-            out: where to put it, e.g. a ``numpy.memmap``; made when not given.
+            out: where to put it, e.g. a ``numpy.memmap``: contiguous, of the same shape; made when not given.
 
         Returns:
             Array ``(rows, *shape)`` in the stored type; rows in the order of ``image_ids()``.
+
+        Raises:
+            DatasetError: the column holds no vectors, or a shard is missing or not as listed.
+            ValueError: ``out`` cannot take them.
         """
         dtype = self.schema.field(column).type
         if not pa.types.is_fixed_size_list(dtype):
             raise DatasetError(f"column {column!r} holds {dtype}, not vectors: use table()")
-        width = dtype.list_size
-        flat_shape = (len(self), width)
+        shape = self._shape(column, len(self))
         if out is None:
-            out = np.empty(self._shape(column, len(self)), dtype=dtype.value_type.to_pandas_dtype())
-        flat = out.reshape(flat_shape)
+            out = np.empty(shape, dtype=dtype.value_type.to_pandas_dtype())
+        if out.shape != shape or not out.flags.c_contiguous:
+            raise ValueError(f"out has shape {out.shape} and strides {out.strides}, expected a C-contiguous array {shape}")
+        flat = out.reshape(len(self), dtype.list_size)
         starts = np.cumsum([0, *(shard.rows for shard in self.manifest.shards)])
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda n: self._fill(n, column, flat[starts[n] : starts[n + 1]]), range(self.num_shards)))
         if l2:
-            norms = np.linalg.norm(out, axis=-1, keepdims=True)
+            # Summed in float32 at least, in which squares of float16 neither overflow nor lose their digits.
+            norms = np.sqrt(np.einsum("...d,...d->...", out, out, dtype=np.result_type(out, np.float32)))[..., np.newaxis]
             out /= np.where(norms > 0, norms, 1)
         return out
 
@@ -184,11 +190,18 @@ class Dataset:
     def _fill(self, number: int, column: str, target: np.ndarray) -> None:
         """Copies one shard into its place, a row group at a time: what was just decoded is still in the cache."""
         done = 0
-        with self._open(self.manifest.shards[number].path) as file:
+        name = self.manifest.shards[number].path
+        with self._open(name) as file:
             parquet = pq.ParquetFile(file)
+            if parquet.metadata.num_rows != len(target):
+                raise DatasetError(
+                    f"{self.folder.path_of(name)} has {parquet.metadata.num_rows} rows, the manifest says {len(target)}: "
+                    "copy the whole folder again, or make the dataset again"
+                )
             for group in range(parquet.num_row_groups):
                 for chunk in parquet.read_row_group(group, columns=[column], use_threads=False)[column].chunks:
-                    target[done : done + len(chunk)] = chunk.flatten().to_numpy(zero_copy_only=True).reshape(len(chunk), -1)
+                    values = chunk.flatten().to_numpy(zero_copy_only=True)
+                    target[done : done + len(chunk)] = values.reshape(-1, target.shape[1])
                     done += len(chunk)
 
     def _shape(self, column: str, rows: int) -> tuple[int, ...]:

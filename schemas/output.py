@@ -18,17 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import DatasetError
-from schemas.fingerprints import Identity, sha256_of_bytes
+from schemas.fingerprints import Identity, canonical_json, sha256_of_bytes
 from schemas.keys import shard_name
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
-from schemas.shards import Footer, failures_name, finished_shard, read_footer, shard_entry
+from schemas.shards import Footer, failures_name, finished_shard, is_foreign, read_footer, shard_entry
 from schemas.storage import TEMPORARY_MARK, Folder, storage_errors
 
 __all__ = ["Output", "commit", "hold"]
 
 LOCK_NAME = ".lock"
+_OTHER_FILES = re.compile(r"vocabulary\.txt|truecaser/[A-Za-z0-9-]+\.model")
 _OURS = re.compile(
-    r"(failures/)?part-\d{5}-of-\d{5}\.parquet|manifest\.json|vocabulary\.txt|truecaser/[A-Za-z0-9-]+\.model|\.lock|"
+    rf"(failures/)?part-\d{{5}}-of-\d{{5}}\.parquet|manifest\.json|{_OTHER_FILES.pattern}|\.lock|"
     rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d+"
 )
 
@@ -57,7 +58,10 @@ class Output:
         """The manifest, where an earlier run of the same identity committed and every shard is still as listed."""
         if self.folder.size(MANIFEST_NAME) is None:
             return None
-        manifest = Manifest.read(self.folder)
+        try:
+            manifest = Manifest.read(self.folder)
+        except DatasetError:
+            return None  # `prepare` says what is wrong with it, or overwrites it.
         if manifest.fingerprint != self.identity.fingerprint:
             return None
         entries = (*manifest.shards, *manifest.failures, *manifest.files)
@@ -71,7 +75,7 @@ class Output:
                 ``overwrite`` is false.
         """
         names = self.folder.names()
-        foreign = [name for name in names if not _OURS.fullmatch(name)]
+        foreign = [name for name in names if not _OURS.fullmatch(name) or (_is_shard(name) and is_foreign(self.folder, name))]
         if foreign:
             raise DatasetError(
                 f"{self.folder.location!r} holds files that are no dataset's, e.g. {foreign[0]!r}: nothing was written. "
@@ -83,9 +87,7 @@ class Output:
         self.folder.delete(MANIFEST_NAME)
         for name in names:
             shard = name.removeprefix("failures/")
-            stale = shard.startswith("part-") and (
-                shard not in self.names() or finished_shard(self.folder, shard, self.identity) is None
-            )
+            stale = _is_shard(name) and (shard not in self.names() or finished_shard(self.folder, shard, self.identity) is None)
             if stale or TEMPORARY_MARK in name:
                 self.folder.delete(name)
 
@@ -103,6 +105,10 @@ class Output:
                 )
 
 
+def _is_shard(name: str) -> bool:
+    return name.removeprefix("failures/").startswith("part-")
+
+
 def difference(found: Manifest | Footer, identity: Identity) -> str:
     """Says in a few words how what lies in a folder differs from what a run would write."""
     if found.kind != identity.kind:
@@ -110,7 +116,7 @@ def difference(found: Manifest | Footer, identity: Identity) -> str:
     parts = []
     for key in sorted({*found.parameters, *identity.parameters}):
         before, after = found.parameters.get(key), identity.parameters.get(key)
-        if before != after:
+        if canonical_json(before) != canonical_json(after):  # What was read holds lists where the other has tuples.
             parts.append(f"{key}: there {_short(before)}, now {_short(after)}")
     return "; ".join(parts[:3]) or "made from other inputs, or with another number of shards"
 
@@ -130,9 +136,11 @@ def hold(folder: Folder) -> Iterator[None]:
     if not folder.is_local:
         yield
         return
+    path = folder.local_path
     with storage_errors(folder.location):
-        folder.local_path.mkdir(parents=True, exist_ok=True)
-        handle = _lock(folder.local_path / LOCK_NAME, folder.location)
+        made = [parent for parent in (path, *path.parents) if not parent.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        handle = _lock(path / LOCK_NAME, folder.location)
     try:
         yield
     finally:
@@ -140,7 +148,8 @@ def hold(folder: Folder) -> Iterator[None]:
         folder.delete(LOCK_NAME)
         os.close(handle)
         with contextlib.suppress(OSError):
-            folder.local_path.rmdir()  # Only an empty folder goes: a refused run leaves nothing behind.
+            for empty in made:
+                empty.rmdir()  # Only empty folders go: a refused run leaves nothing behind.
 
 
 def _lock(path: Path, location: str) -> int:
@@ -207,6 +216,9 @@ def commit(
         files=tuple(_file_entry(folder, name) for name in sorted(files)),
         statistics=statistics(footers),
     )
+    for name in folder.names():
+        if _OTHER_FILES.fullmatch(name) and name not in files:
+            folder.delete(name)  # Of a dataset that was overwritten.
     folder.write(MANIFEST_NAME, manifest.to_json().encode())
     return manifest
 

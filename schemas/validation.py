@@ -18,7 +18,7 @@ from schemas.keys import shard_name, shard_of
 from schemas.kinds import FAILURE_REASONS, FAILURES, KEY_COLUMNS
 from schemas.manifest import MANIFEST_NAME, FileEntry, ShardEntry
 from schemas.output import LOCK_NAME
-from schemas.shards import failures_name, read_footer
+from schemas.shards import Footer, failures_name, read_footer
 from schemas.vocabulary import END, SPECIALS, START
 
 __all__ = ["validate"]
@@ -60,6 +60,8 @@ def _check_files(dataset: Dataset) -> Iterator[str]:
     for number, shard in enumerate(manifest.shards):
         if shard.path != shard_name(number, shards):
             yield f"shard {number} is called {shard.path!r}, expected {shard_name(number, shards)!r}"
+    belonging = {failures_name(shard.path) for shard in manifest.shards}
+    yield from (f"{entry.path} belongs to no shard" for entry in manifest.failures if entry.path not in belonging)
     there = set(dataset.folder.names()) - {MANIFEST_NAME, LOCK_NAME}
     for name in sorted(there - {entry.path for entry in listed}):
         yield f"{name} lies in the folder but is not in the manifest"
@@ -73,6 +75,9 @@ def _check_files(dataset: Dataset) -> Iterator[str]:
             yield f"{entry.path} has {size:,} bytes, the manifest says {entry.bytes:,}"
         elif digest != entry.sha256:
             yield f"{entry.path} has SHA-256 {digest[:12]}..., the manifest says {entry.sha256[:12]}...: its bytes changed"
+
+
+_NO_FOOTER = "{} does not say in its footer which dataset it was made for"
 
 
 def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Table | str:
@@ -90,14 +95,20 @@ def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Ta
     return table
 
 
+def _other_footer(dataset: Dataset, name: str, footer: Footer) -> str:
+    return f"{name} was made for fingerprint {footer.fingerprint!r}, the dataset has {dataset.fingerprint!r}"
+
+
 def _check_shard(dataset: Dataset, number: int, entry: ShardEntry) -> Iterator[str]:
     footer = read_footer(dataset.folder, entry.path)
     if footer is not None and footer.fingerprint != dataset.fingerprint:
-        yield f"{entry.path} was made for fingerprint {footer.fingerprint!r}, the dataset has {dataset.fingerprint!r}"
+        yield _other_footer(dataset, entry.path, footer)
     table = _open_table(dataset, entry, dataset.schema)
     if isinstance(table, str):
         yield table
         return
+    if footer is None:
+        yield _NO_FOOTER.format(entry.path)
     for column in table.schema.names:
         if table[column].null_count:
             yield f"{entry.path}: column {column!r} has {table[column].null_count} nulls"
@@ -127,6 +138,9 @@ def _check_failures(dataset: Dataset, number: int, reasons: Counter[str]) -> lis
     reasons.update(found)
     unknown = sorted(set(found) - set(FAILURE_REASONS))
     problems = [f"{name}: reason {reason!r} is not in the closed list" for reason in unknown]
+    footer = read_footer(dataset.folder, name)
+    if footer is None or footer.fingerprint != dataset.fingerprint:
+        problems.append(_NO_FOOTER.format(name) if footer is None else _other_footer(dataset, name, footer))
     if dataset.kind in ("features", "regions"):
         done = set(dataset.shard(number, ["image_id"])["image_id"].to_pylist())
         both = sorted(done.intersection(table["key"].to_pylist()))
@@ -150,8 +164,9 @@ def _check_encoded(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     size = dataset.manifest.parameters["vocabulary_size"]
     if len(ids) and (ids.min() < 0 or ids.max() >= size):
         yield f"ids lie between {ids.min()} and {ids.max()}, the vocabulary has {size}"
-    ends = np.cumsum(table["length"].to_numpy())
-    if len(ids) and ((ids[ends - 1] != END).any() or (ids[np.concatenate([[0], ends[:-1]])] != START).any()):
+    lengths = table["length"].to_numpy()
+    ends = np.cumsum(lengths)
+    if (lengths < 2).any() or (ids[ends - 1] != END).any() or (ids[ends - lengths] != START).any():
         yield "a caption does not begin with <start> and end with <end>"
 
 
@@ -169,7 +184,10 @@ def _check_vocabulary(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     wrong = next((row["token"] for row in rows if row["count"] != sum(count for _, count in row["counts"])), None)
     if wrong is not None:
         yield f"the count of token {wrong!r} is not the sum of its counts by language"
-    if dataset.folder.read("vocabulary.txt").decode() != "".join(f"{row['token']}\n" for row in rows):
+    text = "".join(f"{row['token']}\n" for row in rows).encode()
+    if all(entry.path != "vocabulary.txt" for entry in dataset.manifest.files):
+        yield "there is no vocabulary.txt in the manifest"
+    elif dataset.folder.size("vocabulary.txt") is not None and dataset.folder.read("vocabulary.txt") != text:
         yield "vocabulary.txt does not hold the same tokens"
 
 
@@ -187,6 +205,15 @@ def _check_regions(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     used = table["num_regions"].to_numpy()
     if len(used) and (used.min() < 0 or used.max() > regions):
         yield f"num_regions lies between {used.min()} and {used.max()}, expected 0 to {regions}"
+        return
+    unused = np.arange(regions) >= used[:, np.newaxis]
+    for column in table.schema:
+        if len(used) and pa.types.is_fixed_size_list(column.type):
+            values = table[column.name].combine_chunks().flatten().to_numpy().reshape(len(used), regions, -1)
+            wrong = np.flatnonzero((values.any(axis=2) & unused).any(axis=1))
+            if len(wrong):
+                image_id = table["image_id"][wrong[0]].as_py()
+                yield f"column {column.name!r} is not zero behind num_regions of image {image_id!r}"
 
 
 _CHECKS = {

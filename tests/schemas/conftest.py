@@ -341,7 +341,7 @@ class Forger:
         """Rewrites a shard, with its own footer unless told otherwise, and lists it."""
         path = toy.path / name
         pairs = {k.decode(): v.decode() for k, v in pq.read_metadata(path).metadata.items() if k.startswith(b"imagepivot.")}
-        table = change(pq.ParquetFile(path).read())
+        table = change(pq.ParquetFile(path).read()).replace_schema_metadata(None)  # Else the footer comes along with it.
         with pq.ParquetWriter(path, table.schema) as writer:
             writer.write_table(table)
             writer.add_key_value_metadata(pairs if footer is None else footer)

@@ -64,7 +64,7 @@ def test_a_fingerprint_is_a_sha256():
 
 
 def test_canonical_json_is_compact_sorted_and_keeps_every_character():
-    value = {"ü": "naïve 猫 😀", "B": [1, 2.5, True, None], "a": {"z": "\n\"", "y": {}}}
+    value = {"ü": "naïve 猫 😀", "B": [1, 2.5, True, None], "a": {"z": '\n"', "y": {}}}
     assert canonical_json(value) == '{"B":[1,2.5,true,null],"a":{"y":{},"z":"\\n\\""},"ü":"naïve 猫 😀"}'
     assert json.loads(canonical_json(value)) == value
 

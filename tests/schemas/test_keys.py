@@ -55,7 +55,7 @@ def test_caption_keys_sort_by_image_language_portion_index():
         CaptionKey("a", "en", "translation", 0),
         CaptionKey("b", "de", "comparable", 0),
     ]
-    assert sorted(reversed(keys)) == keys
+    assert sorted(keys, reverse=True) == keys[::-1]
     assert str(keys[2]) == "a/en/comparable/10"
 
 
@@ -76,7 +76,9 @@ def test_language_tags_get_their_usual_case(tag, expected):
     assert check_language(tag) == expected
 
 
-@pytest.mark.parametrize("tag", ["", "e", "english", "en_US", "en-", "-en", "en--US", "e1", "de-1996-1996", "en\n", "en/de", "дe"])
+@pytest.mark.parametrize(
+    "tag", ["", "e", "english", "en_US", "en-", "-en", "en--US", "e1", "de-1996-1996", "en\n", "en/de", "дe"]
+)
 def test_other_language_tags_are_refused(tag):
     with pytest.raises(UsageError, match="is not a language tag: use a BCP 47 tag such as 'en' or 'pt-BR'"):
         check_language(tag)

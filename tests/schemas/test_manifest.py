@@ -104,7 +104,7 @@ def test_an_edited_manifest_is_refused(changes):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"text"', "7", "{}", '{"format": "other", "version": 1}', "\x00"])
 def test_what_is_no_manifest(text):
-    with pytest.raises(DatasetError, match="data/manifest.json is no manifest of a dataset"):
+    with pytest.raises(DatasetError, match=r"data/manifest.json is no manifest of a dataset"):
         read(text)
 
 
@@ -132,7 +132,7 @@ def test_a_damaged_manifest_is_refused(changes):
 def test_an_unknown_kind_is_refused():
     identity = Identity(kind="audio", parameters={}, shards=2)
     text = edited(kind="audio", parameters={}, inputs=[], fingerprint=identity.fingerprint)
-    with pytest.raises(DatasetError, match="is of kind 'audio', expected one of captions, encoded, vocabulary, features, regions"):
+    with pytest.raises(DatasetError, match="is of kind 'audio', expected one of captions, encoded, vocabulary"):
         read(text)
 
 
@@ -142,7 +142,9 @@ def test_a_kind_that_is_no_text_is_refused():
 
 
 def test_a_folder_without_a_manifest_is_no_dataset(tmp_path):
-    with pytest.raises(DatasetError, match=r"is not a dataset: it holds no manifest.json\. Either the path is wrong or the run"):
+    with pytest.raises(
+        DatasetError, match=r"is not a dataset: it holds no manifest.json\. Either the path is wrong or the run"
+    ):
         Manifest.read(Folder(str(tmp_path)))
     with pytest.raises(DatasetError, match=r"'.*/nowhere' is not a dataset: it holds no manifest.json"):
         Manifest.read(Folder(str(tmp_path / "nowhere")))

@@ -83,7 +83,7 @@ def test_a_footer_says_what_the_shard_is(toys, kind):
             "imagepivot.kind": toy.kind,
             "imagepivot.fingerprint": toy.identity.fingerprint,
             "imagepivot.parameters": canonical_json(toy.identity.parameters),
-            "imagepivot.statistics": '{"rows_written":%d}' % len(toy.shard(number)),
+            "imagepivot.statistics": f'{{"rows_written":{len(toy.shard(number))}}}',
         }
 
 
@@ -123,14 +123,14 @@ def test_a_shard_without_rows(folder):
 
 def test_rows_of_another_schema_write_nothing(folder):
     rows = pa.table({"image_id": ["a"], "text": ["b"]})
-    with pytest.raises(ValueError, match="schema's field names are not matching"):
+    with pytest.raises(ValueError, match="field names"):
         write_shard(folder, NAME, [rows], schema=CAPTIONS, identity=IDENTITY)
     assert folder.names() == []
 
 
 def test_nulls_write_nothing(folder):
     rows = pa.Table.from_pylist([{**row, "text": None} for row in many_captions(2)], schema=CAPTIONS)
-    with pytest.raises(ValueError, match="Column 'text' declared non-nullable but contains nulls"):
+    with pytest.raises(ValueError, match=r"'text' .*non-nullable but contains nulls"):
         write_shard(folder, NAME, [rows], schema=CAPTIONS, identity=IDENTITY)
     assert folder.names() == []
 

@@ -1,0 +1,225 @@
+"""resnet50-pool through the whole pipeline, on photographs, against torchvision alone; and images that cannot be used."""
+
+import os
+import shutil
+import struct
+import subprocess
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torchvision import transforms
+
+from pipelines.features import FeaturesJob, extract_features
+from pipelines.images import open_images
+from schemas.dataset import open_dataset
+from schemas.validation import validate
+
+
+def features(imagepivot, images, output, *arguments, code=0, **more):
+    return imagepivot(
+        *("features", images, output, "--weights", "random:0", "--device", "cpu", "--shards", "2", *arguments), code=code, **more
+    )
+
+
+def png(width: int, height: int, rows: bytes = b"") -> bytes:
+    """A PNG whose header claims a size, whatever its pixels are."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@pytest.fixture(scope="module")
+def dataset(photos, imagepivot, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos") / "features"
+    done = features(imagepivot, photos / "images", folder)
+    assert "untrained: the weights are random, the features mean nothing" in done.stderr
+    return open_dataset(folder)
+
+
+@pytest.fixture(scope="module")
+def independent(photos) -> dict[str, np.ndarray]:
+    """Features by torchvision alone, one image after the other."""
+    steps = transforms.Compose(
+        [
+            transforms.Resize(256),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ]
+    )
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        torch.manual_seed(0)
+        model = torchvision.models.resnet50(weights=None).eval()
+        model.fc = torch.nn.Identity()
+        found = {}
+        for file in (photos / "images").iterdir():
+            with Image.open(file) as image:
+                found[file.stem] = model(steps(image.convert("RGB"))[None])[0].numpy()
+    return found
+
+
+def test_features_are_torchvisions(dataset, independent):
+    assert dataset.image_ids() == [name for number in range(2) for name in dataset.shard(number)["image_id"].to_pylist()]
+    assert set(dataset.image_ids()) == set(independent)
+    assert len(independent) == 18
+    for image_id, feature in zip(dataset.image_ids(), dataset.numpy(), strict=True):
+        expected = independent[image_id]
+        assert feature.shape == expected.shape == (2048,)
+        assert np.abs(feature - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_it_is_a_dataset_that_says_that_it_is_untrained(dataset, imagepivot):
+    assert validate(dataset.folder.location) == []
+    shown = imagepivot("inspect", dataset.folder.location).stdout
+    assert "untrained: the weights are random, the features mean nothing" in shown
+
+
+# --- images that cannot be used --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mixed(photos, tmp_path) -> Path:
+    """Two good images, and one of each kind of bad ones."""
+    folder = tmp_path / "mixed"
+    (folder / "deep" / "er").mkdir(parents=True)
+    shutil.copy(photos / "images" / "cat.jpg", folder / "cat.jpg")
+    shutil.copy(photos / "images" / "coins.png", folder / "deep" / "er" / "coins.png")
+    whole = (photos / "images" / "flower.jpg").read_bytes()
+    (folder / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "nothing.png").write_bytes(b"")
+    (folder / "deep" / "page.jpg").write_text("<!DOCTYPE html><title>404</title>")
+    (folder / "bomb.png").write_bytes(png(60_000, 60_000))
+    (folder / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    return folder
+
+
+EXPECTED = {
+    "cut": ("cut.jpg", "decode", "truncated"),
+    "nothing": ("nothing.png", "decode", "empty"),
+    "page": ("deep/page.jpg", "decode", "not_an_image"),
+    "bomb": ("bomb.png", "decode", "too_large"),
+    "gone": ("gone.jpg", "read", "unreadable"),
+}
+
+
+def failures_of(folder) -> dict[str, tuple[str, str, str]]:
+    rows = open_dataset(folder).failures().to_pylist()
+    found = {row["key"]: (row["uri"], row["stage"], row["reason"]) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_each_bad_image_is_one_failure_and_stops_nothing(mixed, dataset, imagepivot, tmp_path):
+    done = features(imagepivot, mixed, tmp_path / "f", code=3)
+    assert "5 inputs failed: 1 empty, 1 not_an_image, 1 too_large, 1 truncated, 1 unreadable" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert failures_of(tmp_path / "f") == EXPECTED
+    found = open_dataset(tmp_path / "f")
+    assert sorted(found.image_ids()) == ["cat", "coins"]
+    for name in ("cat", "coins"):
+        assert np.array_equal(found.get(name)["feature"], dataset.get(name)["feature"])
+    assert validate(tmp_path / "f") == []
+    shown = imagepivot("inspect", tmp_path / "f").stdout
+    assert "5 failures" in shown
+    assert "deep/page.jpg" in shown
+    features(imagepivot, mixed, tmp_path / "f", "--max-failures", "4", code=3)
+    features(imagepivot, mixed, tmp_path / "f", "--max-failures", "5", code=0)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_that_may_not_be_read_is_a_failure(mixed, imagepivot, tmp_path):
+    (mixed / "cat.jpg").chmod(0)
+    features(imagepivot, mixed, tmp_path / "f", code=3)
+    assert failures_of(tmp_path / "f") == {**EXPECTED, "cat": ("cat.jpg", "read", "unreadable")}
+
+
+def test_an_address_that_no_user_can_read_is_a_failure(photos, imagepivot, tmp_path):
+    shutil.copy(photos / "images" / "cat.jpg", tmp_path / "cat.jpg")
+    (tmp_path / "folder.jpg").mkdir()
+    rows = [("cat", "cat.jpg"), ("folder", "folder.jpg"), ("below", "cat.jpg/x.jpg"), ("none", "none.jpg")]
+    (tmp_path / "t.tsv").write_text("".join("\t".join(row) + "\n" for row in [("image_id", "uri"), *rows]))
+    features(imagepivot, tmp_path / "t.tsv", tmp_path / "f", code=3)
+    assert failures_of(tmp_path / "f") == {name: (uri, "read", "unreadable") for name, uri in rows[1:]}
+    assert open_dataset(tmp_path / "f").image_ids() == ["cat"]
+
+
+# --- where images come from ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nested(photos, tmp_path) -> Path:
+    folder = tmp_path / "nested"
+    (folder / "a" / "b").mkdir(parents=True)
+    for name, place in (("cat.jpg", ""), ("rocket.jpg", "a"), ("flower.jpg", "a/b"), ("camera.png", "a/b")):
+        shutil.copy(photos / "images" / name, folder / place / name)
+    (folder / "a" / "notes.txt").write_text("no image")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ids", "expected"),
+    [
+        ("", "name", {"cat", "rocket", "flower", "camera"}),
+        ("", "path", {"cat", "a/rocket", "a/b/flower", "a/b/camera"}),
+        ("**/*.jpg", "name", {"cat", "rocket", "flower"}),
+        ("a/*/*", "name", {"flower", "camera"}),
+        ("a/rocket.jpg", "name", {"rocket"}),
+    ],
+    ids=["folder", "paths", "pattern", "folders", "file"],
+)
+def test_images_of_folders_and_patterns(nested, dataset, tmp_path, pattern, ids, expected):
+    images = open_images(f"{nested}/{pattern}", ids=ids)
+    extract_features(FeaturesJob(images, str(tmp_path / "f"), weights="random:0", device="cpu", shards=2))
+    found = open_dataset(tmp_path / "f")
+    assert set(found.image_ids()) == expected
+    for image_id in expected:
+        same = dataset.get(image_id.rpartition("/")[2])["feature"]
+        assert np.array_equal(found.get(image_id)["feature"], same)
+
+
+def test_a_table_names_images_relative_to_itself(nested, dataset, imagepivot, tmp_path):
+    (nested / "list.csv").write_text(f'image_id,uri,more\n"7, the cat",cat.jpg,x\nflower,{nested}/a/b/flower.jpg,y\n')
+    features(imagepivot, "list.csv", tmp_path / "f", cwd=nested)
+    found = open_dataset(tmp_path / "f")
+    assert set(found.image_ids()) == {"7, the cat", "flower"}
+    assert np.array_equal(found.get("7, the cat")["feature"], dataset.get("cat")["feature"])
+
+
+def test_two_files_with_one_id_are_an_error(nested, imagepivot, tmp_path):
+    shutil.copy(nested / "cat.jpg", nested / "a" / "cat.jpg")
+    done = features(imagepivot, nested, tmp_path / "f", code=1)
+    assert "Error: image id 'cat' belongs to two files, 'a/cat.jpg' and 'cat.jpg': rename one" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "f" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("place", ["empty", "empty/*.jpg"])
+def test_no_images_are_an_error(imagepivot, tmp_path, place):
+    (tmp_path / "empty").mkdir()
+    done = features(imagepivot, tmp_path / place, tmp_path / "f", code=1)
+    assert "Error: no images found" in done.stderr
+    assert str(tmp_path / "empty") in done.stderr
+    assert not (tmp_path / "f").exists()
+
+
+def test_a_file_name_that_is_not_utf8_is_an_error(imagepivot, script, tmp_path):
+    (tmp_path / "i").mkdir()
+    Path(os.fsdecode(os.fsencode(tmp_path / "i") + b"/caf\xe9.jpg")).touch()
+    done = subprocess.run(
+        [script, "features", str(tmp_path / "i"), str(tmp_path / "f"), "--weights", "random:0"],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert b"whose name is not UTF-8: rename it" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -1,0 +1,139 @@
+"""The whole Multi30K: captions, vocabularies and ids against the files of its authors and the tables of the papers."""
+
+import pytest
+
+from schemas.dataset import Dataset, open_dataset
+from schemas.validation import validate
+from schemas.vocabulary import START, UNK
+
+pytestmark = pytest.mark.slow
+
+# Kádár et al. 2018, Table 1: Jaccard overlap of the languages' vocabularies.
+TABLE_1 = {"de/en": 0.04, "en/fr": 0.06, "cs/en": 0.02, "de/fr": 0.03, "cs/de": 0.01, "cs/fr": 0.01}
+
+LINES = {"train": 29_000, "val": 1014, "test_2016_flickr": 1000, "test_2017_flickr": 1000, "test_2017_mscoco": 461}
+LINES |= {"test_2018_flickr": 1071, "test_2016": 1000}
+WITHOUT_CZECH = ("test_2017_flickr", "test_2017_mscoco")
+
+TOK_TASK1 = [(split, language) for split in ("val", "test_2016_flickr") for language in ("en", "de", "fr", "cs")]
+TOK_TASK2 = [(split, number, language) for split in ("val", "test_2016") for number in range(1, 6) for language in ("en", "de")]
+
+
+@pytest.fixture(scope="module")
+def folder(multi30k, imagepivot, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("multi30k")
+    imagepivot("captions", multi30k, folder / "captions", "--format", "multi30k", "--recipe", "multi30k-lc")
+    imagepivot("vocabulary", folder / "captions", folder / "translation", "--portions", "translation", "--min-count", "4")
+    imagepivot("vocabulary", folder / "captions", folder / "comparable", "--portions", "comparable", "--min-count", "4")
+    imagepivot("encode", folder / "captions", folder / "translation", folder / "encoded", "--max-length", "1000")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def captions(folder) -> Dataset:
+    return open_dataset(folder / "captions")
+
+
+@pytest.fixture(scope="module")
+def tokens(captions) -> dict[tuple[str, str, str, int], list[tuple[str, str]]]:
+    """Split and joined tokens by (image id, language, portion, index)."""
+    columns = ["image_id", "language", "portion", "index", "split", "tokens"]
+    found = {}
+    for table in captions.shards(columns):
+        for *key, split, line in zip(*(table[name].to_pylist() for name in columns), strict=True):
+            found[tuple(key)] = (split, " ".join(line))
+    assert len(found) == len(captions)
+    return found
+
+
+def read(path) -> list[str]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        return [line.removesuffix("\n") for line in file]
+
+
+def image_ids(multi30k, task: str, split: str) -> list[str]:
+    name = f"{split}.txt" if task == "task1" else f"{split}_images.txt"
+    lines = read(multi30k / "data" / task / "image_splits" / name)
+    return [line.partition("#")[0].removesuffix(".jpg") for line in lines]
+
+
+def lines_of(tokens, ids, language, portion, index, split) -> list[str]:
+    rows = [tokens[image_id, language, portion, index] for image_id in ids]
+    assert {row[0] for row in rows} == {split}
+    return [row[1] for row in rows]
+
+
+@pytest.mark.parametrize(("split", "language"), TOK_TASK1)
+def test_translations_are_the_authors_tokens_line_by_line(multi30k, tokens, split, language):
+    official = read(multi30k / "data" / "task1" / "tok" / f"{split}.lc.norm.tok.{language}")
+    assert len(official) == LINES[split]
+    ours = lines_of(tokens, image_ids(multi30k, "task1", split), language, "translation", 0, split)
+    assert ours == [line.rstrip(" ") for line in official]
+
+
+@pytest.mark.parametrize(("split", "number", "language"), TOK_TASK2)
+def test_independent_captions_are_the_authors_tokens_line_by_line(multi30k, tokens, split, number, language):
+    official = read(multi30k / "data" / "task2" / "tok" / f"{split}.lc.norm.tok.{number}.{language}")
+    assert len(official) == LINES[split]
+    ours = lines_of(tokens, image_ids(multi30k, "task2", split), language, "comparable", number - 1, split)
+    assert ours == [line.rstrip(" ") for line in official]
+
+
+def test_every_file_of_tokens_was_compared(multi30k):
+    names = {path.name for path in (multi30k / "data").glob("task*/tok/*")}
+    compared = {f"{split}.lc.norm.tok.{language}" for split, language in TOK_TASK1}
+    compared |= {f"{split}.lc.norm.tok.{number}.{language}" for split, number, language in TOK_TASK2}
+    assert names == compared
+
+
+def test_row_counts(captions):
+    expected = {}
+    for split in ("train", "val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco", "test_2018_flickr"):
+        for language in ("en", "de", "fr", *(() if split in WITHOUT_CZECH else ("cs",))):
+            expected[f"translation/{split}/{language}"] = LINES[split]
+    for split in ("train", "val", "test_2016"):
+        for language in ("en", "de"):
+            expected[f"comparable/{split}/{language}"] = 5 * LINES[split]
+    found = captions.manifest.statistics["captions"]
+    assert {key: counts["captions"] for key, counts in found.items()} == expected
+    assert len(captions) == sum(expected.values()) == 442_863
+    assert captions.manifest.failed == 0
+    assert captions.manifest.statistics["images"] == LINES
+
+
+def test_the_vocabulary_of_the_translations_is_that_of_table_1(folder):
+    statistics = open_dataset(folder / "translation").manifest.statistics
+    assert (statistics["sum"], statistics["union"]) == (17_565, 16_562)
+    assert {pair: round(overlap, 2) for pair, overlap in statistics["jaccard"].items()} == TABLE_1
+    assert len(open_dataset(folder / "translation")) == 16_562 + 4
+
+
+def test_the_vocabulary_of_the_independent_captions(folder):
+    statistics = open_dataset(folder / "comparable").manifest.statistics
+    assert (statistics["sum"], statistics["union"]) == (18_328, 17_664)
+    assert list(statistics["jaccard"]) == ["de/en"]
+
+
+def test_ids_decode_to_the_tokens_with_unk_where_a_token_is_not_in_the_vocabulary(folder, captions):
+    words = (folder / "translation" / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    known = set(words)
+    encoded = open_dataset(folder / "encoded")
+    assert encoded.num_shards == captions.num_shards
+    total = unknown = 0
+    for number in range(captions.num_shards):
+        ours, theirs = captions.shard(number), encoded.shard(number)
+        for name in ("image_id", "language", "portion", "index", "split"):
+            assert theirs[name].to_pylist() == ours[name].to_pylist()
+        for tokens, ids in zip(ours["tokens"].to_pylist(), theirs["token_ids"].to_pylist(), strict=True):
+            expected = ["<start>", *(token if token in known else "<unk>" for token in tokens), "<end>"]
+            assert [words[each] for each in ids] == expected
+            total += len(tokens)
+            unknown += expected.count("<unk>")
+    assert (words[UNK], words[START]) == ("<unk>", "<start>")
+    statistics = encoded.manifest.statistics
+    assert statistics == {"captions": 442_863, "captions_cut": 0, "tokens": total, "unknown_tokens": unknown}
+
+
+@pytest.mark.parametrize("name", ["captions", "translation", "comparable", "encoded"])
+def test_each_dataset_keeps_every_promise(folder, name):
+    assert validate(folder / name) == []

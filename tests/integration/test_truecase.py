@@ -1,0 +1,214 @@
+"""Recipe moses-truecase end to end, against a truecaser that is written here from the rules of the Perl."""
+
+import gzip
+import random
+import re
+import shutil
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from pipelines.moses import RECIPES, prepare
+from schemas.dataset import open_dataset
+from schemas.validation import validate
+
+DELAYED = {"(", "[", '"', "'", "&apos;", "&quot;", "&#91;", "&#93;"}
+ENDS = {".", ":", "?", "!"}
+HEADER = ("image_id", "language", "portion", "index", "split", "text")
+
+
+def cased(word: str) -> bool:
+    return any(letter.lower() != letter or letter.upper() != letter for letter in word)
+
+
+def learn(captions) -> dict[str, int]:
+    """Counts of the forms of words that are not the first of a sentence."""
+    counts: Counter = Counter()
+    for tokens in captions:
+        rest = list(tokens)
+        while rest and rest[0] in DELAYED:
+            rest.pop(0)
+        for number, word in enumerate(rest):
+            first = number == 0 or rest[number - 1] in ENDS
+            if cased(word) and not first:
+                counts[word] += 1
+    return counts
+
+
+def apply(tokens, counts) -> list[str]:
+    """The first word of a sentence takes the most frequent form; so does any other that is unknown."""
+    best: dict[str, str] = {}
+    for form in sorted(counts, key=lambda form: (-counts[form], form)):
+        best.setdefault(form.lower(), form)
+    result, start = [], True
+    for word in tokens:
+        result.append(best.get(word.lower(), word) if start or word not in counts else word)
+        if word in ENDS:
+            start = True
+        elif word not in DELAYED:
+            start = False
+    return result
+
+
+def model_text(counts) -> str:
+    types = defaultdict(list)
+    for form in sorted(counts, key=lambda form: (-counts[form], form)):
+        types[form.lower()].append(form)
+    lines = []
+    for _, (best, *others) in sorted(types.items()):
+        total = counts[best] + sum(counts[form] for form in others)
+        lines.append(f"{best} ({counts[best]}/{total})" + "".join(f" {form} ({counts[form]})" for form in others) + "\n")
+    return "".join(lines)
+
+
+@pytest.fixture(scope="module")
+def rows(photos, multi30k) -> list[tuple[str, ...]]:
+    """Captions of the photographs, and a sample of Multi30K: some in training, some in validation."""
+    lines = (photos / "captions.tsv").read_text(encoding="utf-8").splitlines()
+    found = [tuple(line.split("\t")) for line in lines[1:]]
+    assert tuple(lines[0].split("\t")) == HEADER
+    generator = random.Random(8)
+    for language in ("en", "de", "fr", "cs"):
+        with gzip.open(multi30k / "data" / "task1" / "raw" / f"train.{language}.gz", "rt", encoding="utf-8", newline="\n") as file:
+            captions = [line.rstrip("\n").replace("\t", " ").replace('"', "''") for line in file]
+        for number in generator.sample(range(len(captions)), 600):
+            split = "train" if number % 3 else "val"
+            found.append((f"m{number}", language, "translation", "0", split, captions[number].strip()))
+    assert all(row[5] for row in found)
+    return found
+
+
+def write(path: Path, rows) -> Path:
+    path.write_text("".join("\t".join(row) + "\n" for row in [HEADER, *rows]), encoding="utf-8")
+    return path
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def folder(rows, imagepivot, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("truecase")
+    write(folder / "captions.tsv", rows)
+    captions(imagepivot, folder / "captions.tsv", folder / "captions", "--workers", "1")
+    return folder
+
+
+def captions(imagepivot, table, output, *arguments, code=0):
+    return imagepivot(
+        "captions", table, output, "--format", "table", "--recipe", "moses-truecase", "--shards", "3", *arguments, code=code
+    )
+
+
+@pytest.fixture(scope="module")
+def learned(rows) -> dict[str, dict[str, int]]:
+    recipe = RECIPES["moses-truecase"]
+    return {
+        language: learn(prepare(row[5], language, recipe) for row in rows if row[1] == language and row[4] == "train")
+        for language in ("en", "de", "fr", "cs")
+    }
+
+
+def test_the_sample_has_tokens_only_that_the_reference_handles(rows):
+    """Tags and factors are the subject of the tests of ``pipelines.truecasing``."""
+    recipe = RECIPES["moses-truecase"]
+    tokens = [token for row in rows for token in prepare(row[5], row[1], recipe)]
+    assert len(tokens) > 20_000
+    assert not [token for token in tokens if re.search("[<>|]", token)]
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr", "cs"])
+def test_the_truecaser_is_that_of_the_reference(folder, learned, language):
+    text = (folder / "captions" / "truecaser" / f"{language}.model").read_text(encoding="utf-8")
+    assert text == model_text(learned[language])
+
+
+def test_the_tokens_are_those_of_the_reference(folder, rows, learned):
+    recipe = RECIPES["moses-truecase"]
+    expected = {
+        (image_id, language, portion, int(index)): apply(prepare(text, language, recipe), learned[language])
+        for image_id, language, portion, index, _, text in rows
+    }
+    table = open_dataset(folder / "captions").table().to_pylist()
+    assert {(row["image_id"], row["language"], row["portion"], row["index"]): row["tokens"] for row in table} == expected
+    before = {key: prepare(row[5], row[1], recipe) for key, row in zip(expected, rows, strict=True)}
+    assert sum(expected[key] != before[key] for key in expected) > 500
+
+
+def test_it_is_a_dataset(folder):
+    assert validate(folder / "captions") == []
+    manifest = open_dataset(folder / "captions").manifest
+    assert [entry.path for entry in manifest.files] == [f"truecaser/{language}.model" for language in ("cs", "de", "en", "fr")]
+    assert manifest.parameters["train_splits"] == ["train"]
+
+
+def test_two_workers_give_the_same_bytes(folder, imagepivot):
+    captions(imagepivot, folder / "captions.tsv", folder / "two", "--workers", "2")
+    assert snapshot(folder / "two") == snapshot(folder / "captions")
+
+
+def test_other_splits_do_not_matter_to_the_truecaser(folder, rows, imagepivot):
+    changed = [row if row[4] == "train" else (*row[:5], row[5].swapcase()) for row in rows]
+    assert changed != rows
+    captions(imagepivot, write(folder / "changed.tsv", changed), folder / "changed", "--workers", "1")
+    for language in ("en", "de", "fr", "cs"):
+        name = f"truecaser/{language}.model"
+        assert (folder / "changed" / name).read_bytes() == (folder / "captions" / name).read_bytes()
+
+
+def test_the_splits_to_learn_from_can_be_named(folder, rows, imagepivot):
+    captions(imagepivot, folder / "captions.tsv", folder / "val", "--workers", "1", "--train-splits", "val")
+    recipe = RECIPES["moses-truecase"]
+    counts = learn(prepare(row[5], "de", recipe) for row in rows if row[1] == "de" and row[4] == "val")
+    assert (folder / "val" / "truecaser" / "de.model").read_text(encoding="utf-8") == model_text(counts)
+
+
+@pytest.mark.parametrize("below", ["", "truecaser"], ids=["dataset", "folder"])
+def test_a_truecaser_can_be_used_again(folder, rows, imagepivot, learned, below, tmp_path):
+    """Captions without a training split get the truecaser that was learned elsewhere."""
+    others = [row for row in rows if row[4] != "train"]
+    table = write(tmp_path / "others.tsv", others)
+    captions(imagepivot, table, tmp_path / "o", "--truecaser", folder / "captions" / below, "--workers", "1")
+    recipe = RECIPES["moses-truecase"]
+    expected = {(row[0], row[1], row[2], int(row[3])): apply(prepare(row[5], row[1], recipe), learned[row[1]]) for row in others}
+    dataset = open_dataset(tmp_path / "o")
+    found = {(row["image_id"], row["language"], row["portion"], row["index"]): row["tokens"] for row in dataset.table().to_pylist()}
+    assert found == expected
+    assert {f"truecaser/{language}.model" for language in learned} < {each["name"] for each in dataset.manifest.inputs}
+    assert validate(tmp_path / "o") == []
+    for language in learned:
+        name = f"truecaser/{language}.model"
+        assert (tmp_path / "o" / name).read_bytes() == (folder / "captions" / name).read_bytes()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_language_without_a_truecaser_is_an_error(folder, imagepivot, tmp_path, workers):
+    shutil.copytree(folder / "captions" / "truecaser", tmp_path / "models")
+    (tmp_path / "models" / "cs.model").unlink()
+    done = captions(
+        imagepivot,
+        folder / "captions.tsv",
+        tmp_path / "o",
+        *("--truecaser", tmp_path / "models", "--workers", workers),
+        code=1,
+    )
+    assert done.stderr.startswith("Error: no truecaser for language 'cs': there are models for de, en, fr. ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "o" / "manifest.json").exists()
+
+
+def test_no_training_split_is_an_error_that_says_what_to_do(folder, imagepivot, tmp_path):
+    done = captions(imagepivot, folder / "captions.tsv", tmp_path / "o", "--splits", "val", "--workers", "1", code=1)
+    assert "there are models for no language" in done.stderr
+    assert "--train-splits" in done.stderr
+
+
+def test_replacing_it_by_captions_without_truecasers_leaves_none_behind(folder, imagepivot, tmp_path):
+    shutil.copytree(folder / "captions", tmp_path / "o")
+    imagepivot(
+        *("captions", folder / "captions.tsv", tmp_path / "o", "--format", "table", "--overwrite", "--shards", "3"),
+        *("--workers", "1"),
+    )
+    assert validate(tmp_path / "o") == []

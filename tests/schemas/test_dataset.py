@@ -1,0 +1,374 @@
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError
+from schemas.features import FeatureSpec
+from schemas.kinds import CAPTIONS, FAILURES
+from schemas.vocabulary import Vocabulary
+
+KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions"]
+IMAGE_KINDS = ["captions", "encoded", "features", "features16", "regions"]
+
+
+def same(found, expected):
+    """Whether rows are equal, vectors included."""
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert list(a) == list(b)
+        for name, value in b.items():
+            if isinstance(value, np.ndarray):
+                np.testing.assert_array_equal(np.asarray(a[name], value.dtype).reshape(value.shape), value)
+            else:
+                assert a[name] == value
+    return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_dataset_is(toys, kind):
+    toy = toys[kind]
+    dataset = open_dataset(toy.path, kind=toy.kind)
+    assert (dataset.kind, dataset.fingerprint) == (toy.kind, toy.identity.fingerprint)
+    assert (len(dataset), dataset.num_shards) == (len(toy.rows), toy.identity.shards)
+    assert dataset.schema.equals(toy.schema)
+    assert dataset.spec == toy.spec
+    assert same(dataset.table().to_pylist(), toy.rows)
+
+
+def test_a_spec_comes_back_from_the_manifest(toys):
+    assert open_dataset(toys["features"].path).spec == FeatureSpec("resnet50-pool", (2048,), "float32", "He et al. 2016")
+    assert open_dataset(toys["features16"].path).spec == FeatureSpec("vgg19-10crop", (4096,), "float16")
+    assert open_dataset(toys["regions"].path).spec == FeatureSpec("faster-rcnn-36", (36, 2048))
+    assert open_dataset(toys["captions"].path).spec is None
+
+
+def test_opening_another_kind_is_refused(toys):
+    with pytest.raises(DatasetError, match=r"'.*/captions' holds captions, expected features: give the folder of the features"):
+        open_dataset(toys["captions"].path, kind="features")
+
+
+def test_opening_nothing_is_refused(tmp_path):
+    with pytest.raises(DatasetError, match=r"'.*/nowhere' is not a dataset"):
+        open_dataset(tmp_path / "nowhere")
+
+
+def test_paths_of_any_type(toys, monkeypatch):
+    monkeypatch.chdir(toys["captions"].path.parent)
+    assert open_dataset("captions").fingerprint == open_dataset(toys["captions"].path).fingerprint
+    assert len(open_dataset("captions/").table()) == 48
+
+
+def test_opening_reads_the_manifest_only(copy_toy):
+    toy = copy_toy("features")
+    for path in toy.path.glob("part-*"):
+        path.unlink()
+    assert len(open_dataset(toy.path)) == 12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_by_shard(toys, kind):
+    toy = toys[kind]
+    dataset = open_dataset(toy.path)
+    for number in range(toy.identity.shards):
+        assert same(dataset.shard(number).to_pylist(), toy.shard(number))
+    assert [table.num_rows for table in dataset.shards()] == [len(toy.shard(n)) for n in range(toy.identity.shards)]
+    column = dataset.schema.names[-1]
+    assert dataset.shard(0, [column]).schema.names == [column]
+    assert [table.schema.names for table in dataset.shards([column])] == [[column]] * toy.identity.shards
+
+
+def test_captions_and_features_are_co_partitioned(toys):
+    captions, features = open_dataset(toys["captions"].path), open_dataset(toys["features"].path)
+    for number in range(3):
+        ids = set(captions.shard(number)["image_id"].to_pylist())
+        assert ids == set(features.shard(number)["image_id"].to_pylist())
+        assert ids  # No shard of the toys is empty.
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 4096])
+def test_by_batches(toys, batch_size):
+    toy = toys["captions"]
+    batches = list(open_dataset(toy.path).batches(batch_size=batch_size))
+    assert same([row for batch in batches for row in batch.to_pylist()], toy.rows)
+    sizes = [len(toy.shard(number)) for number in range(3)]
+    expected = [min(batch_size, size - start) for size in sizes for start in range(0, size, batch_size)]
+    assert [batch.num_rows for batch in batches] == expected
+    (first, *_) = open_dataset(toy.path).batches(["text", "image_id"])
+    assert sorted(first.schema.names) == ["image_id", "text"]
+
+
+def test_as_one_table(toys):
+    toy = toys["captions"]
+    table = open_dataset(toy.path).table(["image_id", "tokens"])
+    assert table.to_pylist() == [{"image_id": row["image_id"], "tokens": row["tokens"]} for row in toy.rows]
+
+
+# --- by key ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", IMAGE_KINDS)
+def test_all_rows_of_an_image(toys, kind):
+    toy = toys[kind]
+    dataset = open_dataset(toy.path)
+    for image_id in {row["image_id"] for row in toy.rows}:
+        expected = [row for row in toy.rows if row["image_id"] == image_id]
+        assert len(expected) == (4 if kind in ("captions", "encoded") else 1)
+        assert same(dataset.rows(image_id).to_pylist(), expected)
+
+
+def test_some_columns_of_an_image(toys):
+    rows = open_dataset(toys["captions"].path).rows("猫", ["language", "text"])
+    expected = [row for row in toys["captions"].rows if row["image_id"] == "猫"]
+    assert rows.to_pylist() == [{"language": row["language"], "text": row["text"]} for row in expected]
+
+
+def test_the_row_of_an_image(toys):
+    for kind in ("features", "features16", "regions"):
+        dataset = open_dataset(toys[kind].path)
+        for row in toys[kind].rows:
+            found = dataset.get(row["image_id"])
+            assert same([found], [row])
+            for name, value in row.items():
+                if isinstance(value, np.ndarray):
+                    assert (found[name].shape, found[name].dtype) == (value.shape, value.dtype)
+
+
+def test_shapes_of_regions(toys):
+    row = open_dataset(toys["regions"].path).get("image-00")
+    assert row["features"].shape == (36, 2048)
+    assert row["boxes"].shape == (36, 4)
+    assert {row[name].shape for name in ("class_ids", "class_scores", "attribute_ids", "attribute_scores")} == {(36,)}
+    assert (row["width"], row["height"], row["num_regions"]) == (640, 480, 20)
+    assert not row["features"][20:].any()
+    assert not row["boxes"][20:].any()
+
+
+@pytest.mark.parametrize("image_id", ["nothing", "", "image-0", "image-00 ", "IMAGE-00", "猫猫"])
+@pytest.mark.parametrize("kind", ["captions", "features"])
+def test_an_unknown_image_is_a_key_error(toys, kind, image_id):
+    dataset = open_dataset(toys[kind].path)
+    with pytest.raises(KeyError, match=f"^'{image_id}'$"):
+        dataset.rows(image_id)
+    with pytest.raises(KeyError, match=f"^'{image_id}'$"):
+        dataset.get(image_id)
+
+
+def test_an_image_with_several_rows_has_no_single_one(toys):
+    with pytest.raises(DatasetError, match=r"image '猫' has 4 rows of kind captions: use rows\(\)"):
+        open_dataset(toys["captions"].path).get("猫")
+
+
+def test_a_vocabulary_is_not_about_images(toys):
+    dataset = open_dataset(toys["vocabulary"].path)
+    for method in (dataset.rows, dataset.get):
+        with pytest.raises(DatasetError, match="is a vocabulary, its rows are not about images"):
+            method("dog")
+
+
+# --- as one array ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "shape", "dtype"),
+    [
+        ("features", "feature", (12, 2048), "float32"),
+        ("features16", "feature", (12, 4096), "float16"),
+        ("regions", "features", (12, 36, 2048), "float32"),
+        ("regions", "boxes", (12, 36, 4), "float32"),
+        ("regions", "class_ids", (12, 36), "int16"),
+        ("regions", "attribute_scores", (12, 36), "float32"),
+    ],
+)
+def test_a_column_as_one_array(toys, kind, column, shape, dtype):
+    dataset = open_dataset(toys[kind].path)
+    array = dataset.numpy(column)
+    assert (array.shape, array.dtype, array.flags.c_contiguous, array.flags.writeable) == (shape, np.dtype(dtype), True, True)
+    np.testing.assert_array_equal(array, np.stack([row[column] for row in toys[kind].rows]))
+    assert dataset.image_ids() == [row["image_id"] for row in toys[kind].rows]
+
+
+def test_features_over_several_row_groups(by_hand, tmp_path):
+    toy = by_hand.features(tmp_path / "many", image_ids=[f"{n:05d}" for n in range(1400)], shards=2)
+    toy.write()
+    assert {pq.read_metadata(path).num_row_groups for path in toy.path.glob("part-*")} == {2}
+    np.testing.assert_array_equal(open_dataset(toy.path).numpy(), np.stack([row["feature"] for row in toy.rows]))
+
+
+def test_a_dataset_with_shards_without_rows(by_hand, tmp_path):
+    toy = by_hand.features(tmp_path / "sparse", image_ids=["a", "b"], shards=7)
+    toy.write()
+    dataset = open_dataset(toy.path)
+    np.testing.assert_array_equal(dataset.numpy(), np.stack([row["feature"] for row in toy.rows]))
+    assert dataset.image_ids() == [row["image_id"] for row in toy.rows]
+    assert len(dataset.table()) == 2
+
+
+def test_a_dataset_without_rows(by_hand, tmp_path):
+    by_hand.features(tmp_path / "none", image_ids=[], shards=2).write()
+    dataset = open_dataset(tmp_path / "none")
+    assert dataset.numpy().shape == (0, 2048)
+    assert dataset.numpy(l2=True).shape == (0, 2048)
+    assert (dataset.image_ids(), len(dataset), dataset.table().num_rows) == ([], 0, 0)
+    with pytest.raises(KeyError, match="a"):
+        dataset.get("a")
+
+
+@pytest.mark.parametrize(("kind", "column"), [("features", "feature"), ("regions", "features")])
+def test_l2_norms_are_one(toys, kind, column):
+    found = open_dataset(toys[kind].path).numpy(column, l2=True)
+    for row, values in zip(toys[kind].rows, found, strict=True):
+        exact = row[column].astype(np.float64)
+        lengths = np.sqrt((exact**2).sum(axis=-1, keepdims=True))
+        # Regions that are not in use are zero, and stay so.
+        expected = np.divide(exact, lengths, out=np.zeros_like(exact), where=lengths > 0)
+        np.testing.assert_allclose(values, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_l2_norms_of_half_precision_do_not_overflow(by_hand, tmp_path, scale):
+    spec = FeatureSpec(name="half", shape=(4096,), dtype="float16")
+    rng = np.random.default_rng(17)
+    vectors = (rng.standard_normal((4, 4096)) * scale).astype(np.float16)
+    vectors[2] = 0
+    rows = [{"image_id": f"{n}", "feature": vector} for n, vector in enumerate(vectors)]
+    by_hand.toy(tmp_path / "half", "features", rows, spec=spec, shards=1).write()
+    found = open_dataset(tmp_path / "half").numpy(l2=True)
+    assert found.dtype == np.float16
+    lengths = np.linalg.norm(found.astype(np.float64), axis=1)
+    np.testing.assert_allclose(lengths, [1, 1, 0, 1], atol=2e-3)
+
+
+def test_into_a_memory_map(toys, tmp_path):
+    toy = toys["features"]
+    out = np.lib.format.open_memmap(tmp_path / "features.npy", mode="w+", dtype=np.float32, shape=(12, 2048))
+    assert open_dataset(toy.path).numpy(out=out) is out
+    out.flush()
+    np.testing.assert_array_equal(np.load(tmp_path / "features.npy"), np.stack([row["feature"] for row in toy.rows]))
+
+
+def test_into_an_array_of_another_type(toys):
+    toy = toys["features16"]
+    out = np.full((12, 4096), np.nan, np.float32)
+    open_dataset(toy.path).numpy(out=out)
+    np.testing.assert_array_equal(out, np.stack([row["feature"] for row in toy.rows]).astype(np.float32))
+    wide = np.empty((12, 4096), np.float64)
+    open_dataset(toy.path).numpy(out=wide, l2=True)
+    np.testing.assert_allclose(np.linalg.norm(wide, axis=1), 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.zeros((11, 2048), np.float32),
+        np.zeros((2048, 12), np.float32),
+        np.zeros((12 * 2048), np.float32),
+        np.zeros((12, 4096), np.float32)[:, ::2],
+        np.zeros((12, 2048), np.float32, order="F"),
+    ],
+)
+def test_an_array_that_cannot_take_the_features_is_refused(toys, out):
+    # One that is not contiguous would stay empty: its reshape is a copy.
+    with pytest.raises(ValueError, match=r"out has shape .*, expected .*\(12, 2048\)"):
+        open_dataset(toys["features"].path).numpy(out=out)
+    assert not out.any()
+
+
+@pytest.mark.parametrize(("kind", "column"), [("captions", "text"), ("captions", "tokens"), ("features", "image_id")])
+def test_columns_without_vectors_are_no_arrays(toys, kind, column):
+    with pytest.raises(DatasetError, match=rf"column '{column}' holds .*, not vectors: use table\(\)"):
+        open_dataset(toys[kind].path).numpy(column)
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_failures(toys):
+    found = open_dataset(toys["features"].path).failures()
+    assert found.schema.equals(FAILURES)
+    assert sorted(found.to_pylist(), key=lambda row: row["key"]) == toys["features"].failures
+    assert open_dataset(toys["features"].path).manifest.failed == 3
+    assert open_dataset(toys["encoded"].path).failures().equals(FAILURES.empty_table())
+
+
+def test_the_vocabulary(toys, by_hand):
+    counts = by_hand.count_tokens(toys["captions"])
+    vocabulary = open_dataset(toys["vocabulary"].path).vocabulary()
+    assert vocabulary == Vocabulary.from_counts(counts, min_count=1)
+    assert (toys["vocabulary"].path / "vocabulary.txt").read_text(encoding="utf-8") == vocabulary.to_text()
+    with pytest.raises(DatasetError, match=r"'.*/captions' holds captions, expected a vocabulary"):
+        open_dataset(toys["captions"].path).vocabulary()
+
+
+def test_encoded_captions_decode_to_their_tokens(toys):
+    vocabulary = open_dataset(toys["vocabulary"].path).vocabulary()
+    rows = open_dataset(toys["encoded"].path).table().to_pylist()
+    assert [vocabulary.decode(row["token_ids"]) for row in rows] == [
+        ["<start>", *row["tokens"], "<end>"] for row in toys["captions"].rows
+    ]
+
+
+def test_datasets_are_pickled(toys):
+    dataset = open_dataset(toys["features"].path)
+    assert dataset.spec is not None
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again == dataset
+    np.testing.assert_array_equal(again.numpy(), dataset.numpy())
+
+
+READS = {
+    "shard": lambda d: d.shard(1),
+    "table": lambda d: d.table(),
+    "batches": lambda d: list(d.batches()),
+    "numpy": lambda d: d.numpy(),
+    "image_ids": lambda d: d.image_ids(),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_missing_shard_is_named(copy_toy, read):
+    toy = copy_toy("features")
+    (toy.path / "part-00001-of-00003.parquet").unlink()
+    with pytest.raises(
+        DatasetError, match=r"/features/part-00001-of-00003.parquet is listed in the manifest but not there: copy"
+    ):
+        read(open_dataset(toy.path))
+
+
+def test_a_missing_shard_is_named_when_an_image_is_looked_for(copy_toy, by_hand):
+    toy = copy_toy("features")
+    number = by_hand.shard_of("猫", 3)
+    (toy.path / f"part-0000{number}-of-00003.parquet").unlink()
+    with pytest.raises(DatasetError, match="is listed in the manifest but not there"):
+        open_dataset(toy.path).get("猫")
+
+
+def test_missing_failures_are_named(copy_toy):
+    toy = copy_toy("features")
+    next((toy.path / "failures").iterdir()).unlink()
+    with pytest.raises(DatasetError, match=r"failures/part-\d{5}-of-00003.parquet is listed in the manifest but not there"):
+        open_dataset(toy.path).failures()
+
+
+def test_a_shard_with_fewer_rows_than_listed_is_no_array(copy_toy):
+    # Otherwise the rows that are not there would be whatever lies in memory.
+    toy = copy_toy("features")
+    path = toy.path / "part-00001-of-00003.parquet"
+    table = pq.ParquetFile(path).read()
+    pq.write_table(table.slice(1), path)
+    with pytest.raises(DatasetError, match=rf"{path.name} has {len(table) - 1} rows, the manifest says {len(table)}"):
+        open_dataset(toy.path).numpy()
+    pq.write_table(pa.concat_tables([table, table]), path)
+    with pytest.raises(DatasetError, match=rf"{path.name} has {2 * len(table)} rows, the manifest says {len(table)}"):
+        open_dataset(toy.path).numpy()
+
+
+def test_the_schema_of_captions_has_dictionaries_only_where_values_repeat(toys):
+    # Every shard has its own dictionary; one table of all of them still reads as text.
+    table = open_dataset(toys["captions"].path).table()
+    assert table.schema.equals(CAPTIONS)
+    assert set(table["language"].to_pylist()) == {"de", "en"}
+    assert set(table["split"].to_pylist()) == {"train", "val"}

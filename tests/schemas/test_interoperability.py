@@ -1,0 +1,207 @@
+"""Datasets read by other people's tools, which know nothing of us: every kind, by a glob of its shards."""
+
+import json
+
+import duckdb
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.dataset import open_dataset
+from schemas.vocabulary import SPECIALS
+
+KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions"]
+VECTORS = [("features", "feature"), ("features16", "feature"), ("regions", "features"), ("regions", "boxes")]
+
+
+def plain(rows):
+    """Rows as Python values, vectors flat, languages of a vocabulary as pairs."""
+    return [{name: v.ravel().tolist() if isinstance(v, np.ndarray) else v for name, v in row.items()} for row in rows]
+
+
+def stacked(toy, column):
+    return np.stack([row[column].ravel() for row in toy.rows])
+
+
+@pytest.fixture(scope="module")
+def huggingface(tmp_path_factory):
+    """``load_dataset`` of the package ``datasets``, which downloads nothing and writes to a temporary folder."""
+    patch = pytest.MonkeyPatch()
+    cache = tmp_path_factory.mktemp("huggingface")
+    patch.setenv("HF_HOME", str(cache))
+    patch.setenv("HF_HUB_OFFLINE", "1")
+    patch.setenv("HF_DATASETS_OFFLINE", "1")
+    import datasets
+
+    datasets.disable_progress_bars()
+
+    def load(toy, **kwargs):
+        return datasets.load_dataset("parquet", data_files=toy.glob, split="train", cache_dir=str(cache), **kwargs)
+
+    yield load
+    patch.undo()
+
+
+# --- pyarrow ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pyarrow(toys, kind):
+    toy = toys[kind]
+    paths = sorted(toy.path.glob("part-*.parquet"))
+    assert plain(pq.read_table(paths).to_pylist()) == plain(toy.rows)
+    assert plain(pa.dataset.dataset(paths).to_table().to_pylist()) == plain(toy.rows)
+    assert json.loads(pq.read_metadata(paths[0]).metadata[b"imagepivot.parameters"]) == toy.identity.parameters
+
+
+@pytest.mark.parametrize(("kind", "column"), VECTORS)
+def test_pyarrow_to_numpy(toys, kind, column):
+    toy = toys[kind]
+    chunks = pq.read_table(sorted(toy.path.glob("part-*.parquet")))[column].chunks
+    array = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=True).reshape(len(chunk), -1) for chunk in chunks])
+    np.testing.assert_array_equal(array, stacked(toy, column))
+
+
+def test_pyarrow_joins_captions_and_features(toys):
+    captions, features = (pa.dataset.dataset(sorted(toys[k].path.glob("part-*"))) for k in ("captions", "features"))
+    joined = captions.to_table(["image_id", "language"]).join(features.to_table(["image_id"]), "image_id", join_type="inner")
+    assert joined.num_rows == 48
+
+
+# --- polars ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_polars(toys, kind):
+    toy = toys[kind]
+    frame = pl.read_parquet(toy.glob)
+    assert frame.columns == toy.schema.names
+    assert frame.height == len(toy.rows)
+    columns = [name for name in frame.columns if name != "counts"]
+    keys = [name for name in ("image_id", "language", "portion", "index", "id") if name in columns]
+    found = frame.select(columns).with_columns(pl.col(pl.Categorical).cast(pl.String)).sort(keys)
+    expected = sorted(
+        ({name: row[name] for name in columns} for row in plain(toy.rows)),
+        key=lambda row: tuple(row[name] for name in keys),
+    )
+    assert found.to_dicts() == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "dtype"),
+    [
+        ("features", "feature", pl.Array(pl.Float32, 2048)),
+        ("regions", "features", pl.Array(pl.Float32, 36 * 2048)),
+        ("regions", "boxes", pl.Array(pl.Float32, 144)),
+        ("regions", "class_ids", pl.Array(pl.Int16, 36)),
+    ],
+)
+def test_polars_reads_vectors_as_arrays(toys, kind, column, dtype):
+    frame = pl.read_parquet(toys[kind].glob)
+    assert frame.schema[column] == dtype
+    np.testing.assert_array_equal(frame[column].to_numpy(), stacked(toys[kind], column))
+
+
+def test_polars_reads_half_precision(toys):
+    column = pl.read_parquet(toys["features16"].glob)["feature"]
+    assert isinstance(column.dtype, pl.Array)
+    assert column.dtype.shape == (4096,)
+    np.testing.assert_array_equal(column.to_numpy().astype(np.float16), stacked(toys["features16"], "feature"))
+
+
+def test_polars_reads_counts_by_language(toys):
+    counts = pl.read_parquet(toys["vocabulary"].glob)["counts"].to_list()
+    # A map since polars 2, before that a list of pairs.
+    found = [pairs if isinstance(pairs, dict) else dict(tuple(pair.values()) for pair in pairs) for pairs in counts]
+    assert found == [dict(row["counts"]) for row in toys["vocabulary"].rows]
+
+
+def test_polars_takes_a_table(toys):
+    frame = pl.from_arrow(open_dataset(toys["captions"].path).table())
+    assert frame["text"].to_list() == [row["text"] for row in toys["captions"].rows]
+
+
+# --- DuckDB ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_duckdb(toys, kind):
+    toy = toys[kind]
+    columns = [name for name in toy.schema.names if name != "counts"]
+    quoted = ", ".join(f'"{name}"' for name in columns)
+    rows = duckdb.sql(f"select {quoted} from '{toy.glob}'").fetchall()
+    found = [dict(zip(columns, (list(v) if isinstance(v, tuple) else v for v in row), strict=True)) for row in rows]
+    assert found == [{name: row[name] for name in columns} for row in plain(toy.rows)]
+
+
+@pytest.mark.parametrize(("kind", "column", "length"), [("features", "feature", 2048), ("features16", "feature", 4096)])
+def test_duckdb_reads_vectors_as_lists(toys, kind, column, length):
+    toy = toys[kind]
+    query = f"select len({column}), list_sum({column}) from '{toy.glob}' order by image_id"
+    rows = sorted(toy.rows, key=lambda row: row["image_id"].encode())
+    found = duckdb.sql(query).fetchall()
+    assert [row[0] for row in found] == [length] * 12
+    np.testing.assert_allclose([row[1] for row in found], [row[column].astype(np.float64).sum() for row in rows], rtol=1e-3)
+
+
+def test_duckdb_reads_counts_by_language(toys):
+    toy = toys["vocabulary"]
+    found = duckdb.sql(f"select token, counts['en'] from '{toy.glob}' where map_contains(counts, 'en')").fetchall()
+    expected = [(row["token"], dict(row["counts"])["en"]) for row in toy.rows if "en" in dict(row["counts"])]
+    assert found == expected
+
+
+def test_duckdb_counts_captions(toys):
+    toy = toys["captions"]
+    found = duckdb.sql(f"select language, portion, count(*) from '{toy.glob}' group by all order by all").fetchall()
+    assert found == [("de", "translation", 12), ("en", "comparable", 24), ("en", "translation", 12)]
+
+
+# --- HuggingFace -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["captions", "encoded", "features", "features16", "regions"])
+def test_huggingface(toys, huggingface, kind):
+    toy = toys[kind]
+    loaded = huggingface(toy)
+    assert loaded.column_names == toy.schema.names
+    assert plain(loaded.to_list()) == plain(toy.rows)
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "shape", "dtype"),
+    [
+        ("features", "feature", (12, 2048), "float32"),
+        ("features16", "feature", (12, 4096), "float16"),
+        ("regions", "boxes", (12, 144), "float32"),
+        ("regions", "class_ids", (12, 36), "int16"),
+    ],
+)
+def test_huggingface_gives_arrays(toys, huggingface, kind, column, shape, dtype):
+    toy = toys[kind]
+    array = huggingface(toy, columns=[column]).with_format("numpy", dtype=np.dtype(dtype).type)[:][column]
+    assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
+    np.testing.assert_array_equal(array, stacked(toy, column))
+
+
+def test_huggingface_gives_our_array(toys, huggingface):
+    loaded = huggingface(toys["features"]).with_format("numpy")
+    array = loaded[:]["feature"]
+    assert (array.shape, array.dtype) == ((12, 2048), np.float32)
+    np.testing.assert_array_equal(array, open_dataset(toys["features"].path).numpy())
+    assert list(loaded["image_id"]) == open_dataset(toys["features"].path).image_ids()
+
+
+def test_huggingface_has_no_maps_and_reads_a_vocabulary_without_them(toys, huggingface):
+    from datasets import Features, Value
+
+    toy = toys["vocabulary"]
+    # The columns alone are not enough: without `features` it translates the types of all columns first.
+    columns = Features({"id": Value("int32"), "token": Value("string"), "count": Value("int64")})
+    loaded = huggingface(toy, features=columns, columns=list(columns))
+    assert loaded.column_names == ["id", "token", "count"]
+    assert loaded.to_list() == [{name: row[name] for name in ("id", "token", "count")} for row in toy.rows]
+    assert tuple(loaded["token"][:4]) == SPECIALS

@@ -1,0 +1,473 @@
+import os
+import signal
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import schemas.output
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError
+from schemas.fingerprints import Identity
+from schemas.output import Output, commit, hold
+from schemas.storage import Folder
+from schemas.validation import validate
+
+SHARD = "part-{:05d}-of-00003.parquet".format
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def other(toy, **parameters):
+    """The same folder, for a dataset of other parameters."""
+    identity = toy.identity
+    return replace(toy, identity=replace(identity, parameters={**identity.parameters, **parameters}))
+
+
+# --- a run from its start to its commit ------------------------------------------------------------------------------
+
+
+def test_there_is_no_manifest_before_the_commit(new_features):
+    toy = new_features()
+    toy.output.prepare(overwrite=False)
+    for number in range(3):
+        assert toy.output.finished() == set(range(number))
+        toy.write_shard(number)
+        assert not (toy.path / "manifest.json").exists()
+        assert toy.output.complete() is None
+    assert toy.output.finished() == {0, 1, 2}
+    manifest = toy.commit()
+    assert toy.output.complete() == manifest == open_dataset(toy.path).manifest
+    assert validate(toy.path) == []
+
+
+def test_the_manifest_is_written_after_everything_else(toys, tmp_path, monkeypatch):
+    published = []
+    publish = Folder._publish
+
+    def record(self, temporary, name):
+        published.append(name)
+        publish(self, temporary, name)
+
+    monkeypatch.setattr(Folder, "_publish", record)
+    toys["vocabulary"].at(tmp_path / "vocabulary").write()
+    assert published == ["part-00000-of-00001.parquet", "vocabulary.txt", "manifest.json"]
+
+
+def test_a_commit_reads_every_shard_again(new_features, monkeypatch):
+    toy = new_features()
+    for number in range(3):
+        toy.write_shard(number)
+    # A byte that changes between the writing and the commit is listed as it lies there.
+    path = toy.path / SHARD(1)
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+    toy.commit()
+    assert not [problem for problem in validate(toy.path) if "SHA-256" in problem]
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_commit_refuses_a_missing_shard(new_features, missing):
+    toy = new_features()
+    for number in {0, 1, 2} - {missing}:
+        toy.write_shard(number)
+    with pytest.raises(DatasetError, match=rf"{SHARD(missing)} is missing after the run: run the same command again"):
+        toy.commit()
+    assert not (toy.path / "manifest.json").exists()
+
+
+def test_a_commit_refuses_a_shard_of_another_identity(new_features):
+    toy = new_features()
+    for number in range(3):
+        toy.write_shard(number)
+    other(toy, weights="new").write_shard(1)
+    with pytest.raises(DatasetError, match=rf"{SHARD(1)} is missing after the run"):
+        toy.commit()
+
+
+def test_two_runs_give_the_same_bytes(toys, tmp_path):
+    for name, toy in toys.items():
+        again = toy.at(tmp_path / name)
+        again.write()
+        assert tree(again.path) == tree(toy.path)
+
+
+def test_the_order_of_the_shards_gives_the_same_bytes(toys, new_features):
+    toy = new_features(failures=toys["features"].failures)
+    for number in (2, 0, 1):
+        toy.write_shard(number)
+    toy.commit()
+    assert tree(toy.path) == tree(toys["features"].path)
+
+
+def test_libraries_files_and_statistics_of_a_commit(new_features):
+    toy = new_features()
+    for number in range(3):
+        toy.write_shard(number)
+    toy.output.folder.write("truecaser/en.model", b"model")
+    toy.output.folder.write("truecaser/de.model", b"Modell")
+    manifest = commit(
+        toy.output,
+        statistics=lambda footers: {"rows_by_shard": [footer.rows for footer in footers]},
+        libraries=("pytest",),
+        files=("truecaser/en.model", "truecaser/de.model"),
+    )
+    assert sorted(manifest.libraries) == ["imagepivot", "numpy", "pyarrow", "pytest"]
+    assert [(entry.path, entry.bytes) for entry in manifest.files] == [("truecaser/de.model", 6), ("truecaser/en.model", 5)]
+    assert manifest.statistics == {"rows_by_shard": [len(toy.shard(number)) for number in range(3)]}
+    assert validate(toy.path) == []
+
+
+# --- going on where a run was killed ---------------------------------------------------------------------------------
+
+
+def test_the_same_identity_goes_on(new_features, toys):
+    toy = new_features(failures=toys["features"].failures)
+    for number in (0, 2):
+        toy.write_shard(number)
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in toy.path.rglob("*.parquet")}
+    toy.output.prepare(overwrite=False)
+    assert toy.output.finished() == {0, 2}
+    toy.write_shard(1)
+    toy.commit()
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before} == before
+    assert tree(toy.path) == tree(toys["features"].path)
+
+
+def test_a_truncated_shard_is_done_again(new_features):
+    toy = new_features()
+    for number in range(3):
+        toy.write_shard(number)
+    path = toy.path / SHARD(1)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    assert toy.output.finished() == {0, 2}
+    toy.output.prepare(overwrite=False)
+    assert not path.exists()
+    toy.write_shard(1)
+    assert path.read_bytes() == data
+
+
+KILLED = """
+import sys
+from schemas.fingerprints import Identity
+from schemas.kinds import CAPTIONS
+from schemas.output import Output, hold
+from schemas.shards import write_shard
+from schemas.storage import Folder
+
+output = Output(Folder(sys.argv[1]), Identity(kind="captions", parameters={"a": 1}, shards=2))
+
+def tables():
+    yield CAPTIONS.empty_table()
+    print("ready", flush=True)
+    sys.stdin.read()
+
+with hold(output.folder):
+    output.prepare(overwrite=False)
+    failures = [{"key": "a", "uri": "b", "stage": "prepare", "reason": "empty_caption", "message": ""}]
+    write_shard(output.folder, output.names()[0], [], schema=CAPTIONS, identity=output.identity, failures=failures)
+    write_shard(output.folder, output.names()[1], tables(), schema=CAPTIONS, identity=output.identity)
+"""
+
+
+def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
+    folder = Folder(str(tmp_path / "data"))
+    output = Output(folder, Identity(kind="captions", parameters={"a": 1}, shards=2))
+    finished = ["failures/part-00000-of-00002.parquet", "part-00000-of-00002.parquet"]
+    with blocked_process(KILLED, folder.location) as process:
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    torn = f".part-00001-of-00002.parquet.tmp-{process.pid}"
+    assert folder.names() == [".lock", torn, *finished]
+    assert output.finished() == {0}
+    assert output.complete() is None
+    with pytest.raises(DatasetError, match=r"is not a dataset: it holds no manifest.json"):
+        open_dataset(folder.location)
+    with hold(folder):
+        output.prepare(overwrite=False)
+        assert folder.names() == [".lock", *finished]
+        assert output.finished() == {0}
+    assert folder.names() == finished
+
+
+def test_temporary_files_of_failures_and_truecasers_are_cleaned_up(new_features):
+    toy = new_features()
+    folder = toy.output.folder
+    for name in ("failures/.part-00001-of-00003.parquet.tmp-1", "truecaser/.en.model.tmp-22", ".manifest.json.tmp-3"):
+        folder.write(name, b"half")
+    toy.output.prepare(overwrite=False)
+    assert folder.names() == []
+
+
+def test_a_complete_dataset_is_found(copy_toy):
+    toy = copy_toy("features")
+    assert toy.output.complete() == open_dataset(toy.path).manifest
+    assert other(toy, weights="new").output.complete() is None
+
+
+@pytest.mark.parametrize("name", [SHARD(1), "failures/{}", "vocabulary.txt"])
+def test_a_dataset_with_a_missing_or_cut_file_is_not_complete(copy_toy, name):
+    toy = copy_toy("vocabulary" if name == "vocabulary.txt" else "features")
+    path = toy.path / name.format(next((toy.path / "failures").iterdir()).name if "{}" in name else "")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    assert toy.output.complete() is None
+    path.unlink()
+    assert toy.output.complete() is None
+    path.write_bytes(data)
+    assert toy.output.complete() is not None
+
+
+def test_a_dataset_that_lost_a_shard_is_mended_by_the_same_run(copy_toy, toys):
+    toy = copy_toy("features")
+    (toy.path / SHARD(2)).unlink()
+    toy.output.prepare(overwrite=False)
+    assert not (toy.path / "manifest.json").exists()  # From here on it is no dataset.
+    assert toy.output.finished() == {0, 1}
+    toy.write_shard(2)
+    toy.commit()
+    assert tree(toy.path) == tree(toys["features"].path)
+
+
+# --- what a run must not touch ---------------------------------------------------------------------------------------
+
+
+def refuse(output, match, *, overwrite=False):
+    before = tree(output.folder.local_path)
+    with pytest.raises(DatasetError, match=match):
+        output.prepare(overwrite=overwrite)
+    assert tree(output.folder.local_path) == before
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "notes.txt",
+        "thesis/chapter.tex",
+        "part-00000.parquet",
+        "part-0-of-1.parquet",
+        "part-00000-of-00003.parquet.bak",
+        "failures/notes",
+        "deeper/part-00000-of-00003.parquet",
+        "truecaser/readme",
+        ".hidden",
+        "manifest.json.old",
+    ],
+)
+def test_foreign_files_are_refused(copy_toy, name, overwrite):
+    toy = copy_toy("features")
+    (toy.path / name).parent.mkdir(exist_ok=True)
+    (toy.path / name).write_bytes(b"mine")
+    refuse(
+        toy.output,
+        rf"holds files that are no dataset's, e.g. '{name}': nothing was written\. Choose a new",
+        overwrite=overwrite,
+    )
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("folder", ["", "failures/"])
+def test_parquet_files_of_other_tools_are_foreign_whatever_their_name(new_features, folder, overwrite):
+    toy = new_features()
+    name = f"{folder}part-00000-of-00001.parquet"
+    (toy.path / name).parent.mkdir(parents=True)
+    pq.write_table(pa.table({"precious": [1, 2, 3]}), toy.path / name)
+    refuse(toy.output, rf"holds files that are no dataset's, e.g. '{name}'", overwrite=overwrite)
+
+
+def test_another_dataset_is_refused(copy_toy):
+    toy = copy_toy("features")
+    refuse(
+        other(toy, weights="sha256:22", precision="fp32").output,
+        r"holds another dataset \(precision: there nothing, now 'fp32'; weights: there nothing, now 'sha256:22'\): nothing was "
+        r"written\. Choose another folder, or give --overwrite to replace it",
+    )
+
+
+def test_another_dataset_is_refused_by_its_shards_alone(copy_toy):
+    toy = copy_toy("features")
+    (toy.path / "manifest.json").unlink()
+    (toy.path / SHARD(0)).unlink()
+    refuse(other(toy, weights="sha256:22").output, r"holds another dataset \(weights: there nothing, now 'sha256:22'\)")
+
+
+def test_the_refusal_names_what_differs_only(by_hand, copy_toy):
+    # A spec holds its shape as a tuple, the manifest gives it back as a list: that is no difference.
+    toy = copy_toy("features")
+    feature = {**toy.identity.parameters["feature"], "shape": (2048,)}
+    refuse(other(toy, feature=feature, weights="new").output, r"holds another dataset \(weights: there nothing, now 'new'\)")
+
+
+def test_the_refusal_names_the_kind(copy_toy, toys):
+    toy = copy_toy("features")
+    refuse(toys["captions"].at(toy.path).output, r"holds another dataset \(kind 'features' instead of 'captions'\)")
+
+
+def test_the_refusal_names_the_rest(copy_toy):
+    toy = copy_toy("features")
+    for identity in (replace(toy.identity, shards=4), replace(toy.identity, inputs=({"name": "images", "sha256": "0"},))):
+        refuse(replace(toy, identity=identity).output, "made from other inputs, or with another number of shards")
+
+
+def test_long_values_are_shortened_in_the_refusal(copy_toy):
+    toy = copy_toy("features")
+    with pytest.raises(DatasetError, match=r"notes: there nothing, now '0123456789\S+\.\.\.\)") as caught:
+        other(toy, notes="0123456789" * 100).output.prepare(overwrite=False)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
+    toy = copy_toy("features")
+    (toy.path / "manifest.json").write_text("{", encoding="utf-8")
+    assert toy.output.complete() is None
+    refuse(toy.output, "is no manifest of a dataset")
+    toy.output.prepare(overwrite=True)
+    assert toy.output.finished() == {0, 1, 2}
+
+
+@pytest.mark.parametrize("old", ["captions", "vocabulary", "features16", "regions"])
+def test_overwriting_leaves_nothing_of_the_old_dataset(copy_toy, toys, old):
+    toy = toys["features"].at(copy_toy(old).path)
+    toy.output.prepare(overwrite=True)
+    assert toy.output.finished() == set()
+    for number in range(3):
+        toy.write_shard(number)
+    toy.commit()
+    assert tree(toy.path) == tree(toys["features"].path)
+    assert validate(toy.path) == []
+
+
+def test_overwriting_with_fewer_truecasers_leaves_none_of_the_others(copy_toy):
+    toy = copy_toy("captions")
+    for language in ("de", "en"):
+        toy.output.folder.write(f"truecaser/{language}.model", b"model")
+    commit(toy.output, statistics=lambda _: {}, libraries=(), files=("truecaser/de.model", "truecaser/en.model"))
+    assert validate(toy.path) == []
+    commit(toy.output, statistics=lambda _: {}, libraries=(), files=("truecaser/de.model",))
+    assert validate(toy.path) == []
+
+
+# --- two runs at once ------------------------------------------------------------------------------------------------
+
+HOLDER = """
+import sys
+from schemas.output import hold
+from schemas.storage import Folder
+
+with hold(Folder(sys.argv[1])):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_run_is_refused_until_the_first_one_is_killed(tmp_path, blocked_process):
+    folder = Folder(str(tmp_path / "data"))
+    with blocked_process(HOLDER, folder.location) as process:
+        for _ in range(2):
+            with pytest.raises(DatasetError, match=r"'.*/data' is in use: another run is writing it"), hold(folder):
+                pytest.fail("two runs hold one folder")
+        assert folder.names() == [".lock"]  # The refused run did not take the lock of the first away.
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        with hold(folder):
+            assert folder.names() == [".lock"]
+    assert folder.names() == []
+
+
+def test_a_second_run_is_let_in_when_the_first_one_ends(tmp_path, blocked_process):
+    folder = Folder(str(tmp_path / "data"))
+    with blocked_process(HOLDER, folder.location) as process:
+        process.communicate("go on")
+        assert process.returncode == 0
+        assert not folder.local_path.exists()
+        with hold(folder):
+            pass
+
+
+def test_a_hold_within_one_process(tmp_path):
+    folder = Folder(str(tmp_path / "data"))
+    with hold(folder):
+        with pytest.raises(DatasetError, match="is in use"), hold(folder):
+            pytest.fail("two runs hold one folder")
+        with hold(Folder(str(tmp_path / "elsewhere"))):
+            pass
+    with hold(folder):
+        pass
+
+
+def test_a_hold_leaves_the_dataset_without_a_lock(copy_toy):
+    toy = copy_toy("features")
+    before = tree(toy.path)
+    with hold(toy.output.folder):
+        assert (toy.path / ".lock").exists()
+    assert tree(toy.path) == before
+
+
+@pytest.mark.parametrize("name", ["data", "build/demo/data"])
+def test_a_refused_run_leaves_nothing_behind(tmp_path, name):
+    with pytest.raises(ZeroDivisionError, match="refused"), hold(Folder(str(tmp_path / name))):
+        raise ZeroDivisionError("refused")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_run_leaves_the_folders_that_were_there(tmp_path):
+    (tmp_path / "build" / "own").mkdir(parents=True)
+    with pytest.raises(ZeroDivisionError, match="refused"), hold(Folder(str(tmp_path / "build" / "own"))):
+        raise ZeroDivisionError("refused")
+    with pytest.raises(ZeroDivisionError, match="refused"), hold(Folder(str(tmp_path / "build" / "new" / "data"))):
+        raise ZeroDivisionError("refused")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["build", "build/own"]
+
+
+def test_a_refused_overwrite_leaves_no_lock(copy_toy):
+    toy = copy_toy("features")
+    (toy.path / "notes.txt").write_bytes(b"mine")
+    before = tree(toy.path)
+    with pytest.raises(DatasetError, match=r"notes\.txt"), hold(toy.output.folder):
+        toy.output.prepare(overwrite=True)
+    assert tree(toy.path) == before
+
+
+def test_a_lock_that_is_deleted_while_we_wait_is_not_taken(tmp_path, monkeypatch):
+    # The other run ends between our opening its lock and our locking it: the file we hold is gone, nobody else sees it.
+    folder = Folder(str(tmp_path / "data"))
+    flock = schemas.output.fcntl.flock
+    calls = []
+
+    def end_other_run(handle, operation):
+        if not calls:
+            (folder.local_path / ".lock").unlink()
+        calls.append(handle)
+        flock(handle, operation)
+
+    monkeypatch.setattr(schemas.output.fcntl, "flock", end_other_run)
+    with hold(folder):
+        assert len(calls) == 2
+        with pytest.raises(DatasetError, match="is in use"), hold(folder):
+            pytest.fail("two runs hold one folder")
+
+
+def test_resuming_does_not_depend_on_the_values_that_were_lost(new_features):
+    # A shard is finished by its fingerprint: another run of the same identity keeps it without looking at its rows.
+    toy = new_features()
+    rows = [{**row, "feature": np.zeros(2048, np.float32)} for row in toy.rows]
+    zeros = replace(toy, rows=rows)
+    zeros.write_shard(0)
+    data = (toy.path / SHARD(0)).read_bytes()
+    toy.output.prepare(overwrite=False)
+    assert toy.output.finished() == {0}
+    assert (toy.path / SHARD(0)).read_bytes() == data
+
+
+def test_names_of_shards():
+    make = partial(Output, Folder("unused"))
+    assert make(Identity(kind="features", parameters={}, shards=3)).names() == [SHARD(n) for n in range(3)]

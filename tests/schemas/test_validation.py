@@ -1,0 +1,482 @@
+"""One test a promise: break it on disk, expect that complaint and no other."""
+
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.errors import DatasetError
+from schemas.output import hold
+from schemas.validation import validate
+
+KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions"]
+FIRST = "part-00000-of-00003.parquet"
+VOCABULARY = "part-00000-of-00001.parquet"
+
+
+def complains(toy, *expected):
+    """Whether the complaints are those expected, each a regular expression of the whole sentence, and no others."""
+    problems = validate(toy.path)
+    assert len(problems) == len(expected), problems
+    for problem, pattern in zip(problems, expected, strict=True):
+        assert re.fullmatch(pattern, problem, flags=re.DOTALL), problem
+    return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fresh_dataset_is_valid(toys, kind):
+    assert validate(toys[kind].path) == []
+    assert validate(str(toys[kind].path)) == []
+
+
+def test_shards_without_rows_are_valid(by_hand, tmp_path):
+    by_hand.features(tmp_path / "sparse", image_ids=["a"], shards=5).write()
+    by_hand.features(tmp_path / "none", image_ids=[], shards=2).write()
+    for kind in ("captions", "encoded"):
+        by_hand.toy(tmp_path / kind, kind, [], parameters={"vocabulary_size": 4}, shards=2).write()
+    for kind in ("sparse", "none", "captions", "encoded"):
+        assert validate(tmp_path / kind) == []
+
+
+def test_a_dataset_in_use_is_valid(copy_toy):
+    toy = copy_toy("features")
+    with hold(toy.output.folder):
+        assert validate(toy.path) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forging_alone_breaks_nothing(copy_toy, forge, kind):
+    # The tests below rewrite shards; that the rewriting itself goes unnoticed makes their one complaint mean something.
+    toy = copy_toy(kind)
+    for path in sorted(toy.path.glob("part-*")):
+        forge.shard(toy, path.name, lambda table: table)
+    assert validate(toy.path) == []
+
+
+# --- manifest and files ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_dataset_raises(tmp_path):
+    with pytest.raises(DatasetError, match="is not a dataset"):
+        validate(tmp_path)
+
+
+def test_edited_parameters_raise(copy_toy, forge):
+    toy = copy_toy("features")
+    forge.edit_manifest(toy, lambda content: content["parameters"].update(weights="others"))
+    with pytest.raises(DatasetError, match="was changed by hand"):
+        validate(toy.path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flipped_bit(copy_toy, kind):
+    toy = copy_toy(kind)
+    path = sorted(toy.path.glob("part-*"))[-1]
+    data = bytearray(path.read_bytes())
+    data[4 + len(data) // 50] ^= 1  # Within the pages of the first column, behind the magic number.
+    path.write_bytes(data)
+    problems = validate(toy.path)
+    digest = r"\w{12}\.\.\."
+    assert re.fullmatch(rf"{path.name} has SHA-256 {digest}, the manifest says {digest}: its bytes changed", problems[0])
+
+
+def test_a_flipped_bit_of_a_value_that_is_still_a_number(copy_toy):
+    toy = copy_toy("features")
+    data = bytearray((toy.path / FIRST).read_bytes())
+    data[5000] ^= 1
+    (toy.path / FIRST).write_bytes(data)
+    assert complains(toy, rf"{FIRST} has SHA-256 .*: its bytes changed")
+
+
+def test_a_damaged_footer(copy_toy):
+    toy = copy_toy("features")
+    data = bytearray((toy.path / FIRST).read_bytes())
+    footer = int.from_bytes(data[-8:-4], "little")
+    data[-8 - footer : -8] = bytes(footer)
+    (toy.path / FIRST).write_bytes(data)
+    assert complains(toy, rf"{FIRST} has SHA-256 .*: its bytes changed", rf"{FIRST} cannot be read: .*")
+
+
+def test_a_truncated_shard(copy_toy):
+    toy = copy_toy("features")
+    data = (toy.path / FIRST).read_bytes()
+    (toy.path / FIRST).write_bytes(data[:-1000])
+    assert complains(
+        toy, rf"{FIRST} has {len(data) - 1000:,} bytes, the manifest says {len(data):,}", rf"{FIRST} cannot be read: .*"
+    )
+
+
+def test_an_empty_shard_file(copy_toy):
+    toy = copy_toy("features")
+    size = (toy.path / FIRST).stat().st_size
+    (toy.path / FIRST).write_bytes(b"")
+    assert complains(toy, rf"{FIRST} has 0 bytes, the manifest says {size:,}", rf"{FIRST} cannot be read: .*")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "part-00000-of-00004.parquet", "failures/notes.txt", ".part-1.tmp-7"])
+def test_an_extra_file(copy_toy, name):
+    toy = copy_toy("features")
+    (toy.path / name).write_bytes(b"")
+    assert complains(toy, rf"{re.escape(name)} lies in the folder but is not in the manifest")
+
+
+def test_a_missing_shard(copy_toy):
+    toy = copy_toy("features")
+    (toy.path / FIRST).unlink()
+    assert complains(toy, rf"{FIRST} is missing", rf"{FIRST} cannot be read: .*No such file.*")
+
+
+def test_missing_failures(copy_toy):
+    toy = copy_toy("features")
+    path = next((toy.path / "failures").iterdir())
+    path.unlink()
+    assert complains(toy, rf"failures/{path.name} is missing", rf"failures/{path.name} cannot be read: .*No such file.*")
+
+
+def test_a_missing_vocabulary_file(copy_toy):
+    toy = copy_toy("vocabulary")
+    (toy.path / "vocabulary.txt").unlink()
+    assert complains(toy, r"vocabulary\.txt is missing")
+
+
+def test_a_vocabulary_file_that_is_not_listed(copy_toy, forge):
+    toy = copy_toy("vocabulary")
+    (toy.path / "vocabulary.txt").unlink()
+    forge.edit_manifest(toy, lambda content: content.update(files=[]))
+    assert complains(toy, rf"{VOCABULARY}: there is no vocabulary\.txt in the manifest")
+
+
+def test_shards_in_another_order(copy_toy, forge):
+    toy = copy_toy("captions")
+    forge.edit_manifest(toy, lambda content: content["shards"].reverse())
+    problems = validate(toy.path)
+    assert problems[:2] == [
+        "shard 0 is called 'part-00002-of-00003.parquet', expected 'part-00000-of-00003.parquet'",
+        "shard 2 is called 'part-00000-of-00003.parquet', expected 'part-00002-of-00003.parquet'",
+    ]
+
+
+# --- footers, schema, counts -----------------------------------------------------------------------------------------
+
+
+def test_a_shard_of_another_dataset(copy_toy, forge):
+    toy = copy_toy("captions")
+    footer = {
+        "imagepivot.version": "1",
+        "imagepivot.kind": "captions",
+        "imagepivot.fingerprint": "ab" * 32,
+        "imagepivot.parameters": "{}",
+        "imagepivot.statistics": "{}",
+    }
+    forge.shard(toy, FIRST, lambda table: table, footer=footer)
+    assert complains(toy, rf"{FIRST} was made for fingerprint '{'ab' * 32}', the dataset has '{toy.identity.fingerprint}'")
+
+
+@pytest.mark.parametrize("footer", [{}, {"imagepivot.kind": "captions"}])
+def test_a_shard_without_a_footer_of_ours(copy_toy, forge, footer):
+    toy = copy_toy("captions")
+    forge.shard(toy, FIRST, lambda table: table, footer=footer)
+    assert complains(toy, rf"{FIRST} does not say in its footer which dataset it was made for")
+
+
+def test_failures_of_another_dataset(copy_toy, forge):
+    toy = copy_toy("captions")
+    path = next((toy.path / "failures").iterdir())
+    forge.shard(toy, f"failures/{path.name}", lambda table: table, footer={})
+    assert complains(toy, rf"failures/{path.name} does not say in its footer which dataset it was made for")
+
+
+def test_wrong_number_of_rows(copy_toy, forge):
+    toy = copy_toy("captions")
+    rows = len(toy.shard(0))
+    forge.edit_manifest(toy, lambda content: content["shards"][0].update(rows=rows + 1000))
+    assert complains(toy, rf"{FIRST} has {rows} rows, the manifest says {rows + 1000:,}")
+
+
+CHANGES = {
+    "a column more": lambda t: t.append_column("more", pa.array(["x"] * len(t))),
+    "a column less": lambda t: t.drop_columns(["text"]),
+    "another order": lambda t: t.select(list(reversed(t.schema.names))),
+    "another type": lambda t: t.set_column(3, "index", t["index"].cast(pa.int32())),
+    "nullable": lambda t: t.set_column(5, pa.field("text", pa.string()), t["text"]),
+    "no dictionary": lambda t: t.set_column(1, pa.field("language", pa.string(), nullable=False), t["language"].cast("string")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_other_columns(copy_toy, forge, change):
+    toy = copy_toy("captions")
+    forge.shard(toy, FIRST, change)
+    assert complains(toy, rf"{FIRST} has the columns .*, expected .*")
+
+
+def test_features_of_another_width(copy_toy, forge, by_hand, tmp_path):
+    toy = copy_toy("features")
+    narrow = pa.list_(pa.field("item", pa.float32(), nullable=False), 1024)
+
+    def change(table):
+        values = np.zeros((len(table), 1024), np.float32)
+        field = table.schema.field("feature").with_type(narrow)
+        return table.set_column(1, field, pa.FixedSizeListArray.from_arrays(values.ravel(), type=narrow))
+
+    forge.shard(toy, FIRST, change)
+    assert complains(toy, rf"{FIRST} has the columns .*\[1024\].*, expected .*\[2048\].*")
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["captions", "encoded", "features", "regions"])
+def test_rows_out_of_order(copy_toy, forge, kind):
+    toy = copy_toy(kind)
+    forge.shard(toy, FIRST, lambda table: table.take([1, 0, *range(2, len(table))]))
+    assert complains(toy, rf"{FIRST}: key \('.*'.*\) comes before \('.*'.*\), though it is larger")
+
+
+def test_languages_out_of_order(copy_toy, forge):
+    # Within one image, too; and by code point, not by the order of a dictionary.
+    toy = copy_toy("captions")
+    forge.shard(toy, FIRST, lambda table: table.take([*range(len(table) - 2), len(table) - 1, len(table) - 2]))
+    assert complains(toy, rf"{FIRST}: key \('(.*)', 'en', .*\) comes before \('\1', 'en', .*\), though it is larger")
+
+
+@pytest.mark.parametrize("kind", ["captions", "encoded", "features", "regions"])
+def test_a_key_twice(copy_toy, forge, kind):
+    toy = copy_toy(kind)
+    forge.shard(toy, FIRST, lambda table: table.take([0, 0, *range(1, len(table))]))
+    assert complains(toy, rf"{FIRST}: key \('.*\) occurs twice")
+
+
+@pytest.mark.parametrize("kind", ["captions", "encoded", "features", "regions"])
+def test_a_row_in_the_wrong_shard(copy_toy, forge, by_hand, kind):
+    toy = copy_toy(kind)
+    stray = next(f"龍-{n}" for n in range(99) if by_hand.shard_of(f"龍-{n}", 3) == 2)
+    forge.value(toy, FIRST, -1, image_id=stray)
+    assert complains(toy, rf"{FIRST}: image '{stray}' belongs to shard 2")
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["features", "features16"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_feature_that_is_not_finite(copy_toy, forge, kind, value):
+    toy = copy_toy(kind)
+    feature = toy.shard(0)[1]["feature"].copy()
+    feature[7] = value
+    forge.value(toy, FIRST, 1, feature=feature)
+    assert complains(toy, rf"{FIRST}: column 'feature' holds values that are not finite")
+
+
+@pytest.mark.parametrize("column", ["boxes", "features", "class_scores", "attribute_scores"])
+def test_a_region_that_is_not_finite(copy_toy, forge, column):
+    toy = copy_toy("regions")
+    values = toy.shard(0)[0][column].ravel().copy()
+    values[3] = np.nan
+    forge.value(toy, FIRST, 0, **{column: values})
+    assert complains(toy, rf"{FIRST}: column '{column}' holds values that are not finite")
+
+
+@pytest.mark.parametrize("used", [-1, 37])
+def test_an_impossible_number_of_regions(copy_toy, forge, used):
+    toy = copy_toy("regions")
+    forge.value(toy, FIRST, 0, num_regions=used)
+    assert complains(toy, rf"{FIRST}: num_regions lies between .*, expected 0 to 36")
+
+
+@pytest.mark.parametrize("column", ["boxes", "features", "class_ids", "class_scores", "attribute_ids", "attribute_scores"])
+def test_regions_behind_the_used_ones_are_zero(copy_toy, forge, by_hand, column):
+    toy = copy_toy("regions")
+    number = by_hand.shard_of("image-00", 3)  # It has 20 regions.
+    position = [row["image_id"] for row in toy.shard(number)].index("image-00")
+    values = toy.shard(number)[position][column].copy()
+    values[20, ...] = 1
+    name = f"part-0000{number}-of-00003.parquet"
+    forge.value(toy, name, position, **{column: values.ravel()})
+    assert complains(toy, rf"{name}: column '{column}' is not zero behind num_regions of image 'image-00'")
+
+
+def test_a_negative_index(copy_toy, forge):
+    toy = copy_toy("captions")
+    forge.value(toy, FIRST, 0, index=-1)
+    assert complains(toy, rf"{FIRST}: an index is negative")
+
+
+def test_captions_without_tokens(copy_toy, forge):
+    toy = copy_toy("captions")
+    forge.value(toy, FIRST, 0, tokens=[])
+    forge.value(toy, FIRST, 3, tokens=[])
+    assert complains(toy, rf"{FIRST}: 2 captions have no tokens")
+
+
+@pytest.mark.parametrize("wrong", [-1, 14, 2**31 - 1])
+def test_an_id_out_of_range(copy_toy, forge, wrong):
+    toy = copy_toy("encoded")
+    size = toy.identity.parameters["vocabulary_size"]
+    assert size == 14  # Ten words and four specials.
+    forge.value(toy, FIRST, 2, token_ids=[1, wrong, 2], length=3)
+    assert complains(toy, rf"{FIRST}: ids lie between -?\d+ and \d+, the vocabulary has 14")
+
+
+@pytest.mark.parametrize("row", [0, 2, -1])
+@pytest.mark.parametrize("ids", [[], [1], [2], [5], [1, 5], [5, 2], [2, 5, 1], [5, 6, 7]])
+def test_a_caption_without_start_or_end(copy_toy, forge, row, ids):
+    toy = copy_toy("encoded")
+    forge.value(toy, FIRST, row, token_ids=ids, length=len(ids))
+    assert complains(toy, rf"{FIRST}: a caption does not begin with <start> and end with <end>")
+
+
+def test_no_caption_with_start_and_end(copy_toy, forge):
+    toy = copy_toy("encoded")
+    for row in range(len(toy.shard(0))):
+        forge.value(toy, FIRST, row, token_ids=[], length=0)
+    assert complains(toy, rf"{FIRST}: a caption does not begin with <start> and end with <end>")
+
+
+@pytest.mark.parametrize("row", [0, -1])
+def test_a_wrong_length(copy_toy, forge, row):
+    toy = copy_toy("encoded")
+    forge.value(toy, FIRST, row, length=99)
+    assert complains(toy, rf"{FIRST}: a length is not the number of ids")
+
+
+def vocabulary(toy, forge, change):
+    """Changes the rows of a vocabulary, and its text with them."""
+
+    def rewrite(table):
+        rows = table.to_pylist()
+        change(rows)
+        (toy.path / "vocabulary.txt").write_text("".join(f"{row['token']}\n" for row in rows), encoding="utf-8")
+        return pa.Table.from_pylist(rows, schema=table.schema)
+
+    forge.shard(toy, VOCABULARY, rewrite)
+    forge.relist(toy, "vocabulary.txt")
+
+
+def swap(rows):
+    assert rows[4]["count"] > rows[-1]["count"]
+    rows[4], rows[-1] = {**rows[-1], "id": 4}, {**rows[4], "id": len(rows) - 1}
+
+
+WRONG_VOCABULARIES = {
+    r"the first tokens are not \('<pad>', '<start>', '<end>', '<unk>'\)": lambda rows: rows[0].update(token="<PAD>"),
+    r"the ids are not 0, 1, 2, \.\.\.": lambda rows: rows[-1].update(id=99),
+    r"the tokens are not in the order of count descending, then token": swap,
+    r"the count of token '.*' is not the sum of its counts by language": lambda rows: rows[4].update(count=999),
+}
+
+
+@pytest.mark.parametrize("complaint", WRONG_VOCABULARIES)
+def test_a_wrong_vocabulary(copy_toy, forge, complaint):
+    toy = copy_toy("vocabulary")
+    vocabulary(toy, forge, WRONG_VOCABULARIES[complaint])
+    assert complains(toy, rf"{VOCABULARY}: {complaint}")
+
+
+def test_a_token_twice(copy_toy, forge):
+    toy = copy_toy("vocabulary")
+
+    def change(rows):
+        rows.append({**rows[-1], "id": len(rows)})
+
+    vocabulary(toy, forge, change)
+    assert complains(toy, rf"{VOCABULARY}: a token occurs twice")
+
+
+def test_an_id_twice(copy_toy, forge):
+    toy = copy_toy("vocabulary")
+    vocabulary(toy, forge, lambda rows: rows[-1].update(id=rows[-2]["id"]))
+    assert complains(toy, rf"{VOCABULARY}: key \(\d+,\) occurs twice", rf"{VOCABULARY}: the ids are not 0, 1, 2, \.\.\.")
+
+
+@pytest.mark.parametrize("data", [b"<pad>\n<start>\n<end>\n<unk>\n", b"", b"\xff\xfe\n"])
+def test_another_vocabulary_text(copy_toy, forge, data):
+    toy = copy_toy("vocabulary")
+    (toy.path / "vocabulary.txt").write_bytes(data)
+    forge.relist(toy, "vocabulary.txt")
+    assert complains(toy, rf"{VOCABULARY}: vocabulary\.txt does not hold the same tokens")
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failed(copy_toy):
+    """A dataset with failures, the path of a shard of them, and that of the shard they belong to."""
+    toy = copy_toy("features")
+    path = sorted((toy.path / "failures").iterdir())[0]
+    return toy, f"failures/{path.name}", path.name
+
+
+def test_an_unknown_reason(failed, forge):
+    toy, name, _ = failed
+    forge.value(toy, name, 0, reason="tired")
+    assert complains(toy, rf"{name}: reason 'tired' is not in the closed list")
+
+
+def test_failures_that_are_counted_wrongly(failed, forge):
+    toy, _, _ = failed
+    forge.edit_manifest(toy, lambda content: content["failure_reasons"].update(truncated=99))
+    assert complains(toy, r"the manifest counts failures \{.*'truncated': 99\}, the shards hold \{.*'truncated': 2.*\}")
+
+
+def test_failures_that_are_not_counted(failed, forge):
+    toy, _, _ = failed
+    forge.edit_manifest(toy, lambda content: content.update(failure_reasons={}))
+    assert complains(toy, r"the manifest counts failures \{\}, the shards hold \{.*'truncated': 2.*\}")
+
+
+def test_another_known_reason_is_a_wrong_count(failed, forge):
+    toy, name, _ = failed
+    forge.value(toy, name, 0, reason="too_large")
+    assert complains(toy, r"the manifest counts failures .*, the shards hold .*'too_large': 1.*")
+
+
+def test_wrong_number_of_rows_of_failures(failed, forge):
+    toy, name, _ = failed
+    forge.edit_manifest(toy, lambda content: content["failures"][0].update(rows=77))
+    assert complains(toy, rf"{name} has \d rows, the manifest says 77")
+
+
+def test_other_columns_of_failures(failed, forge):
+    toy, name, _ = failed
+    forge.shard(toy, name, lambda table: table.drop_columns(["uri"]))
+    assert complains(toy, rf"{name} has the columns .*, expected .*")
+
+
+def test_an_image_that_failed_and_has_a_row(failed, forge):
+    toy, name, shard = failed
+    number = int(shard[5:10])
+    image_id = toy.shard(number)[0]["image_id"]
+    forge.value(toy, name, 0, key=image_id)
+    assert complains(toy, rf"{name}: image '{image_id}' failed and has a row as well")
+
+
+def test_failures_that_belong_to_no_shard(failed, forge):
+    toy, name, _ = failed
+    lost = "failures/part-00007-of-00003.parquet"
+    (toy.path / name).rename(toy.path / lost)
+    forge.edit_manifest(toy, lambda content: content["failures"][0].update(path=lost))
+    assert complains(toy, rf"{lost} belongs to no shard")
+
+
+# --- several at once -------------------------------------------------------------------------------------------------
+
+
+def test_every_shard_is_checked(copy_toy, forge):
+    toy = copy_toy("features")
+    names = sorted(path.name for path in toy.path.glob("part-*"))
+    for name in names:
+        forge.shard(toy, name, lambda table: table.take([0, 0, *range(1, len(table))]))
+    assert complains(toy, *(rf"{name}: key .* occurs twice" for name in names))
+
+
+def test_complaints_read_as_sentences_with_the_file_they_are_about(copy_toy):
+    toy = copy_toy("regions")
+    for path in toy.path.glob("part-*"):
+        table = pq.ParquetFile(path).read()
+        pq.write_table(table.select(["image_id"]), path)
+    for problem in validate(toy.path):
+        assert re.match(r"part-\d{5}-of-00003.parquet has ", problem)
