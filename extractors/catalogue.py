@@ -1,4 +1,4 @@
-"""The extractors by name. Knows their shapes without importing torch."""
+"""The extractors by name. Knows the shapes of those with a fixed name without importing torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from schemas.features import FeatureSpec
 
 __all__ = ["describe", "load", "names", "spec"]
 
-_EXTRA = ("PIL", "numpy", "safetensors", "torch", "torchvision")
+_TIMM = "timm:"
+# The packages of the extra that an extractor needs, and the extra's name.
+_EXTRAS = dict.fromkeys(("PIL", "numpy", "safetensors", "torch", "torchvision"), "extractors") | {"timm": "timm"}
 
 
 @dataclass(frozen=True)
@@ -34,20 +36,41 @@ _ENTRIES = {
             ),
             module="extractors.resnet50",
         ),
+        _Entry(
+            FeatureSpec(
+                name="vgg19-10crop",
+                shape=(4096,),
+                source="torchvision's VGG19: second fully connected layer after ReLU, mean of ten crops",
+            ),
+            module="extractors.vgg19",
+        ),
+        _Entry(
+            FeatureSpec(
+                name="vgg19-10crop-caffe",
+                shape=(4096,),
+                source="github.com/ivendrov/order-embedding, extract_cnn_features.py, before its L2 normalisation: Oxford's "
+                "VGG_ILSVRC_19_layers, fc7 after ReLU, mean of ten crops",
+            ),
+            module="extractors.vgg19",
+        ),
     )
 }
 
 
 def names() -> tuple[str, ...]:
-    """Names of all extractors, sorted."""
+    """Names of the extractors, sorted; besides these there is ``timm:NAME`` for every model of timm's, see `spec`."""
     return tuple(sorted(_ENTRIES))
 
 
 def spec(name: str) -> FeatureSpec:
-    """Name, shape and type of the feature that an extractor makes, without loading anything.
+    """Name, shape and type of the feature that an extractor makes, without weights.
+
+    Args:
+        name: one of `names`, or ``timm:NAME`` with the name of a model of timm's, e.g. ``timm:resnet18.a1_in1k``. Without what
+            stands behind the dot it is the model's default there; the name in the result is always the full one.
 
     Raises:
-        UsageError: there is no extractor of that name.
+        UsageError: there is no extractor of that name, or it needs a package that is not installed.
     """
     return _entry(name).spec
 
@@ -56,7 +79,7 @@ def describe(name: str, *, weights: str = "default", precision: str = "fp32") ->
     """What `load` of the same arguments would make, without a device: for the machine that plans and does not extract.
 
     Args:
-        name: one of `names`.
+        name: as `spec` takes it.
         weights: ``default``, a path or ``random:SEED``; read and hashed, so a missing file is an error here already.
         precision: ``fp32``, ``tf32``, ``bf16`` or ``fp16``; whether a device can do it is `load`'s question.
 
@@ -72,9 +95,10 @@ def load(name: str, *, weights: str = "default", device: str = "cpu", precision:
     """Load an extractor, ready to use.
 
     Args:
-        name: one of `names`.
-        weights: ``default`` (torchvision's of that name, downloaded once and verified), the path of a ``.pth``, ``.pt`` or
-            ``.safetensors`` file, or ``random:SEED`` (untrained).
+        name: as `spec` takes it.
+        weights: ``default`` (torchvision's or timm's of that name, downloaded once; ``vgg19-10crop-caffe`` has none), the path of
+            a ``.pth``, ``.pt`` or ``.safetensors`` file (``vgg19-10crop-caffe`` also reads ``.caffemodel``), or ``random:SEED``
+            (untrained).
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (a GPU where there is one).
         precision: ``fp32`` or ``bf16``; on a GPU also ``tf32`` and ``fp16``.
 
@@ -93,18 +117,27 @@ def load(name: str, *, weights: str = "default", device: str = "cpu", precision:
 
 
 def _entry(name: str) -> _Entry:
+    if name.startswith(_TIMM):
+        module = _import("extractors.timm_models", name)
+        return _Entry(module.spec(name.removeprefix(_TIMM)), module="extractors.timm_models")
     if name not in _ENTRIES:
-        raise UsageError(f"there is no extractor {name!r}; choose one of {', '.join(names())}")
+        raise UsageError(
+            f"there is no extractor {name!r}; choose one of {', '.join(names())}, or {_TIMM}NAME for timm's models"
+        )
     return _ENTRIES[name]
 
 
 def _module(entry: _Entry) -> ModuleType:
+    return _import(entry.module, entry.spec.name)
+
+
+def _import(module: str, name: str) -> ModuleType:
     try:
-        return importlib.import_module(entry.module)
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
             raise
         raise UsageError(
-            f"extractor {entry.spec.name!r} needs the package {error.name!r}, which is not installed here: "
-            "pip install 'imagepivot[extractors]'"
+            f"extractor {name!r} needs the package {error.name!r}, which is not installed here: pip install 'imagepivot[{extra}]'"
         ) from error

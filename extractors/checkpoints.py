@@ -25,6 +25,7 @@ _SIGNS = (
     ("encoder.layers.encoder_layer_0.ln_1.weight", "torchvision vision transformer"),
     ("blocks.0.attn.qkv.weight", "timm vision transformer"),
     ("features.denseblock1.denselayer1.conv1.weight", "DenseNet"),
+    ("features.1.running_mean", "VGG with batch norm"),
     ("features.34.weight", "VGG19"),
     ("features.28.weight", "VGG16"),
     ("features.0.weight", "VGG or AlexNet"),

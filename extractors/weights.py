@@ -24,17 +24,21 @@ __all__ = ["Architecture", "Weights", "resolve_weights", "state_sha256"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """A torchvision model and the weights that an extractor's name stands for.
+    """A model and the weights that an extractor's name stands for.
 
     Attributes:
         build: torchvision's function, e.g. ``torchvision.models.resnet50``; called as ``build(weights=None)``.
-        default: torchvision's weights, a member of its enumeration.
+        default: torchvision's weights, a member of its enumeration; None where it has none.
         refused: beginnings of SHA-256 hashes of files that fit and are nevertheless wrong, each with the reason.
+        read: reads a file into names and tensors; names that the model lacks are an error afterwards.
+        without_default: where ``default`` is None, what to pass instead and where to get it.
     """
 
     build: Callable[..., nn.Module]
-    default: Any
+    default: Any = None
     refused: Mapping[str, str] = field(default_factory=dict)
+    read: Callable[[Path], dict[str, Tensor]] = read_state
+    without_default: str = ""
 
     @property
     def file_name(self) -> str:
@@ -53,7 +57,7 @@ class Weights:
 
     Attributes:
         name: torchvision's name where they are the default ones (also when read from a file), ``file``, or ``random:SEED``.
-        sha256: of the file's bytes, or for random weights `state_sha256`.
+        sha256: of the file's bytes; for random weights, and those that another library downloads, `state_sha256`.
         untrained: whether they are random.
         state: names and tensors, as ``load_state_dict`` takes them.
     """
@@ -83,6 +87,8 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
         InputError: there are no such weights, they are broken, not safe to read, or another model's.
     """
     if request == "default":
+        if architecture.default is None:
+            raise InputError(f"there are no default weights for this extractor: {architecture.without_default}")
         path = _default_file(architecture)
     elif request.startswith("random:"):
         return _random_weights(request, architecture)
@@ -98,13 +104,13 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
     for prefix, reason in architecture.refused.items():
         if sha256.startswith(prefix):
             raise InputError(f"the weights in {str(path)!r} (SHA-256 {sha256[:16]}…) are not the ones wanted: {reason}")
-    is_default = sha256.startswith(architecture.hash_prefix)
+    is_default = architecture.default is not None and sha256.startswith(architecture.hash_prefix)
     if request == "default" and not is_default:
         raise InputError(
             f"the downloaded weights {str(path)!r} have the SHA-256 {sha256[:16]}…, expected one that begins with "
             f"{architecture.hash_prefix}: the file is damaged; delete it and run again"
         )
-    state = check_state(read_state(path), _expected_state(architecture), source=repr(str(path)))
+    state = check_state(architecture.read(path), _expected_state(architecture), source=repr(str(path)))
     return Weights(str(architecture.default) if is_default else "file", sha256, untrained=False, state=state)
 
 

@@ -82,6 +82,7 @@ Output = Annotated[str, typer.Argument(help="Folder of the dataset that is writt
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another dataset that lies in OUTPUT.")]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Local worker processes; 0: one a core.")]
 MaxFailures = Annotated[int, typer.Option("--max-failures", min=0, help="Inputs that may fail before the exit code is 3.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Progress as lines of JSON on stderr, for programs.")]
 Shards = Annotated[int, typer.Option("--shards", help="Number of shards; the same number joins captions and features.")]
 Languages = Annotated[str, typer.Option("--languages", help="Only these, e.g. [i]en,de[/i]; all when not given.")]
 Portions = Annotated[
@@ -147,6 +148,7 @@ def captions(
     shards: Shards = 16,
     max_failures: MaxFailures = 0,
     overwrite: Overwrite = False,
+    log_json: LogJson = False,
     workers: Workers = 0,
 ) -> None:
     """Tokenize raw captions into shards.
@@ -171,7 +173,7 @@ def captions(
         shards=shards,
         overwrite=overwrite,
     )
-    with show_progress(notes, "captions", unit="captions") as meter:
+    with show_progress(notes, "captions", unit="captions", log_json=log_json) as meter:
         manifest = prepare_captions(job, _execution(context, workers), meter)
     _finish(manifest, output, max_failures)
 
@@ -227,6 +229,7 @@ def encode(
     output: Output,
     max_length: Annotated[int, typer.Option("--max-length", help="Most tokens kept; <start> and <end> come on top.")] = 100,
     overwrite: Overwrite = False,
+    log_json: LogJson = False,
     workers: Workers = 0,
 ) -> None:
     """Turn the tokens of captions into ids of a vocabulary."""
@@ -234,7 +237,7 @@ def encode(
     from pipelines.progress import show_progress
 
     job = EncodeJob(captions=captions, vocabulary=vocabulary, output=output, max_length=max_length, overwrite=overwrite)
-    with show_progress(notes, "encode", unit="captions") as meter:
+    with show_progress(notes, "encode", unit="captions", log_json=log_json) as meter:
         manifest = encode_captions(job, _execution(context, workers), meter)
     _finish(manifest, output)
 
@@ -261,6 +264,11 @@ def features(
     shards: Shards = 16,
     max_failures: MaxFailures = 0,
     overwrite: Overwrite = False,
+    update: Annotated[bool, typer.Option("--update", help="Add images that are new in IMAGES to what is there.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try the images again that failed before, and only them.")
+    ] = False,
+    log_json: LogJson = False,
     workers: Workers = 1,
 ) -> None:
     """Extract features of images into shards.
@@ -268,7 +276,7 @@ def features(
     An image that cannot be read or decoded becomes a failure row and stops nothing. A run that was stopped goes on where it was
     when the same command is given again. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """
-    from pipelines.features import FeaturesJob, count_images, extract_features
+    from pipelines.features import FeaturesJob, extract_features, list_images
     from pipelines.images import open_images
     from pipelines.progress import show_progress
 
@@ -283,11 +291,13 @@ def features(
         batch_size=batch_size,
         shards=shards,
         overwrite=overwrite,
+        update=update,
+        retry_failed=retry_failed,
     )
-    listing = count_images(job.images)
+    listing = list_images(job)
     if weights.startswith("random:"):
         notes.print("[yellow]untrained: the weights are random, the features mean nothing[/yellow]")
-    with show_progress(notes, extractor, unit="images", total=int(str(listing["count"]))) as meter:
+    with show_progress(notes, extractor, unit="images", total=listing.count, log_json=log_json) as meter:
         manifest = extract_features(job, execution, meter, listing=listing)
     _finish(manifest, output, max_failures)
 

@@ -11,7 +11,7 @@ import apache_beam as beam
 from pipelines.runner import Execution, run_pipeline
 from schemas.manifest import Manifest
 from schemas.output import Output, commit, hold
-from schemas.shards import Footer
+from schemas.shards import Footer, failures_name
 
 __all__ = ["CommitDataset", "run_job", "sum_statistics"]
 
@@ -81,6 +81,8 @@ def run_job(
     *,
     execution: Execution,
     overwrite: bool,
+    update: bool = False,
+    retry_failed: bool = False,
 ) -> Manifest:
     """Runs a pipeline that writes a dataset, or what an earlier run left of it to do.
 
@@ -89,6 +91,8 @@ def run_job(
         build: adds the transforms, given the numbers of the shards that are finished already.
         execution: where and how to run.
         overwrite: replace a dataset of another fingerprint.
+        update: add inputs that are new to the shards that are there.
+        retry_failed: make the shards that have failures again.
 
     Returns:
         The manifest of the committed dataset.
@@ -99,9 +103,12 @@ def run_job(
     """
     with hold(output.folder):
         manifest = output.complete()
-        if manifest is not None:
+        if manifest is not None and not (retry_failed and manifest.failed):
             return manifest
-        output.prepare(overwrite=overwrite)
+        output.prepare(overwrite=overwrite, update=update)
         finished = output.finished()
+        if retry_failed:
+            names = set(output.folder.names())
+            finished = frozenset(number for number in finished if failures_name(output.names()[number]) not in names)
         run_pipeline(lambda pipeline: build(pipeline, finished), execution)
         return Manifest.read(output.folder)

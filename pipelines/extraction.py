@@ -6,8 +6,9 @@ Reading and decoding run in threads ahead of the model, which takes batch after 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
@@ -20,7 +21,7 @@ import extractors
 from pipelines.images import ImageRef
 from schemas.errors import DatasetError, InputError
 
-__all__ = ["Tally", "extract_shard", "refuse_duplicates"]
+__all__ = ["Tally", "extract_shard", "merge_rows", "refuse_duplicates"]
 
 
 @dataclass
@@ -40,6 +41,14 @@ class Tally:
     decode_seconds: float = 0.0
     forward_seconds: float = 0.0
     wait_seconds: float = 0.0
+
+    def add(self, other: Tally) -> None:
+        """Adds what happened elsewhere."""
+        self.images += other.images
+        self.failures += other.failures
+        self.decode_seconds += other.decode_seconds
+        self.forward_seconds += other.forward_seconds
+        self.wait_seconds += other.wait_seconds
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ def extract_shard(
     batch_size: int,
     threads: int,
     tally: Tally,
-    on_batch: Callable[[int, int], None] = lambda images, failed: None,
+    on_batch: Callable[[Tally], None] = lambda batch: None,
 ) -> Iterator[pa.Table]:
     """Features of images, in their order; an image that cannot be read or decoded becomes a failure and leaves no row.
 
@@ -85,35 +94,65 @@ def extract_shard(
         batch_size: images that the model takes at once; the last batch may be smaller.
         threads: decoding threads.
         tally: is filled while the result is consumed.
-        on_batch: told after each batch how many images were done and how many failed since the last one.
+        on_batch: is shown after each batch what happened since the one before.
     """
     rest = iter(refs)
     ahead: deque[Future[_Decoded]] = deque()
     held: list[_Decoded] = []
-    failed = 0
+    batch = Tally()
+
+    def forward() -> Iterator[pa.Table]:
+        nonlocal batch
+        table = _forward(held, extractor, schema, batch) if held else None
+        tally.add(batch)
+        on_batch(batch)
+        held.clear()
+        batch = Tally()
+        if table is not None:
+            yield table
+
     with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         while True:
-            while len(held) < batch_size:
-                # Two batches ahead: one is ready when the model has ended the other.
-                for ref in islice(rest, 2 * batch_size + threads - len(ahead)):
-                    ahead.append(pool.submit(_decode, ref, extractor, read))
-                if not ahead:
-                    break
-                started = time.perf_counter()
-                decoded = ahead.popleft().result()
-                tally.wait_seconds += time.perf_counter() - started
-                tally.decode_seconds += decoded.seconds
-                if decoded.failure is None:
-                    held.append(decoded)
-                else:
-                    failed += 1
-                    tally.failures.append(decoded.failure)
-            if held:
-                yield _forward(held, extractor, schema, tally)
-            on_batch(len(held), failed)
-            if not held:
-                return
-            held, failed = [], 0
+            # Two batches ahead: one is ready when the model has ended the other.
+            ahead.extend(
+                pool.submit(_decode, ref, extractor, read) for ref in islice(rest, 2 * batch_size + threads - len(ahead))
+            )
+            if not ahead:
+                break
+            started = time.perf_counter()
+            decoded = ahead.popleft().result()
+            batch.wait_seconds += time.perf_counter() - started
+            batch.decode_seconds += decoded.seconds
+            if decoded.failure is None:
+                held.append(decoded)
+            else:
+                batch.failures.append(decoded.failure)
+            if len(held) == batch_size:
+                yield from forward()
+        yield from forward()
+
+
+def merge_rows(old: Iterable[pa.RecordBatch], new: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Rows of two sources, each sorted by image id, in one order; no id is in both.
+
+    Args:
+        old: what is there; one batch is in memory at a time.
+        new: what is added; all of it is held in memory.
+    """
+    tables = list(new)
+    added = pa.concat_tables(tables).combine_chunks() if tables else None
+    ids = added["image_id"].to_pylist() if added is not None else []
+    done = 0
+    for batch in old:
+        last = batch.column(0)[-1].as_py()
+        end = bisect_left(ids, last, done)
+        table = pa.Table.from_batches([batch])
+        if added is not None and end > done:
+            table = pa.concat_tables([table, added.slice(done, end - done)]).sort_by("image_id")
+        done = end
+        yield table
+    if added is not None and done < len(ids):
+        yield added.slice(done)
 
 
 def _decode(ref: ImageRef, extractor: extractors.Extractor, read: Callable[[ImageRef], bytes]) -> _Decoded:

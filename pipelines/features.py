@@ -9,7 +9,7 @@ its results would be shuffled to the writer.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 import apache_beam as beam
@@ -18,20 +18,20 @@ from apache_beam.utils.shared import Shared
 
 import extractors
 from pipelines.commits import CommitDataset, run_job
-from pipelines.extraction import Tally, extract_shard, refuse_duplicates
-from pipelines.images import ImageRef, ImageSource, listing_digest
+from pipelines.extraction import Tally
+from pipelines.feature_shards import make_shard
+from pipelines.images import ImageRef, ImageSource, Listing, sum_digests
 from pipelines.progress import Meter
 from pipelines.runner import Execution
 from schemas.errors import InputError, UsageError
 from schemas.fingerprints import Identity
 from schemas.keys import check_shards, shard_of
-from schemas.kinds import schema_of
 from schemas.manifest import Manifest
 from schemas.output import Output
-from schemas.shards import write_shard
+from schemas.shards import Footer
 from schemas.storage import Folder
 
-__all__ = ["DEFAULT_SHARDS", "ExtractFeatures", "FeaturesJob", "count_images", "extract_features"]
+__all__ = ["DEFAULT_SHARDS", "ExtractFeatures", "FeaturesJob", "extract_features", "list_images", "plan_features"]
 
 DEFAULT_SHARDS = 16
 ONE_WORKER = Execution(workers=1)
@@ -52,6 +52,8 @@ class FeaturesJob:
         batch_size: images that the model takes at once; changes speed and memory, not the features.
         shards: number of shards.
         overwrite: replace a dataset of another fingerprint.
+        update: add the images that are new in the source to a dataset that is there.
+        retry_failed: try the images again that failed before.
     """
 
     images: ImageSource
@@ -63,11 +65,17 @@ class FeaturesJob:
     batch_size: int = 16
     shards: int = DEFAULT_SHARDS
     overwrite: bool = False
+    update: bool = False
+    retry_failed: bool = False
 
     def __post_init__(self) -> None:
         check_shards(self.shards)
         if self.batch_size < 1:
             raise UsageError(f"--batch-size is {self.batch_size}, expected 1 or more")
+        if self.overwrite and (self.update or self.retry_failed):
+            raise UsageError(
+                "--overwrite makes a dataset again, --update and --retry-failed keep what is there: give one of them"
+            )
 
     def load(self) -> extractors.Extractor:
         """Loads the extractor."""
@@ -88,10 +96,7 @@ class _ExtractShardFn(beam.DoFn):
         self._meter = meter
         self._threads = threads
         self._shared = Shared()
-        self._counters = {
-            name: Metrics.counter("ExtractFeatures", name)
-            for name in ("images_read", "images_failed", "decode_msec", "forward_msec", "wait_msec", "bytes_written")
-        }
+        self._counters = {name: Metrics.counter("ExtractFeatures", name) for name in (*_counts(Tally()), "bytes_written")}
 
     def setup(self) -> None:
         import torch
@@ -104,37 +109,42 @@ class _ExtractShardFn(beam.DoFn):
         import torch
 
         shard, group = element
-        refs = sorted(ref for ref in (ImageRef(*each) for each in group) if ref.image_id)
-        refuse_duplicates(refs)
-        extractor, tally = self._loaded.extractor, Tally()
-        schema = schema_of("features", extractor.spec)
         on_gpu = torch.cuda.is_available() and self._job.device != "cpu"
-        tables = extract_shard(
-            refs,
-            extractor=extractor,
-            read=self._job.images.read,
-            schema=schema,
+        tally = make_shard(
+            self._output,
+            shard,
+            [ref for ref in (ImageRef(*each) for each in group) if ref.image_id],
+            images=self._job.images,
+            extractor=self._loaded.extractor,
             batch_size=self._job.batch_size,
             # On a CPU the model needs the cores, and decoding takes a tenth of its time; a GPU leaves them free.
             threads=(os.cpu_count() or 1) if on_gpu else 1,
-            tally=tally,
-            on_batch=lambda images, failed: self._meter.add(images=images + failed, failed=failed),
+            retry_failed=self._job.retry_failed,
+            on_batch=self._show,
         )
-        name = self._output.names()[shard]
-        write_shard(self._output.folder, name, tables, schema=schema, identity=self._output.identity, failures=tally.failures)
-        self._count(tally, self._output.folder.size(name) or 0)
+        size = self._output.folder.size(self._output.names()[shard]) or 0
+        for name, count in {**_counts(tally), "bytes_written": size}.items():
+            self._counters[name].inc(count)
         yield shard
 
-    def _count(self, tally: Tally, size: int) -> None:
-        for name, value in {
-            "images_read": tally.images,
-            "images_failed": len(tally.failures),
-            "decode_msec": round(tally.decode_seconds * 1000),
-            "forward_msec": round(tally.forward_seconds * 1000),
-            "wait_msec": round(tally.wait_seconds * 1000),
-            "bytes_written": size,
-        }.items():
-            self._counters[name].inc(value)
+    def _show(self, batch: Tally) -> None:
+        counts = _counts(batch)
+        self._meter.add(
+            images=batch.images + len(batch.failures),
+            failed=len(batch.failures),
+            forward_msec=counts["forward_msec"],
+            wait_msec=counts["wait_msec"],
+        )
+
+
+def _counts(tally: Tally) -> dict[str, int]:
+    return {
+        "images_read": tally.images,
+        "images_failed": len(tally.failures),
+        "decode_msec": round(tally.decode_seconds * 1000),
+        "forward_msec": round(tally.forward_seconds * 1000),
+        "wait_msec": round(tally.wait_seconds * 1000),
+    }
 
 
 def _refs_by_shard(
@@ -182,35 +192,26 @@ class ExtractFeatures(beam.PTransform):
         )
 
 
-def count_images(images: ImageSource) -> dict[str, object]:
-    """Number and digest of the images, for a dataset's identity.
+def list_images(job: FeaturesJob) -> Listing:
+    """Lists the images of a job once.
 
     Raises:
         InputError: there are none.
     """
-    listing = listing_digest(images.refs())
-    if not listing["count"]:
-        raise InputError(f"no images found in {images!r}: check the path; a folder is searched for known extensions")
+    listing = Listing.of(job.images.refs(), job.shards)
+    if not listing.count:
+        raise InputError(
+            f"no images found in {job.images.location!r}: check the path; a folder is searched for known extensions"
+        )
     return listing
 
 
-def extract_features(
-    job: FeaturesJob,
-    execution: Execution = ONE_WORKER,
-    meter: Meter = Meter(),
-    *,
-    listing: Mapping[str, object] | None = None,
-) -> Manifest:
-    """Makes a dataset of kind ``features``.
+def plan_features(job: FeaturesJob, listing: Listing) -> Output:
+    """Where a job writes, and the identity of what it makes.
 
-    Args:
-        job: what to make.
-        execution: where and how to run. Locally one worker is the fastest: its model uses all cores.
-        meter: counts images for whoever watches.
-        listing: what ``count_images`` gave, to list a large source once less.
-
-    Raises:
-        ImagepivotError: the images, weights or device are not there, or the folder cannot be written.
+    The identity of features is that of the feature space (extractor, weights, transform, precision) and the number of shards. The
+    images are not part of it: a dataset grows, and models that were trained on it meet features of other images. Which images
+    are in a shard stands in its footer, as the digest of their list.
     """
     description = extractors.describe(job.extractor, weights=job.weights, precision=job.precision)
     identity = Identity(
@@ -220,15 +221,48 @@ def extract_features(
             "extractor": description.parameters,
             "extractor_fingerprint": description.fingerprint,
         },
-        inputs=(listing or count_images(job.images),),
         shards=job.shards,
     )
-    output = Output(folder=Folder(job.output), identity=identity)
+    return Output(folder=Folder(job.output), identity=identity, listings=listing.shards)
+
+
+def _statistics(footers: list[Footer]) -> dict[str, object]:
+    counts = {name: sum(footer.statistics[name] for footer in footers) for name in ("images", "failed")}
+    return {**counts, "listing": sum_digests(footer.statistics["listing"] for footer in footers)}
+
+
+def extract_features(
+    job: FeaturesJob,
+    execution: Execution = ONE_WORKER,
+    meter: Meter = Meter(),
+    *,
+    listing: Listing | None = None,
+) -> Manifest:
+    """Makes a dataset of kind ``features``.
+
+    Args:
+        job: what to make.
+        execution: where and how to run. Locally one worker is the fastest: its model uses all cores.
+        meter: counts images for whoever watches.
+        listing: what ``list_images`` gave, to list a large source once less.
+
+    Raises:
+        ImagepivotError: the images, weights or device are not there, or the folder cannot be written.
+    """
+    output = plan_features(job, listing or list_images(job))
     workers = execution.local_workers if execution.is_local else 1
     threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
         extraction = ExtractFeatures(job=job, output=output, finished=finished, meter=meter, threads=threads)
-        _ = pipeline | "ExtractFeatures" >> extraction | "CommitDataset" >> CommitDataset(output, libraries=LIBRARIES)
+        commit = CommitDataset(output, libraries=LIBRARIES, statistics=_statistics)
+        _ = pipeline | "ExtractFeatures" >> extraction | "CommitDataset" >> commit
 
-    return run_job(output, build, execution=execution, overwrite=job.overwrite)
+    return run_job(
+        output,
+        build,
+        execution=execution,
+        overwrite=job.overwrite,
+        update=job.update,
+        retry_failed=job.retry_failed,
+    )

@@ -10,17 +10,18 @@ import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pipelines.sources.files import InputFolder, kind_of, locate
 from pipelines.sources.rows import is_table, read_rows
 from schemas.errors import InputError, UsageError
+from schemas.keys import shard_of
 from schemas.storage import Folder, is_remote
 
-__all__ = ["EXTENSIONS", "ImageRef", "ImageSource", "ImageTable", "ImagesInFolder", "listing_digest", "open_images"]
+__all__ = ["EXTENSIONS", "ImageRef", "ImageSource", "ImageTable", "ImagesInFolder", "Listing", "open_images", "sum_digests"]
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 """Files of a folder that are taken for images. A pattern takes whatever it matches."""
@@ -46,6 +47,11 @@ class ImageRef(NamedTuple):
 
 class ImageSource(ABC):
     """A collection of images: a frozen, picklable value."""
+
+    @property
+    @abstractmethod
+    def location(self) -> str:
+        """Where the collection is, for people."""
 
     @abstractmethod
     def refs(self) -> Iterator[ImageRef]:
@@ -89,6 +95,11 @@ class ImagesInFolder(ImageSource):
     pattern: str | None = None
     ids: IdRule = "name"
 
+    @property
+    def location(self) -> str:
+        """The folder."""
+        return self.folder.location
+
     def refs(self) -> Iterator[ImageRef]:
         """Walks the folder."""
         matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
@@ -115,6 +126,11 @@ class ImageTable(ImageSource):
 
     folder: Folder
     name: str
+
+    @property
+    def location(self) -> str:
+        """The table."""
+        return self.folder.path_of(self.name)
 
     def refs(self) -> Iterator[ImageRef]:
         """Reads the table, row by row."""
@@ -185,16 +201,36 @@ def _to_regex(pattern: str) -> str:
     return result
 
 
-def listing_digest(refs: Iterator[ImageRef]) -> dict[str, Any]:
-    """What a list of images adds to a dataset's identity.
+@dataclass(frozen=True)
+class Listing:
+    """What a list of images is, without holding it.
 
-    The digest is the sum of the SHA-256 of each image's id, uri and size, modulo 2**256: it does not depend on the order,
-    and takes no memory. A file that changes without changing its size goes unnoticed; give ``--overwrite`` to another folder
-    then.
+    The digest of a list is the sum of the SHA-256 of each image's id, uri and size, modulo 2**256: it does not depend on the
+    order, and the sum of the shards' digests is that of the whole. A file that changes without changing its size goes unnoticed.
+
+    Attributes:
+        count: number of images.
+        shards: digest of the images of each shard, 64 hexadecimal digits.
     """
-    total, count = 0, 0
-    for ref in refs:
-        entry = "\0".join((ref.image_id, ref.uri, str(ref.bytes))).encode()
-        total += int.from_bytes(hashlib.sha256(entry).digest(), "big")
-        count += 1
-    return {"name": "images", "count": count, "digest": f"{total % (1 << 256):064x}"}
+
+    count: int
+    shards: tuple[str, ...]
+
+    @classmethod
+    def of(cls, refs: Iterable[ImageRef], shards: int) -> Listing:
+        """Lists images once; takes no more memory for more of them."""
+        sums, count = [0] * shards, 0
+        for ref in refs:
+            entry = "\0".join((ref.image_id, ref.uri, str(ref.bytes))).encode()
+            sums[shard_of(ref.image_id, shards)] += int.from_bytes(hashlib.sha256(entry).digest(), "big")
+            count += 1
+        return cls(count, tuple(_hexadecimal(each) for each in sums))
+
+
+def sum_digests(digests: Iterable[str]) -> str:
+    """The digest of several lists together."""
+    return _hexadecimal(sum(int(digest, 16) for digest in digests))
+
+
+def _hexadecimal(number: int) -> str:
+    return f"{number % (1 << 256):064x}"

@@ -89,7 +89,7 @@ def statistics_table(manifest: Manifest) -> Table | None:
         table.add_column()
         table.add_column(justify="right")
         for name, value in manifest.statistics.items():
-            table.add_row(name.replace("_", " "), f"{value:,}")
+            table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
     return table
 
 

@@ -41,10 +41,13 @@ class Output:
     Attributes:
         folder: where the dataset goes.
         identity: what will lie there.
+        listings: for a kind whose inputs may grow, a digest of what each shard is to be made of. A shard counts as finished only
+            where the statistics in its footer name the same ``listing``.
     """
 
     folder: Folder
     identity: Identity
+    listings: tuple[str, ...] | None = None
 
     def names(self) -> list[str]:
         """Names of all shards, by number."""
@@ -52,7 +55,11 @@ class Output:
 
     def finished(self) -> frozenset[int]:
         """Numbers of the shards that an earlier run of the same identity finished."""
-        return frozenset(number for number, name in enumerate(self.names()) if finished_shard(self.folder, name, self.identity))
+        return frozenset(number for number in range(self.identity.shards) if self._is_finished(number))
+
+    def _is_finished(self, number: int) -> bool:
+        footer = finished_shard(self.folder, self.names()[number], self.identity)
+        return footer is not None and (self.listings is None or footer.statistics.get("listing") == self.listings[number])
 
     def complete(self) -> Manifest | None:
         """The manifest, where an earlier run of the same identity committed and every shard is still as listed."""
@@ -65,14 +72,19 @@ class Output:
         if manifest.fingerprint != self.identity.fingerprint:
             return None
         entries = (*manifest.shards, *manifest.failures, *manifest.files)
-        return manifest if all(self.folder.size(entry.path) == entry.bytes for entry in entries) else None
+        whole = all(self.folder.size(entry.path) == entry.bytes for entry in entries)
+        return manifest if whole and len(self.finished()) == self.identity.shards else None
 
-    def prepare(self, *, overwrite: bool) -> None:
+    def prepare(self, *, overwrite: bool, update: bool = False) -> None:
         """Makes the folder ready: refuses what must not be lost, deletes what a killed run left behind.
 
+        Args:
+            overwrite: replace a dataset of another fingerprint.
+            update: keep shards of the same fingerprint whose inputs have changed since, to be added to.
+
         Raises:
-            DatasetError: the folder holds foreign files, or a dataset (whole or begun) of another fingerprint and
-                ``overwrite`` is false.
+            DatasetError: the folder holds foreign files; or a dataset (whole or begun) of another fingerprint or of other
+                inputs, and neither ``overwrite`` nor ``update`` says what to do with it.
         """
         names = self.folder.names()
         foreign = [name for name in names if not _OURS.fullmatch(name) or (_is_shard(name) and is_foreign(self.folder, name))]
@@ -82,16 +94,20 @@ class Output:
                 "Choose a new or empty folder"
             )
         if not overwrite:
-            self._refuse_other(names)
+            self._refuse_other(names, update=update)
+        kept = {
+            name
+            for number, name in enumerate(self.names())
+            if (finished_shard(self.folder, name, self.identity) if update else self._is_finished(number))
+        }
         # The manifest goes first: from here on the folder is no dataset until the run commits.
         self.folder.delete(MANIFEST_NAME)
         for name in names:
             shard = name.removeprefix("failures/")
-            stale = _is_shard(name) and (shard not in self.names() or finished_shard(self.folder, shard, self.identity) is None)
-            if stale or TEMPORARY_MARK in name:
+            if (_is_shard(name) and shard not in kept) or TEMPORARY_MARK in name:
                 self.folder.delete(name)
 
-    def _refuse_other(self, names: list[str]) -> None:
+    def _refuse_other(self, names: list[str], *, update: bool) -> None:
         for name in names:
             found: Manifest | Footer | None = None
             if name == MANIFEST_NAME:
@@ -103,6 +119,14 @@ class Output:
                     f"{self.folder.location!r} holds another dataset ({difference(found, self.identity)}): nothing was "
                     "written. Choose another folder, or give --overwrite to replace it"
                 )
+        there = {name for name in self.names() if finished_shard(self.folder, name, self.identity) is not None}
+        changed = len(there) - len(self.finished())
+        if changed and not update:
+            raise DatasetError(
+                f"{self.folder.location!r} was made from other images: the list of images differs in {changed} of "
+                f"{self.identity.shards} shards; nothing was written. Give --update to add the images that are new, --overwrite to "
+                "make it again, or choose another folder"
+            )
 
 
 def _is_shard(name: str) -> bool:

@@ -22,7 +22,9 @@ from schemas.validation import validate
 
 def features(imagepivot, images, output, *arguments, code=0, **more):
     return imagepivot(
-        *("features", images, output, "--weights", "random:0", "--device", "cpu", "--shards", "2", *arguments), code=code, **more
+        *("features", images, output, "--weights", "random:0", "--device", "cpu", "--shards", "2", *arguments),
+        code=code,
+        **more,
     )
 
 

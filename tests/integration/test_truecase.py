@@ -70,7 +70,9 @@ def rows(photos, multi30k) -> list[tuple[str, ...]]:
     assert tuple(lines[0].split("\t")) == HEADER
     generator = random.Random(8)
     for language in ("en", "de", "fr", "cs"):
-        with gzip.open(multi30k / "data" / "task1" / "raw" / f"train.{language}.gz", "rt", encoding="utf-8", newline="\n") as file:
+        with gzip.open(
+            multi30k / "data" / "task1" / "raw" / f"train.{language}.gz", "rt", encoding="utf-8", newline="\n"
+        ) as file:
             captions = [line.rstrip("\n").replace("\t", " ").replace('"', "''") for line in file]
         for number in generator.sample(range(len(captions)), 600):
             split = "train" if number % 3 else "val"
@@ -172,9 +174,13 @@ def test_a_truecaser_can_be_used_again(folder, rows, imagepivot, learned, below,
     table = write(tmp_path / "others.tsv", others)
     captions(imagepivot, table, tmp_path / "o", "--truecaser", folder / "captions" / below, "--workers", "1")
     recipe = RECIPES["moses-truecase"]
-    expected = {(row[0], row[1], row[2], int(row[3])): apply(prepare(row[5], row[1], recipe), learned[row[1]]) for row in others}
+    expected = {
+        (row[0], row[1], row[2], int(row[3])): apply(prepare(row[5], row[1], recipe), learned[row[1]]) for row in others
+    }
     dataset = open_dataset(tmp_path / "o")
-    found = {(row["image_id"], row["language"], row["portion"], row["index"]): row["tokens"] for row in dataset.table().to_pylist()}
+    found = {
+        (row["image_id"], row["language"], row["portion"], row["index"]): row["tokens"] for row in dataset.table().to_pylist()
+    }
     assert found == expected
     assert {f"truecaser/{language}.model" for language in learned} < {each["name"] for each in dataset.manifest.inputs}
     assert validate(tmp_path / "o") == []

@@ -121,7 +121,7 @@ def test_all_shards_finished_and_no_manifest(inputs, tmp_path):
 
 def test_another_length_is_another_dataset(inputs, tmp_path):
     encode_captions(job_of(inputs, tmp_path / "e"), ONE)
-    with pytest.raises(DatasetError, match=r"holds another dataset \(max_length 100 instead of 5\).*--overwrite"):
+    with pytest.raises(DatasetError, match=r"holds another dataset \(max_length: there 100, now 5\).*--overwrite"):
         encode_captions(job_of(inputs, tmp_path / "e", max_length=5), ONE)
     encode_captions(job_of(inputs, tmp_path / "e", max_length=5, overwrite=True), ONE)
     assert open_dataset(tmp_path / "e").manifest.parameters["max_length"] == 5

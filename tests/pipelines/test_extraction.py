@@ -111,9 +111,7 @@ def test_each_failure_says_what_and_where():
 
     tally = Tally()
     refs = [ImageRef(name, f"uri/{name}") for name in ("absent", "nameless", "refused")]
-    tables = extract_shard(
-        refs, extractor=FakeExtractor(), read=read, schema=SCHEMA, batch_size=2, threads=1, tally=tally
-    )
+    tables = extract_shard(refs, extractor=FakeExtractor(), read=read, schema=SCHEMA, batch_size=2, threads=1, tally=tally)
     assert list(tables) == []
     assert tally.failures == [
         {"key": "absent", "uri": "uri/absent", "stage": "read", "reason": "unreadable", "message": "No such file or directory"},
@@ -132,7 +130,7 @@ def test_a_file_that_is_no_image_fails_alone():
 
 def test_nothing_gives_nothing():
     told = []
-    rows, tally, batches = run({}, on_batch=lambda images, failed: told.append((images, failed)))
+    rows, tally, batches = run({}, on_batch=lambda batch: told.append((batch.images, len(batch.failures))))
     assert (rows, batches, tally.images, tally.failures) == ([], [], 0, [])
     assert sum(sum(each) for each in told) == 0
 
@@ -141,7 +139,7 @@ def test_nothing_gives_nothing():
 def test_the_watcher_is_told_of_each_image_once(bad):
     told = []
     files = {f"image{n:02d}": b"" if n in bad else grey(n) for n in range(12)}
-    run(files, batch_size=3, on_batch=lambda images, failed: told.append((images, failed)))
+    run(files, batch_size=3, on_batch=lambda batch: told.append((batch.images, len(batch.failures))))
     assert sum(images for images, _ in told) == 12 - len(bad)
     assert sum(failed for _, failed in told) == len(bad)
 
@@ -156,9 +154,7 @@ def test_reading_runs_ahead_of_the_model_and_no_further():
         return grey(1)
 
     refs = [ImageRef(f"image{n:03d}", "") for n in range(200)]
-    tables = extract_shard(
-        refs, extractor=FakeExtractor(), read=slow, schema=SCHEMA, batch_size=4, threads=2, tally=Tally()
-    )
+    tables = extract_shard(refs, extractor=FakeExtractor(), read=slow, schema=SCHEMA, batch_size=4, threads=2, tally=Tally())
     first = next(tables)
     assert first.num_rows == 4
     with lock:

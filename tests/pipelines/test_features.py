@@ -11,8 +11,8 @@ from PIL import Image
 
 import extractors
 from extractors import Description, Extractor
-from pipelines.features import ExtractFeatures, FeaturesJob, count_images, extract_features
-from pipelines.images import listing_digest, open_images
+from pipelines.features import ExtractFeatures, FeaturesJob, extract_features, list_images, plan_features
+from pipelines.images import Listing, open_images
 from pipelines.progress import Meter
 from pipelines.runner import Execution
 from schemas.dataset import open_dataset
@@ -100,7 +100,8 @@ def test_each_image_has_its_feature_in_the_shard_of_its_id(images, colours, tmp_
     assert not (tmp_path / "f" / "failures").exists()
     assert manifest.parameters["extractor"] == {"name": "resnet50-pool", "weights": "0", "precision": "fp32"}
     assert manifest.parameters["feature"] == {"name": "fake", "shape": [3], "dtype": "float32", "source": ""}
-    assert list(manifest.inputs) == [listing_digest(open_images(images).refs())]
+    whole = Listing.of(open_images(images).refs(), 1)
+    assert manifest.statistics == {"images": 40, "failed": 0, "listing": whole.shards[0]}
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 100])
@@ -171,14 +172,97 @@ def test_a_complete_dataset_is_returned_as_it_is(images, tmp_path):
     assert extract_features(job_of(images, tmp_path / "f"), ONE) == first
 
 
-def test_a_new_image_makes_another_dataset(images, tmp_path):
+def test_a_new_image_is_refused_unless_one_says_what_to_do(images, tmp_path):
     extract_features(job_of(images, tmp_path / "f"), ONE)
+    before = snapshot(tmp_path / "f")
     (images / "new.png").write_bytes(picture((1, 2, 3)))
-    with pytest.raises(DatasetError, match="holds another dataset") as caught:
+    with pytest.raises(DatasetError, match=r"made from other images.*in 1 of 4 shards.*Give --update"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
-    assert "feature" not in str(caught.value).partition("holds another dataset")[2], "the inputs differ, nothing else"
+    assert snapshot(tmp_path / "f") == before
     assert extract_features(job_of(images, tmp_path / "f", overwrite=True), ONE).rows == 41
     assert validate(tmp_path / "f") == []
+
+
+def test_update_extracts_what_is_new_and_gives_what_a_fresh_run_gives(images, colours, tmp_path, monkeypatch):
+    (images / "bad.png").write_bytes(b"")
+    extract_features(job_of(images, tmp_path / "f", batch_size=3), ONE)
+    inodes = {path.name: path.stat().st_ino for path in (tmp_path / "f").glob("part-*")}
+    added = {"aaa": (1, 2, 3), "image0205": (4, 5, 6), "zzz": (7, 8, 9)}
+    for name, colour in added.items():
+        (images / f"{name}.png").write_bytes(picture(colour))
+    seen = []
+    original = FakeExtractor.extract
+    monkeypatch.setattr(FakeExtractor, "extract", lambda self, batch: seen.append(len(batch)) or original(self, batch))
+    manifest = extract_features(job_of(images, tmp_path / "f", update=True), ONE)
+    assert sum(seen) == 3, "only the new ones went through the model"
+    assert (manifest.rows, manifest.failed) == (43, 1)
+    touched = {f"part-{shard_of(name, 4):05d}-of-00004.parquet" for name in added}
+    kept = {path.name for path in (tmp_path / "f").glob("part-*") if path.stat().st_ino == inodes[path.name]}
+    assert kept == set(inodes) - touched
+    assert kept, "a finished shard without new images stays as it is"
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
+    assert validate(tmp_path / "f") == []
+
+
+def test_update_of_nothing_makes_everything(images, tmp_path):
+    assert extract_features(job_of(images, tmp_path / "f", update=True), ONE).rows == 40
+
+
+def test_update_keeps_images_that_are_gone(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    (images / "image000.png").unlink()
+    assert extract_features(job_of(images, tmp_path / "f", update=True), ONE).rows == 40
+    assert open_dataset(tmp_path / "f").get("image000")["image_id"] == "image000"
+
+
+def test_update_goes_on_after_a_kill(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    for number in range(9):
+        (images / f"new{number}.png").write_bytes(picture((number, 2, 3)))
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    # As a kill leaves it: no manifest, one shard updated, the others of before.
+    (tmp_path / "f" / "manifest.json").unlink()
+    name = "part-00002-of-00004.parquet"
+    (tmp_path / "f" / name).write_bytes((tmp_path / "g" / name).read_bytes())
+    with pytest.raises(DatasetError, match="Give --update"):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
+    assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
+
+
+def test_retry_failed_tries_only_what_failed(images, tmp_path, monkeypatch):
+    for name in ("bad", "worse"):
+        (images / f"{name}.png").write_bytes(b"")
+    assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 2
+    good = picture((9, 8, 7))
+    monkeypatch.setattr("pipelines.images.ImagesInFolder.read", lambda self, ref: good if ref.image_id == "bad" else b"")
+    assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 2, "without the option nothing is tried again"
+    manifest = extract_features(job_of(images, tmp_path / "f", retry_failed=True), ONE)
+    assert (manifest.rows, manifest.failed) == (41, 1)
+    assert open_dataset(tmp_path / "f").get("bad")["feature"].tolist() == [9.0, 8.0, 7.0]
+    assert open_dataset(tmp_path / "f").failures()["key"].to_pylist() == ["worse"]
+    assert validate(tmp_path / "f") == []
+
+
+def test_retry_failed_repairs_to_what_a_fresh_run_gives(images, tmp_path):
+    for name in ("bad", "worse"):
+        (images / f"{name}.png").symlink_to(tmp_path / f"{name}.later")
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    listing = list_images(job_of(images, tmp_path / "f"))
+    for name in ("bad", "worse"):
+        (tmp_path / f"{name}.later").write_bytes(picture((5, 5, 5)))
+    # The sizes are known now, so the listing is another one: both options together.
+    assert list_images(job_of(images, tmp_path / "f")) != listing
+    extract_features(job_of(images, tmp_path / "f", retry_failed=True, update=True), ONE)
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
+    assert not list((tmp_path / "f" / "failures").glob("*"))
+
+
+def test_options_that_contradict_each_other(images, tmp_path):
+    with pytest.raises(UsageError, match="--overwrite makes a dataset again.*give one of them"):
+        job_of(images, tmp_path / "f", overwrite=True, update=True)
 
 
 def test_other_weights_replace_every_shard(images, colours, tmp_path):
@@ -217,17 +301,21 @@ def test_no_images_are_an_error_that_names_the_place(tmp_path):
     assert not (tmp_path / "f").exists()
 
 
-def test_counting_streams(images):
-    source = open_images(images)
-    assert count_images(source) == listing_digest(source.refs())
-    assert count_images(source)["count"] == 40
-
-
-def test_a_listing_that_was_counted_is_not_counted_again(images, tmp_path, monkeypatch):
+def test_a_listing_that_was_made_is_not_made_again(images, tmp_path, monkeypatch):
     job = job_of(images, tmp_path / "f")
-    listing = count_images(job.images)
-    monkeypatch.setattr("pipelines.features.listing_digest", lambda refs: pytest.fail("listed once more"))
-    assert list(extract_features(job, ONE, listing=listing).inputs) == [listing]
+    listing = list_images(job)
+    assert listing.count == 40
+    monkeypatch.setattr("pipelines.features.list_images", lambda job: pytest.fail("listed once more"))
+    assert extract_features(job, ONE, listing=listing).rows == 40
+
+
+def test_the_fingerprint_is_that_of_the_feature_space(images, tmp_path):
+    first = extract_features(job_of(images, tmp_path / "f"), ONE)
+    second = extract_features(job_of(images / "more", tmp_path / "g"), ONE)
+    assert first.fingerprint == second.fingerprint
+    assert first.statistics["listing"] != second.statistics["listing"]
+    job = FeaturesJob(images=open_images(images), output="h", weights="5", device="cpu", shards=4)
+    assert plan_features(job, list_images(job)).identity.fingerprint != first.fingerprint
 
 
 def test_the_meter_counts_images_and_failures(images, tmp_path, monkeypatch):
@@ -236,7 +324,8 @@ def test_the_meter_counts_images_and_failures(images, tmp_path, monkeypatch):
     (tmp_path / "meter").mkdir()
     meter = Meter(str(tmp_path / "meter"))
     extract_features(job_of(images, tmp_path / "f"), ONE, meter)
-    assert meter.total() == {"images": 41, "failed": 1}
+    total = meter.total()
+    assert (total["images"], total["failed"]) == (41, 1)
 
 
 def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
@@ -246,7 +335,11 @@ def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_pa
     gathered = []
     pipeline = beam.Pipeline(runner=beam.runners.portability.fn_api_runner.FnApiRunner())
     shards = pipeline | ExtractFeatures(job=job, output=output, finished=frozenset({1}))
-    _ = shards | beam.combiners.ToList() | beam.Map(lambda found: gathered.append(sorted(found)) or Path(tmp_path / "found").write_text(str(sorted(found))))
+    _ = (
+        shards
+        | beam.combiners.ToList()
+        | beam.Map(lambda found: gathered.append(sorted(found)) or Path(tmp_path / "found").write_text(str(sorted(found))))
+    )
     result = pipeline.run()
     result.wait_until_finish()
     assert (tmp_path / "found").read_text() == "[0, 2, 3]"

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.images import EXTENSIONS, ImageRef, ImagesInFolder, ImageTable, listing_digest, open_images
+from pipelines.images import EXTENSIONS, ImageRef, ImagesInFolder, ImageTable, Listing, open_images, sum_digests
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.storage import Folder
 
@@ -239,25 +239,27 @@ def test_an_unknown_rule_for_ids_is_wrong_usage(tmp_path):
 def test_the_digest_of_a_listing_is_a_sum_of_digests():
     generator = random.Random(5)
     refs = [ImageRef(f"id{n}", f"uri{generator.random()}", generator.randrange(-1, 1000)) for n in range(200)]
-    total = 0
+    totals = [0] * 5
     for ref in refs:
         data = ref.image_id.encode() + b"\0" + ref.uri.encode() + b"\0" + str(ref.bytes).encode()
-        total += int(hashlib.sha256(data).hexdigest(), 16)
-    expected = {"name": "images", "count": 200, "digest": hex(total % 2**256)[2:].zfill(64)}
-    assert listing_digest(iter(refs)) == expected
+        shard = int(hashlib.blake2b(ref.image_id.encode()).hexdigest(), 16) % 5
+        totals[shard] += int(hashlib.sha256(data).hexdigest(), 16)
+    expected = Listing(200, tuple(hex(total % 2**256)[2:].zfill(64) for total in totals))
+    assert Listing.of(iter(refs), 5) == expected
     generator.shuffle(refs)
-    assert listing_digest(iter(refs)) == expected
+    assert Listing.of(iter(refs), 5) == expected
+    assert sum_digests(expected.shards) == Listing.of(iter(refs), 1).shards[0]
 
 
 @pytest.mark.parametrize("change", [{"image_id": "b"}, {"uri": "y"}, {"bytes": 2}])
 def test_the_digest_tells_apart_what_differs(change):
     ref = ImageRef("a", "x", 1)
-    assert listing_digest(iter([ref])) != listing_digest(iter([ref._replace(**change)]))
-    assert listing_digest(iter([ref, ref])) != listing_digest(iter([ref]))
+    assert Listing.of([ref], 1) != Listing.of([ref._replace(**change)], 1)
+    assert Listing.of([ref, ref], 1).shards != Listing.of([ref], 1).shards
 
 
 def test_the_digest_of_nothing():
-    assert listing_digest(iter([])) == {"name": "images", "count": 0, "digest": "0" * 64}
+    assert Listing.of([], 2) == Listing(0, ("0" * 64,) * 2)
 
 
 def test_a_pattern_holds_its_folder_and_a_regular_expression(tmp_path):

@@ -119,7 +119,9 @@ def test_workers_are_those_asked_for_or_one_a_core(monkeypatch):
     assert Execution(workers=2).local_workers == 2
 
 
-@pytest.mark.xfail(strict=True, reason="bug in pipelines/runner.py: --workers is ignored where there is no sched_getaffinity (macOS)")
+@pytest.mark.xfail(
+    strict=True, reason="bug in pipelines/runner.py: --workers is ignored where there is no sched_getaffinity (macOS)"
+)
 def test_workers_where_the_system_does_not_tell_the_cores(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
@@ -127,7 +129,9 @@ def test_workers_where_the_system_does_not_tell_the_cores(monkeypatch):
     assert Execution(workers=3).local_workers == 3
 
 
-@pytest.mark.xfail(strict=True, reason="bug in pipelines/runner.py: Beam turns Ctrl-C into a RuntimeError, and a traceback is shown")
+@pytest.mark.xfail(
+    strict=True, reason="bug in pipelines/runner.py: Beam turns Ctrl-C into a RuntimeError, and a traceback is shown"
+)
 def test_the_keyboard_interrupts_a_pipeline():
     with pytest.raises(KeyboardInterrupt):
         run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(lambda _: _raise(KeyboardInterrupt())), ONE)

@@ -1,0 +1,230 @@
+"""Reading the weights in a ``.caffemodel``: a safe reader of just those fields, without Caffe and without protobuf.
+
+A ``.caffemodel`` is a serialised ``NetParameter`` of Caffe's ``src/caffe/proto/caffe.proto``. The numbers of its fields that
+matter here: a net's ``layers`` (2, each with ``name`` 4 and ``blobs`` 6: files until 2014) and ``layer`` (100, each with
+``name`` 1 and ``blobs`` 7: later ones); a blob's ``num``, ``channels``, ``height``, ``width`` (1 to 4), ``data`` (5),
+``shape`` (7) and ``double_data`` (8); a shape's ``dim`` (1). Everything else is stepped over. Nothing in the file is run,
+lengths are checked before they are used, and no memory is taken beyond the size of the file.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from schemas.errors import InputError
+
+__all__ = ["MAX_BYTES", "read_layers"]
+
+MAX_BYTES = 2**31 - 1
+"""Size of a file that is read at most: protobuf's own limit."""
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+_MAX_DIMS = 32
+# Of the two kinds of layers: its number in the net, and the numbers of its name and blobs.
+_LAYER_FIELDS = {2: (4, 6), 100: (1, 7)}
+_LEGACY_DIMS, _DATA, _SHAPE, _DOUBLE_DATA = (1, 2, 3, 4), 5, 7, 8
+_DATA_TYPES = {_DATA: np.dtype("<f4"), _DOUBLE_DATA: np.dtype("<f8")}
+
+
+class _MalformedError(Exception):
+    """The bytes are not what the format allows; the message says where."""
+
+
+class _Field(NamedTuple):
+    """One field of a message: its number, wire type, a varint's value or 0, and where the content begins and ends."""
+
+    number: int
+    wire_type: int
+    value: int
+    start: int
+    end: int
+
+
+def read_layers(path: Path) -> dict[str, list[np.ndarray]]:
+    """Read the blobs of every layer that has some.
+
+    Returns:
+        By the layer's name its float32 arrays in the order of the file, usually weight and bias. Blobs that give their shape the
+        old way, as four numbers, have lost the ones in front of it.
+
+    Raises:
+        InputError: the file is no ``.caffemodel``, is cut off or otherwise damaged, or too large.
+    """
+    size = path.stat().st_size
+    if not 0 < size <= MAX_BYTES:
+        raise InputError(f"the weights file {str(path)!r} has {size} bytes, expected 1 to {MAX_BYTES} of a .caffemodel")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            layers = _net(data)
+        except _MalformedError as error:
+            raise InputError(
+                f"the weights file {str(path)!r} cannot be read as a .caffemodel ({error}): it is cut off, damaged or of "
+                "another kind; fetch it again"
+            ) from error
+    if not layers:
+        raise InputError(
+            f"the weights file {str(path)!r} holds no layer with weights: expected a trained .caffemodel, not a net's "
+            "definition (prototxt) or a solver's state"
+        )
+    return layers
+
+
+def _net(data: mmap.mmap) -> dict[str, list[np.ndarray]]:
+    layers: dict[str, list[np.ndarray]] = {}
+    for field in _fields(data, 0, len(data)):
+        if field.number not in _LAYER_FIELDS:
+            continue
+        _expect(field, _BYTES)
+        name, blobs = _layer(data, field, *_LAYER_FIELDS[field.number])
+        if not blobs:
+            continue
+        if name in layers:
+            raise _MalformedError(f"two layers are named {name!r}")
+        layers[name] = blobs
+    return layers
+
+
+def _layer(data: mmap.mmap, layer: _Field, name_number: int, blobs_number: int) -> tuple[str, list[np.ndarray]]:
+    name, blobs = "", []
+    for field in _fields(data, layer.start, layer.end):
+        if field.number == name_number:
+            _expect(field, _BYTES)
+            name = data[field.start : field.end].decode("utf-8", errors="replace")
+        elif field.number == blobs_number:
+            _expect(field, _BYTES)
+            blobs.append(_blob(data, field))
+    return name, blobs
+
+
+def _blob(data: mmap.mmap, blob: _Field) -> np.ndarray:
+    """Read one array; float32, its own memory."""
+    legacy, shape, parts = dict.fromkeys(_LEGACY_DIMS, 0), None, []
+    position = blob.start
+    while position < blob.end:
+        field = _field(data, position, blob.end)
+        position = field.end
+        if field.number in legacy:
+            _expect(field, _VARINT)
+            legacy[field.number] = field.value
+        elif field.number == _SHAPE:
+            _expect(field, _BYTES)
+            if shape is not None:
+                raise _MalformedError(f"two shapes for one blob, at byte {field.start}")
+            shape = _dims(data, field)
+        elif field.number in _DATA_TYPES:
+            part, position = _numbers(data, field, blob.end)
+            parts.append(part)
+    if shape is None:
+        # A blob of before 2015 always has four sides; a matrix or vector has ones in front.
+        sides = [legacy[number] for number in _LEGACY_DIMS]
+        first = next((index for index, side in enumerate(sides) if side != 1), len(sides) - 1)
+        shape = sides[first:]
+    values = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype=np.float32), *parts])
+    if prod(shape) != values.size:
+        raise _MalformedError(f"{values.size} numbers for the shape {shape}, at byte {blob.start}")
+    return values.reshape(shape)
+
+
+def _dims(data: mmap.mmap, shape: _Field) -> list[int]:
+    dims: list[int] = []
+    for field in _fields(data, shape.start, shape.end):
+        if field.number != 1:
+            continue
+        if field.wire_type == _VARINT:
+            dims.append(field.value)
+        else:
+            _expect(field, _BYTES)
+            position = field.start
+            while position < field.end and len(dims) <= _MAX_DIMS:
+                value, position = _varint(data, position, field.end)
+                dims.append(value)
+        if len(dims) > _MAX_DIMS:
+            raise _MalformedError(f"a shape of more than {_MAX_DIMS} sides, at byte {shape.start}")
+    return dims
+
+
+def _numbers(data: mmap.mmap, field: _Field, end: int) -> tuple[np.ndarray, int]:
+    """Read packed numbers, or a run of single ones with one tag each, which begins with ``field``.
+
+    Returns:
+        float32, its own memory; and where the field or the run ends.
+    """
+    dtype = _DATA_TYPES[field.number]
+    if field.wire_type == _BYTES:
+        count, rest = divmod(field.end - field.start, dtype.itemsize)
+        if rest:
+            raise _MalformedError(f"{field.end - field.start} bytes of numbers, at byte {field.start}")
+        return np.frombuffer(data, dtype, count, field.start).astype(np.float32), field.end
+    _expect(field, _FIXED64 if dtype.itemsize == 8 else _FIXED32)
+    # The tags of these fields are one byte. Look ahead in growing steps, so that many short runs stay cheap.
+    step, tag_at = 1 + dtype.itemsize, field.start - 1
+    most, count, look = (end - tag_at) // step, 1, 64
+    if data[tag_at] != field.number << 3 | field.wire_type:
+        raise _MalformedError(f"a tag that is longer than it needs to be, at byte {tag_at}")
+    while count < most:
+        ahead = min(look, most - count)
+        tags = np.frombuffer(data, np.uint8, ahead * step, tag_at + count * step)[::step]
+        same = int(np.argmin(np.append(tags == data[tag_at], False)))
+        count += same
+        if same < ahead:
+            break
+        look *= 2
+    records = np.frombuffer(data, np.dtype([("tag", "u1"), ("value", dtype)]), count, tag_at)
+    return records["value"].astype(np.float32), tag_at + count * step
+
+
+def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
+    while start < end:
+        field = _field(data, start, end)
+        yield field
+        start = field.end
+
+
+def _field(data: mmap.mmap, start: int, end: int) -> _Field:
+    """Read the tag at ``start``, and find where its content ends, which is not beyond ``end``."""
+    key, position = _varint(data, start, end)
+    number, wire_type = key >> 3, key & 7
+    value = 0
+    if number == 0 or number >= 2**29:
+        raise _MalformedError(f"no field has the number {number}, at byte {start}")
+    if wire_type == _VARINT:
+        first = position
+        value, position = _varint(data, position, end)
+        return _Field(number, wire_type, value, first, position)
+    if wire_type == _BYTES:
+        length, position = _varint(data, position, end)
+    elif wire_type in _FIXED_BYTES:
+        length = _FIXED_BYTES[wire_type]
+    else:
+        raise _MalformedError(f"unknown wire type {wire_type}, at byte {start}")
+    if length > end - position:
+        raise _MalformedError(f"a field of {length} bytes where {end - position} are left, at byte {start}")
+    return _Field(number, wire_type, value, position, position + length)
+
+
+def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
+    """Read a number of seven bits a byte, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= end:
+            raise _MalformedError(f"a number is cut off, at byte {position}")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise _MalformedError(f"a number of more than ten bytes, at byte {position}")
+
+
+def _expect(field: _Field, wire_type: int) -> None:
+    if field.wire_type != wire_type:
+        raise _MalformedError(
+            f"field {field.number} has wire type {field.wire_type}, expected {wire_type}, at byte {field.start}"
+        )

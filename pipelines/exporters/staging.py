@@ -1,0 +1,67 @@
+"""Files of an export: written beside their targets under temporary names, and all renamed when all are complete."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.errors import DatasetError, UsageError
+from schemas.storage import TEMPORARY_MARK, is_remote, storage_errors
+
+__all__ = ["Staging"]
+
+
+@dataclass(frozen=True)
+class Staging:
+    """A local folder that an export writes to.
+
+    Attributes:
+        location: the folder.
+        overwrite: replace files that are there.
+    """
+
+    location: str
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if is_remote(self.location):
+            raise UsageError(f"cannot export to {self.location!r}: give a local folder, and copy it where you want it")
+
+    @contextlib.contextmanager
+    def files(self, names: Sequence[str], *, obsolete: str = "") -> Iterator[list[Path]]:
+        """Gives temporary files to write to; they take their names when the block ends well, and vanish when it does not.
+
+        Args:
+            names: names of the files.
+            obsolete: pattern of further files that an earlier export left, which would be read together with these.
+
+        Raises:
+            DatasetError: a file is there already, or the folder cannot be written.
+        """
+        folder = Path(self.location).expanduser()
+        with storage_errors(self.location):
+            others = sorted({path.name for path in folder.glob(obsolete)} - set(names)) if obsolete else []
+            there = [name for name in names if (folder / name).exists()] + others
+            if there and not self.overwrite:
+                raise DatasetError(
+                    f"{self.location!r} holds {there[0]!r} already: nothing was written. Choose another folder, or give "
+                    "--overwrite to replace what is there"
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary = [folder / f".{name}{TEMPORARY_MARK}{os.getpid()}" for name in names]
+            try:
+                yield temporary
+                for path, name in zip(temporary, names, strict=True):
+                    path.replace(folder / name)
+                for name in others:
+                    (folder / name).unlink()
+            finally:
+                for path in temporary:
+                    path.unlink(missing_ok=True)
+
+    def paths(self, names: Sequence[str]) -> list[Path]:
+        """Where the files lie when they are done."""
+        return [Path(self.location).expanduser() / name for name in names]

@@ -1,0 +1,104 @@
+"""Making one shard of features, or what of it is missing: the plain function under ``pipelines.features``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import extractors
+from pipelines.extraction import Tally, extract_shard, merge_rows, refuse_duplicates
+from pipelines.images import ImageRef, ImageSource
+from schemas.kinds import schema_of
+from schemas.output import Output
+from schemas.shards import failures_name, finished_shard, write_shard
+
+__all__ = ["make_shard"]
+
+
+def make_shard(
+    output: Output,
+    number: int,
+    refs: Sequence[ImageRef],
+    *,
+    images: ImageSource,
+    extractor: extractors.Extractor,
+    batch_size: int,
+    threads: int,
+    retry_failed: bool = False,
+    on_batch: Callable[[Tally], None] = lambda tally: None,
+) -> Tally:
+    """Writes one shard.
+
+    Where the shard is there already, from an earlier run of the same identity, its rows are kept and only images that have
+    neither a row nor a failure are extracted: the result is the same as if all had been extracted at once.
+
+    Args:
+        output: the dataset.
+        number: number of the shard.
+        refs: the images that belong to it, in any order.
+        images: reads them.
+        extractor: the loaded extractor.
+        batch_size: images that the model takes at once.
+        threads: decoding threads.
+        retry_failed: try the images again that failed before.
+        on_batch: is shown the tally after each batch.
+
+    Returns:
+        What happened.
+
+    Raises:
+        InputError: two images have the same id.
+    """
+    refs = sorted(refs)
+    refuse_duplicates(refs)
+    name, schema, tally = output.names()[number], schema_of("features", extractor.spec), Tally()
+    kept_ids, kept_failures = _kept(output, name)
+    wanted = {ref.image_id for ref in refs}
+    again = {key for key in kept_failures if retry_failed and key in wanted}
+    tally.failures += [row for key, row in kept_failures.items() if key not in again]
+    new = extract_shard(
+        [ref for ref in refs if ref.image_id not in kept_ids and (ref.image_id not in kept_failures or ref.image_id in again)],
+        extractor=extractor,
+        read=images.read,
+        schema=schema,
+        batch_size=batch_size,
+        threads=threads,
+        tally=tally,
+        on_batch=on_batch,
+    )
+    statistics: dict[str, Any] = {"listing": output.listings[number] if output.listings is not None else ""}
+
+    def rows() -> Iterator[pa.Table]:
+        yield from merge_rows(_batches(output, name), new) if kept_ids else new
+        statistics.update(images=len(kept_ids) + tally.images, failed=len(tally.failures))
+
+    write_shard(
+        output.folder,
+        name,
+        rows(),
+        schema=schema,
+        identity=output.identity,
+        statistics=statistics,
+        failures=tally.failures,
+    )
+    return tally
+
+
+def _kept(output: Output, name: str) -> tuple[set[str], dict[str, dict[str, str]]]:
+    """Ids of the rows that are there, and the failures by key."""
+    if finished_shard(output.folder, name, output.identity) is None:
+        return set(), {}
+    with output.folder.open(name) as file:
+        ids = set(pq.read_table(file, columns=["image_id"])["image_id"].to_pylist())
+    if finished_shard(output.folder, failures_name(name), output.identity) is None:
+        return ids, {}
+    with output.folder.open(failures_name(name)) as file:
+        return ids, {row["key"]: row for row in pq.read_table(file).to_pylist()}
+
+
+def _batches(output: Output, name: str) -> Iterator[pa.RecordBatch]:
+    with output.folder.open(name) as file:
+        yield from (batch for batch in pq.ParquetFile(file).iter_batches(batch_size=512) if batch.num_rows)

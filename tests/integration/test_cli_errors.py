@@ -1,0 +1,310 @@
+"""What a user does wrong: one clear message on standard error, the right exit code, and no traceback."""
+
+import gzip
+import shutil
+from pathlib import Path
+
+import pytest
+
+from schemas.dataset import open_dataset
+
+COMMANDS = ("captions", "vocabulary", "encode", "features", "inspect", "validate", "demo")
+
+
+@pytest.fixture(scope="module")
+def fails(imagepivot):
+    """Runs the command and checks exit code and message; the last line of the message is one paragraph."""
+
+    def run(*arguments, code: int = 1, says: str, **more):
+        done = imagepivot(*arguments, code=code, **more)
+        assert says in " ".join(done.stderr.replace("│", " ").split()), done.stderr
+        assert "Traceback" not in done.stderr + done.stdout
+        assert "[while running" not in done.stderr
+        assert "apache_beam" not in done.stderr
+        return done
+
+    return run
+
+
+def one_line(done) -> None:
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def made(imagepivot, tmp_path_factory) -> Path:
+    """Folder with ``table.tsv`` and the datasets ``captions`` and ``vocabulary`` made of it."""
+    folder = tmp_path_factory.mktemp("made")
+    rows = [f"img{number}\ta dog runs" for number in range(8)]
+    (folder / "table.tsv").write_text("\n".join(["image_id\ttext", *rows]) + "\n")
+    arguments = ("captions", folder / "table.tsv", folder / "captions", "--format", "table")
+    imagepivot(*arguments, "--shards", "2", "--workers", "1")
+    imagepivot("vocabulary", folder / "captions", folder / "vocabulary")
+    return folder
+
+
+def captions(table: Path, output: Path, *arguments, workers: int = 1):
+    return ("captions", table, output, "--format", "table", "--shards", "2", "--workers", workers, *arguments)
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_an_example_and_loads_nothing_heavy(imagepivot, name, tmp_path):
+    for module in ("torch", "torchvision", "apache_beam", "sacremoses", "PIL"):
+        (tmp_path / f"{module}.py").write_text("raise RuntimeError('imported for a help text')\n")
+    done = imagepivot(name, "--help", env={"PYTHONPATH": str(tmp_path)})
+    assert f"Example: imagepivot {name} " in " ".join(done.stdout.split())
+    assert done.stderr == ""
+
+
+def test_without_a_command(imagepivot):
+    assert "Usage: imagepivot" in imagepivot(code=2).stdout
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_source(fails, tmp_path):
+    one_line(fails(*captions(tmp_path / "none.tsv", tmp_path / "o"), says="none.tsv' is not there: check the path"))
+    assert not (tmp_path / "o").exists()
+
+
+def test_an_unknown_format(fails, made, tmp_path):
+    arguments = ("captions", made / "table.tsv", tmp_path / "o", "--format", "moses")
+    fails(*arguments, code=2, says="'moses' is not one of 'multi30k', 'karpathy', 'coco', 'table'")
+
+
+def test_no_format(fails, made, tmp_path):
+    fails("captions", made / "table.tsv", tmp_path / "o", code=2, says="Missing option '--format'")
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("multi30k", "is not Multi30K"), ("karpathy", "is not well-formed JSON"), ("coco", "Error: ")],
+)
+def test_another_format_than_it_is(fails, made, tmp_path, kind, says):
+    one_line(fails("captions", made / "table.tsv", tmp_path / "o", "--format", kind, says=says))
+
+
+def test_a_folder_that_is_not_multi30k(fails, tmp_path):
+    one_line(
+        fails("captions", tmp_path, tmp_path / "o", "--format", "multi30k", says="is not Multi30K: it holds neither 'task1'")
+    )
+
+
+def multi30k_of(folder: Path, *, images: int = 3, text: bytes = b"one\ntwo\nthree\n") -> Path:
+    (folder / "task1" / "raw").mkdir(parents=True)
+    (folder / "task1" / "image_splits").mkdir()
+    (folder / "task1" / "raw" / "train.en.gz").write_bytes(gzip.compress(text))
+    (folder / "task1" / "image_splits" / "train.txt").write_text("".join(f"{n}.jpg\n" for n in range(images)))
+    return folder
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_files_of_multi30k_that_do_not_belong_together(fails, tmp_path, workers):
+    source = multi30k_of(tmp_path / "m", images=4)
+    arguments = ("captions", source, tmp_path / "o", "--format", "multi30k", "--workers", workers)
+    says = "train.en.gz' has 3 lines, but its image list"
+    one_line(fails(*arguments, says=says))
+    assert not (tmp_path / "o" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_text_that_is_not_utf8(fails, tmp_path, workers):
+    source = multi30k_of(tmp_path / "m", text="one\nzwölf\nthree\n".encode("latin-1"))
+    arguments = ("captions", source, tmp_path / "o", "--format", "multi30k", "--workers", workers)
+    one_line(fails(*arguments, says="is not UTF-8: line 2, column 3 (byte 3 of the line) is the byte 0xf6"))
+
+
+def test_a_gzip_file_that_was_cut(fails, tmp_path):
+    source = multi30k_of(tmp_path / "m")
+    path = source / "task1" / "raw" / "train.en.gz"
+    path.write_bytes(path.read_bytes()[:-6])
+    arguments = ("captions", source, tmp_path / "o", "--format", "multi30k", "--workers", "1")
+    one_line(fails(*arguments, says="is not a whole gzip file"))
+
+
+def test_a_table_without_the_columns(fails, tmp_path):
+    (tmp_path / "t.csv").write_text("file,caption\na,b\n")
+    says = "has no column 'image_id'; there are 'file', 'caption': say which they are, such as --columns image_id=...,text=..."
+    one_line(fails(*captions(tmp_path / "t.csv", tmp_path / "o"), says=says))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_caption_key_that_occurs_twice(fails, tmp_path, workers):
+    (tmp_path / "t.tsv").write_text("image_id\tindex\ttext\na\t0\tit's [one]\na\t0\ttwo\n")
+    done = fails(*captions(tmp_path / "t.tsv", tmp_path / "o", workers=workers), says="caption key 'a/en/comparable/0'")
+    one_line(done)
+    assert "\"it's [one]\" in split 'train'" in done.stderr
+    assert done.stderr.endswith("so that captions are numbered in their order\n")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_empty_captions_are_failures(imagepivot, tmp_path, workers):
+    (tmp_path / "t.tsv").write_text("image_id\ttext\na\tone\nb\t \nc\t\nd\ttwo\n")
+    arguments = captions(tmp_path / "t.tsv", tmp_path / "o", workers=workers)
+    done = imagepivot(*arguments, code=3)
+    assert "2 inputs failed: 2 empty_caption. They are listed by: imagepivot inspect " in done.stderr
+    assert sorted(open_dataset(tmp_path / "o").failures()["key"].to_pylist()) == ["b/en/comparable/0", "c/en/comparable/0"]
+    imagepivot(*arguments, "--max-failures", "1", code=3)
+    imagepivot(*arguments, "--max-failures", "2", code=0)
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--recipe", "nonsense"), 2, "nonsense"),
+        (("--languages", "english"), 2, "'english' is not a language tag"),
+        (("--languages", "fr"), 1, "no captions in language 'fr'"),
+        (("--splits", "test"), 1, "no captions of split 'test'"),
+        (("--portions", "task1"), 1, "no captions of portion 'task1'"),
+        (("--language", "e"), 2, "'e' is not a language tag"),
+        (("--columns", "image_id"), 2, "cannot understand 'image_id' in the columns"),
+        (("--columns", "picture=image_id"), 2, "unknown column 'picture'"),
+        (("--truecaser", "models"), 2, "recipe 'multi30k-lc' does not truecase"),
+        (("--shards", "0"), 2, "number of shards is 0, expected 1 to 99,999"),
+        (("--shards", "many"), 2, "Invalid value for '--shards'"),
+        (("--workers", "-1"), 2, "Invalid value for '--workers'"),
+        (("--max-failures", "-1"), 2, "Invalid value for '--max-failures'"),
+        (("extra",), 2, "unexpected argument 'extra': flags for Beam stand behind -- and begin with --"),
+        (("--unknown", "1"), 2, "No such option: --unknown"),
+    ],
+)
+def test_options_of_captions(fails, made, tmp_path, arguments, code, says):
+    fails(*captions(made / "table.tsv", tmp_path / "o", *arguments), code=code, says=says)
+    assert not (tmp_path / "o" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(("value", "says"), [("cs", "no captions in language 'cs'"), ("x y", "'x y' is not a language tag")])
+def test_a_language_in_a_worker_process(fails, made, tmp_path, value, says):
+    code = 2 if " " in value else 1
+    one_line(fails(*captions(made / "table.tsv", tmp_path / "o", "--languages", value, workers=2), code=code, says=says))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--min-count", "0"), 2, "--min-count is 0, expected 1 or more"),
+        (("--splits", "val"), 1, "has no captions of split 'val': there are train. Choose with --splits"),
+        (("--languages", "de"), 1, "has no captions of language 'de': there are en"),
+        (("--splits", ""), 1, "none of all together"),
+        (("--count-scope", "all"), 2, "'all' is not one of 'language', 'joint'"),
+    ],
+)
+def test_options_of_vocabulary(fails, made, tmp_path, arguments, code, says):
+    fails("vocabulary", made / "captions", tmp_path / "v", *arguments, code=code, says=says)
+    assert not (tmp_path / "v").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--extractor", "resnet51"), 2, "there is no extractor 'resnet51'; choose one of "),
+        (("--weights", "none.pth"), 1, "there is no weights file 'none.pth'"),
+        (("--weights", "random:x"), 2, "weights are 'random:x', expected 'random:SEED'"),
+        (("--precision", "fp8"), 2, "precision is 'fp8', expected one of"),
+        (("--batch-size", "0"), 2, "--batch-size is 0, expected 1 or more"),
+        (("--shards", "0"), 2, "number of shards is 0"),
+        (("--ids", "stem"), 2, "'stem' is not one of 'name', 'path'"),
+        (("extra",), 2, "unexpected argument 'extra'"),
+    ],
+)
+def test_options_of_features(fails, photos, tmp_path, arguments, code, says):
+    fails("features", photos / "images", tmp_path / "f", *arguments, code=code, says=says)
+    assert not (tmp_path / "f").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_device_that_is_not_there(fails, photos, tmp_path, workers):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    arguments = ("--weights", "random:0", "--device", "cuda", "--workers", workers, "--shards", "1")
+    done = fails(
+        *("features", photos / "images" / "cat.jpg", tmp_path / "f", *arguments),
+        code=2,
+        says="Error: device 'cuda' is not on this host: torch.cuda.is_available() is False",
+    )
+    assert "or pass --device cpu, which is many times slower" in done.stderr
+
+
+def test_weights_that_are_no_weights(fails, photos, tmp_path):
+    (tmp_path / "w.pth").write_bytes(b"no weights at all")
+    done = fails("features", photos / "images", tmp_path / "f", "--weights", tmp_path / "w.pth", says="w.pth")
+    assert "Error: " in done.stderr
+
+
+# --- datasets --------------------------------------------------------------------------------------------------------
+
+
+def test_a_vocabulary_of_what_is_no_captions(fails, made, tmp_path):
+    says = "holds vocabulary, expected captions: give the folder of the captions"
+    one_line(fails("vocabulary", made / "vocabulary", tmp_path / "v", says=says))
+
+
+def test_ids_of_what_is_no_captions(fails, made, imagepivot, photos, tmp_path):
+    features = tmp_path / "f"
+    arguments = ("--weights", "random:0", "--device", "cpu", "--shards", "1")
+    imagepivot("features", photos / "images" / "cat.jpg", features, *arguments)
+    says = "holds features, expected captions"
+    one_line(fails("encode", features, made / "vocabulary", tmp_path / "e", says=says))
+    says = "holds features, expected vocabulary"
+    one_line(fails("encode", made / "captions", features, tmp_path / "e", says=says))
+    assert not (tmp_path / "e").exists()
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("validate",)])
+def test_a_folder_that_is_no_dataset(fails, made, tmp_path, command):
+    one_line(fails(*command, tmp_path / "none", says="is not a dataset: it holds no manifest.json"))
+    one_line(fails(*command, made, says="is not a dataset: it holds no manifest.json"))
+
+
+def test_a_dataset_that_was_damaged(fails, made, imagepivot, tmp_path):
+    shutil.copytree(made / "captions", tmp_path / "c")
+    assert "everything holds" in imagepivot("validate", tmp_path / "c").stdout
+    path = next((tmp_path / "c").glob("part-*"))
+    data = bytearray(path.read_bytes())
+    data[8] ^= 1
+    path.write_bytes(data)
+    fails("validate", tmp_path / "c", says="its bytes changed")
+
+
+def test_an_output_folder_with_other_files(fails, made, tmp_path):
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "thesis.docx").write_text("precious")
+    for more in ((), ("--overwrite",)):
+        done = fails(*captions(made / "table.tsv", tmp_path / "o", *more), says="e.g. 'thesis.docx': nothing was written.")
+        one_line(done)
+    assert [path.name for path in (tmp_path / "o").iterdir()] == ["thesis.docx"]
+
+
+def test_an_output_that_is_a_file(fails, made, tmp_path):
+    (tmp_path / "o").write_text("precious")
+    one_line(fails(*captions(made / "table.tsv", tmp_path / "o"), says="cannot use"))
+    assert (tmp_path / "o").read_text() == "precious"
+
+
+def test_another_dataset_in_the_folder(fails, made, imagepivot, tmp_path):
+    shutil.copytree(made / "captions", tmp_path / "c")
+    arguments = captions(made / "table.tsv", tmp_path / "c", "--recipe", "raw")
+    done = fails(*arguments, says="holds another dataset")
+    one_line(done)
+    assert "give --overwrite to replace it" in done.stderr
+    assert open_dataset(tmp_path / "c").fingerprint == open_dataset(made / "captions").fingerprint
+    imagepivot(*arguments, "--overwrite")
+    assert open_dataset(tmp_path / "c").manifest.parameters["recipe"] == "raw"
+
+
+def test_the_same_command_twice(made, imagepivot, tmp_path):
+    first = imagepivot(*captions(made / "table.tsv", tmp_path / "c"))
+    assert imagepivot(*captions(made / "table.tsv", tmp_path / "c")).stdout == first.stdout
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_that_succeeds_says_nothing_on_standard_error(made, imagepivot, tmp_path, workers):
+    assert imagepivot(*captions(made / "table.tsv", tmp_path / "c", workers=workers)).stderr == ""
