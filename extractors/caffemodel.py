@@ -13,7 +13,7 @@ import mmap
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ _MAX_DIMS = 32
 # Of the two kinds of layers: its number in the net, and the numbers of its name and blobs.
 _LAYER_FIELDS = {2: (4, 6), 100: (1, 7)}
 _LEGACY_DIMS, _DATA, _SHAPE, _DOUBLE_DATA = (1, 2, 3, 4), 5, 7, 8
-_DATA_TYPES = {_DATA: np.dtype("<f4"), _DOUBLE_DATA: np.dtype("<f8")}
+_DATA_TYPES: dict[int, np.dtype[Any]] = {_DATA: np.dtype("<f4"), _DOUBLE_DATA: np.dtype("<f8")}
 
 
 class _MalformedError(Exception):

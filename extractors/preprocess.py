@@ -20,7 +20,7 @@ from extractors.images import MAX_PIXELS, DecodeError
 __all__ = ["Preprocessing", "check_resized", "normalize", "resize", "resize_and_crop"]
 
 _INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-_STRIP_VALUES = 2**21  # of the float64 arrays in which `_bilinear` works: 16 MiB each
+_STRIP_VALUES = 2**16  # of the float64 arrays in which `_bilinear` works: few enough to stay in a processor's cache
 _CHANNEL_ORDERS = {"RGB": (0, 1, 2), "BGR": (2, 1, 0)}
 
 

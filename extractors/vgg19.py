@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -182,8 +183,8 @@ class VGG19TenCrop(Extractor):
         model.load_state_dict(weights.state, assign=True)
         model.eval().requires_grad_(False)
         self._dtype = cast_layers(model, precision)
-        self._convolutions = model.features.to(device).to(memory_format=torch.channels_last)
-        self._connected = model.classifier.to(device)
+        self._convolutions: Any = model.features.to(device).to(memory_format=torch.channels_last)
+        self._connected: Any = model.classifier.to(device)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Resize the shorter side to 256.

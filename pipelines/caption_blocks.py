@@ -189,6 +189,8 @@ def _new_groups(table: pa.Table, columns: Iterable[str]) -> np.ndarray:
 
 def _number(table: pa.Table) -> np.ndarray:
     given = table["index"].to_numpy()
+    if 0 < np.count_nonzero(given < 0) < len(given):
+        raise InputError("some captions have an index and some have none: give all of them one, or none")
     starts = np.flatnonzero(_new_groups(table, _KEY[:3]))
     running = np.arange(table.num_rows) - np.repeat(starts, np.diff([*starts, table.num_rows]))
     if running.max() > np.iinfo(np.int16).max:

@@ -268,8 +268,13 @@ def features(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try the images again that failed before, and only them.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write nothing: list the shards to do, their size, and the time they will take.")
+    ] = False,
     log_json: LogJson = False,
-    workers: Workers = 1,
+    workers: Annotated[
+        int, typer.Option("--workers", min=0, help="Local worker processes; 0: one a GPU, or one that uses all cores.")
+    ] = 0,
 ) -> None:
     """Extract features of images into shards.
 
@@ -295,6 +300,11 @@ def features(
         retry_failed=retry_failed,
     )
     listing = list_images(job)
+    if dry_run:
+        from pipelines.planning import plan_table, plan_work
+
+        console.print(plan_table(plan_work(job, listing)))
+        return
     if weights.startswith("random:"):
         notes.print("[yellow]untrained: the weights are random, the features mean nothing[/yellow]")
     with show_progress(notes, extractor, unit="images", total=listing.count, log_json=log_json) as meter:

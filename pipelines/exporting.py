@@ -49,7 +49,7 @@ def parse_split_names(text: str) -> tuple[tuple[str, str], ...]:
     Raises:
         UsageError: it is not of that form, or names a split twice.
     """
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         ours, separator, theirs = (each.strip() for each in part.partition("="))
         if not (ours and separator and theirs) or "/" in theirs or ours in dict(pairs):

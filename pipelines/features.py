@@ -9,8 +9,9 @@ its results would be shuffled to the writer.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
@@ -34,7 +35,6 @@ from schemas.storage import Folder
 __all__ = ["DEFAULT_SHARDS", "ExtractFeatures", "FeaturesJob", "extract_features", "list_images", "plan_features"]
 
 DEFAULT_SHARDS = 16
-ONE_WORKER = Execution(workers=1)
 LIBRARIES = ("apache-beam", "pillow", "torch", "torchvision")
 
 
@@ -77,9 +77,30 @@ class FeaturesJob:
                 "--overwrite makes a dataset again, --update and --retry-failed keep what is there: give one of them"
             )
 
-    def load(self) -> extractors.Extractor:
-        """Loads the extractor."""
-        return extractors.load(self.extractor, weights=self.weights, device=self.device, precision=self.precision)
+    def load(self, device: str | None = None) -> extractors.Extractor:
+        """Loads the extractor, on another device if one is named."""
+        return extractors.load(self.extractor, weights=self.weights, device=device or self.device, precision=self.precision)
+
+    def gpus(self) -> int:
+        """Number of GPUs of this machine that the job may use: all, unless it names a device."""
+        import torch
+
+        return torch.cuda.device_count() if self.device in ("auto", "cuda") and torch.cuda.is_available() else 0
+
+
+def device_of_worker(job: FeaturesJob, worker_id: str) -> str | None:
+    """The GPU of a worker process where there are several: workers are numbered, and take them in turn.
+
+    Args:
+        job: the job.
+        worker_id: as Beam names its local workers, e.g. ``worker_3``.
+
+    Returns:
+        ``cuda:N``, or None where the job's own device will do.
+    """
+    number = re.search(r"(\d+)$", worker_id)
+    gpus = job.gpus()
+    return f"cuda:{int(number[1]) % gpus}" if gpus > 1 and number else None
 
 
 class _Loaded:
@@ -103,7 +124,8 @@ class _ExtractShardFn(beam.DoFn):
 
         if self._threads:
             torch.set_num_threads(self._threads)
-        self._loaded = self._shared.acquire(lambda: _Loaded(self._job.load()))
+        device = device_of_worker(self._job, os.environ.get("WORKER_ID", ""))
+        self._loaded = self._shared.acquire(lambda: _Loaded(self._job.load(device)))
 
     def process(self, element: tuple[int, Iterable[ImageRef]]) -> Iterator[int]:
         import torch
@@ -233,7 +255,7 @@ def _statistics(footers: list[Footer]) -> dict[str, object]:
 
 def extract_features(
     job: FeaturesJob,
-    execution: Execution = ONE_WORKER,
+    execution: Execution = Execution(),
     meter: Meter = Meter(),
     *,
     listing: Listing | None = None,
@@ -242,7 +264,7 @@ def extract_features(
 
     Args:
         job: what to make.
-        execution: where and how to run. Locally one worker is the fastest: its model uses all cores.
+        execution: where and how to run. With no number of workers given, one a GPU, or one whose model uses all cores.
         meter: counts images for whoever watches.
         listing: what ``list_images`` gave, to list a large source once less.
 
@@ -250,6 +272,8 @@ def extract_features(
         ImagepivotError: the images, weights or device are not there, or the folder cannot be written.
     """
     output = plan_features(job, listing or list_images(job))
+    if execution.is_local and not execution.workers:
+        execution = replace(execution, workers=max(1, job.gpus()))
     workers = execution.local_workers if execution.is_local else 1
     threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
 

@@ -209,22 +209,28 @@ class Listing:
     order, and the sum of the shards' digests is that of the whole. A file that changes without changing its size goes unnoticed.
 
     Attributes:
-        count: number of images.
+        counts: number of images of each shard.
         shards: digest of the images of each shard, 64 hexadecimal digits.
     """
 
-    count: int
+    counts: tuple[int, ...]
     shards: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of images."""
+        return sum(self.counts)
 
     @classmethod
     def of(cls, refs: Iterable[ImageRef], shards: int) -> Listing:
         """Lists images once; takes no more memory for more of them."""
-        sums, count = [0] * shards, 0
+        sums, counts = [0] * shards, [0] * shards
         for ref in refs:
             entry = "\0".join((ref.image_id, ref.uri, str(ref.bytes))).encode()
-            sums[shard_of(ref.image_id, shards)] += int.from_bytes(hashlib.sha256(entry).digest(), "big")
-            count += 1
-        return cls(count, tuple(_hexadecimal(each) for each in sums))
+            shard = shard_of(ref.image_id, shards)
+            sums[shard] += int.from_bytes(hashlib.sha256(entry).digest(), "big")
+            counts[shard] += 1
+        return cls(tuple(counts), tuple(_hexadecimal(each) for each in sums))
 
 
 def sum_digests(digests: Iterable[str]) -> str:

@@ -10,11 +10,15 @@ import logging
 import os
 import re
 import shlex
+import signal
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
@@ -54,7 +58,9 @@ class Execution:
     @property
     def local_workers(self) -> int:
         """Number of local worker processes."""
-        return self.workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if self.workers:
+            return self.workers
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_pipeline(build: Callable[[beam.Pipeline], object], execution: Execution) -> None:
@@ -73,33 +79,67 @@ def run_pipeline(build: Callable[[beam.Pipeline], object], execution: Execution)
     else:
         pipeline = beam.Pipeline(options=options)
     build(pipeline)
+    with _interrupts() as interrupted:
+        try:
+            with _quiet() if execution.is_local else nullcontext():
+                pipeline.run().wait_until_finish()
+        except Exception as error:
+            if interrupted:  # Beam has wrapped it, or met what it left behind.
+                raise KeyboardInterrupt from error
+            raise _mended(error) from error
+
+
+def _mended(error: Exception) -> Exception:
+    """The user's error that Beam's error carries, or the same error where it carries none."""
+    if isinstance(error, errors.ImagepivotError):
+        return type(error)(_without_label(str(error)))
+    carried = _carried(str(error))
+    if carried is None and "Channel closed prematurely" in str(error):
+        carried = errors.ImagepivotError(
+            "a worker process ended unexpectedly: it was killed, or the memory did not suffice. Finished shards are kept; "
+            "run the same command again, with fewer --workers if memory is short"
+        )
+    return carried or error
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Notes Ctrl-C, which otherwise acts as always: the list is no longer empty when it came."""
+    seen: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield seen  # Only the main thread may handle signals, and only it is interrupted.
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    before = signal.signal(signal.SIGINT, note)
     try:
-        with _quiet() if execution.is_local else nullcontext():
-            pipeline.run().wait_until_finish()
-    except errors.ImagepivotError as error:
-        raise type(error)(_without_label(str(error))) from error
-    except Exception as error:
-        carried = _carried(str(error))
-        if carried is None and "Channel closed prematurely" in str(error):
-            carried = errors.ImagepivotError(
-                "a worker process ended unexpectedly: it was killed, or the memory did not suffice. Finished shards are kept; "
-                "run the same command again, with fewer --workers if memory is short"
-            )
-        if carried is None:
-            raise
-        raise carried from error
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps Beam from logging what is raised anyway."""
-    logger = logging.getLogger("apache_beam")
-    before = logger.level
+    logger, hook = logging.getLogger("apache_beam"), threading.excepthook
+    level = logger.level
+
+    def unless_beams(fault: threading.ExceptHookArgs) -> None:
+        # Threads that serve a worker fail when it ends; whatever matters reaches the main thread.
+        files = [frame.filename for frame in traceback.extract_tb(fault.exc_traceback)]
+        if not any("apache_beam" in file or "grpc" in file for file in files):
+            hook(fault)
+
     logger.setLevel(logging.CRITICAL)
+    threading.excepthook = unless_beams
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)
+        threading.excepthook = hook
 
 
 def _local_runner(options: PipelineOptions, workers: int) -> FnApiRunner:

@@ -7,6 +7,7 @@ process that started it, so that a killed run leaves no process behind that stil
 
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -30,6 +31,8 @@ def main() -> None:
     resolve_our_packages_first()
     # The runner starts a shell, the shell this process: the shell ends when the runner does.
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    # Ctrl-C reaches all processes; the launcher says what it means.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(0))
     # What goes wrong reaches the launcher as an error; the log would only repeat it, and Beam's own notes, on the terminal.
     logging.disable(logging.ERROR)
     from apache_beam.runners.worker import sdk_worker, sdk_worker_main

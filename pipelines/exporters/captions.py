@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from schemas.dataset import Dataset
 from schemas.errors import UsageError
 
-__all__ = ["Choice", "read_captions"]
+__all__ = ["EVERYTHING", "Choice", "read_captions"]
 
 _LABELS = ("language", "portion", "split")
 
@@ -35,6 +35,9 @@ class Choice:
             return self.splits
         value = self.language if label == "language" else self.portion
         return (value,) if value else ()
+
+
+EVERYTHING = Choice()
 
 
 def read_captions(dataset: Dataset, choice: Choice, *columns: str, one: tuple[str, ...] = ()) -> pa.Table:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.exporters.arrays import check_there, feature_column, places_of, write_array, write_ids
-from pipelines.exporters.captions import Choice, read_captions
+from pipelines.exporters.captions import EVERYTHING, Choice, read_captions
 from pipelines.exporters.staging import Staging
 from pipelines.progress import Meter
 from schemas.dataset import Dataset
@@ -29,7 +29,7 @@ _DEV_CAPTIONS = 5000
 
 def _lines(captions: pa.Table, text: str) -> pa.ChunkedArray:
     if text == "tokens":
-        return pc.binary_join(captions["tokens"], " ")
+        return pc.binary_join(captions["tokens"].cast(pa.list_(pa.string())), " ")
     return pc.replace_substring_regex(captions["text"], r"\s*[\r\n]+\s*", " ")
 
 
@@ -68,7 +68,7 @@ def export_scan(
     captions: Dataset,
     staging: Staging,
     *,
-    choice: Choice = Choice(),
+    choice: Choice = EVERYTHING,
     text: str = "text",
     per_image: int = 0,
     rename: Callable[[str], str] = str,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from pipelines.exporters.staging import Staging
@@ -58,7 +57,7 @@ def _line(batch: pa.RecordBatch, row: int, columns: str) -> bytes:
             column = batch.column(ours)
             values = column[row].values.to_numpy(zero_copy_only=False)
             width = len(values) // batch.schema.field("class_ids").type.list_size
-            fields.append(base64.b64encode(np.ascontiguousarray(values[: regions * width], dtype=dtype)))
+            fields.append(base64.b64encode(values[: regions * width].astype(dtype).tobytes()))
         elif name in _NUMBERS:
             fields.append(str(batch.column(_NUMBERS[name])[row].as_py()).encode())
         else:

@@ -6,15 +6,16 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.batches import shard_batches
 from pipelines.exporters.arrays import feature_column
-from pipelines.exporters.captions import Choice, read_captions
+from pipelines.exporters.captions import EVERYTHING, Choice, read_captions
 from pipelines.exporters.staging import Staging
 from pipelines.progress import Meter
 from schemas.dataset import Dataset
@@ -38,7 +39,7 @@ def export_webdataset(
     staging: Staging,
     *,
     captions: Dataset | None = None,
-    choice: Choice = Choice(),
+    choice: Choice = EVERYTHING,
     note: Callable[[str], None] = lambda text: None,
     meter: Meter = Meter(),
 ) -> list[Path]:
@@ -81,7 +82,7 @@ def export_webdataset(
 def _rows(dataset: Dataset, number: int) -> Iterator[dict[str, Any]]:
     spec = dataset.spec
     shapes = {"feature": spec.shape, "features": spec.shape, "boxes": (-1, 4)} if spec is not None else {}
-    for batch in dataset.shard_batches(number) if hasattr(dataset, "shard_batches") else dataset.shard(number).to_batches():
+    for batch in shard_batches(dataset, number):
         for position in range(batch.num_rows):
             row: dict[str, Any] = {}
             for column in batch.schema:
@@ -90,7 +91,7 @@ def _rows(dataset: Dataset, number: int) -> Iterator[dict[str, Any]]:
                 row[column.name] = value.values.to_numpy(zero_copy_only=False) if vector else value.as_py()
                 if column.name in shapes:
                     row[column.name] = row[column.name].reshape(shapes[column.name])
-            if any(part in ("", "..") for part in row["image_id"].split("/")) or "." in row["image_id"]:
+            if "." in row["image_id"] or str(PurePosixPath(row["image_id"])) != row["image_id"].lstrip("/"):
                 raise DatasetError(
                     f"image id {row['image_id']!r} holds a dot or is no relative path: WebDataset ends the name of a sample at "
                     "the first dot, so that this layout cannot hold it"

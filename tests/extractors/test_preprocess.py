@@ -8,7 +8,7 @@ from PIL import Image
 from torchvision import transforms
 
 from extractors.images import DecodeError, decode
-from extractors.preprocess import Preprocessing, normalize, resize_and_crop
+from extractors.preprocess import Preprocessing, check_resized, normalize, resize, resize_and_crop
 from extractors.resnet50 import PREPROCESSING
 
 SIZES_WH = [(500, 333), (333, 500), (256, 256), (257, 256), (255, 400), (300, 256), (224, 224), (2000, 20), (20, 2000)]
@@ -101,7 +101,7 @@ def test_other_modes_are_refused():
     [
         ({"interpolation": "cubic"}, "interpolation is 'cubic', expected one of"),
         ({"channel_order": "GBR"}, "channel_order is 'GBR', expected one of"),
-        ({"antialias": False}, "antialias is False, expected True"),
+        ({"antialias": False, "interpolation": "bicubic"}, "antialias is False with 'bicubic'"),
         ({"crop": 0}, "crop is 0, expected positive pixels"),
         ({"resize_short": 0}, "resize_short is 0"),
     ],
@@ -125,3 +125,64 @@ def test_parameters_are_plain_values():
         "antialias": True,
         "resize_with": "pillow",
     }
+
+
+ALIASED = dataclasses.replace(PREPROCESSING, antialias=False)
+
+
+def bilinear(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Bilinear interpolation at the pixels' centres, edges repeated, in the order of the formula; float64 [height, width, 3]."""
+    y = np.clip((np.arange(height) + 0.5) * len(pixels) / height - 0.5, 0, len(pixels) - 1)[:, None, None]
+    x = np.clip((np.arange(width) + 0.5) * pixels.shape[1] / width - 0.5, 0, pixels.shape[1] - 1)[None, :, None]
+    y0, x0 = np.floor(y).astype(int), np.floor(x).astype(int)
+    y1, x1 = np.minimum(y0 + 1, len(pixels) - 1), np.minimum(x0 + 1, pixels.shape[1] - 1)
+    at = {(i, j): pixels[(y0, y1)[i][:, 0], (x0, x1)[j][:, :, 0]].astype(float) for i in (0, 1) for j in (0, 1)}
+    dy, dx = y - y0, x - x0
+    return (1 - dy) * ((1 - dx) * at[0, 0] + dx * at[0, 1]) + dy * ((1 - dx) * at[1, 0] + dx * at[1, 1])
+
+
+@pytest.mark.parametrize("size_wh", [size for size in SIZES_WH if max(size) < 2000])
+def test_without_antialias_is_the_bilinear_formula_rounded(size_wh):
+    image = noise(*size_wh)
+    ours = np.asarray(resize(image, ALIASED))
+    short, long = min(size_wh), max(size_wh)
+    assert sorted(ours.shape[:2]) == [256, 256 * long // short]
+    exact = bilinear(np.asarray(image), *ours.shape[:2])
+    assert np.abs(ours - exact).max() <= 0.5 + 1e-9
+    clear = np.abs(exact % 1 - 0.5) > 1e-9
+    np.testing.assert_array_equal(ours[clear], np.rint(exact)[clear])
+
+
+def test_without_antialias_by_hand():
+    """Two pixels made four: the outer ones stay, the inner ones lie a quarter of the way; ties go to the even value."""
+    image = Image.fromarray(np.array([[[0, 100, 10], [8, 102, 12]], [[0, 100, 10], [8, 102, 12]]], dtype=np.uint8))
+    rows = np.asarray(resize(image, dataclasses.replace(ALIASED, resize_short=4)))
+    assert rows[2].tolist() == [[0, 100, 10], [2, 100, 10], [6, 102, 12], [8, 102, 12]]
+    half = np.asarray(resize(noise(512, 512), ALIASED))
+    corner = np.asarray(noise(512, 512))[:2, :2].astype(float).mean(axis=(0, 1))
+    np.testing.assert_array_equal(half[0, 0], np.rint(corner))
+
+
+def test_strips_do_not_show(monkeypatch):
+    whole = np.asarray(resize(noise(500, 333), ALIASED))
+    for values in (1, 10_000, 2**40):
+        monkeypatch.setattr("extractors.preprocess._STRIP_VALUES", values)
+        np.testing.assert_array_equal(np.asarray(resize(noise(500, 333), ALIASED)), whole)
+
+
+def test_antialias_has_an_effect_and_is_recorded():
+    image = noise(500, 333)
+    assert np.abs(np.asarray(resize(image, ALIASED)).astype(int) - np.asarray(resize(image, PREPROCESSING))).max() > 20
+    assert (ALIASED.parameters()["antialias"], ALIASED.parameters()["resize_with"]) == (False, "imagepivot")
+
+
+def test_image_of_the_right_size_is_returned_itself():
+    image = noise(256, 300)
+    assert resize(image, ALIASED) is image
+    assert resize(image, PREPROCESSING) is image
+
+
+def test_a_side_that_would_vanish_is_a_failure_of_the_image():
+    with pytest.raises(DecodeError, match="1000×1 pixels would be resized to 100×0") as caught:
+        check_resized(Image.new("RGB", (1000, 1)), (100, 0))
+    assert caught.value.reason == "unsupported"

@@ -184,9 +184,6 @@ def test_a_second_run_is_refused_while_one_writes(inputs, finished, imagepivot, 
     assert snapshot(output) == finished["captions"]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug in pipelines/runner.py: Beam turns Ctrl-C into a RuntimeError, and a traceback is shown"
-)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_keeps_what_is_finished_and_says_so(inputs, script, tmp_path, workers):
     output = tmp_path / "o"

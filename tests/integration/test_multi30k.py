@@ -2,6 +2,9 @@
 
 import pytest
 
+from pipelines.encoding import EncodeJob, encode_captions
+from pipelines.runner import Execution
+from pipelines.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
 from schemas.validation import validate
 from schemas.vocabulary import START, UNK
@@ -23,9 +26,10 @@ TOK_TASK2 = [(split, number, language) for split in ("val", "test_2016") for num
 def folder(multi30k, imagepivot, tmp_path_factory):
     folder = tmp_path_factory.mktemp("multi30k")
     imagepivot("captions", multi30k, folder / "captions", "--format", "multi30k", "--recipe", "multi30k-lc")
-    imagepivot("vocabulary", folder / "captions", folder / "translation", "--portions", "translation", "--min-count", "4")
-    imagepivot("vocabulary", folder / "captions", folder / "comparable", "--portions", "comparable", "--min-count", "4")
-    imagepivot("encode", folder / "captions", folder / "translation", folder / "encoded", "--max-length", "1000")
+    captions, vocabulary = str(folder / "captions"), str(folder / "translation")
+    for portion in ("translation", "comparable"):
+        build_vocabulary(VocabularyJob(captions, str(folder / portion), portions=(portion,), min_count=4), Execution(workers=1))
+    encode_captions(EncodeJob(captions, vocabulary, str(folder / "encoded"), max_length=1000), Execution(workers=1))
     return folder
 
 

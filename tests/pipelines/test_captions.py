@@ -228,6 +228,6 @@ def test_arguments_that_make_no_sense(table, arguments, message):
 
 
 def test_an_unknown_recipe_is_wrong_usage(table, tmp_path):
-    with pytest.raises(UsageError, match="nonsense.*multi30k-lc"):
+    with pytest.raises(UsageError, match=r"nonsense.*multi30k-lc"):
         prepare_captions(job_of(table, tmp_path / "c", recipe="nonsense"), ONE)
     assert not (tmp_path / "c").exists()

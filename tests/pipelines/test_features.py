@@ -1,5 +1,4 @@
 import io
-import os
 import random
 from pathlib import Path
 
@@ -261,7 +260,7 @@ def test_retry_failed_repairs_to_what_a_fresh_run_gives(images, tmp_path):
 
 
 def test_options_that_contradict_each_other(images, tmp_path):
-    with pytest.raises(UsageError, match="--overwrite makes a dataset again.*give one of them"):
+    with pytest.raises(UsageError, match=r"--overwrite makes a dataset again.*give one of them"):
         job_of(images, tmp_path / "f", overwrite=True, update=True)
 
 
@@ -296,7 +295,7 @@ def test_ids_of_paths_tell_them_apart(images, tmp_path):
 def test_no_images_are_an_error_that_names_the_place(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "notes.txt").touch()
-    with pytest.raises(InputError, match="no images found in .*photos.*check the path"):
+    with pytest.raises(InputError, match=r"no images found in .*photos.*check the path"):
         extract_features(job_of(tmp_path / "photos", tmp_path / "f"), ONE)
     assert not (tmp_path / "f").exists()
 
@@ -373,4 +372,4 @@ def test_a_folder_that_may_not_be_written(images, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ImagepivotError, match="file"):
         extract_features(job_of(images, tmp_path / "file"), ONE)
-    assert os.path.getsize(tmp_path / "file") == 0
+    assert (tmp_path / "file").stat().st_size == 0

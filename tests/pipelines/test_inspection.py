@@ -9,8 +9,8 @@ from pipelines.inspection import describe, statistics_table
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
-from schemas.kinds import VOCABULARY, features_schema
 from schemas.keys import shard_of
+from schemas.kinds import VOCABULARY, features_schema
 from schemas.output import Output, commit
 from schemas.shards import write_shard
 from schemas.storage import Folder

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from pipelines import progress
-from pipelines.progress import Meter, show_progress
+from pipelines.progress import Meter, Snapshot, show_progress
 
 
 @pytest.fixture
@@ -134,3 +134,41 @@ def test_counts_are_plain_json(tmp_path, always):
     Meter(str(tmp_path)).add(images=1)
     (path,) = tmp_path.iterdir()
     assert json.loads(path.read_text()) == {"images": 1}
+
+
+def test_json_lines_for_programs(always):
+    file = io.StringIO()
+    with show_progress(Console(file=file, width=20), "vgg19-10crop", unit="images", total=10, log_json=True) as meter:
+        meter.add(images=4, failed=1, wait_msec=900, forward_msec=100)
+    last = json.loads(file.getvalue().splitlines()[-1])
+    rate, seconds = last.pop("per_second"), last.pop("seconds")
+    left = last.pop("seconds_left")
+    assert rate > 0
+    assert seconds >= 0
+    assert left >= 0
+    assert last == {
+        "event": "progress",
+        "what": "vgg19-10crop",
+        "unit": "images",
+        "done": 4,
+        "failed": 1,
+        "total": 10,
+        "bottleneck": "decoding",
+    }
+
+
+@pytest.mark.parametrize(
+    ("waited", "worked", "expected"), [(0, 0, None), (5, 0, None), (10, 90, "model"), (11, 89, "decoding"), (0, 1, "model")]
+)
+def test_the_bottleneck_is_named(waited, worked, expected):
+    counts = {"images": 1, "wait_msec": waited, "forward_msec": worked}
+    assert Snapshot("x", "images", counts, 1.0).bottleneck == expected
+
+
+def test_counts_that_were_not_yet_written_are_flushed(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "_WRITE_SECONDS", 1000.0)
+    meter = Meter(str(tmp_path))
+    for _ in range(5):
+        meter.add(images=1)
+    meter.flush()
+    assert meter.total() == {"images": 5}

@@ -1,0 +1,36 @@
+"""One shard of a dataset a few rows at a time, for datasets whose shards do not fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.dataset import Dataset
+from schemas.errors import DatasetError
+
+__all__ = ["shard_batches"]
+
+_BATCH_BYTES = 4 << 20
+
+
+def shard_batches(dataset: Dataset, number: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of a shard, sorted by key, in batches of about four MiB.
+
+    Raises:
+        DatasetError: the shard is not there.
+    """
+    vectors = [field.type for field in dataset.schema if pa.types.is_fixed_size_list(field.type)]
+    row_bytes = sum(each.list_size * each.value_type.bit_width // 8 for each in vectors) or 512
+    name = dataset.manifest.shards[number].path
+    try:
+        file = dataset.folder.open(name)
+    except FileNotFoundError:
+        raise DatasetError(
+            f"{dataset.folder.path_of(name)} is listed in the manifest but not there: copy the whole folder again"
+        ) from None
+    with file:
+        yield from pq.ParquetFile(file).iter_batches(
+            batch_size=max(1, _BATCH_BYTES // row_bytes), columns=None if columns is None else list(columns)
+        )
