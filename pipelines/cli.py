@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from pipelines.exchange_cli import register
 from pipelines.packages import resolve_our_packages_first
 
 resolve_our_packages_first()  # Before the first import of another package of ours.
@@ -362,6 +363,8 @@ def _options(
 ) -> None:
     pass
 
+
+register(app, console=console, notes=notes, finish=_finish)
 
 for _command in app.registered_commands:
     # The terminal wraps lines, not the source file: one line a paragraph.

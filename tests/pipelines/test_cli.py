@@ -10,7 +10,7 @@ from pipelines import cli
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import Manifest, ShardEntry
 
-COMMANDS = ("captions", "vocabulary", "encode", "features", "inspect", "validate", "demo")
+COMMANDS = ("captions", "vocabulary", "encode", "features", "inspect", "validate", "demo", "import", "export", "diff")
 ROOT = Path(cli.__file__).parents[1]
 
 
@@ -39,7 +39,7 @@ def test_lists_are_cut_at_commas(text, expected):
 
 
 def test_the_commands_are_those_that_the_tests_know():
-    assert {command.callback.__name__ for command in cli.app.registered_commands} == set(COMMANDS)
+    assert {command.name or command.callback.__name__ for command in cli.app.registered_commands} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -57,7 +57,7 @@ def test_each_option_has_help(name):
 
 def test_examples_can_be_parsed():
     for each in cli.app.registered_commands:
-        command = typer.main.get_command(cli.app).commands[each.callback.__name__]
+        command = typer.main.get_command(cli.app).commands[each.name or each.callback.__name__]
         arguments = each.epilog.removeprefix("Example: imagepivot ").split()
         assert arguments[0] == command.name
         assert command.make_context(command.name, arguments[1:], resilient_parsing=False).params
