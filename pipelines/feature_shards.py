@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +18,8 @@ from schemas.output import Output
 from schemas.shards import failures_name, finished_shard, write_shard
 
 __all__ = ["make_shard"]
+
+_SORTED_ROWS = 64
 
 
 def make_shard(
@@ -59,8 +63,12 @@ def make_shard(
     wanted = {ref.image_id for ref in refs}
     again = {key for key in kept_failures if retry_failed and key in wanted}
     tally.failures += [row for key, row in kept_failures.items() if key not in again]
-    new = extract_shard(
-        [ref for ref in refs if ref.image_id not in kept_ids and (ref.image_id not in kept_failures or ref.image_id in again)],
+    todo = [
+        ref for ref in refs if ref.image_id not in kept_ids and (ref.image_id not in kept_failures or ref.image_id in again)
+    ]
+    ordered = images.in_reading_order(todo)
+    new: Iterable[pa.Table] = extract_shard(
+        ordered,
         extractor=extractor,
         read=images.read,
         schema=schema,
@@ -69,6 +77,8 @@ def make_shard(
         tally=tally,
         on_batch=on_batch,
     )
+    if ordered is not todo:
+        new = _sort_rows(new, schema)
     statistics: dict[str, Any] = {"listing": output.listings[number] if output.listings is not None else ""}
 
     def rows() -> Iterator[pa.Table]:
@@ -85,6 +95,23 @@ def make_shard(
         failures=tally.failures,
     )
     return tally
+
+
+def _sort_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Rows by image id; they wait in a temporary file, so that memory does not grow with the shard."""
+    with tempfile.NamedTemporaryFile(prefix="imagepivot-") as file:
+        with pa.ipc.new_file(file, schema) as writer:
+            for table in tables:
+                writer.write_table(table)
+        file.flush()
+        with pa.memory_map(file.name) as mapped:
+            reader = pa.ipc.open_file(mapped)
+            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            ids = ((key, number, row) for number, batch in enumerate(batches) for row, key in enumerate(batch[0].to_pylist()))
+            places = iter(sorted(ids))
+            while some := list(islice(places, _SORTED_ROWS)):
+                rows = [batches[number].slice(row, 1) for _, number, row in some]
+                yield pa.Table.from_batches(rows).combine_chunks()
 
 
 def _kept(output: Output, name: str) -> tuple[set[str], dict[str, dict[str, str]]]:

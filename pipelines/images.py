@@ -1,4 +1,4 @@
-"""Where images come from: a folder, a pattern, one file, or a table of image ids and addresses.
+"""Where images come from: a folder, a pattern, one file, a table of image ids and addresses, or archives of images.
 
 A source lists references, which are small, and opens one image at a time. Listing streams; nothing here grows with the number
 of images.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Literal, NamedTuple
 
+from pipelines import image_archives as archives
+from pipelines.image_sources import EXTENSIONS, IdRule, ImageRef, ImageSource
 from pipelines.sources.files import InputFolder, kind_of, locate
 from pipelines.sources.rows import is_table, read_rows
 from schemas.errors import InputError, UsageError
@@ -23,52 +23,7 @@ from schemas.storage import Folder, is_remote
 
 __all__ = ["EXTENSIONS", "ImageRef", "ImageSource", "ImageTable", "ImagesInFolder", "Listing", "open_images", "sum_digests"]
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
-"""Files of a folder that are taken for images. A pattern takes whatever it matches."""
-
 _COLUMNS = ("image_id", "uri")
-
-IdRule = Literal["name", "path"]
-
-
-class ImageRef(NamedTuple):
-    """An image that is to be read.
-
-    Attributes:
-        image_id: its key.
-        uri: where it is, as the source names it: relative to the source where that is possible.
-        bytes: size of the file, -1 where listing does not tell.
-    """
-
-    image_id: str
-    uri: str
-    bytes: int = -1
-
-
-class ImageSource(ABC):
-    """A collection of images: a frozen, picklable value."""
-
-    @property
-    @abstractmethod
-    def location(self) -> str:
-        """Where the collection is, for people."""
-
-    @abstractmethod
-    def refs(self) -> Iterator[ImageRef]:
-        """Lists the images, in no order that matters.
-
-        Raises:
-            InputError: the source is not there, or is broken.
-        """
-
-    @abstractmethod
-    def read(self, ref: ImageRef) -> bytes:
-        """The bytes of one image file.
-
-        Raises:
-            OSError: it cannot be read.
-            DatasetError: the same, with an OSError as its cause.
-        """
 
 
 def _check_name(path: str, folder: Folder) -> None:
@@ -157,29 +112,46 @@ def open_images(location: str | os.PathLike[str], *, ids: IdRule = "name") -> Im
     """Opens a collection of images.
 
     Args:
-        location: a folder (searched recursively), a pattern with ``*``, ``?``, ``[...]`` or ``**``, a table with the columns
-            ``image_id`` and ``uri``, or one image file; local, ``gs://`` or ``s3://``.
+        location: a folder (searched recursively; for images, or where there are none for tars or Parquet files with image bytes), a
+            pattern with ``*``, ``?``, ``[...]`` or ``**`` for images, ``.tar`` or ``.parquet`` files, a table with the columns
+            ``image_id`` and ``uri``, a ``.tar``, a ``.parquet`` file with image bytes, or one image file; local, ``gs://`` or
+            ``s3://``.
         ids: how image ids are made of paths.
 
     Raises:
         UsageError: ``ids`` is neither ``name`` nor ``path``.
-        InputError: nothing is there.
+        InputError: nothing is there, or it is a compressed tar.
     """
     if ids not in ("name", "path"):
         raise UsageError(f"--ids is {ids!r}, expected 'name' or 'path'")
     where = locate(location)
     kind = kind_of(where)
     if kind == "folder":
-        return ImagesInFolder(Folder(where), ids=ids)
+        return _open_folder(Folder(where), ids)
     if kind == "file":
         parent, _, name = where.rpartition("/")
-        if is_table(name):
-            return ImageTable(Folder(parent or "/"), name)
-        return ImagesInFolder(Folder(parent or "/"), pattern=re.escape(name), ids=ids)
+        return _open_file(Folder(parent or "/"), name, ids)
     if re.search(r"[*?\[]", where):
         root, pattern = _split_pattern(where)
+        archive = archives.archive_kind(where)
+        if archive is not None:
+            return archives.open_archives(Folder(root), archive, pattern=pattern, ids=ids)
         return ImagesInFolder(Folder(root), pattern=pattern, ids=ids)
     raise InputError(f"the images {where!r} are not there: check the path")
+
+
+def _open_folder(folder: Folder, ids: IdRule) -> ImageSource:
+    archive = archives.archives_in(folder)
+    return ImagesInFolder(folder, ids=ids) if archive is None else archives.open_archives(folder, archive, ids=ids)
+
+
+def _open_file(folder: Folder, name: str, ids: IdRule) -> ImageSource:
+    archive = archives.archive_kind(name)
+    if archive == "tar" or (archive == "parquet" and archives.holds_image_bytes(folder, name)):
+        return archives.open_archives(folder, archive, pattern=re.escape(name), ids=ids)
+    if is_table(name):
+        return ImageTable(folder, name)
+    return ImagesInFolder(folder, pattern=re.escape(name), ids=ids)
 
 
 def _split_pattern(location: str) -> tuple[str, str]:

@@ -154,10 +154,14 @@ def _short(value: Any) -> str:
 def hold(folder: Folder) -> Iterator[None]:
     """Holds a local folder for one run; the hold ends with the process, however it ends.
 
+    A folder in an object store is not held: it would take a write that fails where an object is there already, which
+    ``pyarrow.fs`` does not offer.
+
     Raises:
         DatasetError: another run holds it, or the folder cannot be made.
     """
     if not folder.is_local:
+        folder.check_bucket()
         yield
         return
     path = folder.local_path

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
@@ -26,15 +28,49 @@ __all__ = ["TEMPORARY_MARK", "Folder", "filesystem_of", "is_remote", "storage_er
 TEMPORARY_MARK = ".tmp-"
 """Part of the name of every file that is not complete."""
 
+# Scheme, bucket (with what may stand before an "@"), key, options of pyarrow.
+_STORE = re.compile(r"(s3|gs|gcs)://([^/?]+)(/.*?)?(\?\w+=[^/?]*)?", re.DOTALL)
+
+_GCS_RETRY_SECONDS = 15  # Google's own limit is 15 minutes, also for an address that nobody answers.
+
+_LOCAL_ADVICE = {
+    errno.ENOSPC: "the disk is full: free some space and run the same command again, finished shards are kept",
+    errno.EDQUOT: "the disk quota is used up: free some space and run the same command again",
+    errno.EACCES: "permission denied: check who owns the folder, or choose another one",
+    errno.EPERM: "permission denied: check who owns the folder, or choose another one",
+    errno.EROFS: "the file system is read-only: choose another folder",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EISDIR: "the path is a folder, expected a file",
+}
+
+_DENIED = (
+    "ACCESS_DENIED|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE|EXPIRED|MISSING_AUTHENTICATION|PERMISSION_DENIED|"
+    "UNAUTHENTICATED|[Cc]redential|OAuth2|access token|Permission denied"
+)
+
+# What pyarrow gives of a store's answer is its text; the first that is found in it counts.
+_REMOTE_ADVICE = (
+    ("NO_SUCH_BUCKET", "there is no such bucket: check its name, or make it first"),
+    (_DENIED, "access denied: check the credentials of this machine and what they allow"),
+    (
+        "NETWORK_CONNECTION|CURL error|UNAVAILABLE|DEADLINE_EXCEEDED",
+        "it cannot be reached: check the network, and AWS_ENDPOINT_URL or STORAGE_EMULATOR_HOST where they are set",
+    ),
+    ("No space left", "the disk for temporary files is full: free some space, or set TMPDIR"),
+)
+
 
 def is_remote(location: str) -> bool:
     """Whether a location is an address such as ``gs://bucket/name`` rather than a local path."""
     return "://" in location and not location.startswith("file://")
 
 
-@lru_cache(maxsize=64)
 def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
     """The file system of a location, and the path within it.
+
+    An address is a scheme, a bucket and a key, which is taken as it stands: nothing is quoted in it. Options of pyarrow such as
+    ``?region=eu-west-1`` may stand at its end. Endpoints other than the clouds' own are given by the environment:
+    ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL``, ``STORAGE_EMULATOR_HOST`` (without credentials, as Google's clients take it).
 
     Raises:
         UsageError: the address is of a kind that is not known.
@@ -42,13 +78,31 @@ def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
     """
     if "://" not in location:
         return fs.LocalFileSystem(), str(Path(location).expanduser().absolute())
+    store = _STORE.fullmatch(location)
+    scheme, bucket, key, options = store.groups(default="") if store else ("", "", "", "")
     try:
         with storage_errors(location):
-            return fs.FileSystem.from_uri(location)
+            filesystem, root = _connect(f"{scheme}://{bucket}{options}" if store else location)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UsageError(
             f"cannot understand the location {location!r}: {error}. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"
         ) from error
+    return filesystem, root.rstrip("/") + key.rstrip("/") if store else root
+
+
+@lru_cache(maxsize=64)
+def _connect(address: str) -> tuple[fs.FileSystem, str]:
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
+    if address.startswith(("gs://", "gcs://")):
+        if emulator and "endpoint_override=" not in address:
+            scheme, _, host = emulator.rstrip("/").rpartition("://")
+            bucket = address.partition("://")[2].partition("?")[0].rpartition("@")[2]
+            limit = timedelta(seconds=_GCS_RETRY_SECONDS)
+            endpoint = {"scheme": scheme or "http", "endpoint_override": host}
+            return fs.GcsFileSystem(anonymous=True, retry_time_limit=limit, **endpoint), bucket
+        if "retry_limit_seconds=" not in address:
+            address += f"{'&' if '?' in address else '?'}retry_limit_seconds={_GCS_RETRY_SECONDS}"
+    return fs.FileSystem.from_uri(address)
 
 
 @contextmanager
@@ -59,16 +113,12 @@ def storage_errors(location: str) -> Iterator[None]:
     except (DatasetError, UsageError, FileNotFoundError):
         raise
     except OSError as error:
-        advice = {
-            errno.ENOSPC: "the disk is full: free some space and run the same command again, finished shards are kept",
-            errno.EDQUOT: "the disk quota is used up: free some space and run the same command again",
-            errno.EACCES: "permission denied: check who owns the folder, or choose another one",
-            errno.EPERM: "permission denied: check who owns the folder, or choose another one",
-            errno.EROFS: "the file system is read-only: choose another folder",
-            errno.ENOTDIR: "a part of the path is a file, not a folder",
-            errno.EISDIR: "the path is a folder, expected a file",
-        }.get(error.errno or 0)
-        detail = advice or f"{type(error).__name__}: {error}"
+        detail = f"{type(error).__name__}: {error}"
+        if is_remote(location):
+            advice = next((advice for sign, advice in _REMOTE_ADVICE if re.search(sign, str(error))), "")
+            detail = f"{advice} ({detail})" if advice else detail
+        else:
+            detail = _LOCAL_ADVICE.get(error.errno or 0, detail)
         raise DatasetError(f"cannot use {location!r}: {detail}") from error
 
 
@@ -173,6 +223,26 @@ class Folder:
                 self._publish(temporary, name)
             finally:
                 temporary.unlink(missing_ok=True)
+
+    def check_bucket(self) -> None:
+        """Refuses a bucket that is not there, before anything is made that could not be written to it.
+
+        Raises:
+            DatasetError: there is no such bucket, or the store cannot be reached.
+        """
+        if self.is_local:
+            return
+        filesystem, root = filesystem_of(self.location)
+        bucket = root.lstrip("/").partition("/")[0]
+        with storage_errors(self.location):
+            try:
+                found = filesystem.get_file_info(bucket).type != fs.FileType.NotFound
+            except OSError as error:
+                if re.search(_DENIED, str(error)) is None:
+                    raise
+                found = True  # The right to write objects does not bring along that to look at the bucket itself.
+        if not found:
+            raise DatasetError(f"cannot use {self.location!r}: there is no bucket {bucket!r}: check its name, or make it first")
 
     def delete(self, name: str) -> None:
         """Deletes a file if it is there."""

@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, cast
 import ijson
 from pyarrow import fs
 
-from schemas.errors import InputError
-from schemas.storage import filesystem_of
+from schemas.errors import DatasetError, InputError
+from schemas.storage import filesystem_of, is_remote, storage_errors
 
 __all__ = ["InputFolder", "count_lines", "inventory", "iter_json", "kind_of", "locate", "read_lines", "without_gz"]
 
@@ -55,7 +55,8 @@ class InputFolder:
         filesystem, base = filesystem_of(self.location)
         path = f"{base.rstrip('/')}/{below}" if below else base
         try:
-            entries = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+            with _store_errors(self.where(below)):
+                entries = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
         except PermissionError as error:
             raise _cannot_open(self.where(below), error) from error
         return sorted(entry.base_name for entry in entries if entry.type == fs.FileType.File)
@@ -80,12 +81,16 @@ class InputFolder:
                 f"{where!r} is not a whole gzip file ({error}): it was probably cut short while it was copied, or is not "
                 f"compressed at all; fetch it again, or name it without '.gz'"
             ) from error
+        except OSError:
+            with _store_errors(where):
+                raise
 
     def open_seekable(self, name: str) -> Any:
         """Opens a file for reading here and there, as Arrow wants it for Parquet; a context manager."""
         filesystem, base = filesystem_of(self.location)
         try:
-            return filesystem.open_input_file(f"{base.rstrip('/')}/{name}")
+            with _store_errors(self.where(name)):
+                return filesystem.open_input_file(f"{base.rstrip('/')}/{name}")
         except (FileNotFoundError, PermissionError) as error:
             raise _cannot_open(self.where(name), error) from error
 
@@ -94,7 +99,21 @@ def kind_of(location: str) -> str:
     """What stands at a location: ``file``, ``folder`` or ``nothing``."""
     filesystem, path = filesystem_of(location)
     kinds = {fs.FileType.File: "file", fs.FileType.Directory: "folder"}
-    return kinds.get(filesystem.get_file_info([path])[0].type, "nothing")
+    with _store_errors(location):
+        return kinds.get(filesystem.get_file_info([path])[0].type, "nothing")
+
+
+@contextmanager
+def _store_errors(location: str) -> Iterator[None]:
+    """What an object store answers, as an error that says what to do; errors of local files pass as they are."""
+    if not is_remote(location):
+        yield
+        return
+    try:
+        with storage_errors(location):
+            yield
+    except DatasetError as error:
+        raise InputError(str(error)) from error
 
 
 def locate(path: str | os.PathLike[str]) -> str:

@@ -24,7 +24,7 @@ def folder(tmp_path):
 def bucket(monkeypatch):
     """An object store in memory, behind ``gs://bucket``: no folders, and no partial writes seen by others."""
     store = MemoryFileSystem()
-    store.store, store.pseudo_dirs = {}, [""]
+    store.store, store.pseudo_dirs = {}, ["", "/bucket"]
     wrapped = fs.PyFileSystem(fs.FSSpecHandler(store))
     monkeypatch.setattr(
         schemas.storage, "filesystem_of", lambda location: (wrapped, "/" + location.removeprefix("gs://").rstrip("/"))
