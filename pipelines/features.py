@@ -279,7 +279,8 @@ def extract_features(
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
         extraction = ExtractFeatures(job=job, output=output, finished=finished, meter=meter, threads=threads)
-        commit = CommitDataset(output, libraries=LIBRARIES, statistics=_statistics)
+        libraries = (*LIBRARIES, *(("timm",) if job.extractor.startswith("timm:") else ()))
+        commit = CommitDataset(output, libraries=libraries, statistics=_statistics)
         _ = pipeline | "ExtractFeatures" >> extraction | "CommitDataset" >> commit
 
     return run_job(

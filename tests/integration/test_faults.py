@@ -153,3 +153,30 @@ def test_memory_stays_flat_over_ten_times_the_images(scenes: Path, tmp_path: Pat
             (images / f"image{number:04d}.jpg").write_bytes(pictures[number % len(pictures)])
         peaks.append(peak_rss(("features", images, tmp_path / f"features-{count}", *SMALL)))
     assert peaks[1] <= 1.2 * peaks[0], peaks
+
+
+def test_a_killed_worker_ends_in_a_clear_error_and_nothing_torn(scenes: Path, tmp_path: Path) -> None:
+    output = tmp_path / "features"
+    arguments = ("features", scenes, output, *SMALL, "--shards", "60", "--batch-size", "2", "--workers", "2")
+    process = subprocess.Popen(
+        [COMMAND, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(output.glob("part-*")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    workers = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if b"worker.py" in path.read_bytes() and os.getpgid(int(path.parent.name)) == process.pid
+    ]
+    assert len(workers) == 2
+    os.kill(workers[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "a worker process ended unexpectedly" in errors
+    assert "Traceback" not in errors
+    assert not (output / "manifest.json").exists()
+    assert run(*arguments[:-2]).returncode == 0
+    assert validate(output) == []

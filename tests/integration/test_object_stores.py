@@ -1,0 +1,322 @@
+"""The commands against object stores: S3 by moto's server, Google Cloud Storage by an emulator, each a process on loopback."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from schemas.dataset import open_dataset
+from schemas.storage import Folder, filesystem_of
+from schemas.validation import validate
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SETTINGS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS")
+SOME_SECONDS = 45  # Two thirds of them are the start of the command on busy cores.
+
+
+@dataclass(frozen=True)
+class Store:
+    """An object store that runs here.
+
+    Attributes:
+        scheme: ``s3`` or ``gs``.
+        environment: what makes the command use it.
+    """
+
+    scheme: str
+    environment: dict[str, str]
+
+    def address(self, path: str) -> str:
+        return f"{self.scheme}://bucket/{path}"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+
+
+def serve(module: str, package: str, *arguments: str, port: int, environment: dict[str, str]):
+    """Starts an emulator, waits until it answers, and ends it."""
+    if find_spec(module.partition(".")[0]) is None:
+        pytest.skip(f"no emulator: pip install '{package}'")
+    command = [sys.executable, "-m", module, *arguments]
+    server = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60
+        while not answers(f"http://127.0.0.1:{port}/"):
+            assert server.poll() is None, f"{module} ended with {server.returncode}"
+            assert time.monotonic() < until, f"{module} does not answer"
+            time.sleep(0.1)
+        yield
+    finally:
+        server.kill()
+        server.wait(timeout=30)
+
+
+def put_bucket(url: str, data: bytes, method: str) -> None:
+    request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.status == 200
+
+
+@pytest.fixture(scope="module")
+def s3():
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    environment = {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ENDPOINT_URL": url,
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
+    for _ in serve("moto.server", "moto[server]", "-H", "127.0.0.1", "-p", str(port), port=port, environment=environment):
+        put_bucket(f"{url}/bucket", b"", "PUT")
+        yield Store("s3", environment)
+
+
+@pytest.fixture(scope="module")
+def gs():
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    environment = {"STORAGE_EMULATOR_HOST": url, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    arguments = ("start", "--host", "127.0.0.1", "--port", str(port), "--in-memory", "--quiet")
+    for _ in serve("gcp_storage_emulator", "gcp-storage-emulator", *arguments, port=port, environment=environment):
+        put_bucket(f"{url}/storage/v1/b?project=test", b'{"name": "bucket"}', "POST")
+        yield Store("gs", environment)
+
+
+@pytest.fixture(params=["s3", "gs"])
+def store(request, monkeypatch):
+    found = request.getfixturevalue(request.param)
+    use(found.environment, monkeypatch)
+    return found
+
+
+def use(environment, monkeypatch):
+    """Gives this process the settings of a store; those of another are forgotten."""
+    import schemas.storage
+
+    schemas.storage._connect.cache_clear()
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def upload(folder: Path, location: str) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            Folder(location).write(str(path.relative_to(folder)), path.read_bytes())
+
+
+def bytes_of(location) -> dict[str, bytes]:
+    folder = Folder(str(location))
+    return {name: folder.read(name) for name in folder.names()}
+
+
+ROWS = [(f"image{number}", language, text) for number in range(8) for language, text in (("en", "A dog."), ("de", "Ein Hund."))]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("table") / "captions.csv"
+    lines = [f"{image},{language},{text},train\n" for image, language, text in ROWS]
+    path.write_text("image_id,language,text,split\n" + "".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def local(table, imagepivot, tmp_path_factory) -> Path:
+    """Captions, vocabulary and encoding of the table, made in local folders."""
+    folder = tmp_path_factory.mktemp("local")
+    text(imagepivot, table, str(folder))
+    return folder
+
+
+def text(imagepivot, table, folder, *more):
+    imagepivot("captions", table, f"{folder}/captions", "--format", "table", "--shards", "2", *more)
+    imagepivot("vocabulary", f"{folder}/captions", f"{folder}/vocabulary", "--min-count", "1", *more)
+    imagepivot("encode", f"{folder}/captions", f"{folder}/vocabulary", f"{folder}/encoded", *more)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_text_is_the_same_as_in_local_folders(store, table, local, imagepivot, workers):
+    folder = store.address(f"text of {workers} wörkers")
+    upload(table.parent, f"{folder}/raw")
+    text(imagepivot, f"{folder}/raw/captions.csv", folder, "--workers", workers)
+    for kind in ("captions", "vocabulary", "encoded"):
+        assert bytes_of(f"{folder}/{kind}") == {k: v for k, v in bytes_of(local / kind).items() if k != ".lock"}
+        assert validate(f"{folder}/{kind}") == []
+    assert open_dataset(f"{folder}/captions").manifest == open_dataset(local / "captions").manifest
+    assert "16" in imagepivot("inspect", f"{folder}/captions", "--rows", "1").stdout
+    imagepivot("validate", f"{folder}/encoded")
+
+
+@pytest.fixture(scope="module")
+def pictures(photos, tmp_path_factory) -> Path:
+    """Six photographs, and the same as a tar and as Parquet."""
+    folder = tmp_path_factory.mktemp("pictures")
+    chosen = sorted((photos / "images").iterdir())[:6]
+    for path in chosen:
+        (folder / "photos").mkdir(exist_ok=True)
+        (folder / "photos" / path.name).write_bytes(path.read_bytes())
+    (folder / "tars").mkdir()
+    with tarfile.open(folder / "tars" / "a.tar", "w") as tar:
+        for path in chosen:
+            tar.add(path, path.name)
+    (folder / "parquet").mkdir()
+    columns = {"image_id": [path.stem for path in chosen], "image": [path.read_bytes() for path in chosen]}
+    pq.write_table(pa.table(columns), folder / "parquet" / "a.parquet", row_group_size=2)
+    return folder
+
+
+def features(imagepivot, images, output, *more, **options):
+    flags = ("--weights", "random:0", "--device", "cpu", "--shards", "2", *more)
+    return imagepivot("features", images, output, *flags, **options)
+
+
+def test_features_of_images_in_a_bucket(store, pictures, imagepivot, tmp_path):
+    bucket = store.address("images")
+    upload(pictures, bucket)
+    lines = [f"{path.stem},{bucket}/photos/{path.name}\n" for path in (pictures / "photos").iterdir()]
+    Folder(bucket).write("table/t.csv", ("image_id,uri\n" + "".join(lines)).encode())
+    features(imagepivot, pictures / "photos", tmp_path / "photos")
+    expected = open_dataset(tmp_path / "photos")
+    sources = {"folder": "photos", "pattern": "pho*/*", "table": "table/t.csv", "tar": "tars", "parquet": "parquet"}
+    for name, source in sources.items():
+        output = store.address(f"features/{name}")
+        features(imagepivot, f"{bucket}/{source}", output, "--workers", "2" if name == "tar" else "1")
+        assert validate(output) == []
+        found = open_dataset(output)
+        assert found.image_ids() == expected.image_ids()
+        assert found.numpy().tobytes() == expected.numpy().tobytes()
+    assert bytes_of(store.address("features/folder")) == bytes_of(tmp_path / "photos")
+
+
+def test_a_run_that_is_killed_leaves_whole_objects_and_resumes(store, pictures, imagepivot, script, tmp_path):
+    bucket, output = store.address("killed/photos"), store.address("killed/features")
+    upload(pictures / "photos", bucket)
+    flags = ("--weights", "random:0", "--device", "cpu", "--shards", "6")
+    imagepivot("features", bucket, tmp_path / "local", *flags)
+    expected = bytes_of(tmp_path / "local")
+    command = [script, "features", bucket, output, *flags, "--batch-size", "1"]
+    run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 120
+        while not Folder(output).names():
+            assert run.poll() is None, "the run ended before it could be killed"
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        run.send_signal(signal.SIGKILL)
+    finally:
+        run.kill()
+        run.wait(timeout=30)
+    left = bytes_of(output)
+    assert left
+    assert "manifest.json" not in left
+    assert {name: expected[name] for name in left} == left
+    imagepivot("features", bucket, output, *flags)
+    assert bytes_of(output) == expected
+
+
+def refused(run, *expected: str) -> None:
+    """Runs a command that ends in an error within seconds, without a traceback."""
+    started = time.monotonic()
+    done = run()
+    took = time.monotonic() - started
+    assert "Traceback" not in done.stderr
+    for part in expected:
+        assert part in " ".join(done.stderr.split())
+    assert took < SOME_SECONDS
+
+
+def test_a_missing_bucket(store, table, imagepivot, tmp_path):
+    missing = f"{store.scheme}://no-such-bucket/x"
+    captions = ("captions", "--format", "table")
+    refused(
+        lambda: imagepivot(captions[0], table, missing, *captions[1:], code=1),
+        f"cannot use '{missing}': there is no bucket 'no-such-bucket': check its name, or make it first",
+    )
+    refused(lambda: imagepivot(captions[0], f"{missing}/t.csv", tmp_path / "o", *captions[1:], code=1), missing)
+    refused(lambda: features(imagepivot, missing, tmp_path / "f", code=1), f"the images '{missing}' are not there")
+    refused(lambda: imagepivot("inspect", missing, code=1), missing)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_an_endpoint_that_nobody_answers(scheme, table, imagepivot, tmp_path, monkeypatch):
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    use(
+        {
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_ENDPOINT_URL_S3": endpoint,
+            "STORAGE_EMULATOR_HOST": endpoint,
+            "NO_PROXY": "127.0.0.1",
+            "no_proxy": "127.0.0.1",
+        },
+        monkeypatch,
+    )
+    there = f"{scheme}://bucket/x"
+    reached = (f"cannot use '{there}", "it cannot be reached: check the network, and AWS_ENDPOINT_URL or STORAGE_EMULATOR_HOST")
+    refused(lambda: imagepivot("captions", table, there, "--format", "table", code=1), *reached)
+    refused(lambda: features(imagepivot, there, tmp_path / "f", code=1), *reached)
+
+
+def test_wrong_credentials_for_s3(table, imagepivot, tmp_path, monkeypatch):
+    port = free_port()
+    environment = {
+        "AWS_ACCESS_KEY_ID": "wrong",
+        "AWS_SECRET_ACCESS_KEY": "wrong",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "INITIAL_NO_AUTH_ACTION_COUNT": "0",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
+    use(environment, monkeypatch)
+    for _ in serve("moto.server", "moto[server]", "-H", "127.0.0.1", "-p", str(port), port=port, environment=environment):
+        denied = ("cannot use 's3://bucket/x", "access denied: check the credentials of this machine")
+        refused(lambda: imagepivot("captions", table, "s3://bucket/x", "--format", "table", code=1), *denied)
+        refused(lambda: features(imagepivot, "s3://bucket/x", tmp_path / "f", code=1), *denied)
+
+
+def test_wrong_credentials_for_google(table, imagepivot, tmp_path, monkeypatch):
+    use({"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "none.json")}, monkeypatch)
+    denied = ("cannot use 'gs://bucket/x", "access denied: check the credentials of this machine")
+    refused(lambda: imagepivot("captions", table, "gs://bucket/x", "--format", "table", code=1), *denied)
+
+
+def test_keys_are_taken_as_they_stand(store):
+    folder = Folder(store.address("odd names/ä%20b#c"))
+    folder.write("d e?.txt", b"1")
+    assert folder.names() == ["d e?.txt"]
+    assert folder.read("d e?.txt") == b"1"
+    assert Folder(store.address("odd names/")).names() == ["ä%20b#c/d e?.txt"]
+    filesystem, path = filesystem_of(store.address("odd names/ä%20b#c/d e?.txt"))
+    assert filesystem.get_file_info(path).type == fs.FileType.File
