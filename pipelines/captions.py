@@ -226,14 +226,14 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
     steps = recipe(job.recipe)
     models = load_truecasers(job.truecaser) if job.truecaser is not None else None
     parameters: dict[str, object] = {
-        **job.source.parameters(),
         **steps.parameters(),
+        **job.source.parameters(),
         "languages": sorted(job.selection.languages),
         "portions": sorted(job.selection.portions),
         "splits": sorted(job.selection.splits),
     }
     if steps.truecase and models is None:
-        parameters["train_splits"] = list(job.train_splits)
+        parameters["train_splits"] = sorted(job.train_splits)
     parts = job.source.parts(job.selection)
     inputs = job.source.inputs(job.selection) + (models.inputs() if models is not None else [])
     identity = Identity(kind="captions", parameters=parameters, inputs=tuple(inputs), shards=job.shards)

@@ -66,6 +66,7 @@ def make_shard(
     todo = [
         ref for ref in refs if ref.image_id not in kept_ids and (ref.image_id not in kept_failures or ref.image_id in again)
     ]
+    expected = len(todo) + len(tally.failures)
     ordered = images.in_reading_order(todo)
     new: Iterable[pa.Table] = extract_shard(
         ordered,
@@ -83,6 +84,8 @@ def make_shard(
 
     def rows() -> Iterator[pa.Table]:
         yield from merge_rows(_batches(output, name), new) if kept_ids else new
+        if tally.images + len(tally.failures) != expected:
+            raise RuntimeError(f"{name}: {tally.images} rows and {len(tally.failures)} failures of {expected} images")
         statistics.update(images=len(kept_ids) + tally.images, failed=len(tally.failures))
 
     write_shard(

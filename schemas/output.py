@@ -138,7 +138,7 @@ def difference(found: Manifest | Footer, identity: Identity) -> str:
     if found.kind != identity.kind:
         return f"kind {found.kind!r} instead of {identity.kind!r}"
     parts = []
-    for key in sorted({*found.parameters, *identity.parameters}):
+    for key in {**identity.parameters, **found.parameters}:  # What a user chose comes first.
         before, after = found.parameters.get(key), identity.parameters.get(key)
         if canonical_json(before) != canonical_json(after):  # What was read holds lists where the other has tuples.
             parts.append(f"{key}: there {_short(before)}, now {_short(after)}")

@@ -33,6 +33,9 @@ _STORE = re.compile(r"(s3|gs|gcs)://([^/?]+)(/.*?)?(\?\w+=[^/?]*)?", re.DOTALL)
 
 _GCS_RETRY_SECONDS = 15  # Google's own limit is 15 minutes, also for an address that nobody answers.
 
+_GOOGLE = "google::cloud::Status"
+"""Begins the text of each error of Google's client, some of which pyarrow gives as other errors than OSError."""
+
 _LOCAL_ADVICE = {
     errno.ENOSPC: "the disk is full: free some space and run the same command again, finished shards are kept",
     errno.EDQUOT: "the disk quota is used up: free some space and run the same command again",
@@ -112,13 +115,15 @@ def storage_errors(location: str) -> Iterator[None]:
         yield
     except (DatasetError, UsageError, FileNotFoundError):
         raise
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:
+        if not isinstance(error, OSError) and _GOOGLE not in str(error):
+            raise  # About what is in a file.
         detail = f"{type(error).__name__}: {error}"
         if is_remote(location):
             advice = next((advice for sign, advice in _REMOTE_ADVICE if re.search(sign, str(error))), "")
             detail = f"{advice} ({detail})" if advice else detail
         else:
-            detail = _LOCAL_ADVICE.get(error.errno or 0, detail)
+            detail = _LOCAL_ADVICE.get(getattr(error, "errno", None) or 0, detail)
         raise DatasetError(f"cannot use {location!r}: {detail}") from error
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "Selection",
     "Tally",
     "check_image_id",
+    "check_label",
     "check_text",
     "find_files",
     "image_id_of",
@@ -220,6 +221,21 @@ def image_id_of(file_name: object, *, place: str) -> str:
     name = check_image_id(file_name, place=place).rpartition("/")[2]
     image_id = name.rpartition(".")[0] or name
     return image_id or check_image_id(image_id, place=place)
+
+
+def check_label(value: object, *, ours: str, place: str) -> str:
+    """Checks the name of a portion, split or language as it stands in a row: not empty, no control character, and no ``/``,
+    which separates the parts of a key.
+
+    Raises:
+        InputError: it is none; `place` says where it was read.
+    """
+    if not isinstance(value, str) or not value or "/" in value or _CONTROL.search(value) is not None:
+        raise InputError(
+            f"{place}: {ours!r} is {value!r}, expected a name such as 'train', without '/'; "
+            "fill it in, or leave the whole column out"
+        )
+    return value
 
 
 def check_text(text: object, *, place: str) -> str:

@@ -18,6 +18,7 @@ from pipelines.sources.base import (
     RawCaption,
     Selection,
     Tally,
+    check_label,
     check_text,
     find_files,
     image_id_of,
@@ -96,8 +97,7 @@ def _parse_image(image: Any, *, place: str) -> tuple[str, str, list[str]]:
     image_id = image_id_of(image["filename"], place=place)
     place = f"{place} ({image_id!r})"
     split, sentences = image["split"], image["sentences"]
-    if not isinstance(split, str) or not split:
-        raise InputError(f"{place}: 'split' is {split!r}, expected a name such as 'train'")
+    check_label(split, ours="split", place=place)
     if not isinstance(sentences, list):
         raise InputError(f"{place}: 'sentences' is {sentences!r}, expected a list")
     texts = []

@@ -21,6 +21,7 @@ from pipelines.sources.base import (
     Selection,
     Tally,
     check_image_id,
+    check_label,
     check_text,
     find_files,
 )
@@ -33,7 +34,6 @@ __all__ = ["TableSource"]
 
 _REQUIRED = ("image_id", "text")
 _MAX_INDEX = 32767
-_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
 
 @dataclass(frozen=True)
@@ -103,23 +103,17 @@ class TableSource(CaptionSource):
         language = self.language
         if "language" in values:
             try:
-                language = check_language(_check_name(values["language"], ours="language", place=place))
+                language = check_language(check_label(values["language"], ours="language", place=place))
             except UsageError as error:
                 raise InputError(f"{place}: the language {error}") from error
         return RawCaption(
             image_id=check_image_id(image_id, place=place),
             language=language,
-            portion=_check_name(values.get("portion", COMPARABLE), ours="portion", place=place),
+            portion=check_label(values.get("portion", COMPARABLE), ours="portion", place=place),
             index=_check_index(values["index"], place=place) if "index" in values else -1,
-            split=_check_name(values.get("split", "train"), ours="split", place=place),
+            split=check_label(values.get("split", "train"), ours="split", place=place),
             text=check_text(values["text"], place=place),
         )
-
-
-def _check_name(value: object, *, ours: str, place: str) -> str:
-    if not isinstance(value, str) or _NAME.fullmatch(value) is None:
-        raise InputError(f"{place}: {ours!r} is {value!r}, expected a name; fill it in, or leave the whole column out")
-    return value
 
 
 def _check_index(value: object, *, place: str) -> int:

@@ -306,8 +306,11 @@ def test_wrong_credentials_for_s3(table, imagepivot, tmp_path, monkeypatch):
         refused(lambda: features(imagepivot, "s3://bucket/x", tmp_path / "f", code=1), *denied)
 
 
-def test_wrong_credentials_for_google(table, imagepivot, tmp_path, monkeypatch):
-    use({"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "none.json")}, monkeypatch)
+@pytest.mark.parametrize("content", [None, '{"type": "service_account"}', "{}"])
+def test_wrong_credentials_for_google(table, imagepivot, tmp_path, monkeypatch, content):
+    if content is not None:
+        (tmp_path / "key.json").write_text(content)
+    use({"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "key.json")}, monkeypatch)
     denied = ("cannot use 'gs://bucket/x", "access denied: check the credentials of this machine")
     refused(lambda: imagepivot("captions", table, "gs://bucket/x", "--format", "table", code=1), *denied)
 

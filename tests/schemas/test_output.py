@@ -288,7 +288,7 @@ def test_another_dataset_is_refused(copy_toy):
     toy = copy_toy("features")
     refuse(
         other(toy, weights="sha256:22", precision="fp32").output,
-        r"holds another dataset \(precision: there nothing, now 'fp32'; weights: there nothing, now 'sha256:22'\): nothing was "
+        r"holds another dataset \(weights: there nothing, now 'sha256:22'; precision: there nothing, now 'fp32'\): nothing was "
         r"written\. Choose another folder, or give --overwrite to replace it",
     )
 
