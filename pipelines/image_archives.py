@@ -14,12 +14,9 @@ import errno
 import io
 import re
 import tarfile
-import threading
 from abc import abstractmethod
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -31,15 +28,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.image_sources import EXTENSIONS, IdRule, ImageRef, ImageSource
+from pipelines.row_groups import RowGroupCache
 from schemas.errors import InputError
 from schemas.storage import Folder, storage_errors
 
 __all__ = [
-    "CACHE_BYTES",
     "ArchiveKind",
     "ImagesInParquet",
     "ImagesInTars",
-    "RowGroupCache",
     "archive_kind",
     "archives_in",
     "holds_image_bytes",
@@ -47,9 +43,6 @@ __all__ = [
 ]
 
 ArchiveKind = Literal["tar", "parquet"]
-
-CACHE_BYTES = 256 << 20
-"""Bytes of Parquet row groups that a process keeps; one larger row group is kept alone."""
 
 _BYTES_COLUMNS = ("bytes", "image", "image_bytes", "jpg")
 _ID_COLUMNS = ("image_id", "id", "key", "__key__")
@@ -308,57 +301,6 @@ class ImagesInParquet(_Archives):
                 raise InputError(
                     f"{where!r} is not a whole Parquet file (after {row} rows): {error}; write it again"
                 ) from error
-
-
-class RowGroupCache:
-    """Row groups by key, the last used ones up to a number of bytes; threads that want the same one share its reading.
-
-    Args:
-        limit: bytes to keep.
-    """
-
-    def __init__(self, limit: int = CACHE_BYTES) -> None:
-        self._limit = limit
-        self._bytes = 0
-        self._lock = threading.Lock()
-        self._held: OrderedDict[Any, Future[Any]] = OrderedDict()
-
-    def get(self, key: Any, load: Callable[[], Any]) -> Any:
-        """What is kept under a key, or what ``load`` gives; an error of ``load`` is raised and not kept."""
-        with self._lock:
-            future = self._held.get(key)
-            mine = future is None
-            if future is None:
-                future = self._held[key] = Future()
-            self._held.move_to_end(key)
-        if mine:
-            self._load(key, future, load)
-        return future.result()
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        with self._lock:
-            self._held.clear()
-            self._bytes = 0
-
-    def _load(self, key: Any, future: Future[Any], load: Callable[[], Any]) -> None:
-        try:
-            value = load()
-        except BaseException as error:  # noqa: BLE001 -- raised in every thread that waits for it
-            with self._lock:
-                if self._held.get(key) is future:
-                    del self._held[key]
-            future.set_exception(error)
-            return
-        with self._lock:
-            future.set_result(value)
-            if self._held.get(key) is not future:
-                return
-            self._bytes += value.nbytes
-            for old in [other for other, held in self._held.items() if held.done() and other != key]:
-                if self._bytes <= self._limit:
-                    break
-                self._bytes -= self._held.pop(old).result().nbytes
 
 
 _CACHE = RowGroupCache()

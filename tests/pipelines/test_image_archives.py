@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.features import FeaturesJob, extract_features
-from pipelines.image_archives import ImagesInParquet, ImagesInTars, RowGroupCache, archive_kind
+from pipelines.image_archives import ImagesInParquet, ImagesInTars, archive_kind
 from pipelines.images import ImageRef, ImagesInFolder, ImageTable, Listing, open_images
+from pipelines.row_groups import RowGroupCache
 from schemas.errors import InputError
 from schemas.storage import Folder
 
