@@ -166,7 +166,7 @@ def text(imagepivot, table, folder, *more):
     imagepivot("encode", f"{folder}/captions", f"{folder}/vocabulary", f"{folder}/encoded", *more)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["2"])
 def test_text_is_the_same_as_in_local_folders(store, table, local, imagepivot, workers):
     folder = store.address(f"text of {workers} wörkers")
     upload(table.parent, f"{folder}/raw")
