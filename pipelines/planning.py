@@ -13,6 +13,7 @@ from rich.table import Table
 from pipelines.extraction import Tally, extract_shard
 from pipelines.features import FeaturesJob, plan_features
 from pipelines.images import ImageRef, Listing
+from pipelines.progress import bound_by
 from schemas.keys import shard_of
 from schemas.kinds import schema_of
 from schemas.output import Output
@@ -133,7 +134,7 @@ def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, st
     waited, worked = (sum(getattr(batch, name) for _, batch in times) for name in ("wait_seconds", "forward_seconds"))
     if not images or seconds <= 0:
         return None, None
-    return images / seconds, "decoding" if waited > 0.1 * (waited + worked) else "model"
+    return images / seconds, bound_by(waited, worked)
 
 
 def plan_table(plan: WorkPlan) -> Table:

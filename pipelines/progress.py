@@ -27,7 +27,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["Meter", "Snapshot", "show_progress"]
+__all__ = ["Meter", "Snapshot", "bound_by", "show_progress"]
 
 _WRITE_SECONDS = 0.2
 _PLAIN_SECONDS = 10.0
@@ -83,6 +83,11 @@ class Meter:
         return total
 
 
+def bound_by(waiting: float, working: float) -> str:
+    """``decoding`` where the model waits for images in more than a tenth of its time, else ``model``."""
+    return "decoding" if waiting > 0.1 * (waiting + working) else "model"
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """How far a run is.
@@ -123,11 +128,11 @@ class Snapshot:
 
     @property
     def bottleneck(self) -> str | None:
-        """``model``, or ``decoding`` where the model waits for images in more than a tenth of its time; None if nobody says."""
+        """What bounds the run, see ``bound_by``; None if nobody says."""
         waiting, working = self.counts.get("wait_msec", 0), self.counts.get("forward_msec", 0)
         if not working:
             return None
-        return "decoding" if waiting > 0.1 * (waiting + working) else "model"
+        return bound_by(waiting, working)
 
     def to_json(self) -> str:
         """The snapshot as one line of JSON."""

@@ -58,7 +58,7 @@ class Output:
         return frozenset(number for number in range(self.identity.shards) if self._is_finished(number))
 
     def _is_finished(self, number: int) -> bool:
-        footer = finished_shard(self.folder, self.names()[number], self.identity)
+        footer = finished_shard(self.folder, shard_name(number, self.identity.shards), self.identity)
         return footer is not None and (self.listings is None or footer.statistics.get("listing") == self.listings[number])
 
     def complete(self) -> Manifest | None:
