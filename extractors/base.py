@@ -29,10 +29,14 @@ class Description:
         spec: name, shape and type of the feature.
         parameters: JSON values: name, decoding rules, transform, weights, precision. Versions of libraries and the device
             are not in here, so the same request has the same fingerprint everywhere.
+        kind: kind of dataset that it fills: ``features``, or ``regions`` for several per image with their boxes.
+        batch_size: images that it takes at once where nobody says otherwise.
     """
 
     spec: FeatureSpec
     parameters: dict[str, Any]
+    kind: str = "features"
+    batch_size: int = 16
 
     @property
     def fingerprint(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from extractors.base import Description, Extractor
+from extractors.regions import RegionOptions
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 
@@ -23,6 +24,7 @@ class _Entry:
 
     spec: FeatureSpec
     module: str
+    makes_regions: bool = False
 
 
 _ENTRIES = {
@@ -75,23 +77,42 @@ def spec(name: str) -> FeatureSpec:
     return _entry(name).spec
 
 
-def describe(name: str, *, weights: str = "default", precision: str = "fp32") -> Description:
+def describe(
+    name: str,
+    *,
+    weights: str = "default",
+    precision: str = "fp32",
+    compile: bool = False,  # noqa: A002
+    regions: RegionOptions | None = None,
+) -> Description:
     """What `load` of the same arguments would make, without a device: for the machine that plans and does not extract.
 
     Args:
         name: as `spec` takes it.
         weights: ``default``, a path or ``random:SEED``; read and hashed, so a missing file is an error here already.
         precision: ``fp32``, ``tf32``, ``bf16`` or ``fp16``; whether a device can do it is `load`'s question.
+        compile: as `load` takes it.
+        regions: likewise.
 
     Raises:
         UsageError: an argument is not one of those named.
         InputError: the weights are missing, broken, or another model's.
     """
     entry = _entry(name)
-    return _module(entry).describe(entry.spec, weights=weights, precision=precision)
+    return _module(entry).describe(
+        entry.spec, weights=weights, precision=precision, compile=compile, **_region_options(entry, regions)
+    )
 
 
-def load(name: str, *, weights: str = "default", device: str = "cpu", precision: str = "fp32") -> Extractor:
+def load(
+    name: str,
+    *,
+    weights: str = "default",
+    device: str = "cpu",
+    precision: str = "fp32",
+    compile: bool = False,  # noqa: A002
+    regions: RegionOptions | None = None,
+) -> Extractor:
     """Load an extractor, ready to use.
 
     Args:
@@ -101,6 +122,9 @@ def load(name: str, *, weights: str = "default", device: str = "cpu", precision:
             (untrained).
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (a GPU where there is one).
         precision: ``fp32`` or ``bf16``; on a GPU also ``tf32`` and ``fp16``.
+        compile: run the model through ``torch.compile``, on a GPU only: the first batches take a minute, and the last digits of
+            the features may differ, so it is part of the fingerprint.
+        regions: which regions to keep, for an extractor that makes some; its defaults when not given.
 
     Example:
         >>> extractor = load("resnet50-pool", weights="random:0")  # doctest: +SKIP
@@ -113,7 +137,19 @@ def load(name: str, *, weights: str = "default", device: str = "cpu", precision:
         InputError: the weights are missing, broken, or another model's.
     """
     entry = _entry(name)
-    return _module(entry).load(entry.spec, weights=weights, device=device, precision=precision)
+    return _module(entry).load(
+        entry.spec, weights=weights, device=device, precision=precision, compile=compile, **_region_options(entry, regions)
+    )
+
+
+def _region_options(entry: _Entry, regions: RegionOptions | None) -> dict[str, RegionOptions]:
+    if entry.makes_regions:
+        return {"regions": regions or RegionOptions()}
+    if regions is not None:
+        raise UsageError(
+            f"extractor {entry.spec.name!r} makes one feature an image, no regions: leave the options of regions out"
+        )
+    return {}
 
 
 def _entry(name: str) -> _Entry:

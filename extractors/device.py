@@ -7,11 +7,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from schemas.errors import UsageError
 
-__all__ = ["PRECISIONS", "cast_layers", "check_precision", "numerics", "resolve_device", "resolve_precision"]
+__all__ = [
+    "PRECISIONS",
+    "cast_layers",
+    "check_precision",
+    "compiled",
+    "numerics",
+    "resolve_device",
+    "resolve_precision",
+    "upload",
+]
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 _LAYER_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -80,6 +89,31 @@ def cast_layers(model: nn.Module, precision: str) -> torch.dtype:
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             layer.to(dtype)
     return dtype
+
+
+def upload(pixels: Tensor, device: torch.device) -> Tensor:
+    """Bring pixels to a device; to a GPU through page-locked memory, so that the copy does not hold up the caller."""
+    if device.type == "cpu" or pixels.device == device:
+        return pixels.to(device)
+    return pixels.pin_memory().to(device, non_blocking=True)
+
+
+def compiled(model: nn.Module, device: torch.device, *, enabled: bool) -> nn.Module:
+    """Compile a model, if that is asked for.
+
+    Raises:
+        UsageError: it is asked for on a CPU, where the kernels would depend on the number of threads, and the bytes of the features
+            with them.
+    """
+    if not enabled:
+        return model
+    if device.type == "cpu":
+        raise UsageError(
+            "--compile needs a GPU, but the device is 'cpu', where features are the same bytes whatever the number of threads: "
+            "leave it out, or choose a GPU"
+        )
+    model.compile()
+    return model
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from extractors.base import Description, Extractor
 from extractors.batches import in_chunks, in_halves
-from extractors.device import cast_layers, check_precision, numerics, resolve_device, resolve_precision
+from extractors.device import cast_layers, check_precision, compiled, numerics, resolve_device, resolve_precision, upload
 from extractors.images import DECODING
 from extractors.preprocess import Preprocessing, normalize, resize_and_crop
 from extractors.weights import Architecture, Weights, resolve_weights
@@ -47,9 +47,18 @@ class ResNet50Pool(Extractor):
         weights: that fit `ARCHITECTURE`.
         device: from `resolve_device`.
         precision: from `resolve_precision`.
+        compile: as `extractors.load` takes it.
     """
 
-    def __init__(self, description: Description, *, weights: Weights, device: torch.device, precision: str) -> None:
+    def __init__(
+        self,
+        description: Description,
+        *,
+        weights: Weights,
+        device: torch.device,
+        precision: str,
+        compile: bool = False,  # noqa: A002
+    ) -> None:
         super().__init__(description)
         self._device = device
         self._precision = precision
@@ -59,7 +68,7 @@ class ResNet50Pool(Extractor):
         layers = OrderedDict((name, layer) for name, layer in model.named_children() if name not in ("avgpool", "fc"))
         trunk = nn.Sequential(layers).eval().requires_grad_(False)
         self._dtype = cast_layers(trunk, precision)
-        self._trunk = trunk.to(device).to(memory_format=torch.channels_last)
+        self._trunk = compiled(trunk.to(device).to(memory_format=torch.channels_last), device, enabled=compile)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Resize the shorter side to 256 and cut out the centre.
@@ -90,31 +99,33 @@ class ResNet50Pool(Extractor):
 
     def _forward(self, pixels: Tensor) -> Tensor:
         """From uint8 ``[B, 3, 224, 224]`` anywhere to float32 ``[B, D]`` on the CPU."""
-        pixels = pixels.to(self._device).contiguous(memory_format=torch.channels_last)
+        pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
         maps = self._trunk(normalize(pixels, PREPROCESSING).to(self._dtype))  # [B, D, 7, 7]
         return maps.to(torch.float32).mean(dim=(2, 3)).cpu()  # [B, D]
 
 
-def describe(spec: FeatureSpec, *, weights: str, precision: str) -> Description:
+def describe(spec: FeatureSpec, *, weights: str, precision: str, compile: bool = False) -> Description:  # noqa: A002
     """What `load` would make; see `extractors.describe`."""
     check_precision(precision)
-    return _description(spec, resolve_weights(weights, ARCHITECTURE), precision)
+    return _description(spec, resolve_weights(weights, ARCHITECTURE), precision, compile)
 
 
-def load(spec: FeatureSpec, *, weights: str, device: str, precision: str) -> ResNet50Pool:
+def load(spec: FeatureSpec, *, weights: str, device: str, precision: str, compile: bool = False) -> ResNet50Pool:  # noqa: A002
     """Load the extractor; see `extractors.load`."""
     on = resolve_device(device)
     resolve_precision(precision, on)
     found = resolve_weights(weights, ARCHITECTURE)
-    return ResNet50Pool(_description(spec, found, precision), weights=found, device=on, precision=precision)
+    description = _description(spec, found, precision, compile)
+    return ResNet50Pool(description, weights=found, device=on, precision=precision, compile=compile)
 
 
-def _description(spec: FeatureSpec, weights: Weights, precision: str) -> Description:
+def _description(spec: FeatureSpec, weights: Weights, precision: str, compile: bool = False) -> Description:  # noqa: A002
     parameters = {
         "name": spec.name,
         "decoding": DECODING,
         "transform": PREPROCESSING.parameters(),
         **weights.parameters(),
         "precision": precision,
+        **({"compiled": True} if compile else {}),
     }
     return Description(spec, parameters)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from extractors.base import Description, Extractor
 from extractors.batches import in_chunks, in_halves
 from extractors.checkpoints import read_state
-from extractors.device import check_precision, numerics, resolve_device, resolve_precision
+from extractors.device import check_precision, compiled, numerics, resolve_device, resolve_precision, upload
 from extractors.images import DECODING, DecodeError
 from extractors.preprocess import check_resized
 from extractors.weights import Architecture, Weights, resolve_weights, state_sha256
@@ -52,9 +52,18 @@ class TimmModel(Extractor):
         weights: that fit the model.
         device: from `resolve_device`.
         precision: from `resolve_precision`. The 16-bit ones use ``torch.autocast``, as the layers of these models are many.
+        compile: as `extractors.load` takes it.
     """
 
-    def __init__(self, description: Description, *, weights: Weights, device: torch.device, precision: str) -> None:
+    def __init__(
+        self,
+        description: Description,
+        *,
+        weights: Weights,
+        device: torch.device,
+        precision: str,
+        compile: bool = False,  # noqa: A002
+    ) -> None:
         super().__init__(description)
         name = description.spec.name.removeprefix(_PREFIX)
         self._config = _config(name)
@@ -65,7 +74,8 @@ class TimmModel(Extractor):
         with torch.random.fork_rng(devices=[]):
             model = _build(name)
         model.load_state_dict(weights.state)
-        self._model = model.eval().requires_grad_(False).to(device).to(memory_format=torch.channels_last)
+        model = model.eval().requires_grad_(False).to(device).to(memory_format=torch.channels_last)
+        self._model = compiled(model, device, enabled=compile)
         self._mean = torch.tensor(self._config["mean"], device=device).view(3, 1, 1)
         self._std = torch.tensor(self._config["std"], device=device).view(3, 1, 1)
 
@@ -108,7 +118,7 @@ class TimmModel(Extractor):
 
     def _forward(self, pixels: Tensor) -> Tensor:
         """From uint8 ``[B, 3, H, W]`` anywhere to float32 ``[B, D]`` on the CPU."""
-        pixels = pixels.to(self._device).contiguous(memory_format=torch.channels_last)
+        pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
         values = pixels.to(torch.float32).div_(255).sub_(self._mean).div_(self._std)
         dtype = _AUTOCAST.get(self._precision)
         with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
@@ -133,21 +143,22 @@ def spec(model: str) -> FeatureSpec:
     return FeatureSpec(name=_PREFIX + name, shape=(width,), source=f"timm, github.com/huggingface/pytorch-image-models: {name}")
 
 
-def describe(spec: FeatureSpec, *, weights: str, precision: str) -> Description:
+def describe(spec: FeatureSpec, *, weights: str, precision: str, compile: bool = False) -> Description:  # noqa: A002
     """What `load` would make; see `extractors.describe`."""
     check_precision(precision)
-    return _description(spec, _weights(spec, weights), precision)
+    return _description(spec, _weights(spec, weights), precision, compile)
 
 
-def load(spec: FeatureSpec, *, weights: str, device: str, precision: str) -> TimmModel:
+def load(spec: FeatureSpec, *, weights: str, device: str, precision: str, compile: bool = False) -> TimmModel:  # noqa: A002
     """Load the extractor; see `extractors.load`."""
     on = resolve_device(device)
     resolve_precision(precision, on)
     found = _weights(spec, weights)
-    return TimmModel(_description(spec, found, precision), weights=found, device=on, precision=precision)
+    description = _description(spec, found, precision, compile)
+    return TimmModel(description, weights=found, device=on, precision=precision, compile=compile)
 
 
-def _description(spec: FeatureSpec, weights: Weights, precision: str) -> Description:
+def _description(spec: FeatureSpec, weights: Weights, precision: str, compile: bool = False) -> Description:  # noqa: A002
     config = _config(spec.name.removeprefix(_PREFIX))
     transform = {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
     parameters = {
@@ -156,6 +167,7 @@ def _description(spec: FeatureSpec, weights: Weights, precision: str) -> Descrip
         "transform": transform | {"divisor": 255.0, "channel_order": "RGB", "resize_with": "pillow"},
         **weights.parameters(),
         "precision": precision,
+        **({"compiled": True} if compile else {}),
     }
     return Description(spec, parameters)
 

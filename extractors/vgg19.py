@@ -38,7 +38,7 @@ from extractors.batches import in_halves, run_single_threaded
 from extractors.caffemodel import read_layers
 from extractors.checkpoints import read_state
 from extractors.crops import CROPS, ten_crop
-from extractors.device import cast_layers, check_precision, numerics, resolve_device, resolve_precision
+from extractors.device import cast_layers, check_precision, compiled, numerics, resolve_device, resolve_precision, upload
 from extractors.images import DECODING
 from extractors.preprocess import Preprocessing, normalize, resize
 from extractors.weights import Architecture, Weights, resolve_weights
@@ -169,10 +169,18 @@ class VGG19TenCrop(Extractor):
         weights: that fit the variant's architecture.
         device: from `resolve_device`.
         precision: from `resolve_precision`.
+        compile: as `extractors.load` takes it.
     """
 
     def __init__(
-        self, description: Description, *, variant: Variant, weights: Weights, device: torch.device, precision: str
+        self,
+        description: Description,
+        *,
+        variant: Variant,
+        weights: Weights,
+        device: torch.device,
+        precision: str,
+        compile: bool = False,  # noqa: A002
     ) -> None:
         super().__init__(description)
         self._variant = variant
@@ -183,7 +191,8 @@ class VGG19TenCrop(Extractor):
         model.load_state_dict(weights.state, assign=True)
         model.eval().requires_grad_(False)
         self._dtype = cast_layers(model, precision)
-        self._convolutions: Any = model.features.to(device).to(memory_format=torch.channels_last)
+        convolutions: Any = model.features.to(device).to(memory_format=torch.channels_last)
+        self._convolutions: Any = compiled(convolutions, device, enabled=compile)
         self._connected: Any = model.classifier.to(device)
 
     def preprocess(self, image: Image.Image) -> Tensor:
@@ -242,7 +251,7 @@ class VGG19TenCrop(Extractor):
 
     def _crops(self, image: Tensor) -> Tensor:
         """From uint8 ``[3, H, W]`` anywhere to uint8 ``[K, 3, 224, 224]`` on the device."""
-        return ten_crop(image.to(self._device), crop=self._variant.preprocessing.crop, center=self._variant.center)
+        return ten_crop(upload(image, self._device), crop=self._variant.preprocessing.crop, center=self._variant.center)
 
     def _convolve(self, crops: Tensor) -> Tensor:
         """From uint8 ``[N, 3, 224, 224]`` to ``[N, 25088]`` of the layers' type."""
@@ -258,23 +267,23 @@ class VGG19TenCrop(Extractor):
         return (total / CROPS).to(torch.float32)
 
 
-def describe(spec: FeatureSpec, *, weights: str, precision: str) -> Description:
+def describe(spec: FeatureSpec, *, weights: str, precision: str, compile: bool = False) -> Description:  # noqa: A002
     """What `load` would make; see `extractors.describe`."""
     check_precision(precision)
-    return _description(spec, resolve_weights(weights, VARIANTS[spec.name].architecture), precision)
+    return _description(spec, resolve_weights(weights, VARIANTS[spec.name].architecture), precision, compile)
 
 
-def load(spec: FeatureSpec, *, weights: str, device: str, precision: str) -> VGG19TenCrop:
+def load(spec: FeatureSpec, *, weights: str, device: str, precision: str, compile: bool = False) -> VGG19TenCrop:  # noqa: A002
     """Load the extractor; see `extractors.load`."""
     on = resolve_device(device)
     resolve_precision(precision, on)
     variant = VARIANTS[spec.name]
     found = resolve_weights(weights, variant.architecture)
-    description = _description(spec, found, precision)
-    return VGG19TenCrop(description, variant=variant, weights=found, device=on, precision=precision)
+    description = _description(spec, found, precision, compile)
+    return VGG19TenCrop(description, variant=variant, weights=found, device=on, precision=precision, compile=compile)
 
 
-def _description(spec: FeatureSpec, weights: Weights, precision: str) -> Description:
+def _description(spec: FeatureSpec, weights: Weights, precision: str, compile: bool = False) -> Description:  # noqa: A002
     variant = VARIANTS[spec.name]
     parameters = {
         "name": spec.name,
@@ -282,5 +291,6 @@ def _description(spec: FeatureSpec, weights: Weights, precision: str) -> Descrip
         "transform": variant.preprocessing.parameters() | {"crops": CROPS, "center": variant.center},
         **weights.parameters(),
         "precision": precision,
+        **({"compiled": True} if compile else {}),
     }
     return Description(spec, parameters)

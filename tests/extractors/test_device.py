@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from extractors.device import cast_layers, numerics, resolve_device, resolve_precision
+import extractors
+from extractors.device import cast_layers, numerics, resolve_device, resolve_precision, upload
 from schemas.errors import UsageError
 
 CPU = torch.device("cpu")
@@ -99,3 +100,36 @@ def test_cast_layers_equals_autocast():
         assert dtype == torch.bfloat16
         assert model[1].weight.dtype == torch.float32
         assert torch.equal(model(images.to(dtype)), expected)
+
+
+def test_compile_on_a_cpu_is_refused():
+    with pytest.raises(UsageError, match="--compile needs a GPU, but the device is 'cpu'"):
+        extractors.load("resnet50-pool", weights="random:0", device="cpu", compile=True)
+
+
+def test_compile_is_part_of_the_fingerprint_and_its_absence_is_not():
+    plain = extractors.describe("resnet50-pool", weights="random:0")
+    compiled = extractors.describe("resnet50-pool", weights="random:0", compile=True)
+    assert compiled.parameters == {**plain.parameters, "compiled": True}
+    assert compiled.fingerprint != plain.fingerprint
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_compiled_features_are_close_to_plain_ones():
+    pixels = torch.randint(0, 256, (5, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    plain, compiled = (
+        extractors.load("resnet50-pool", weights="random:0", device="cuda", compile=compile).extract(pixels)
+        for compile in (False, True)  # noqa: A001
+    )
+    assert abs(compiled - plain).max() <= 1e-4 * abs(plain).max()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_upload_keeps_the_pixels(device):
+    if device != "cpu" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    pixels = torch.arange(12, dtype=torch.uint8).view(1, 3, 2, 2)
+    there = upload(pixels, torch.device(device))
+    assert str(there.device) == device
+    assert torch.equal(there.cpu(), pixels)
