@@ -26,6 +26,9 @@ from schemas.vocabulary import UNK, Vocabulary
 
 __all__ = ["EncodeCaptions", "EncodeJob", "encode_captions", "encode_table"]
 
+# What of the captions' parameters says how text becomes tokens (`pipelines.moses.Recipe.parameters`).
+_TEXT = ("recipe", "lowercase", "normalize", "tokenizer", "truecase", "escape", "moses_commit", "sacremoses")
+
 
 @dataclass(frozen=True)
 class EncodeJob:
@@ -130,9 +133,15 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
     """
     captions = open_dataset(job.captions, kind="captions")
     vocabulary = open_dataset(job.vocabulary, kind="vocabulary")
+    known = captions.manifest.parameters
     identity = Identity(
         kind="encoded",
-        parameters={"max_length": job.max_length, "vocabulary_size": vocabulary.manifest.rows},
+        parameters={
+            "max_length": job.max_length,
+            "vocabulary_size": vocabulary.manifest.rows,
+            # A model that is trained on these ids answers queries that went through the same recipe.
+            "text": {name: known[name] for name in _TEXT if name in known},
+        },
         inputs=(
             {"name": "captions", "fingerprint": captions.fingerprint},
             {"name": "vocabulary", "fingerprint": vocabulary.fingerprint},

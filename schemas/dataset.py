@@ -78,7 +78,7 @@ class Dataset:
 
     @cached_property
     def spec(self) -> FeatureSpec | None:
-        """The feature of a dataset of kind ``features`` or ``regions``, else None."""
+        """The feature of a dataset of kind ``features``, ``regions`` or ``embeddings``, else None."""
         stored = self.manifest.parameters.get("feature")
         return None if stored is None else FeatureSpec(**{**stored, "shape": tuple(stored["shape"])})
 
@@ -206,7 +206,7 @@ class Dataset:
 
     def _shape(self, column: str, rows: int) -> tuple[int, ...]:
         width = self.schema.field(column).type.list_size
-        if column in ("feature", "features") and self.spec is not None:
+        if column in ("feature", "features", "embedding") and self.spec is not None:
             return (rows, *self.spec.shape)
         return (rows, width // 4, 4) if column == "boxes" else (rows, width)
 

@@ -37,7 +37,7 @@ class Identity:
     """All that determines a dataset's content, known before the first shard is made.
 
     Attributes:
-        kind: ``captions``, ``encoded``, ``vocabulary``, ``features`` or ``regions``.
+        kind: ``captions``, ``encoded``, ``vocabulary``, ``features``, ``regions`` or ``embeddings``.
         parameters: every parameter that changes content; JSON values only.
         inputs: one entry an input: its name, and its fingerprint (a dataset) or digest (anything else).
         shards: number of shards.

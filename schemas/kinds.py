@@ -18,6 +18,7 @@ __all__ = [
     "KEY_COLUMNS",
     "REGIONS",
     "VOCABULARY",
+    "embeddings_schema",
     "features_schema",
     "regions_schema",
     "schema_of",
@@ -32,6 +33,7 @@ KEY_COLUMNS: dict[str, tuple[str, ...]] = {
     "vocabulary": ("id",),
     "features": ("image_id",),
     "regions": ("image_id",),
+    "embeddings": ("image_id", "language", "portion", "index"),
 }
 """The columns that make the key of each kind; rows of a shard are sorted by them, and no key occurs twice."""
 
@@ -118,6 +120,12 @@ def features_schema(spec: FeatureSpec) -> pa.Schema:
     )
 
 
+def embeddings_schema(spec: FeatureSpec) -> pa.Schema:
+    """Schema of a dataset of kind ``embeddings``: one row a caption, its vector in the space that images share."""
+    description = f"{spec.name}, {spec.dtype}. {spec.source}".strip()
+    return pa.schema([*_CAPTION_KEY, _vector("embedding", spec.dtype, spec.width, description)])
+
+
 def regions_schema(spec: FeatureSpec) -> pa.Schema:
     """Schema of a dataset of kind ``regions``: one row an image, ``spec.shape`` = (R regions, D values)."""
     regions, width = spec.shape
@@ -142,7 +150,7 @@ def schema_of(kind: str, spec: FeatureSpec | None = None) -> pa.Schema:
 
     Args:
         kind: a key of ``KEY_COLUMNS``.
-        spec: the feature; needed for ``features`` and ``regions``.
+        spec: the feature; needed for ``features``, ``regions`` and ``embeddings``.
 
     Raises:
         ValueError: unknown kind, or a kind of features without its spec.
@@ -154,4 +162,4 @@ def schema_of(kind: str, spec: FeatureSpec | None = None) -> pa.Schema:
         raise ValueError(f"kind {kind!r} is unknown, expected one of {', '.join(KEY_COLUMNS)}")
     if spec is None:
         raise ValueError(f"kind {kind!r} needs a FeatureSpec")
-    return features_schema(spec) if kind == "features" else regions_schema(spec)
+    return {"features": features_schema, "regions": regions_schema, "embeddings": embeddings_schema}[kind](spec)

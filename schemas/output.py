@@ -12,7 +12,7 @@ import fcntl
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from schemas.storage import TEMPORARY_MARK, Folder, storage_errors
 __all__ = ["Output", "commit", "hold"]
 
 LOCK_NAME = ".lock"
-_OTHER_FILES = re.compile(r"vocabulary\.txt|truecaser/[A-Za-z0-9-]+\.model")
+_OTHER_FILES = re.compile(r"vocabulary\.txt|names/(classes|attributes)\.txt|truecaser/[A-Za-z0-9-]+\.model")
 _OURS = re.compile(
     rf"(failures/)?part-\d{{5}}-of-\d{{5}}\.parquet|manifest\.json|{_OTHER_FILES.pattern}|\.lock|"
     rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d+"
@@ -43,11 +43,14 @@ class Output:
         identity: what will lie there.
         listings: for a kind whose inputs may grow, a digest of what each shard is to be made of. A shard counts as finished only
             where the statistics in its footer name the same ``listing``.
+        files: content of other files that are known before the run, by name. They do not count for the identity: a dataset that is
+            complete but for them gets them, and its shards stay.
     """
 
     folder: Folder
     identity: Identity
     listings: tuple[str, ...] | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     def names(self) -> list[str]:
         """Names of all shards, by number."""
@@ -73,6 +76,8 @@ class Output:
             return None
         entries = (*manifest.shards, *manifest.failures, *manifest.files)
         whole = all(self.folder.size(entry.path) == entry.bytes for entry in entries)
+        digests = {entry.path: entry.sha256 for entry in manifest.files}
+        whole = whole and all(digests.get(name) == sha256_of_bytes(data) for name, data in self.files.items())
         return manifest if whole and len(self.finished()) == self.identity.shards else None
 
     def prepare(self, *, overwrite: bool, update: bool = False) -> None:
@@ -106,6 +111,8 @@ class Output:
             shard = name.removeprefix("failures/")
             if (_is_shard(name) and shard not in kept) or TEMPORARY_MARK in name:
                 self.folder.delete(name)
+        for name, data in self.files.items():
+            self.folder.write(name, data)
 
     def _refuse_other(self, names: list[str], *, update: bool) -> None:
         for name in names:
@@ -210,12 +217,12 @@ def commit(
         output: the folder, with all its shards.
         statistics: makes the manifest's statistics from the footers of all shards.
         libraries: distributions whose versions matter to the content.
-        files: paths of other files that belong to the dataset.
+        files: paths of other files that belong to the dataset, besides those that the output knows.
 
     Raises:
         DatasetError: a shard is missing.
     """
-    folder = output.folder
+    folder, files = output.folder, (*files, *output.files)
     shards: list[ShardEntry] = []
     failures: list[ShardEntry] = []
     footers: list[Footer] = []

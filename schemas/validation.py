@@ -222,4 +222,5 @@ _CHECKS = {
     "vocabulary": _check_vocabulary,
     "features": _check_vectors,
     "regions": _check_regions,
+    "embeddings": _check_vectors,
 }

@@ -95,7 +95,11 @@ def test_the_pipeline_encodes_each_caption_in_its_place(inputs, tmp_path):
         assert encoded.shard(number)["token_ids"].to_pylist() == expected
         assert encoded.shard(number)["image_id"].to_pylist() == [row["image_id"] for row in rows]
     assert validate(tmp_path / "e") == []
-    assert manifest.parameters == {"max_length": 4, "vocabulary_size": len(known) + 4}
+    assert manifest.parameters == {
+        "max_length": 4,
+        "vocabulary_size": len(known) + 4,
+        "text": {"recipe": "raw", "lowercase": False, "normalize": False, "tokenizer": "whitespace", "truecase": False},
+    }
     assert [each["fingerprint"] for each in manifest.inputs] == [captions.fingerprint, vocabulary.fingerprint]
     assert manifest.statistics["captions"] == len(captions)
     assert manifest.statistics["captions_cut"] == 4

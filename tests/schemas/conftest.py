@@ -39,6 +39,7 @@ KEYS = {
     "vocabulary": ("id",),
     "features": ("image_id",),
     "regions": ("image_id",),
+    "embeddings": ("image_id", "language", "portion", "index"),
 }
 SHARDS = 3
 # Twelve images; every one of the three shards holds some of them.
@@ -46,6 +47,7 @@ IMAGE_IDS = [f"image-{number:02d}" for number in range(9)] + ["bild-ä", "кар
 POOL = FeatureSpec(name="resnet50-pool", shape=(2048,), source="He et al. 2016")
 CROPS16 = FeatureSpec(name="vgg19-10crop", shape=(4096,), dtype="float16")
 REGIONS = FeatureSpec(name="faster-rcnn-36", shape=(36, 2048))
+JOINT = FeatureSpec(name="bilingual-c2c", shape=(16,), source="a joint space")
 
 
 def shard_by_hand(image_id: str, shards: int) -> int:
@@ -227,6 +229,18 @@ def make_encoded(path: Path, captions: Toy, vocabulary: Toy, **kwargs: Any) -> T
     return make_toy(path, "encoded", rows, parameters={"vocabulary_size": len(vocabulary.rows)}, **kwargs)
 
 
+def make_embeddings(path: Path, captions: Toy, **kwargs: Any) -> Toy:
+    rng = np.random.default_rng(17)
+    rows = [
+        {
+            **{name: row[name] for name in ("image_id", "language", "portion", "index", "split")},
+            "embedding": rng.standard_normal(JOINT.shape, dtype=np.float32),
+        }
+        for row in captions.rows
+    ]
+    return make_toy(path, "embeddings", rows, spec=JOINT, **kwargs)
+
+
 def make_regions(path: Path, **kwargs: Any) -> Toy:
     rng = np.random.default_rng(13)
     rows = []
@@ -274,6 +288,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Toy]:
         "features": make_features(root / "features", failures=FAILED_IMAGES),
         "features16": make_features(root / "features16", CROPS16),
         "regions": make_regions(root / "regions"),
+        "embeddings": make_embeddings(root / "embeddings", captions),
     }
     for toy in toys.values():
         toy.write()

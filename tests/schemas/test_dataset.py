@@ -11,8 +11,8 @@ from schemas.features import FeatureSpec
 from schemas.kinds import CAPTIONS, FAILURES
 from schemas.vocabulary import Vocabulary
 
-KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions"]
-IMAGE_KINDS = ["captions", "encoded", "features", "features16", "regions"]
+KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings"]
+IMAGE_KINDS = ["captions", "encoded", "features", "features16", "regions", "embeddings"]
 
 
 def same(found, expected):
@@ -116,7 +116,7 @@ def test_all_rows_of_an_image(toys, kind):
     dataset = open_dataset(toy.path)
     for image_id in {row["image_id"] for row in toy.rows}:
         expected = [row for row in toy.rows if row["image_id"] == image_id]
-        assert len(expected) == (4 if kind in ("captions", "encoded") else 1)
+        assert len(expected) == (4 if kind in ("captions", "encoded", "embeddings") else 1)
         assert same(dataset.rows(image_id).to_pylist(), expected)
 
 

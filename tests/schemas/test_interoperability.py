@@ -13,7 +13,7 @@ import pytest
 from schemas.dataset import open_dataset
 from schemas.vocabulary import SPECIALS
 
-KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions"]
+KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings"]
 VECTORS = [("features", "feature"), ("features16", "feature"), ("regions", "features"), ("regions", "boxes")]
 
 

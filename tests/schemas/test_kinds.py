@@ -27,8 +27,9 @@ EXPECTED = {
         ("attribute_ids", "fixed_size_list<item: int16 not null>[36]"),
         ("attribute_scores", "fixed_size_list<item: float not null>[36]"),
     ],
+    "embeddings": [*CAPTION_KEY, ("embedding", "fixed_size_list<item: float not null>[2048]")],
 }
-SPECS = {"features": POOL, "regions": REGIONS16}
+SPECS = {"features": POOL, "regions": REGIONS16, "embeddings": POOL}
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
@@ -72,7 +73,7 @@ def test_kinds_are_a_closed_list():
         schema_of("images")
 
 
-@pytest.mark.parametrize("kind", ["features", "regions"])
+@pytest.mark.parametrize("kind", ["features", "regions", "embeddings"])
 def test_vectors_need_a_spec(kind):
     with pytest.raises(ValueError, match=f"kind '{kind}' needs a FeatureSpec"):
         schema_of(kind)

@@ -226,6 +226,23 @@ def test_a_dataset_with_a_missing_or_cut_file_is_not_complete(copy_toy, name):
     assert toy.output.complete() is not None
 
 
+def test_files_that_are_known_before_the_run_belong_to_the_dataset(copy_toy):
+    toy = copy_toy("features")
+    before = {path.name: path.read_bytes() for path in toy.path.glob("part-*")}
+    named = replace(toy.output, files={"names/classes.txt": b"sky\n"})
+    assert toy.output.complete() is not None
+    assert named.complete() is None, "all but the names is there"
+    named.prepare(overwrite=False)
+    manifest = commit(named, statistics=lambda _: {}, libraries=())
+    assert [entry.path for entry in manifest.files] == ["names/classes.txt"]
+    assert named.complete() == toy.output.complete() == manifest
+    assert manifest.fingerprint == toy.output.identity.fingerprint
+    assert {path.name: path.read_bytes() for path in toy.path.glob("part-*")} == before
+    assert replace(named, files={"names/classes.txt": b"man\n"}).complete() is None
+    commit(toy.output, statistics=lambda _: {}, libraries=())
+    assert not (toy.path / "names/classes.txt").exists()
+
+
 def test_a_dataset_that_lost_a_shard_is_mended_by_the_same_run(copy_toy, toys):
     toy = copy_toy("features")
     (toy.path / SHARD(2)).unlink()

@@ -11,7 +11,7 @@ from schemas.errors import DatasetError
 from schemas.output import hold
 from schemas.validation import validate
 
-KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions"]
+KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings"]
 FIRST = "part-00000-of-00003.parquet"
 VOCABULARY = "part-00000-of-00001.parquet"
 
@@ -228,7 +228,7 @@ def test_features_of_another_width(copy_toy, forge, by_hand, tmp_path):
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["captions", "encoded", "features", "regions"])
+@pytest.mark.parametrize("kind", ["captions", "encoded", "features", "regions", "embeddings"])
 def test_rows_out_of_order(copy_toy, forge, kind):
     toy = copy_toy(kind)
     forge.shard(toy, FIRST, lambda table: table.take([1, 0, *range(2, len(table))]))
@@ -242,14 +242,14 @@ def test_languages_out_of_order(copy_toy, forge):
     assert complains(toy, rf"{FIRST}: key \('(.*)', 'en', .*\) comes before \('\1', 'en', .*\), though it is larger")
 
 
-@pytest.mark.parametrize("kind", ["captions", "encoded", "features", "regions"])
+@pytest.mark.parametrize("kind", ["captions", "encoded", "features", "regions", "embeddings"])
 def test_a_key_twice(copy_toy, forge, kind):
     toy = copy_toy(kind)
     forge.shard(toy, FIRST, lambda table: table.take([0, 0, *range(1, len(table))]))
     assert complains(toy, rf"{FIRST}: key \('.*\) occurs twice")
 
 
-@pytest.mark.parametrize("kind", ["captions", "encoded", "features", "regions"])
+@pytest.mark.parametrize("kind", ["captions", "encoded", "features", "regions", "embeddings"])
 def test_a_row_in_the_wrong_shard(copy_toy, forge, by_hand, kind):
     toy = copy_toy(kind)
     stray = next(f"龍-{n}" for n in range(99) if by_hand.shard_of(f"龍-{n}", 3) == 2)

@@ -1,0 +1,107 @@
+"""Time and peak memory to load what Kádár et al. 2018 train their bilingual model on, in a fresh process.
+
+That is the comparable portion of Multi30K in English and German, 290,000 encoded captions, with 29,000 features of 2048 values in
+float32. The features are random: their values make no difference here. Needs the Multi30K text.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pyarrow as pa
+from measuring import machine, test_data
+
+from schemas.dataset import open_dataset
+from schemas.features import FeatureSpec
+from schemas.fingerprints import Identity
+from schemas.keys import shard_of
+from schemas.kinds import features_schema
+from schemas.output import Output, commit
+from schemas.shards import write_shard
+from schemas.storage import Folder
+
+SHARDS, WIDTH, RUNS = 16, 2048, 5
+SECONDS, GIGABYTES = 5.0, 1.5
+
+CHILD = """
+import json, sys, time
+from pathlib import Path
+started = time.perf_counter()
+from train.data import open_data
+from train.pairs import caption_pairs
+imported, before = time.perf_counter(), time.process_time()
+data = open_data(*sys.argv[1:], split="train", portions={"en": ["comparable"], "de": ["comparable"]})
+loaded, cpu = time.perf_counter(), time.process_time() - before
+pairs = caption_pairs(data.captions)
+enumerated = time.perf_counter()
+peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+print(json.dumps({
+    "import": imported - started, "load": loaded - imported, "cpu": cpu, "pairs": enumerated - loaded,
+    "peak": int(peak.split()[1]) * 1024, "captions": len(data.captions), "images": len(data.features), "caption pairs": len(pairs),
+}))
+"""
+
+
+def main() -> None:
+    """Prints the times and the peak memory."""
+    source = test_data("multi30k")
+    if source is None:
+        sys.exit("needs the Multi30K text: set IMAGEPIVOT_TEST_DATA")
+    print(machine())
+    with tempfile.TemporaryDirectory() as place:
+        captions, vocabulary, encoded, features = (
+            str(Path(place) / name) for name in ("captions", "vocabulary", "ids", "features")
+        )
+        chosen = ("--languages", "en,de", "--portions", "comparable", "--splits", "train")
+        _imagepivot("captions", str(source), captions, "--format", "multi30k", *chosen)
+        _imagepivot("vocabulary", captions, vocabulary)
+        _imagepivot("encode", captions, vocabulary, encoded)
+        _write_features(features, sorted(set(open_dataset(encoded).image_ids())))
+        folders = (encoded, features, vocabulary)
+        _load(folders)  # The files are in the page cache from here on.
+        runs = [_load(folders) for _ in range(RUNS)]
+    counts = ", ".join(f"{runs[0][name]:,} {name}" for name in ("captions", "images", "caption pairs"))
+    seconds = sorted(run["load"] for run in runs)
+    imported, cpu, pairs = (median(run[name] for run in runs) for name in ("import", "cpu", "pairs"))
+    peak, array = max(run["peak"] for run in runs), runs[0]["images"] * WIDTH * 4
+    print(
+        f"loading {counts}: {median(seconds):.2f} s (aim: under {SECONDS}), from {seconds[0]:.2f} to {seconds[-1]:.2f} in {RUNS} "
+        f"runs, {cpu:.2f} s of them CPU; imports before it {imported:.2f} s, caption pairs after it {pairs:.2f} s; peak memory "
+        f"{peak / 1e9:.2f} GB (aim: under {GIGABYTES}), of which features {array / 1e9:.2f}"
+    )
+
+
+def _imagepivot(*arguments: str) -> None:
+    subprocess.run([str(Path(sys.executable).with_name("imagepivot")), *arguments], check=True, capture_output=True)
+
+
+def _load(folders: tuple[str, ...]) -> dict[str, float]:
+    return json.loads(subprocess.run([sys.executable, "-c", CHILD, *folders], check=True, capture_output=True).stdout)
+
+
+def _write_features(folder: str, image_ids: list[str]) -> None:
+    spec = FeatureSpec(name="random", shape=(WIDTH,))
+    parameters = {"feature": {"name": spec.name, "shape": [WIDTH], "dtype": spec.dtype, "source": ""}}
+    output = Output(Folder(folder), Identity("features", parameters, shards=SHARDS))
+    schema = features_schema(spec)
+    for number, name in enumerate(output.names()):
+        mine = [image_id for image_id in image_ids if shard_of(image_id, SHARDS) == number]
+        write_shard(output.folder, name, _tables(mine, schema, number), schema=schema, identity=output.identity)
+    commit(output, statistics=lambda footers: {}, libraries=())
+
+
+def _tables(image_ids: list[str], schema: pa.Schema, seed: int) -> Iterator[pa.Table]:
+    flat = pa.array(np.random.default_rng(seed).random(len(image_ids) * WIDTH, np.float32))
+    vectors = pa.FixedSizeListArray.from_arrays(flat, type=schema.field("feature").type)
+    yield pa.Table.from_arrays([pa.array(image_ids), vectors], schema=schema)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Fixtures: small datasets of made-up images and captions, and a run over them that is not trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from schemas.features import FeatureSpec
+from schemas.fingerprints import Identity
+from schemas.keys import shard_of
+from schemas.kinds import schema_of
+from schemas.output import Output, commit
+from schemas.shards import write_shard
+from schemas.storage import Folder
+from schemas.vocabulary import Vocabulary
+from train.captions import Captions
+from train.checkpoints import BEST, Checkpoint, Standing, write_checkpoint
+from train.config import from_toml
+from train.data import open_data
+from train.model import JointEmbedding, ModelConfig
+
+SPLITS = {"train": 40, "val": 12, "test": 9}
+# By language and portion the captions of an image.
+COLLECTIONS = {("en", "comparable"): 3, ("de", "comparable"): 2, ("en", "translation"): 1, ("fr", "translation"): 1}
+WORDS = 30
+SHARDS = 3
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Folders of datasets that belong together.
+
+    Attributes:
+        captions: encoded captions in English, German and French; see ``COLLECTIONS`` and ``SPLITS``.
+        features: of all images, 8 values each.
+        vocabulary: of the captions.
+    """
+
+    captions: str
+    features: str
+    vocabulary: str
+
+
+def write_dataset(folder: Path, kind: str, rows: list[dict], *, parameters: dict, spec=None, inputs=(), shards=SHARDS) -> str:
+    """Writes a dataset as a run does; rows are put into their shards and sorted by their first columns. Gives its fingerprint."""
+    if spec is not None:
+        parameters = {"feature": {**asdict(spec), "shape": list(spec.shape)}, **parameters}
+    identity = Identity(kind=kind, parameters=parameters, inputs=inputs, shards=shards)
+    output, schema = Output(folder=Folder(str(folder)), identity=identity), schema_of(kind, spec)
+    key = ("id",) if kind == "vocabulary" else ("image_id", "language", "portion", "index")
+    for number, name in enumerate(output.names()):
+        mine = [row for row in rows if kind == "vocabulary" or shard_of(row["image_id"], shards) == number]
+        mine.sort(key=lambda row: [row[column] for column in key if column in row])
+        write_shard(output.folder, name, [pa.Table.from_pylist(mine, schema=schema)], schema=schema, identity=identity)
+    files = ()
+    if kind == "vocabulary":
+        output.folder.write("vocabulary.txt", "".join(f"{row['token']}\n" for row in rows).encode())
+        files = ("vocabulary.txt",)
+    return commit(output, statistics=lambda _: {}, libraries=(), files=files).fingerprint
+
+
+def write_toy(folder: Path, seed: int = 0, test: str = "test") -> Toy:
+    """Images with a topic each; captions draw most of their words from those of the topic, so that something can be learned."""
+    rng = np.random.default_rng(seed)
+    images = {f"{split}-{n:03d}": (split, int(rng.integers(WORDS))) for split, count in SPLITS.items() for n in range(count)}
+    counts = {language: {} for language in ("en", "de", "fr")}
+    captions = []
+    for image_id, (split, topic) in images.items():
+        for (language, portion), count in COLLECTIONS.items():
+            for index in range(count):
+                words = [(topic + int(step)) % WORDS for step in rng.integers(0, 3, size=rng.integers(1, 7))]
+                tokens = [f"{language}{word}" for word in words]
+                for token in tokens:
+                    counts[language][token] = counts[language].get(token, 0) + 1
+                key = {"image_id": image_id, "language": language, "portion": portion, "index": index}
+                captions.append({**key, "split": test if split == "test" else split, "tokens": tokens})
+    vocabulary = Vocabulary.from_counts(counts, min_count=1)
+    fingerprint = write_dataset(
+        folder / "vocabulary", "vocabulary", vocabulary.to_table().to_pylist(), parameters={"seed": seed}, shards=1
+    )
+    rows = []
+    for row in captions:
+        ids = vocabulary.encode(row.pop("tokens"))
+        rows.append({**row, "token_ids": ids, "length": len(ids)})
+    write_dataset(
+        folder / "encoded",
+        "encoded",
+        rows,
+        parameters={"vocabulary_size": len(vocabulary), "text": {"recipe": "raw"}},
+        inputs=({"name": "vocabulary", "fingerprint": fingerprint},),
+    )
+    table = rng.standard_normal((WORDS, 8)).astype(np.float32)
+    features = [
+        {"image_id": image_id, "feature": table[topic] + 0.3 * rng.standard_normal(8).astype(np.float32)}
+        for image_id, (_, topic) in images.items()
+    ]
+    write_dataset(folder / "features", "features", features, parameters={}, spec=FeatureSpec("toy", (8,)))
+    return Toy(str(folder / "encoded"), str(folder / "features"), str(folder / "vocabulary"))
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """Datasets of images, captions and a vocabulary; never to be written to."""
+    return write_toy(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="session")
+def toy_2016(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """The like, whose test split is named as that of Multi30K."""
+    return write_toy(tmp_path_factory.mktemp("toy-2016"), test="test_2016")
+
+
+@pytest.fixture(scope="session")
+def other_toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """The like with other words, and features of another extractor."""
+    other = write_toy(tmp_path_factory.mktemp("other"), seed=1)
+    folder = Path(other.features).with_name("others")
+    rows = [{"image_id": f"test-{n:03d}", "feature": np.ones(8, np.float32)} for n in range(SPLITS["test"])]
+    write_dataset(folder, "features", rows, parameters={}, spec=FeatureSpec("other", (8,)))
+    return Toy(other.captions, str(folder), other.vocabulary)
+
+
+@pytest.fixture
+def write_run(toy: Toy, tmp_path: Path) -> Callable[..., str]:
+    """Writes the best checkpoint of a model over the toy that was never trained."""
+
+    def write(name: str = "run", *, languages=("en", "de"), seed: int = 0, l2: bool = False, similarity: str = "cosine") -> str:
+        text = f"""
+            description = "a toy"
+            [data]
+            portions = {{ {", ".join(f"{language} = ['comparable']" for language in languages)} }}
+            l2_features = {str(l2).lower()}
+            [model]
+            embedding = 6
+            words = 4
+            similarity = "{similarity}"
+        """
+        data = open_data(toy.captions, toy.features, toy.vocabulary, split="test")
+        assert data.vocabulary is not None
+        config = ModelConfig(
+            languages=tuple(languages),
+            vocabulary_size=len(data.vocabulary),
+            feature_width=8,
+            embedding=6,
+            words=4,
+            similarity=similarity,
+        )
+        torch.manual_seed(seed)
+        checkpoint = Checkpoint(
+            config=text,
+            model_config=config,
+            model=JointEmbedding(config).state_dict(),
+            tokens=data.vocabulary.tokens,
+            fingerprints=data.fingerprints,
+            captions={"text": {"recipe": "raw"}},
+            seed=seed,
+            precision="fp32",
+            standing=Standing(step=7),
+        )
+        assert from_toml(text, "toy").data.languages == tuple(languages)
+        (tmp_path / name).mkdir()
+        write_checkpoint(Folder(str(tmp_path / name)), BEST, checkpoint)
+        return str(tmp_path / name)
+
+    return write
+
+
+# --- captions and datasets of a test's own -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def new_dataset() -> Callable[..., str]:
+    """Writes a dataset, see `write_dataset`."""
+    return write_dataset
+
+
+def captions_of(rows: list[tuple[str, str, str, int, list[int]]], languages: tuple[str, ...] = ()) -> Captions:
+    """Captions in memory, in the order of ``rows``: image id, language, portion, index, token ids."""
+    image_ids = {image_id: number for number, image_id in enumerate(sorted({row[0] for row in rows}))}
+    languages = languages or tuple(sorted({row[1] for row in rows}))
+    portions = tuple(sorted({row[2] for row in rows}))
+    return Captions(
+        token_ids=np.array([token for row in rows for token in row[4]], np.int32),
+        offsets=np.cumsum([0, *(len(row[4]) for row in rows)], dtype=np.int64),
+        images=np.array([image_ids[row[0]] for row in rows], np.int32),
+        languages=np.array([languages.index(row[1]) for row in rows], np.int8),
+        portions=np.array([portions.index(row[2]) for row in rows], np.int8),
+        indices=np.array([row[3] for row in rows], np.int16),
+        image_ids=tuple(image_ids),
+        language_names=languages,
+        portion_names=portions,
+        split="train",
+    )
+
+
+@pytest.fixture(scope="session")
+def new_captions() -> Callable[..., Captions]:
+    """Makes captions in memory, see `captions_of`."""
+    return captions_of

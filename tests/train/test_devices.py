@@ -1,0 +1,62 @@
+import pytest
+import torch
+
+from schemas.errors import UsageError
+from train.devices import check_precision, computing, resolve_device
+
+CPU = torch.device("cpu")
+
+
+def test_cpu():
+    assert resolve_device("cpu") == CPU
+
+
+def test_auto_takes_a_gpu_where_there_is_one(monkeypatch):
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 3)
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(UsageError, match="device 'cuda:4' is not on this host"):
+        resolve_device("cuda:4")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "", "mps"])
+def test_other_names_are_refused(device):
+    with pytest.raises(UsageError, match=f"device is '{device}', expected 'cpu', 'cuda', 'cuda:N' or 'auto'"):
+        resolve_device(device)
+
+
+def test_a_gpu_that_is_not_there_is_no_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):
+        resolve_device("cuda")
+
+
+def test_precisions():
+    check_precision("fp32", CPU)
+    check_precision("bf16", CPU)
+    check_precision("tf32", torch.device("cuda", 0))
+    with pytest.raises(UsageError, match="precision 'tf32' needs a GPU"):
+        check_precision("tf32", CPU)
+    with pytest.raises(UsageError, match="precision is 'fp16', expected one of fp32, tf32, bf16"):
+        check_precision("fp16", CPU)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_products_are_of_the_precision(precision, dtype):
+    with computing(precision, CPU):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+    assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_switches_of_a_gpu_are_as_before_afterwards(precision):
+    rnn, matmul = torch.backends.cudnn.rnn, torch.backends.cuda.matmul
+    before = rnn.fp32_precision, matmul.fp32_precision
+    value = "tf32" if precision == "tf32" else "ieee"
+    with computing(precision, torch.device("cuda")):
+        inside = rnn.fp32_precision, matmul.fp32_precision
+    assert inside == (value, value)
+    assert (rnn.fp32_precision, matmul.fp32_precision) == before

@@ -1,0 +1,390 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.errors import DatasetError, ImagepivotError, UsageError
+from schemas.output import hold
+from schemas.storage import Folder
+from train.checkpoints import BEST, LAST, Standing, read_checkpoint, write_checkpoint
+from train.config import ScheduleConfig, from_toml
+from train.evaluation import evaluate
+from train.loop import learning_rate, stop_reason, train
+from train.material import open_material
+from train.runs import open_run
+
+CONFIG = """
+[data]
+portions = { en = ["comparable"], de = ["comparable"] }
+[model]
+embedding = 6
+words = 4
+[loss]
+c2c_probability = 0.5
+[optimizer]
+learning_rate = 0.01
+[schedule]
+batch_size = 9
+evaluate_every = 17
+patience = 0
+max_steps = 44
+"""
+ENGLISH = CONFIG.replace("c2c_probability = 0.5", "").replace(', de = ["comparable"]', "")
+ORDER = CONFIG.replace("words = 4", 'words = 4\nshared = false\nsimilarity = "order"')
+PARALLEL = ORDER.replace("c2c_probability = 0.5", 'objective = "parallel"')
+
+
+@pytest.fixture
+def run(toy, tmp_path):
+    """Trains on the toy; keyword arguments are those of `train`."""
+
+    def run(text: str = CONFIG, name: str = "run", *, data=toy, **arguments):
+        return train(
+            from_toml(text, "test"),
+            captions=data.captions,
+            features=data.features,
+            vocabulary=data.vocabulary,
+            output=str(tmp_path / name),
+            device="cpu",
+            **arguments,
+        )
+
+    return run
+
+
+def weights(folder: Path, name: str = LAST) -> dict[str, torch.Tensor]:
+    return dict(read_checkpoint(Folder(str(folder)), name).model)
+
+
+def assert_equal(a, b):
+    """The same values, bit for bit, however deep they lie."""
+    assert type(a) is type(b)
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            assert_equal(one, other)
+    else:
+        assert a == b
+
+
+def events(folder: Path, event: str) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+# --- learning --------------------------------------------------------------------------------------------------------
+
+
+def test_it_learns(toy, run, tmp_path):
+    text = CONFIG.replace("embedding = 6", "embedding = 24").replace("max_steps = 44", "max_steps = 120")
+    result = run(text)
+    assert result.standing.stopped == "steps"
+    assert result.standing.step == 120
+    scores = [line["score"] for line in events(tmp_path / "run", "evaluation")]
+    assert max(scores) > scores[0] + 100
+    assert result.standing.best_score == max(scores)
+    assert result.standing.best_step == 17 * (1 + scores.index(max(scores))) or result.standing.best_step == 120
+    losses = [line["loss"] for line in events(tmp_path / "run", "step")]
+    assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
+
+
+def test_the_best_model_is_kept(toy, run, tmp_path):
+    result = run()
+    best = open_run(tmp_path / "run")
+    material = open_material(best.config, captions=toy.captions, features=toy.features, vocabulary=toy.vocabulary, seed=0)
+    found = evaluate(best.model, material.validation)
+    assert sum(each.sum_of_recalls for each in found.values()) == result.standing.best_score
+    assert best.step == result.standing.best_step
+
+
+def test_only_monitored_languages_count(run, tmp_path):
+    run(CONFIG + 'monitor = ["de"]')
+    for line in events(tmp_path / "run", "evaluation"):
+        assert line["score"] == line["de"]["sum_of_recalls"]
+        assert line["en"]["sum_of_recalls"] > 0
+
+
+def test_a_seed_gives_the_same_weights_and_another_others(run, tmp_path):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        state = torch.random.get_rng_state()
+        run(name=name, seed=seed)
+        assert torch.equal(torch.random.get_rng_state(), state)  # Nobody else's random numbers are touched.
+        torch.rand(1)
+    assert_equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not torch.equal(weights(tmp_path / "a")["images.weight"], weights(tmp_path / "c")["images.weight"])
+
+
+def test_the_last_step_is_evaluated(run, tmp_path):
+    run()
+    assert [line["step"] for line in events(tmp_path / "run", "evaluation")] == [17, 34, 44]
+
+
+def test_an_epoch_ends_with_an_evaluation(run, tmp_path):
+    run(ENGLISH.replace("evaluate_every = 17", "").replace("max_steps = 44", "max_epochs = 3"))
+    # 40 images with three English captions, nine a batch: 14 batches, the last one short.
+    assert [line["step"] for line in events(tmp_path / "run", "evaluation")] == [14, 28, 42]
+
+
+def test_gradients_are_clipped_and_their_norm_is_written_down(toy, tmp_path, run):
+    run(CONFIG.replace("learning_rate = 0.01", "learning_rate = 0.01\ngradient_clipping = 0.0"), "free")
+    run(CONFIG, "clipped")
+    free, clipped = (events(tmp_path / name, "step") for name in ("free", "clipped"))
+    assert free[0]["gradient_norm"] > 2.0  # Else this test shows nothing.
+    assert clipped[0]["gradient_norm"] > 2.0  # Before clipping.
+    assert not torch.equal(weights(tmp_path / "free")["images.weight"], weights(tmp_path / "clipped")["images.weight"])
+
+
+def test_warm_up_is_the_sum_then_the_max(run, tmp_path):
+    for name, hinges in (("sum", '"sum"'), ("max", '"max"'), ("warm", '"max"\nwarmup_steps = 25')):
+        run(CONFIG.replace("c2c_probability = 0.5", f"hinges = {hinges}"), name)
+    sums, maxima, warm = ([line["loss"] for line in events(tmp_path / name, "step")] for name in ("sum", "max", "warm"))
+    assert warm[:2] == sums[:2]  # Steps 10 and 20.
+    assert warm[2] < 0.7 * sums[2]  # From step 26 on only the hardest negatives.
+    assert maxima[0] < 0.7 * sums[0]
+
+
+def test_bf16_learns_too(run, tmp_path):
+    run(precision="bf16")
+    run(name="fp32")
+    low, full = weights(tmp_path / "run"), weights(tmp_path / "fp32")
+    assert all(value.dtype == torch.float32 for value in low.values())
+    assert not torch.equal(low["images.weight"], full["images.weight"])
+    assert (low["images.weight"] - full["images.weight"]).norm() < 0.2 * full["images.weight"].norm()
+
+
+def test_one_language_has_only_its_own_words_where_encoders_are_not_shared(run, tmp_path):
+    run(PARALLEL)
+    found = open_run(tmp_path / "run")
+    english, german = (encoder.words.weight for encoder in found.model.sentences)
+    tokens = found.vocabulary.tokens
+    assert len(english) == 4 + sum(token.startswith("en") for token in tokens)
+    assert len(german) == 4 + sum(token.startswith("de") for token in tokens)
+
+
+# --- stopping --------------------------------------------------------------------------------------------------------
+
+
+def test_patience(run, tmp_path):
+    text = CONFIG.replace("patience = 0", "patience = 2").replace("max_steps = 44", "").replace("0.01", "1e-9")
+    result = run(text)
+    # Nothing is learned at such a rate, so that no evaluation is better than the first.
+    assert result.standing.stopped == "patience"
+    assert (result.standing.best_step, result.standing.stale, result.standing.step) == (17, 2, 51)
+
+
+@pytest.mark.parametrize(
+    ("standing", "schedule", "reason"),
+    [
+        (Standing(step=9, stale=1), ScheduleConfig(patience=2, max_steps=10), ""),
+        (Standing(step=9, stale=2), ScheduleConfig(patience=2, max_steps=10), "patience"),
+        (Standing(step=9, stale=2), ScheduleConfig(patience=0, max_steps=10), ""),
+        (Standing(step=10), ScheduleConfig(max_steps=10), "steps"),
+        (Standing(step=10), ScheduleConfig(max_steps=0), ""),
+        (Standing(step=19), ScheduleConfig(max_epochs=2), ""),
+        (Standing(step=20), ScheduleConfig(max_epochs=2), "epochs"),
+    ],
+)
+def test_stop_reason(standing, schedule, reason):
+    assert stop_reason(standing, schedule, 10) == reason
+
+
+def test_an_equal_score_is_no_better_one():
+    standing = replace(Standing(), step=5).evaluated(100.0)
+    assert (standing.best_score, standing.best_step, standing.stale) == (100.0, 5, 0)
+    later = replace(standing, step=9).evaluated(100.0)
+    assert (later.best_score, later.best_step, later.stale) == (100.0, 5, 1)
+    assert replace(later, step=11).evaluated(100.5) == Standing(step=11, best_score=100.5, best_step=11)
+    assert Standing(step=1).evaluated(0.0).best_step == 1  # Even a model without one hit is better than none.
+
+
+def test_learning_rate_falls():
+    config = from_toml(CONFIG + "decay_epochs = 15\ndecay_factor = 0.1", "test")
+    assert [learning_rate(config, epoch) for epoch in (0, 14)] == [0.01, 0.01]
+    assert learning_rate(config, 15) == pytest.approx(0.001)
+    assert learning_rate(config, 30) == pytest.approx(0.0001)
+    assert learning_rate(from_toml(CONFIG, "test"), 1000) == 0.01
+
+
+def test_the_rate_of_each_epoch_is_used(run, tmp_path):
+    run(ENGLISH + "decay_epochs = 1\ndecay_factor = 0.5")
+    # 14 steps an epoch: step 10 is in the first, 20 in the second, 30 in the third, 40 too.
+    rates = [line["learning_rate"] for line in events(tmp_path / "run", "step")]
+    assert rates == pytest.approx([0.01, 0.005, 0.0025, 0.0025])
+
+
+# --- going on --------------------------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+import torch
+from train.config import from_toml
+from train.loop import train
+
+captions, features, vocabulary, output, text, step, where = sys.argv[1:]
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def watch(report):
+    if where == "training" and report.step == int(step):
+        kill()
+
+def half(content, file, save=torch.save):
+    if where == "saving" and content["standing"]["step"] == int(step) and content["sampler"] is not None:
+        file.write(b"half of it")
+        file.flush()
+        kill()
+    save(content, file)
+
+torch.save = half
+train(from_toml(text, "test"), captions=captions, features=features, vocabulary=vocabulary, output=output, device="cpu",
+      save_every=4, seed=5, watch=watch)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "step", "where"),
+    [(CONFIG, 10, "training"), (CONFIG, 34, "saving"), (PARALLEL, 30, "training"), (PARALLEL, 12, "saving")],
+    ids=["c2c, training", "c2c, saving", "parallel, training", "parallel, saving"],
+)
+def test_a_killed_run_goes_on_to_the_same_weights(toy, run, tmp_path, text, step, where):
+    output = tmp_path / "killed"
+    arguments = [toy.captions, toy.features, toy.vocabulary, str(output), text, str(step), where]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments], env=environment, cwd=Path(__file__).parents[2], check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    left = read_checkpoint(Folder(str(output)), LAST).standing.step
+    assert 0 < left < step  # In the middle: something is done again.
+
+    resumed = run(text, "killed", resume=True, seed=5, save_every=4)
+    undisturbed = run(text, "undisturbed", seed=5, save_every=100)
+    assert resumed.standing == undisturbed.standing
+    for name in (LAST, BEST):
+        ours, expected = (read_checkpoint(Folder(str(tmp_path / run)), name) for run in ("killed", "undisturbed"))
+        for key in ours.__dataclass_fields__:
+            assert_equal(getattr(ours, key), getattr(expected, key))
+    assert (output / "log.jsonl").read_bytes() == (tmp_path / "undisturbed" / "log.jsonl").read_bytes()
+    assert {path.name for path in output.iterdir()} == {
+        "best.pt",
+        "last.pt",
+        "log.jsonl",
+        "config.toml",
+    }  # Nothing half-written.
+
+
+def test_a_run_that_is_over_stays_as_it_is(run, tmp_path):
+    first = run()
+    before = (tmp_path / "run" / LAST).read_bytes()
+    again = run(resume=True)
+    assert again == first
+    assert (tmp_path / "run" / LAST).read_bytes() == before
+
+
+def test_a_run_goes_on_with_a_greater_budget(run, tmp_path):
+    run(CONFIG.replace("max_steps = 44", "max_steps = 20"))
+    more = run(resume=True)
+    assert more.standing.step == 44
+    run(name="whole")
+    assert_equal(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
+def test_resume_without_a_run_begins_one(run):
+    assert run(resume=True).standing.step == 44
+
+
+def test_a_run_is_not_overwritten(run, tmp_path):
+    run()
+    before = (tmp_path / "run" / LAST).read_bytes()
+    with pytest.raises(UsageError, match="holds a run: give --resume to go on with it, or choose another folder"):
+        run()
+    assert (tmp_path / "run" / LAST).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text": CONFIG.replace("0.01", "0.02")}, r"optimizer.learning_rate: there 0.01, now 0.02"),
+        ({"text": CONFIG.replace("words = 4", "words = 5")}, "model.words: there 4, now 5"),
+        ({"text": CONFIG.replace('["comparable"], de', '["comparable", "translation"], de')}, "data.portions: there "),
+        ({"seed": 1}, "seed: there 0, now 1"),
+        ({"precision": "bf16"}, "precision: there fp32, now bf16"),
+    ],
+)
+def test_another_run_is_refused(run, tmp_path, change, message):
+    run()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(DatasetError, match=f"holds another run .*{message}"):
+        run(**change, resume=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_a_folder_in_use_is_refused(run, tmp_path):
+    with hold(Folder(str(tmp_path / "run"))), pytest.raises(DatasetError, match="is in use: another run is writing it"):
+        run()
+
+
+@pytest.mark.parametrize("name", ["captions", "features", "vocabulary", "extractor"])
+def test_other_data_is_refused(run, tmp_path, name):
+    run()
+    checkpoint = read_checkpoint(Folder(str(tmp_path / "run")), LAST)
+    other = replace(checkpoint, fingerprints={**checkpoint.fingerprints, name: "0" * 64})
+    write_checkpoint(Folder(str(tmp_path / "run")), LAST, other)
+    with pytest.raises(
+        DatasetError, match=f"holds another run .{name}: there 000000000000..., now {checkpoint.fingerprints[name][:12]}"
+    ):
+        run(resume=True)
+
+
+# --- errors before anything is trained -------------------------------------------------------------------------------
+
+
+def test_another_vocabulary_is_refused(run, toy, other_toy, tmp_path):
+    with pytest.raises(DatasetError, match="was encoded with another vocabulary"):
+        run(data=replace(toy, vocabulary=other_toy.vocabulary))
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_features_are_refused(run, toy, other_toy, tmp_path):
+    with pytest.raises(DatasetError, match=r"12 of 12 images"):
+        run(data=replace(toy, features=other_toy.features))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"compile": True}, "--compile needs a GPU"),
+        ({"precision": "tf32"}, "precision 'tf32' needs a GPU"),
+        ({"precision": "fp64"}, "precision is 'fp64', expected one of fp32, tf32, bf16"),
+        ({"save_every": 0}, "save_every is 0, expected 1 or more"),
+    ],
+)
+def test_impossible_arguments_are_refused(run, tmp_path, arguments, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        run(**arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_no_number_ends_the_run(run, tmp_path):
+    with pytest.raises(
+        ImagepivotError, match=r"the loss is nan and the norm of its gradient nan at step 10: the training has diverged"
+    ):
+        run(CONFIG.replace("learning_rate = 0.01", "learning_rate = 1e38"))

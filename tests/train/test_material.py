@@ -1,0 +1,83 @@
+import torch
+
+from schemas.vocabulary import Vocabulary
+from train.config import from_toml
+from train.material import build_model, build_sampler, open_material, tokens_of
+from train.model import ModelConfig
+from train.sampling import ImageSampler, TaskSampler
+
+COUNTS = {"en": {"a": 5, "b": 4, "c": 1}, "de": {"b": 9, "c": 4, "d": 3}}
+CONFIG = '[data]\nportions = { de = ["comparable"], en = ["comparable", "translation"] }\n'
+
+
+def test_a_language_has_the_tokens_that_reach_the_threshold_in_it():
+    vocabulary = Vocabulary.from_counts(COUNTS, min_count=4)
+    by_language = {"min_count": 4, "count_scope": "language"}
+    own = {language: [vocabulary.tokens[n] for n in tokens_of(vocabulary, language, by_language)] for language in COUNTS}
+    specials = ["<pad>", "<start>", "<end>", "<unk>"]
+    assert own == {"en": [*specials, "b", "a"], "de": [*specials, "b", "c"]}
+    # What the vocabulary of the language alone would hold.
+    for language, counts in COUNTS.items():
+        assert set(own[language]) == set(Vocabulary.from_counts({language: counts}, min_count=4).tokens)
+
+
+def test_with_a_joint_threshold_a_language_has_what_occurs_in_it():
+    vocabulary = Vocabulary.from_counts(COUNTS, min_count=4, scope="joint")
+    own = tokens_of(vocabulary, "en", {"min_count": 4, "count_scope": "joint"})
+    assert [vocabulary.tokens[n] for n in own[4:]] == ["b", "a", "c"]
+    assert len(tokens_of(vocabulary, "fr", {})) == 4
+
+
+def test_first_weights_depend_on_the_seed_alone():
+    config = ModelConfig(("en",), 9, 3, embedding=2, words=2)
+    torch.manual_seed(99)
+    one = build_model(config, 1)
+    torch.rand(3)
+    two, other = build_model(config, 1), build_model(config, 2)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert not torch.equal(one.images.weight, other.images.weight)
+
+
+def test_data_and_model_fit_the_configuration(toy):
+    config = from_toml(CONFIG + "captions_per_image = 'one'\nimages = 'half'", "test")
+    found = open_material(config, captions=toy.captions, features=toy.features, vocabulary=toy.vocabulary, seed=0)
+    assert found.model_config.languages == found.training.captions.language_names == ("de", "en")
+    assert found.model_config.feature_width == found.training.features.width == 8
+    assert found.model_config.vocabulary_size == len(found.vocabulary)
+    assert found.captions_parameters["text"] == {"recipe": "raw"}
+    assert len(found.training.captions) == 2 * 20  # One caption of each language for half of 40 images.
+    assert len(found.validation.captions) == 12 * (2 + 3 + 1)  # Nothing is drawn from the validation split.
+    assert found.training.captions.split == "train"
+    assert found.validation.captions.split == "val"
+
+
+def test_features_are_normalised_where_the_configuration_says_so(toy):
+    for l2 in (False, True):
+        config = from_toml(CONFIG + f"l2_features = {str(l2).lower()}", "test")
+        found = open_material(config, captions=toy.captions, features=toy.features, vocabulary=toy.vocabulary, seed=0)
+        for data in (found.training, found.validation):
+            norms = (data.features.array**2).sum(1) ** 0.5
+            assert (abs(norms - 1).max() < 1e-6) == l2
+
+
+def test_samplers(toy):
+    ranking = from_toml(CONFIG + "[loss]\nc2c_probability = 1.0\n[schedule]\nbatch_size = 5", "test")
+    found = open_material(ranking, captions=toy.captions, features=toy.features, vocabulary=toy.vocabulary, seed=0)
+    sampler = build_sampler(ranking, found.training.captions, 0)
+    assert isinstance(sampler, TaskSampler)
+    assert [sampler.next().task for _ in range(9)] == ["c2c"] * 9
+    pivot = from_toml(CONFIG + "[loss]\nobjective = 'pivot'\n[schedule]\nbatch_size = 5", "test")
+    sampler = build_sampler(pivot, found.training.captions, 0)
+    assert isinstance(sampler, ImageSampler)
+    assert len(sampler.next().images) == 5
+
+
+def test_captions_of_like_length_come_together_where_that_is_asked_for(toy):
+    spread = {}
+    for bucket in (False, True):
+        config = from_toml(CONFIG + f"[schedule]\nbatch_size = 12\nbucket = {str(bucket).lower()}", "test")
+        found = open_material(config, captions=toy.captions, features=toy.features, vocabulary=toy.vocabulary, seed=0)
+        captions, sampler = found.training.captions, build_sampler(config, found.training.captions, 0)
+        lengths = [captions.lengths[sampler.next().captions[0]] for _ in range(12)]
+        spread[bucket] = sum(int(each.max() - each.min()) for each in lengths)
+    assert spread[True] < 0.7 * spread[False]

@@ -1,0 +1,168 @@
+"""Image features as one array, in memory or mapped from a file.
+
+Letters in shapes: ``I`` images, ``D`` feature width.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.dataset import Dataset
+from schemas.errors import DatasetError, UsageError
+from schemas.features import FeatureSpec
+from schemas.fingerprints import canonical_json, sha256_of_bytes
+
+__all__ = ["MEMORY_SHARE", "ImageFeatures", "extractor_fingerprint", "feature_spec", "missing_images", "read_features"]
+
+MEMORY_SHARE = 0.5
+"""Share of the machine's memory that features may take up; larger ones are mapped from a file."""
+
+_BATCH_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """Features of some images.
+
+    Attributes:
+        array: float32 ``[I, D]``; rows in the order of the images that were asked for. May be mapped from a file, read only.
+        spec: the feature, as the dataset has it.
+    """
+
+    array: np.ndarray
+    spec: FeatureSpec
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.array.shape[1]
+
+
+def extractor_fingerprint(dataset: Dataset) -> str:
+    """What made the features, whichever images they are of: models meet no others.
+
+    That of the extractor as the manifest has it; of imported features, of which nothing else is known, SHA-256 of their name,
+    shape, type and source.
+
+    Raises:
+        DatasetError: the dataset is not of kind ``features``.
+    """
+    feature_spec(dataset)
+    parameters = dataset.manifest.parameters
+    return parameters.get("extractor_fingerprint") or sha256_of_bytes(canonical_json(parameters["feature"]).encode())
+
+
+def missing_images(dataset: Dataset, image_ids: Sequence[str]) -> np.ndarray:
+    """int64: positions in ``image_ids`` of the images that the dataset has no features of. Reads the ids only."""
+    wanted = pa.array(image_ids, pa.string())
+    found = np.zeros(len(image_ids), bool)
+    for table in dataset.shards(["image_id"]):
+        found[pc.drop_null(pc.index_in(table["image_id"], wanted)).to_numpy()] = True
+    return np.flatnonzero(~found)
+
+
+def read_features(
+    dataset: Dataset,
+    image_ids: Sequence[str],
+    *,
+    l2: bool = False,
+    memory_map: str | os.PathLike[str] | None = None,
+    memory_share: float = MEMORY_SHARE,
+) -> ImageFeatures:
+    """Reads the features of some images.
+
+    Args:
+        dataset: of kind ``features``.
+        image_ids: the images, each once.
+        l2: divide each feature by its Euclidean norm; a feature of zeros stays as it is.
+        memory_map: folder for files that hold what is too large for the memory; used again when the same is asked for again.
+        memory_share: share of the machine's memory that the features may take up.
+
+    Raises:
+        DatasetError: the dataset is of another kind, or lacks an image.
+        UsageError: the features are too large, and there is no ``memory_map``.
+    """
+    spec = feature_spec(dataset)
+    missing = missing_images(dataset, image_ids)
+    if len(missing):
+        raise DatasetError(
+            f"{dataset.folder.location!r} lacks the features of {len(missing):,} of {len(image_ids):,} images: "
+            f"{_first([image_ids[n] for n in missing[:6].tolist()])}"
+        )
+    shape = len(image_ids), spec.width
+    size = 4 * len(image_ids) * spec.width
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size <= memory_share * memory:
+        array = np.empty(shape, np.float32)
+        _fill(array, dataset, image_ids, l2=l2)
+        return ImageFeatures(array, spec)
+    if memory_map is None:
+        raise UsageError(
+            f"the features of {len(image_ids):,} images take {size / 1e9:.1f} GB, more than {memory_share:.0%} of this machine's "
+            "memory: name a folder on a fast disk for a copy that is mapped into memory"
+        )
+    return ImageFeatures(_mapped(Path(memory_map), shape, dataset, image_ids, l2=l2), spec)
+
+
+def feature_spec(dataset: Dataset) -> FeatureSpec:
+    """The feature of a dataset.
+
+    Raises:
+        DatasetError: the dataset is not of kind ``features``.
+    """
+    if dataset.kind == "regions":
+        raise DatasetError(
+            f"{dataset.folder.location!r} holds regions, the models of this package take one vector an image: give features, "
+            "for example of 'resnet50-pool'"
+        )
+    if dataset.kind != "features" or dataset.spec is None:
+        raise DatasetError(
+            f"{dataset.folder.location!r} holds {dataset.kind}, expected features: give the folder of the features"
+        )
+    return dataset.spec
+
+
+def _first(names: Sequence[str]) -> str:
+    """The first five of up to six names, for messages."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _fill(array: np.ndarray, dataset: Dataset, image_ids: Sequence[str], *, l2: bool) -> None:
+    """Puts each feature at the place of its image, a few at a time: nothing is held twice."""
+    wanted = pa.array(image_ids, pa.string())
+    rows = max(1, _BATCH_BYTES // (4 * array.shape[1]))
+    for batch in dataset.batches(["image_id", "feature"], batch_size=rows):
+        places = pc.fill_null(pc.index_in(batch["image_id"], wanted), -1).to_numpy()
+        values = batch["feature"].flatten().to_numpy().reshape(len(places), -1)[places >= 0]
+        array[places[places >= 0]] = _unit(values) if l2 else values
+
+
+def _unit(values: np.ndarray) -> np.ndarray:
+    values = values.astype(np.float32)
+    norms = np.linalg.norm(values, axis=1, keepdims=True)
+    return values / np.where(norms > 0, norms, 1)
+
+
+def _mapped(folder: Path, shape: tuple[int, int], dataset: Dataset, image_ids: Sequence[str], *, l2: bool) -> np.ndarray:
+    """The features in a file of their own, which is named after its content and appears only when complete."""
+    shards = [shard.sha256 for shard in dataset.manifest.shards]
+    path = folder / f"{sha256_of_bytes(canonical_json([shards, list(image_ids), l2]).encode())[:32]}.npy"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            array = np.lib.format.open_memmap(Path(place) / path.name, mode="w+", dtype=np.float32, shape=shape)
+            _fill(array, dataset, image_ids, l2=l2)
+            array.flush()
+            (Path(place) / path.name).replace(path)
+    return np.load(path, mmap_mode="r")

@@ -1,0 +1,211 @@
+"""The numbers of the papers' tables, each with the preset that is its row.
+
+Gella, Sennrich, Keller, Lapata (2017): Image pivoting for learning multilingual multimodal representations. Tables 1 and 2, on the
+five comparable captions of each of the 1,000 test images of 2016.
+
+Kádár, Elliott, Côté, Chrupała, Alishahi (2018): Lessons learned in multilingual grounded language learning. Tables 2 to 5 on the
+same captions; tables 6 and 7, of which the paper does not say it, on the one translation of each image, the only captions there are
+in French and Czech (its monolingual English and German rows are others than those of table 4, which is on the comparable captions).
+The numbers are means of ten models. Figure 3 is drawn without numbers: its rows are here, and have none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.errors import UsageError
+
+__all__ = ["PAPERS", "TEST_SPLITS", "Measures", "PublishedRow", "rows_of_paper"]
+
+PAPERS = ("gella2017", "kadar2018")
+
+TEST_SPLITS = ("test_2016", "test_2016_flickr")
+"""The test images of 2016: Multi30K names their comparable captions the one way and their translations the other."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What is reported of one direction; None where the paper does not.
+
+    Attributes:
+        recall_at_1: percent.
+        recall_at_5: percent.
+        recall_at_10: percent.
+        median_rank: median rank of the right item.
+    """
+
+    recall_at_1: float | None = None
+    recall_at_5: float | None = None
+    recall_at_10: float | None = None
+    median_rank: float | None = None
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """A row of a table, for one language.
+
+    Attributes:
+        paper: ``gella2017`` or ``kadar2018``.
+        table: the table as the paper calls it, e.g. ``table 2``.
+        name: the row as the paper calls it.
+        preset: the preset that trains it.
+        language: the language that is evaluated.
+        portion: the portion of the test captions.
+        image_to_text: what is reported with images as queries.
+        text_to_image: what is reported with captions as queries.
+    """
+
+    paper: str
+    table: str
+    name: str
+    preset: str
+    language: str
+    portion: str
+    image_to_text: Measures
+    text_to_image: Measures
+
+
+def rows_of_paper(paper: str) -> tuple[PublishedRow, ...]:
+    """All rows of a paper's tables, in their order.
+
+    Raises:
+        UsageError: there is no such paper.
+    """
+    if paper not in PAPERS:
+        raise UsageError(f"there are no tables of {paper!r}: expected one of {', '.join(PAPERS)}")
+    return _gella2017() if paper == "gella2017" else _kadar2018()
+
+
+# Text to image, then image to text, each R@1, R@5, R@10 and median rank: the order of the columns in the paper.
+_GELLA = {
+    1: (
+        ("VSE", "vse-en", (23.3, 53.6, 65.8, 5), (31.6, 60.4, 72.7, 3)),
+        ("OE", "oe-en", (25.8, 56.5, 67.8, 4), (34.8, 63.7, 74.8, 3)),
+        ("PIVOT-SYM", "pivot-sym", (23.5, 53.4, 65.8, 5), (31.6, 61.2, 73.8, 3)),
+        ("PARALLEL-SYM", "parallel-sym", (24.7, 53.9, 65.7, 5), (31.7, 62.4, 74.1, 3)),
+        ("PIVOT-ASYM", "pivot-asym", (26.2, 56.4, 68.4, 4), (33.8, 62.8, 75.2, 3)),
+        ("PARALLEL-ASYM", "parallel-asym", (27.1, 56.2, 66.9, 4), (31.5, 61.4, 74.7, 3)),
+    ),
+    2: (
+        ("VSE", "vse-de", (20.3, 47.2, 60.1, 6), (29.3, 58.1, 71.8, 4)),
+        ("OE", "oe-de", (21.0, 48.5, 60.4, 6), (26.8, 57.5, 70.9, 4)),
+        ("PIVOT-SYM", "pivot-sym", (20.3, 46.4, 59.2, 6), (26.9, 56.6, 70.0, 4)),
+        ("PARALLEL-SYM", "parallel-sym", (20.9, 46.9, 59.3, 6), (28.2, 57.7, 71.3, 4)),
+        ("PIVOT-ASYM", "pivot-asym", (22.5, 49.3, 61.7, 6), (28.2, 61.9, 73.4, 3)),
+        ("PARALLEL-ASYM", "parallel-asym", (21.8, 50.5, 62.3, 5), (30.2, 60.4, 72.8, 3)),
+    ),
+}
+
+# Tables 2 and 3: image to text, then text to image, each R@1, R@5 and R@10.
+_KADAR_RECALLS = {
+    2: (
+        ("Monolingual", "monolingual-en", (42.4, 69.9, 79.8), (30.5, 57.8, 67.9)),
+        ("Bilingual", "bilingual", (42.7, 70.7, 80.1), (30.6, 58.1, 68.3)),
+        ("Bilingual + c2c", "bilingual-c2c", (43.8, 71.8, 81.4), (32.3, 59.9, 70.2)),
+    ),
+    3: (
+        ("Monolingual", "monolingual-de", (34.2, 63.0, 74.0), (23.9, 49.5, 60.5)),
+        ("Bilingual", "bilingual", (35.2, 64.3, 75.3), (24.6, 50.8, 62.0)),
+        ("Bilingual + c2c", "bilingual-c2c", (37.9, 66.1, 76.8), (26.6, 53.0, 64.0)),
+    ),
+}
+
+# Tables 4 and 5: R@10 of English image to text, English text to image, German image to text, German text to image. ``{}`` is the
+# language, for rows with a model for each.
+_KADAR_BOTH_WAYS = {
+    4: (
+        ("Monolingual", "monolingual-translation-{}", (56.3, 40.1, 39.5, 20.9)),
+        ("Bi-translation", "bi-translation", (67.4, 55.1, 58.3, 44.6)),
+        ("Bi-translation + c2c", "bi-translation-c2c", (58.2, 47.7, 51.0, 39.6)),
+        ("Bi-comparable", "bi-comparable", (67.9, 55.7, 62.0, 48.1)),
+        ("Bi-comparable + c2c", "bi-comparable-c2c", (67.6, 56.0, 61.9, 49.1)),
+    ),
+    5: (
+        ("Full Monolingual", "monolingual-{}", (79.8, 67.9, 74.0, 60.5)),
+        ("Half Monolingual", "half-monolingual-{}", (73.7, 61.6, 66.4, 53.9)),
+        ("Bi-overlap", "bi-overlap", (73.6, 62.2, 67.6, 54.9)),
+        ("Bi-overlap + c2c", "bi-overlap-c2c", (76.0, 65.9, 71.2, 59.1)),
+        ("Bi-disjoint", "bi-disjoint", (73.1, 62.1, 67.9, 54.9)),
+    ),
+}
+
+# Tables 6 and 7: R@10 of text to image, in English, German, French and Czech; table 7 of the last two.
+_KADAR_LANGUAGES = ("en", "de", "fr", "cs")
+_KADAR_TEXT_TO_IMAGE = {
+    6: (
+        ("Monolingual", "monolingual-translation-{}", (50.4, 39.5, 47.0, 42.0)),
+        ("Multi-translation", "multi-translation", (58.7, 51.2, 57.0, 51.0)),
+        ("Multi-translation + c2c", "multi-translation-c2c", (56.3, 52.2, 55.0, 51.6)),
+        ("Multi-comparable", "multi-comparable", (59.2, 49.6, 57.2, 50.8)),
+        ("Multi-comparable + c2c", "multi-comparable-c2c", (61.8, 52.7, 59.2, 55.2)),
+    ),
+    7: (
+        ("Monolingual", "monolingual-translation-{}", (None, None, 47.0, 42.0)),
+        ("Multilingual", "multilingual-{}", (None, None, 56.3, 51.3)),
+        ("+ Comparable", "multilingual-comparable-{}", (None, None, 58.9, 52.4)),
+        ("+ Comparable + c2c", "multilingual-comparable-c2c-{}", (None, None, 61.6, 57.2)),
+    ),
+}
+
+_KADAR_FIGURE = (
+    ("Monolingual", "monolingual-one-caption-{}"),
+    ("Bilingual", "bi-comparable-c2c"),
+    ("Multilingual", "multi-comparable-c2c"),
+)
+
+
+def _gella2017() -> tuple[PublishedRow, ...]:
+    return tuple(
+        PublishedRow(
+            paper="gella2017",
+            table=f"table {table}",
+            name=name,
+            preset=f"gella2017/{preset}",
+            language={1: "en", 2: "de"}[table],
+            portion="comparable",
+            image_to_text=Measures(*image_to_text),
+            text_to_image=Measures(*text_to_image),
+        )
+        for table, rows in _GELLA.items()
+        for name, preset, text_to_image, image_to_text in rows
+    )
+
+
+def _kadar2018() -> tuple[PublishedRow, ...]:
+    found = [
+        _kadar_row(
+            f"table {table}", name, preset, {2: "en", 3: "de"}[table], Measures(*image_to_text), Measures(*text_to_image)
+        )
+        for table, rows in _KADAR_RECALLS.items()
+        for name, preset, image_to_text, text_to_image in rows
+    ]
+    for table, both_ways in _KADAR_BOTH_WAYS.items():
+        for name, preset, recalls in both_ways:
+            for language, first, second in zip(("en", "de"), recalls[::2], recalls[1::2], strict=True):
+                measures = Measures(recall_at_10=first), Measures(recall_at_10=second)
+                found.append(_kadar_row(f"table {table}", name, preset, language, *measures))
+    for table, one_way in _KADAR_TEXT_TO_IMAGE.items():
+        for name, preset, by_language in one_way:
+            for language, recall in zip(_KADAR_LANGUAGES, by_language, strict=True):
+                if recall is not None:
+                    found.append(
+                        _kadar_row(f"table {table}", name, preset, language, Measures(), Measures(recall_at_10=recall))
+                    )
+    for name, preset in _KADAR_FIGURE:
+        found += [_kadar_row("figure 3", name, preset, language, Measures(), Measures()) for language in ("en", "de")]
+    return tuple(found)
+
+
+def _kadar_row(
+    table: str, name: str, preset: str, language: str, image_to_text: Measures, text_to_image: Measures
+) -> PublishedRow:
+    return PublishedRow(
+        paper="kadar2018",
+        table=table,
+        name=name,
+        preset=f"kadar2018/{preset.format(language)}",
+        language=language,
+        portion="translation" if table in ("table 6", "table 7") else "comparable",
+        image_to_text=image_to_text,
+        text_to_image=text_to_image,
+    )

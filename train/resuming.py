@@ -1,0 +1,46 @@
+"""Going on with a run: only where everything that determines its weights is the same."""
+
+from __future__ import annotations
+
+from schemas.errors import DatasetError, UsageError
+from schemas.storage import Folder
+from train.checkpoints import LAST, Checkpoint, read_checkpoint
+from train.config import differences, from_toml
+
+__all__ = ["check_same_run", "checkpoint_to_resume"]
+
+
+def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
+    """The last checkpoint in a folder, None where there is none.
+
+    Raises:
+        UsageError: there is one, and nobody asked to go on from it.
+    """
+    if folder.size(LAST) is None:
+        return None
+    if not resume:
+        raise UsageError(
+            f"{folder.location!r} holds a run: give --resume to go on with it, or choose another folder; nothing was changed"
+        )
+    return read_checkpoint(folder, LAST)
+
+
+def check_same_run(there: Checkpoint, now: Checkpoint, folder: Folder) -> None:
+    """Refuses to go on with a run whose weights another configuration, seed, precision or other data has made.
+
+    Raises:
+        DatasetError: what differs, by name.
+    """
+    place = folder.path_of(LAST)
+    found = differences(from_toml(there.config, place).lasting, from_toml(now.config, "the configuration").lasting)
+    for name in ("seed", "precision"):
+        if getattr(there, name) != getattr(now, name):
+            found.append(f"{name}: there {getattr(there, name)}, now {getattr(now, name)}")
+    for name, fingerprint in now.fingerprints.items():
+        if there.fingerprints.get(name) != fingerprint:
+            found.append(f"{name}: there {there.fingerprints.get(name, 'none')[:12]}..., now {fingerprint[:12]}...")
+    if found:
+        raise DatasetError(
+            f"{folder.location!r} holds another run ({'; '.join(found[:3])}): it cannot go on with these. Give what it was begun "
+            "with, or choose another folder; nothing was changed"
+        )

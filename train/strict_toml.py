@@ -1,0 +1,119 @@
+"""TOML to frozen dataclasses and back, strictly: an unknown key or a value of another type is an error that names it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from schemas.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["build", "dump", "override", "parse"]
+
+T = TypeVar("T")
+
+_NAMES = {dict: "a table", list: "a list", str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Reads TOML.
+
+    Raises:
+        UsageError: it is not TOML.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"not TOML: {error}") from error
+
+
+def override(table: dict[str, Any], key: str, text: str) -> None:
+    """Sets one value of a table.
+
+    Args:
+        table: changed in place.
+        key: dotted, e.g. ``optimizer.learning_rate``.
+        text: the value as TOML; what is not TOML is taken as a text.
+
+    Raises:
+        UsageError: a part of the key is no section.
+    """
+    *sections, name = key.split(".")
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"cannot set {key!r}: {section!r} is a value, not a section")
+    try:
+        table[name] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        table[name] = text
+
+
+def build(cls: type[T], table: Mapping[str, Any], prefix: str = "") -> T:
+    """Makes a dataclass of a table.
+
+    Args:
+        cls: a dataclass whose fields are dataclasses, numbers, texts, booleans, tuples, literals, or mappings with text keys.
+        table: of a TOML file.
+        prefix: what stands before a key in messages, e.g. ``loss.``.
+
+    Raises:
+        UsageError: a key is unknown or missing, or a value is of another type.
+    """
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+    for key in table:
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            raise UsageError(
+                f"unknown key {prefix}{key}: "
+                + (f"did you mean {prefix}{near[0]}?" if near else f"known are {', '.join(known)}")
+            )
+    for key, item in known.items():
+        if key not in table and item.default is MISSING and item.default_factory is MISSING:
+            raise UsageError(f"{prefix}{key} is missing")
+    hints = get_type_hints(cls)
+    return cls(**{key: _convert(value, hints[key], f"{prefix}{key}") for key, value in table.items()})
+
+
+def dump(value: Any) -> str:
+    """A value as TOML in one line; tables inline."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {dump(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(dump, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)  # Texts, numbers and booleans look the same in both.
+
+
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    """A value as the type of its key; whole numbers serve as real ones, nothing else is turned into something else."""
+    if is_dataclass(hint) and isinstance(hint, type):
+        return build(hint, _expect(value, dict, key), f"{key}.")
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        if value not in arguments:
+            raise UsageError(f"{key} is {value!r}, expected one of {', '.join(map(repr, arguments))}")
+        return value
+    if origin is tuple:
+        items = _expect(value, list, key)
+        if arguments[-1] is not Ellipsis and len(items) != len(arguments):
+            raise UsageError(f"{key} has {len(items)} values, expected {len(arguments)}")
+        return tuple(_convert(item, arguments[0], f"{key}[{number}]") for number, item in enumerate(items))
+    if origin is not None:  # A mapping of texts to something.
+        return {name: _convert(item, arguments[1], f"{key}.{name}") for name, item in _expect(value, dict, key).items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return _expect(value, hint, key)
+
+
+def _expect(value: Any, cls: type, key: str) -> Any:
+    if not isinstance(value, cls) or (cls is int and isinstance(value, bool)):
+        raise UsageError(f"{key} is {value!r}, expected {_NAMES[cls]}")
+    return value
