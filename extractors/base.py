@@ -31,12 +31,16 @@ class Description:
             are not in here, so the same request has the same fingerprint everywhere.
         kind: kind of dataset that it fills: ``features``, or ``regions`` for several per image with their boxes.
         batch_size: images that it takes at once where nobody says otherwise.
+        classes: number of classes that its regions may have, the background aside; 0 where there are none.
+        attributes: likewise, of attributes.
     """
 
     spec: FeatureSpec
     parameters: dict[str, Any]
     kind: str = "features"
     batch_size: int = 16
+    classes: int = 0
+    attributes: int = 0
 
     @property
     def fingerprint(self) -> str:

@@ -14,17 +14,24 @@ from schemas.features import FeatureSpec
 __all__ = ["describe", "load", "names", "spec"]
 
 _TIMM = "timm:"
+_DETECTRON2 = "detectron2:"
 # The packages of the extra that an extractor needs, and the extra's name.
 _EXTRAS = dict.fromkeys(("PIL", "numpy", "safetensors", "torch", "torchvision"), "extractors") | {"timm": "timm"}
+_DETECTRON2_INSTALLATION = (
+    "detectron2 is not on the package index. Where torch and a C++ compiler are, this builds it in some minutes: "
+    "pip install 'setuptools>=70.1,<82' ninja && pip install --no-build-isolation "
+    "'git+https://github.com/facebookresearch/detectron2.git@02b5c4e295e990042a714712c21dc79b731e8833'"
+)
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """An extractor that can be loaded: its spec, and the module whose ``describe`` and ``load`` make it."""
+    """An extractor that can be loaded: its spec, and the module whose ``describe`` and ``load`` make it, with each backend."""
 
     spec: FeatureSpec
     module: str
     makes_regions: bool = False
+    detectron2_module: str = ""
 
 
 _ENTRIES = {
@@ -55,12 +62,23 @@ _ENTRIES = {
             ),
             module="extractors.vgg19",
         ),
+        _Entry(
+            FeatureSpec(
+                name="faster-rcnn-36",
+                shape=(36, 2048),
+                source="github.com/peteanderson80/bottom-up-attention, tools/generate_tsv.py: Faster R-CNN on ResNet-101, Visual "
+                "Genome, pool5_flat of the 36 best regions",
+            ),
+            module="extractors.faster_rcnn",
+            makes_regions=True,
+            detectron2_module="extractors.detectron2_backend",
+        ),
     )
 }
 
 
 def names() -> tuple[str, ...]:
-    """Names of the extractors, sorted; besides these there is ``timm:NAME`` for every model of timm's, see `spec`."""
+    """Names of the extractors, sorted; besides these there are ``timm:NAME`` and ``detectron2:CONFIG+WEIGHTS``, see `spec`."""
     return tuple(sorted(_ENTRIES))
 
 
@@ -69,7 +87,9 @@ def spec(name: str) -> FeatureSpec:
 
     Args:
         name: one of `names`, or ``timm:NAME`` with the name of a model of timm's, e.g. ``timm:resnet18.a1_in1k``. Without what
-            stands behind the dot it is the model's default there; the name in the result is always the full one.
+            stands behind the dot it is the model's default there; the name in the result is always the full one. Or
+            ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint of detectron2's, see
+            `extractors.detectron2_models`.
 
     Raises:
         UsageError: there is no extractor of that name, or it needs a package that is not installed.
@@ -99,9 +119,8 @@ def describe(
         InputError: the weights are missing, broken, or another model's.
     """
     entry = _entry(name)
-    return _module(entry).describe(
-        entry.spec, weights=weights, precision=precision, compile=compile, **_region_options(entry, regions)
-    )
+    options = _region_options(entry, regions)
+    return _module(entry, regions).describe(entry.spec, weights=weights, precision=precision, compile=compile, **options)
 
 
 def load(
@@ -137,8 +156,9 @@ def load(
         InputError: the weights are missing, broken, or another model's.
     """
     entry = _entry(name)
-    return _module(entry).load(
-        entry.spec, weights=weights, device=device, precision=precision, compile=compile, **_region_options(entry, regions)
+    options = _region_options(entry, regions)
+    return _module(entry, regions).load(
+        entry.spec, weights=weights, device=device, precision=precision, compile=compile, **options
     )
 
 
@@ -156,22 +176,34 @@ def _entry(name: str) -> _Entry:
     if name.startswith(_TIMM):
         module = _import("extractors.timm_models", name)
         return _Entry(module.spec(name.removeprefix(_TIMM)), module="extractors.timm_models")
+    if name.startswith(_DETECTRON2):
+        own = "extractors.detectron2_models"
+        spec = _import(own, name).spec(name.removeprefix(_DETECTRON2))
+        return _Entry(spec, module=own, makes_regions=True, detectron2_module=own)
     if name not in _ENTRIES:
         raise UsageError(
-            f"there is no extractor {name!r}; choose one of {', '.join(names())}, or {_TIMM}NAME for timm's models"
+            f"there is no extractor {name!r}; choose one of {', '.join(names())}, {_TIMM}NAME for timm's models, or "
+            f"{_DETECTRON2}CONFIG+WEIGHTS for detectron2's"
         )
     return _ENTRIES[name]
 
 
-def _module(entry: _Entry) -> ModuleType:
-    return _import(entry.module, entry.spec.name)
+def _module(entry: _Entry, regions: RegionOptions | None) -> ModuleType:
+    on_detectron2 = regions is not None and regions.backend == "detectron2"
+    return _import(entry.detectron2_module if on_detectron2 else entry.module, entry.spec.name)
 
 
 def _import(module: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        package = (error.name or "").partition(".")[0]
+        extra = _EXTRAS.get(package)
+        if extra is None and module.startswith("extractors.detectron2_"):
+            raise UsageError(
+                f"extractor {name!r} with detectron2 needs the package {package!r}, which is not installed here. "
+                + _DETECTRON2_INSTALLATION
+            ) from error
         if extra is None:
             raise
         raise UsageError(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from schemas.errors import InputError
 
-__all__ = ["check_state", "read_state"]
+__all__ = ["check_state", "read_safetensors", "read_state", "read_torch", "unwrapped"]
 
 _WRAPPINGS = ("state_dict", "model")
 _LISTED = 5
@@ -21,6 +21,7 @@ _LISTED = 5
 _SIGNS = (
     ("visual.conv1.weight", "CLIP"),
     ("roi_heads.box_predictor.cls_score.weight", "Faster R-CNN"),
+    ("head.classes.weight", "Faster R-CNN"),
     ("backbone.body.conv1.weight", "detector"),
     ("encoder.layers.encoder_layer_0.ln_1.weight", "torchvision vision transformer"),
     ("blocks.0.attn.qkv.weight", "timm vision transformer"),
@@ -47,22 +48,36 @@ def read_state(path: Path) -> dict[str, Tensor]:
         InputError: another kind of file, a damaged one, or one that could run code when read.
     """
     if path.suffix == ".safetensors":
-        content: Any = _read_safetensors(path)
+        content: Any = read_safetensors(path)
     elif path.suffix in (".pth", ".pt"):
-        content = _read_torch(path)
+        content = read_torch(path)
     else:
         raise InputError(f"the weights file {str(path)!r} ends in {path.suffix!r}, expected .pth, .pt or .safetensors")
+    return unwrapped(content, path)
+
+
+def unwrapped(content: Any, path: Path, kind: type | tuple[type, ...] = Tensor) -> dict[str, Any]:
+    """Take off what training scripts write around a state dict.
+
+    Args:
+        content: what was read.
+        path: the file, for the message.
+        kind: what the values are, as for ``isinstance``.
+
+    Raises:
+        InputError: there are no names and values of that kind in it.
+    """
     for wrapping in _WRAPPINGS:
         if isinstance(content, Mapping) and isinstance(content.get(wrapping), Mapping):
             content = content[wrapping]
-    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+    if not isinstance(content, Mapping) or not content or not all(isinstance(v, kind) for v in content.values()):
         raise InputError(
             f"the weights file {str(path)!r} holds {_shape_of(content)}, expected names and tensors (a state dict): save "
             "model.state_dict() instead"
         )
     names = [str(name) for name in content]
     prefix = "module." if all(name.startswith("module.") for name in names) else ""
-    return {name.removeprefix(prefix): tensor for name, tensor in zip(names, content.values(), strict=True)}
+    return {name.removeprefix(prefix): value for name, value in zip(names, content.values(), strict=True)}
 
 
 def check_state(state: dict[str, Tensor], expected: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
@@ -102,7 +117,12 @@ def check_state(state: dict[str, Tensor], expected: Mapping[str, Tensor], *, sou
     return {name: torch.tensor(0) for name in counters} | {name: t.to(expected[name].dtype) for name, t in state.items()}
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Read the names and tensors of a ``.safetensors`` file.
+
+    Raises:
+        InputError: it is damaged or of another kind.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -115,15 +135,25 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _read_torch(path: Path) -> Any:
+def read_torch(path: Path, functions: Mapping[str, Any] | None = None) -> Any:
+    """Read what ``torch.save`` wrote, in its old format too.
+
+    Args:
+        path: the file.
+        functions: what may be called besides torch's own, by the names that the file has for it.
+
+    Raises:
+        InputError: the file is damaged, of another kind, or could run code when read.
+    """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([(call, name) for name, call in (functions or {}).items()]):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(
             f"the weights file {str(path)!r} is refused: it is damaged, or holds Python objects, which could run code when "
-            f"read ({_first_line(error)}). Save model.state_dict() alone, or as .safetensors, where you trust the file"
+            f"read ({_reason(error)}). Save model.state_dict() alone, or as .safetensors, where you trust the file"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AssertionError, zipfile.BadZipFile) as error:
         raise InputError(
             f"the weights file {str(path)!r} cannot be read by torch ({_first_line(error)}): it is damaged or of another kind; "
             "fetch it again"
@@ -147,3 +177,10 @@ def _first(names: list[str]) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _reason(error: pickle.UnpicklingError) -> str:
+    """What torch says of the file itself, between advice to read it unsafely and where its manual is."""
+    text = str(error).partition("\n\nCheck the documentation")[0]
+    lines = text.rpartition("\n\n")[2].rpartition("Unpickler error: ")[2].strip().splitlines()
+    return (lines or [type(error).__name__])[0][:200]

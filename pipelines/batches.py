@@ -10,9 +10,21 @@ import pyarrow.parquet as pq
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 
-__all__ = ["shard_batches"]
+__all__ = ["batch_rows", "shard_batches", "vector_bytes"]
 
 _BATCH_BYTES = 4 << 20
+_OTHER_BYTES = 512  # Of a row without vectors, about.
+
+
+def vector_bytes(schema: pa.Schema) -> int:
+    """Bytes of the vectors of one row; they are stored as they are."""
+    vectors = (field.type for field in schema if pa.types.is_fixed_size_list(field.type))
+    return sum(each.list_size * each.value_type.bit_width // 8 for each in vectors)
+
+
+def batch_rows(schema: pa.Schema) -> int:
+    """Rows of about four MiB."""
+    return max(1, _BATCH_BYTES // (vector_bytes(schema) or _OTHER_BYTES))
 
 
 def shard_batches(dataset: Dataset, number: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -21,8 +33,6 @@ def shard_batches(dataset: Dataset, number: int, columns: Sequence[str] | None =
     Raises:
         DatasetError: the shard is not there.
     """
-    vectors = [field.type for field in dataset.schema if pa.types.is_fixed_size_list(field.type)]
-    row_bytes = sum(each.list_size * each.value_type.bit_width // 8 for each in vectors) or 512
     name = dataset.manifest.shards[number].path
     try:
         file = dataset.folder.open(name)
@@ -32,5 +42,5 @@ def shard_batches(dataset: Dataset, number: int, columns: Sequence[str] | None =
         ) from None
     with file:
         yield from pq.ParquetFile(file).iter_batches(
-            batch_size=max(1, _BATCH_BYTES // row_bytes), columns=None if columns is None else list(columns)
+            batch_size=batch_rows(dataset.schema), columns=None if columns is None else list(columns)
         )

@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from enum import Enum
 from inspect import getdoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pipelines.exchange_cli import register
+from pipelines import exchange_cli, features_cli, view_cli
+from pipelines.cli_options import BEAM, LogJson, MaxFailures, Output, Overwrite, Shards, Workers, execution_of, several
 from pipelines.packages import resolve_our_packages_first
 
 resolve_our_packages_first()  # Before the first import of another package of ours.
 
 from schemas.errors import ImagepivotError, UsageError  # noqa: E402
+from train import cli as train_cli  # noqa: E402
+from train import evaluation_cli, tables_cli  # noqa: E402
 
 if TYPE_CHECKING:
-    from pipelines.runner import Execution
     from schemas.manifest import Manifest
 
 __all__ = ["app", "main"]
@@ -47,13 +50,13 @@ notes = Console(stderr=True)
 _EXTRAS = {
     "apache_beam": "pipelines",
     "ijson": "pipelines",
+    "matplotlib": "train",
     "sacremoses": "pipelines",
     "PIL": "extractors",
     "safetensors": "extractors",
     "torch": "extractors",
     "torchvision": "extractors",
 }
-_BEAM = {"allow_extra_args": True}
 
 
 class CaptionFormat(str, Enum):
@@ -72,36 +75,10 @@ class CountScope(str, Enum):
     joint = "joint"
 
 
-class IdRule(str, Enum):
-    """How an image id is made of a path."""
-
-    name = "name"
-    path = "path"
-
-
-Output = Annotated[str, typer.Argument(help="Folder of the dataset that is written.", show_default=False)]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another dataset that lies in OUTPUT.")]
-Workers = Annotated[int, typer.Option("--workers", min=0, help="Local worker processes; 0: one a core.")]
-MaxFailures = Annotated[int, typer.Option("--max-failures", min=0, help="Inputs that may fail before the exit code is 3.")]
-LogJson = Annotated[bool, typer.Option("--log-json", help="Progress as lines of JSON on stderr, for programs.")]
-Shards = Annotated[int, typer.Option("--shards", help="Number of shards; the same number joins captions and features.")]
 Languages = Annotated[str, typer.Option("--languages", help="Only these, e.g. [i]en,de[/i]; all when not given.")]
 Portions = Annotated[
     str, typer.Option("--portions", help="Only these: [i]translation[/i], [i]comparable[/i]; all when not given.")
 ]
-
-
-def _several(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _execution(context: typer.Context, workers: int) -> Execution:
-    from pipelines.runner import Execution
-
-    stray = [flag for flag in context.args if not flag.startswith("--")]
-    if stray:
-        raise UsageError(f"unexpected argument {stray[0]!r}: flags for Beam stand behind -- and begin with --")
-    return Execution(workers=workers, beam_flags=tuple(context.args))
 
 
 def _finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
@@ -126,7 +103,7 @@ def _finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
 
 
 @app.command(
-    context_settings=_BEAM,
+    context_settings=BEAM,
     epilog="Example: imagepivot captions multi30k build/captions --format multi30k --languages en,de",
 )
 def captions(
@@ -167,20 +144,20 @@ def captions(
     job = CaptionsJob(
         source=open_source(format.value, source, language=language, columns=parse_columns(columns) if columns else None),
         output=output,
-        selection=Selection(_several(languages), _several(portions), _several(splits)),
+        selection=Selection(several(languages), several(portions), several(splits)),
         recipe=recipe,
-        train_splits=_several(train_splits),
+        train_splits=several(train_splits),
         truecaser=truecaser or None,
         shards=shards,
         overwrite=overwrite,
     )
     with show_progress(notes, "captions", unit="captions", log_json=log_json) as meter:
-        manifest = prepare_captions(job, _execution(context, workers), meter)
+        manifest = prepare_captions(job, execution_of(context, workers), meter)
     _finish(manifest, output, max_failures)
 
 
 @app.command(
-    context_settings=_BEAM,
+    context_settings=BEAM,
     epilog="Example: imagepivot vocabulary build/captions build/vocabulary --min-count 4",
 )
 def vocabulary(
@@ -210,18 +187,18 @@ def vocabulary(
         output=output,
         min_count=min_count,
         count_scope=count_scope.value,
-        splits=_several(splits),
-        languages=_several(languages),
-        portions=_several(portions),
+        splits=several(splits),
+        languages=several(languages),
+        portions=several(portions),
         overwrite=overwrite,
     )
     with notes.status("counting tokens"):
-        manifest = build_vocabulary(job, _execution(context, workers))
+        manifest = build_vocabulary(job, execution_of(context, workers))
     _finish(manifest, output)
 
 
 @app.command(
-    context_settings=_BEAM, epilog="Example: imagepivot encode build/captions build/vocabulary build/encoded --max-length 100"
+    context_settings=BEAM, epilog="Example: imagepivot encode build/captions build/vocabulary build/encoded --max-length 100"
 )
 def encode(
     context: typer.Context,
@@ -239,78 +216,11 @@ def encode(
 
     job = EncodeJob(captions=captions, vocabulary=vocabulary, output=output, max_length=max_length, overwrite=overwrite)
     with show_progress(notes, "encode", unit="captions", log_json=log_json) as meter:
-        manifest = encode_captions(job, _execution(context, workers), meter)
+        manifest = encode_captions(job, execution_of(context, workers), meter)
     _finish(manifest, output)
 
 
-@app.command(
-    context_settings=_BEAM,
-    epilog="Example: imagepivot features photos build/features --extractor resnet50-pool --weights random:0",
-)
-def features(
-    context: typer.Context,
-    images: Annotated[str, typer.Argument(help="Folder, pattern, or table with image_id and uri.", show_default=False)],
-    output: Output,
-    extractor: Annotated[str, typer.Option("--extractor", help="Name of the extractor.")] = "resnet50-pool",
-    weights: Annotated[
-        str, typer.Option("--weights", help="[i]default[/i] (downloaded once), a file, or [i]random:SEED[/i] (untrained).")
-    ] = "default",
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU where there is one.")] = "auto",
-    precision: Annotated[str, typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32 and fp16.")] = "fp32",
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Images that the model takes at once.")] = 16,
-    ids: Annotated[
-        IdRule,
-        typer.Option("--ids", help="Image id: the file [i]name[/i] without extension, or the whole [i]path[/i]."),
-    ] = IdRule.name,
-    shards: Shards = 16,
-    max_failures: MaxFailures = 0,
-    overwrite: Overwrite = False,
-    update: Annotated[bool, typer.Option("--update", help="Add images that are new in IMAGES to what is there.")] = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try the images again that failed before, and only them.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Write nothing: list the shards to do, their size, and the time they will take.")
-    ] = False,
-    log_json: LogJson = False,
-    workers: Annotated[
-        int, typer.Option("--workers", min=0, help="Local worker processes; 0: one a GPU, or one that uses all cores.")
-    ] = 0,
-) -> None:
-    """Extract features of images into shards.
-
-    An image that cannot be read or decoded becomes a failure row and stops nothing. A run that was stopped goes on where it was
-    when the same command is given again. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
-    """
-    from pipelines.features import FeaturesJob, extract_features, list_images
-    from pipelines.images import open_images
-    from pipelines.progress import show_progress
-
-    execution = _execution(context, workers)
-    job = FeaturesJob(
-        images=open_images(images, ids=ids.value),
-        output=output,
-        extractor=extractor,
-        weights=weights,
-        device=device,
-        precision=precision,
-        batch_size=batch_size,
-        shards=shards,
-        overwrite=overwrite,
-        update=update,
-        retry_failed=retry_failed,
-    )
-    listing = list_images(job)
-    if dry_run:
-        from pipelines.planning import plan_table, plan_work
-
-        console.print(plan_table(plan_work(job, listing)))
-        return
-    if weights.startswith("random:"):
-        notes.print("[yellow]untrained: the weights are random, the features mean nothing[/yellow]")
-    with show_progress(notes, extractor, unit="images", total=listing.count, log_json=log_json) as meter:
-        manifest = extract_features(job, execution, meter, listing=listing)
-    _finish(manifest, output, max_failures)
+features_cli.register(app, console=console, notes=notes, finish=_finish)
 
 
 @app.command(epilog="Example: imagepivot inspect build/features --rows 3")
@@ -338,15 +248,29 @@ def validate(dataset: Annotated[str, typer.Argument(help="Folder of a dataset.",
     console.print(f"{escape(dataset)}: everything holds", highlight=False)
 
 
+view_cli.register(app, console=console)
+
+
 @app.command(epilog="Example: imagepivot demo build/demo --scenes 300")
 def demo(
     output: Annotated[Path, typer.Argument(help="Folder for the scenes and the datasets.")] = Path("build/demo"),
     scenes: Annotated[int, typer.Option("--scenes", help="Number of scenes that are drawn.")] = 300,
 ) -> None:
-    """Run everything on scenes that are drawn here: captions in four languages, vocabulary, encoding, features."""
+    """Run everything on scenes that are drawn here: captions in four languages, vocabulary, encoding, features, regions, training.
+
+    A small model is trained for some seconds, measured on scenes that were held out, and asked one query in each language.
+    """
     from pipelines.demo import run_demo
+    from train.demo import train_demo
 
     run_demo(output, scenes=scenes, console=console, notes=notes)
+    train_demo(output, console=console, notes=notes, tokenize=_tokenize)
+
+
+def _tokenize(text: str, language: str, steps: Mapping[str, Any], truecaser: str) -> list[str]:
+    from pipelines.queries import tokenize_query
+
+    return tokenize_query(text, language, steps, truecaser)
 
 
 def _version(value: bool) -> None:
@@ -364,7 +288,10 @@ def _options(
     pass
 
 
-register(app, console=console, notes=notes, finish=_finish)
+exchange_cli.register(app, console=console, notes=notes, finish=_finish)
+train_cli.register(app, console=console, notes=notes)
+evaluation_cli.register(app, console=console, notes=notes, tokenize=_tokenize)
+tables_cli.register(app, console=console, notes=notes)
 
 for _command in app.registered_commands:
     # The terminal wraps lines, not the source file: one line a paragraph.

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from pipelines.cli_options import Output, Overwrite, Shards, several
+
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
 
@@ -60,10 +62,6 @@ Files = Annotated[list[str], typer.Argument(help="Files with features; several b
 Paths = list[str]
 
 
-def _several(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
 def register(app: typer.Typer, *, console: Console, notes: Console, finish: Callable[[Manifest, str], None]) -> None:
     """Adds the commands to the application.
 
@@ -80,7 +78,7 @@ def register(app: typer.Typer, *, console: Console, notes: Console, finish: Call
     )
     def import_(
         sources: Files,
-        output: Annotated[str, typer.Argument(help="Folder of the dataset that is written.", show_default=False)],
+        output: Output,
         name: Annotated[str, typer.Option("--name", help="Name of the feature, e.g. resnet50-pool.", show_default=False)],
         format: Annotated[  # noqa: A002
             ImportFormat | None, typer.Option("--format", help="Layout of the files; by their extension when not given.")
@@ -109,10 +107,8 @@ def register(app: typer.Typer, *, console: Console, notes: Console, finish: Call
             str, typer.Option("--array", help="hdf5: path of the array, or of a group with one array an image.")
         ] = "",
         id_array: Annotated[str, typer.Option("--id-array", help="hdf5: path of the image ids of the array.")] = "",
-        shards: Annotated[
-            int, typer.Option("--shards", help="Number of shards; the same number joins captions and features.")
-        ] = 16,
-        overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another dataset that lies in OUTPUT.")] = False,
+        shards: Shards = 16,
+        overwrite: Overwrite = False,
     ) -> None:
         """Turn features that other tools made into a dataset.
 
@@ -192,7 +188,7 @@ def register(app: typer.Typer, *, console: Console, notes: Console, finish: Call
             captions=captions,
             language=language,
             portion=portion,
-            splits=_several(splits),
+            splits=several(splits),
             split_names=parse_split_names(split_names),
             text=text.value,
             captions_per_image=captions_per_image,

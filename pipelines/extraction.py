@@ -136,23 +136,22 @@ def merge_rows(old: Iterable[pa.RecordBatch], new: Iterable[pa.Table]) -> Iterat
     """Rows of two sources, each sorted by image id, in one order; no id is in both.
 
     Args:
-        old: what is there; one batch is in memory at a time.
-        new: what is added; all of it is held in memory.
+        old: what is there, in batches that are not empty.
+        new: what is added, likewise. Of each side one batch is in memory.
     """
-    tables = list(new)
-    added = pa.concat_tables(tables).combine_chunks() if tables else None
-    ids = added["image_id"].to_pylist() if added is not None else []
-    done = 0
-    for batch in old:
-        last = batch.column(0)[-1].as_py()
-        end = bisect_left(ids, last, done)
-        table = pa.Table.from_batches([batch])
-        if added is not None and end > done:
-            table = pa.concat_tables([table, added.slice(done, end - done)]).sort_by("image_id")
-        done = end
-        yield table
-    if added is not None and done < len(ids):
-        yield added.slice(done)
+    sides: list[Iterator[pa.Table]] = [(pa.Table.from_batches([batch]) for batch in old), iter(new)]
+    heads: list[Any] = [next(side, None) for side in sides]
+    while all(head is not None for head in heads):
+        firsts = [head["image_id"][0].as_py() for head in heads]
+        turn = firsts.index(min(firsts))
+        head = heads[turn]
+        end = bisect_left(head["image_id"].to_pylist(), firsts[1 - turn])
+        yield head.slice(0, end)
+        heads[turn] = head.slice(end) if end < head.num_rows else next(sides[turn], None)
+    for head, side in zip(heads, sides, strict=True):
+        if head is not None:
+            yield head
+            yield from side
 
 
 def _decode(ref: ImageRef, extractor: extractors.Extractor, read: Callable[[ImageRef], bytes]) -> _Decoded:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 import extractors
+from pipelines.batches import batch_rows
 from pipelines.extraction import Tally, extract_shard, merge_rows, refuse_duplicates
-from pipelines.images import ImageRef, ImageSource
+from pipelines.images import ImageRef, ImageSource, Listing
+from schemas.errors import InputError
 from schemas.kinds import schema_of
 from schemas.output import Output
 from schemas.shards import failures_name, finished_shard, write_shard
+from schemas.storage import is_remote
 
 __all__ = ["make_shard"]
 
@@ -54,11 +58,12 @@ def make_shard(
         What happened.
 
     Raises:
-        InputError: two images have the same id.
+        InputError: two images have the same id, the list of images has changed since the run began, or they are gone.
     """
     refs = sorted(refs)
     refuse_duplicates(refs)
-    name, schema, tally = output.names()[number], schema_of("features", extractor.spec), Tally()
+    _refuse_other_list(output, number, refs, images)
+    name, schema, tally = output.names()[number], schema_of(output.identity.kind, extractor.spec), Tally()
     kept_ids, kept_failures = _kept(output, name)
     wanted = {ref.image_id for ref in refs}
     again = {key for key in kept_failures if retry_failed and key in wanted}
@@ -86,6 +91,7 @@ def make_shard(
         yield from merge_rows(_batches(output, name), new) if kept_ids else new
         if tally.images + len(tally.failures) != expected:
             raise RuntimeError(f"{name}: {tally.images} rows and {len(tally.failures)} failures of {expected} images")
+        _refuse_gone(images, tally)
         statistics.update(images=len(kept_ids) + tally.images, failed=len(tally.failures))
 
     write_shard(
@@ -98,6 +104,25 @@ def make_shard(
         failures=tally.failures,
     )
     return tally
+
+
+def _refuse_other_list(output: Output, number: int, refs: Sequence[ImageRef], images: ImageSource) -> None:
+    """The launcher lists the images and a worker lists them again: a shard of fewer must not count as the whole."""
+    if output.listings is not None and Listing.of(refs, 1).shards[0] != output.listings[number]:
+        raise InputError(
+            f"the images in {images.location!r} changed while the run was going on: shard {number} has {len(refs)} images now, and "
+            "its list is another one. Wait until they are all there, and run the same command again; finished shards are kept"
+        )
+
+
+def _refuse_gone(images: ImageSource, tally: Tally) -> None:
+    """Where the whole place is gone, say a network disk, its images have not failed one by one."""
+    unreadable = any(row["reason"] == "unreadable" for row in tally.failures)
+    if unreadable and not is_remote(images.location) and not Path(images.location).exists():
+        raise InputError(
+            f"the images {images.location!r} were there when the run began and are gone: bring them back (a network disk?) and run "
+            "the same command again; finished shards are kept"
+        )
 
 
 def _sort_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
@@ -131,4 +156,5 @@ def _kept(output: Output, name: str) -> tuple[set[str], dict[str, dict[str, str]
 
 def _batches(output: Output, name: str) -> Iterator[pa.RecordBatch]:
     with output.folder.open(name) as file:
-        yield from (batch for batch in pq.ParquetFile(file).iter_batches(batch_size=512) if batch.num_rows)
+        parquet = pq.ParquetFile(file)
+        yield from (batch for batch in parquet.iter_batches(batch_size=batch_rows(parquet.schema_arrow)) if batch.num_rows)

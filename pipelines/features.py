@@ -18,11 +18,13 @@ from apache_beam.metrics import Metrics
 from apache_beam.utils.shared import Shared
 
 import extractors
+from extractors.regions import RegionOptions
 from pipelines.commits import CommitDataset, run_job
 from pipelines.extraction import Tally
 from pipelines.feature_shards import make_shard
 from pipelines.images import ImageRef, ImageSource, Listing, sum_digests
 from pipelines.progress import Meter
+from pipelines.region_names import names_files, stored_names
 from pipelines.runner import Execution
 from schemas.errors import InputError, UsageError
 from schemas.fingerprints import Identity
@@ -35,7 +37,7 @@ from schemas.storage import Folder
 __all__ = ["DEFAULT_SHARDS", "ExtractFeatures", "FeaturesJob", "extract_features", "list_images", "plan_features"]
 
 DEFAULT_SHARDS = 16
-LIBRARIES = ("apache-beam", "pillow", "torch", "torchvision")
+_LIBRARIES = ("apache-beam", "pillow", "torch", "torchvision")
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,10 @@ class FeaturesJob:
         weights: ``default``, a file, or ``random:SEED``.
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
         precision: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
-        batch_size: images that the model takes at once; changes speed and memory, not the features.
+        compile: whether a GPU runs a compiled model.
+        regions: which regions to keep, of an extractor that makes some, and what they are called; its defaults when None.
+        batch_size: images that the model takes at once; changes speed and memory, not the features. None: the extractor's own
+            number.
         shards: number of shards.
         overwrite: replace a dataset of another fingerprint.
         update: add the images that are new in the source to a dataset that is there.
@@ -62,7 +67,9 @@ class FeaturesJob:
     weights: str = "default"
     device: str = "auto"
     precision: str = "fp32"
-    batch_size: int = 16
+    compile: bool = False
+    regions: RegionOptions | None = None
+    batch_size: int | None = None
     shards: int = DEFAULT_SHARDS
     overwrite: bool = False
     update: bool = False
@@ -70,16 +77,35 @@ class FeaturesJob:
 
     def __post_init__(self) -> None:
         check_shards(self.shards)
-        if self.batch_size < 1:
+        if self.batch_size is not None and self.batch_size < 1:
             raise UsageError(f"--batch-size is {self.batch_size}, expected 1 or more")
         if self.overwrite and (self.update or self.retry_failed):
             raise UsageError(
                 "--overwrite makes a dataset again, --update and --retry-failed keep what is there: give one of them"
             )
 
+    def describe(self) -> extractors.Description:
+        """What the extractor makes; it is not loaded."""
+        return extractors.describe(
+            self.extractor, weights=self.weights, precision=self.precision, compile=self.compile, regions=self.regions
+        )
+
     def load(self, device: str | None = None) -> extractors.Extractor:
         """Loads the extractor, on another device if one is named."""
-        return extractors.load(self.extractor, weights=self.weights, device=device or self.device, precision=self.precision)
+        return extractors.load(
+            self.extractor,
+            weights=self.weights,
+            device=device or self.device,
+            precision=self.precision,
+            compile=self.compile,
+            regions=self.regions,
+        )
+
+    def libraries(self) -> tuple[str, ...]:
+        """Distributions whose versions matter to the features."""
+        backend = self.regions.backend if self.regions is not None else ""
+        origin = {self.extractor.partition(":")[0], backend}
+        return (*_LIBRARIES, *(name for name in ("timm", "detectron2") if name in origin))
 
     def gpus(self) -> int:
         """Number of GPUs of this machine that the job may use: all, unless it names a device."""
@@ -138,7 +164,7 @@ class _ExtractShardFn(beam.DoFn):
             [ref for ref in (ImageRef(*each) for each in group) if ref.image_id],
             images=self._job.images,
             extractor=self._loaded.extractor,
-            batch_size=self._job.batch_size,
+            batch_size=self._job.batch_size or self._loaded.extractor.description.batch_size,
             # On a CPU the model needs the cores, and decoding takes a tenth of its time; a GPU leaves them free.
             threads=(os.cpu_count() or 1) if on_gpu else 1,
             retry_failed=self._job.retry_failed,
@@ -233,11 +259,12 @@ def plan_features(job: FeaturesJob, listing: Listing) -> Output:
 
     The identity of features is that of the feature space (extractor, weights, transform, precision) and the number of shards. The
     images are not part of it: a dataset grows, and models that were trained on it meet features of other images. Which images
-    are in a shard stands in its footer, as the digest of their list.
+    are in a shard stands in its footer, as the digest of their list. Names of classes and attributes are not part of it either;
+    those of an earlier run stay where this one gives none.
     """
-    description = extractors.describe(job.extractor, weights=job.weights, precision=job.precision)
+    description = job.describe()
     identity = Identity(
-        kind="features",
+        kind=description.kind,
         parameters={
             "feature": {**asdict(description.spec), "shape": list(description.spec.shape)},
             "extractor": description.parameters,
@@ -245,7 +272,11 @@ def plan_features(job: FeaturesJob, listing: Listing) -> Output:
         },
         shards=job.shards,
     )
-    return Output(folder=Folder(job.output), identity=identity, listings=listing.shards)
+    folder = Folder(job.output)
+    names = names_files(job.regions, description)
+    if description.kind == "regions" and not job.overwrite:
+        names = {**stored_names(folder), **names}
+    return Output(folder=folder, identity=identity, listings=listing.shards, files=names)
 
 
 def _statistics(footers: list[Footer]) -> dict[str, object]:
@@ -260,7 +291,7 @@ def extract_features(
     *,
     listing: Listing | None = None,
 ) -> Manifest:
-    """Makes a dataset of kind ``features``.
+    """Makes a dataset of kind ``features``, or ``regions`` where the extractor makes those.
 
     Args:
         job: what to make.
@@ -279,8 +310,7 @@ def extract_features(
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
         extraction = ExtractFeatures(job=job, output=output, finished=finished, meter=meter, threads=threads)
-        libraries = (*LIBRARIES, *(("timm",) if job.extractor.startswith("timm:") else ()))
-        commit = CommitDataset(output, libraries=libraries, statistics=_statistics)
+        commit = CommitDataset(output, libraries=job.libraries(), statistics=_statistics)
         _ = pipeline | "ExtractFeatures" >> extraction | "CommitDataset" >> commit
 
     return run_job(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from pipelines.region_names import RegionNames, named_regions
 from schemas.dataset import Dataset
 from schemas.fingerprints import canonical_json
 from schemas.manifest import Manifest
@@ -17,6 +19,7 @@ from schemas.manifest import Manifest
 __all__ = ["describe", "statistics_table"]
 
 _MOST_TEXT = 60
+_MOST_REGIONS = 4
 
 
 def describe(dataset: Dataset, *, rows: int = 5) -> Group:
@@ -33,7 +36,7 @@ def describe(dataset: Dataset, *, rows: int = 5) -> Group:
     if dataset.manifest.failed:
         parts.append(_failures(dataset, rows))
     if rows:
-        parts.append(_sample(dataset, rows))
+        parts.append(_sample_regions(dataset, rows) if dataset.kind == "regions" else _sample(dataset, rows))
     return Group(*(item for part in parts for item in (part, Text(""))))
 
 
@@ -133,14 +136,31 @@ def _sample(dataset: Dataset, rows: int) -> Table:
     table = Table(title="first rows", title_justify="left", title_style="bold")
     for column in dataset.schema:
         table.add_column(column.name, overflow="fold")
-    left = rows
-    for batch in dataset.batches(batch_size=rows):
-        for row in batch.slice(0, left).to_pylist():
-            table.add_row(*(Text(_value(value)) for value in row.values()))
-            left -= 1
-        if not left:
-            break
+    for row in _first_rows(dataset, rows):
+        table.add_row(*(Text(_value(value)) for value in row.values()))
     return table
+
+
+def _sample_regions(dataset: Dataset, rows: int) -> Table:
+    table = Table(title="first rows", title_justify="left", title_style="bold")
+    for heading in ("image_id", "pixels", "num_regions", "best regions: attribute, class, score, corners"):
+        table.add_column(heading, overflow="fold")
+    names = RegionNames.of(dataset)
+    columns = [column.name for column in dataset.schema if column.name != "features"]
+    for row in _first_rows(dataset, rows, columns):
+        regions = [
+            f"{region.text}  ({', '.join(f'{value:.0f}' for value in region.xyxy)})" for region in named_regions(row, names)
+        ]
+        more = [f"and {len(regions) - _MOST_REGIONS} more"] if len(regions) > _MOST_REGIONS else []
+        size, shown = f"{row['width']}×{row['height']}", "\n".join(regions[:_MOST_REGIONS] + more)
+        table.add_row(Text(row["image_id"]), size, str(row["num_regions"]), Text(shown))
+    return table
+
+
+def _first_rows(dataset: Dataset, rows: int, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Rows of the first shards that have any."""
+    batches = dataset.batches(columns, batch_size=rows)
+    return islice((row for batch in batches for row in batch.to_pylist()), rows)
 
 
 def _value(value: Any) -> str:

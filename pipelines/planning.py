@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
 from rich.table import Table
 
+from pipelines.batches import vector_bytes
 from pipelines.extraction import Tally, extract_shard
 from pipelines.features import FeaturesJob, plan_features
 from pipelines.images import ImageRef, Listing
 from pipelines.progress import bound_by
+from schemas.features import FeatureSpec
 from schemas.keys import shard_of
 from schemas.kinds import schema_of
 from schemas.output import Output
@@ -91,8 +92,8 @@ def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
         if number in finished and not (job.retry_failed and failed):
             continue
         todo.append(ShardPlan(number, max(0, count - kept - (0 if job.retry_failed else failed)), kept))
-    spec = output.identity.parameters["feature"]
-    row_bytes = int(np.prod(spec["shape"])) * np.dtype(spec["dtype"]).itemsize
+    feature = output.identity.parameters["feature"]
+    row_bytes = vector_bytes(schema_of(output.identity.kind, FeatureSpec(**{**feature, "shape": tuple(feature["shape"])})))
     rate, bottleneck = _measure(job, frozenset(shard.number for shard in todo)) if any(s.images for s in todo) else (None, None)
     return WorkPlan(tuple(todo), job.shards - len(todo), row_bytes, rate, bottleneck)
 
@@ -108,18 +109,19 @@ def _there(output: Output, number: int) -> tuple[int, int]:
 def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, str | None]:
     """Images a second and what bounds them. The first batch warms up and is not counted."""
     extractor = job.load()
+    batch_size = job.batch_size or extractor.description.batch_size
 
     def some() -> Iterator[ImageRef]:
         chosen = (ref for ref in job.images.refs() if shard_of(ref.image_id, job.shards) in shards)
-        return islice(chosen, _MEASURED_BATCHES * job.batch_size)
+        return islice(chosen, _MEASURED_BATCHES * batch_size)
 
     tally, times = Tally(), []
     rows = extract_shard(
         list(some()),
         extractor=extractor,
         read=job.images.read,
-        schema=schema_of("features", extractor.spec),
-        batch_size=job.batch_size,
+        schema=schema_of(extractor.description.kind, extractor.spec),
+        batch_size=batch_size,
         threads=1,
         tally=tally,
         on_batch=lambda batch: times.append((time.perf_counter(), batch)),

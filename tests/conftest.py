@@ -27,3 +27,9 @@ def multi30k() -> Path:
 def photos() -> Path:
     """Folder of eighteen photographs (``images/``) with captions (``captions.tsv``)."""
     return _data("photos")
+
+
+@pytest.fixture(scope="session")
+def visual_genome() -> Path:
+    """Folder of the names of the 1,600 classes and 400 attributes, as the detector's releases carry them."""
+    return _data("visual_genome")

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_there_are_snippets() -> None:
-    assert len(SNIPPETS) == 8
+    assert len(SNIPPETS) == 9
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))

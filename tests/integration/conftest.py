@@ -28,7 +28,11 @@ def imagepivot(script: str, tmp_path_factory: pytest.TempPathFactory) -> Command
     elsewhere = tmp_path_factory.mktemp("cwd")
 
     def run(
-        *arguments: object, code: int = 0, cwd: Path = elsewhere, env: Mapping[str, str] | None = None
+        *arguments: object,
+        code: int = 0,
+        cwd: Path = elsewhere,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 300,
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [script, *map(str, arguments)],
@@ -36,7 +40,7 @@ def imagepivot(script: str, tmp_path_factory: pytest.TempPathFactory) -> Command
             env={**os.environ, "COLUMNS": "200", **(env or {})},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=timeout,
             check=False,
         )
         assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"

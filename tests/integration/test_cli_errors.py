@@ -11,7 +11,7 @@ import pytest
 from pipelines import cli
 from schemas.dataset import open_dataset
 
-COMMANDS = ("captions", "vocabulary", "encode", "features", "inspect", "validate", "demo")
+COMMANDS = ("captions", "vocabulary", "encode", "features", "inspect", "view", "validate", "demo")
 
 
 @pytest.fixture
@@ -230,6 +230,20 @@ def test_options_of_vocabulary(fails, made, tmp_path, arguments, code, says):
         (("--shards", "0"), 2, "number of shards is 0"),
         (("--ids", "stem"), 2, "'stem' is not one of 'name', 'path'"),
         (("extra",), 2, "unexpected argument 'extra'"),
+        (
+            ("--min-regions", "10"),
+            2,
+            "'resnet50-pool' makes one feature an image, no regions: leave the options of regions out",
+        ),
+        (("--class-names", "names.txt"), 2, "leave the options of regions out"),
+        (
+            ("--extractor", "faster-rcnn-36", "--max-regions", "301"),
+            2,
+            "--min-regions is 36 and --max-regions 301, expected",
+        ),
+        (("--extractor", "faster-rcnn-36", "--min-regions", "37"), 2, "--min-regions is 37 and --max-regions 36"),
+        (("--extractor", "faster-rcnn-36", "--score-threshold", "2"), 2, "--score-threshold is 2.0, expected a probability"),
+        (("--extractor", "faster-rcnn-36", "--backend", "caffe"), 2, "'caffe' is not one of 'torchvision', 'detectron2'"),
     ],
 )
 def test_options_of_features(fails, photos, tmp_path, arguments, code, says):

@@ -3,19 +3,21 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from schemas.dataset import open_dataset
 from schemas.validation import validate
+from train.runs import open_run
 
 pytestmark = pytest.mark.slow
 
-DATASETS = ("captions", "vocabulary", "encoded", "features")
+DATASETS = ("captions", "vocabulary", "encoded", "features", "regions")
 
 
 @pytest.fixture(scope="module")
 def first(imagepivot, tmp_path_factory):
     output = tmp_path_factory.mktemp("demo") / "out"
-    return output, imagepivot("demo", output, "--scenes", "40")
+    return output, imagepivot("demo", output, "--scenes", "40", timeout=590)
 
 
 def state(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -37,8 +39,10 @@ def test_each_dataset_keeps_every_promise(first, name):
 
 def test_the_datasets_fit_together(first):
     folder, _ = first
-    captions, vocabulary, encoded, features = (open_dataset(folder / name) for name in DATASETS)
+    captions, vocabulary, encoded, features, regions = (open_dataset(folder / name) for name in DATASETS)
     assert len(features) == 40
+    assert sorted(regions.image_ids()) == [f"scene-0000{number}" for number in range(4)]
+    assert regions.get("scene-00002")["features"].shape == (36, 2048)
     assert set(captions.image_ids()) == set(features.image_ids())
     assert set(captions.table(["language"])["language"].to_pylist()) == {"en", "de", "fr", "cs"}
     assert len(encoded) == len(captions)
@@ -46,11 +50,24 @@ def test_the_datasets_fit_together(first):
         "captions": captions.fingerprint,
         "vocabulary": vocabulary.fingerprint,
     }
-    assert captions.num_shards == features.num_shards == encoded.num_shards
+    assert captions.num_shards == features.num_shards == encoded.num_shards == regions.num_shards
     assert captions.manifest.failed == features.manifest.failed == 0
 
 
-def test_all_four_are_shown(first):
+def test_a_model_is_trained_and_asked(first):
+    folder, done = first
+    assert open_run(folder / "run").model.config.languages == ("en", "de", "fr", "cs")
+    assert "scenes that were held out" in done.stdout
+    assert "one query in each language: scene-00009, among 40 scenes" in done.stdout
+    assert "The extractor's weights are random" in done.stdout
+
+
+def test_regions_are_drawn(first):
+    with Image.open(first[0] / "regions.png") as drawing, Image.open(first[0] / "scenes/images/scene-00000.jpg") as scene:
+        assert max(drawing.size) == max(800, *scene.size)
+
+
+def test_all_are_shown(first):
     for name in DATASETS:
         assert str(first[0] / name) in first[1].stdout.replace("\n", "")
 

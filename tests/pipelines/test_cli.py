@@ -1,3 +1,4 @@
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -7,10 +8,15 @@ import typer
 from typer.testing import CliRunner
 
 from pipelines import cli
+from pipelines.cli_options import several
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import Manifest, ShardEntry
 
-COMMANDS = ("captions", "vocabulary", "encode", "features", "inspect", "validate", "demo", "import", "export", "diff")
+COMMANDS = (
+    *("captions", "vocabulary", "encode", "features", "import", "export"),
+    *("inspect", "view", "validate", "diff", "demo"),
+    *("train", "evaluate", "embed", "search", "tables"),
+)
 ROOT = Path(cli.__file__).parents[1]
 
 
@@ -35,7 +41,7 @@ def call(monkeypatch, capsys):
     [("", ()), ("en", ("en",)), ("en,de", ("en", "de")), (" en , de ,", ("en", "de")), (",,", ())],
 )
 def test_lists_are_cut_at_commas(text, expected):
-    assert cli._several(text) == expected
+    assert several(text) == expected
 
 
 def test_the_commands_are_those_that_the_tests_know():
@@ -58,7 +64,7 @@ def test_each_option_has_help(name):
 def test_examples_can_be_parsed():
     for each in cli.app.registered_commands:
         command = typer.main.get_command(cli.app).commands[each.name or each.callback.__name__]
-        arguments = each.epilog.removeprefix("Example: imagepivot ").split()
+        arguments = shlex.split(each.epilog.removeprefix("Example: imagepivot "))
         assert arguments[0] == command.name
         assert command.make_context(command.name, arguments[1:], resilient_parsing=False).params
 

@@ -1,4 +1,5 @@
 import io
+import itertools
 import random
 import threading
 
@@ -9,7 +10,7 @@ import torch
 from PIL import Image
 
 from extractors import Description, Extractor
-from pipelines.extraction import Tally, extract_shard, refuse_duplicates
+from pipelines.extraction import Tally, extract_shard, merge_rows, refuse_duplicates
 from pipelines.images import ImageRef
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
@@ -205,3 +206,37 @@ def test_duplicates_are_refused_with_both_files():
         refuse_duplicates(refs)
     refuse_duplicates(refs[:2])
     refuse_duplicates([])
+
+
+def in_parts(ids: list[str], generator: random.Random) -> list[pa.Table]:
+    """Rows with these ids, cut at random places into tables that are not empty."""
+    table = pa.table({"image_id": ids, "n": list(range(len(ids)))})
+    cuts = sorted({0, len(ids), *(generator.randrange(len(ids) + 1) for _ in range(generator.randrange(6)))})
+    return [table.slice(start, end - start) for start, end in itertools.pairwise(cuts)]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_two_sorted_sources_become_one(seed):
+    generator = random.Random(seed)
+    ids = sorted({f"{generator.randrange(1000):03d}" for _ in range(generator.randrange(60))})
+    is_new = {key: generator.random() < generator.choice((0.1, 0.5, 0.9)) for key in ids}
+    old, new = ([key for key in ids if is_new[key] == side] for side in (False, True))
+    batches = [batch for table in in_parts(old, generator) for batch in table.to_batches()]
+    merged = list(merge_rows(iter(batches), iter(in_parts(new, generator))))
+    assert [key for table in merged for key in table["image_id"].to_pylist()] == ids
+    rank = {key: number for side in (old, new) for number, key in enumerate(side)}
+    assert [n for table in merged for n in table["n"].to_pylist()] == [rank[key] for key in ids]
+
+
+def test_merging_holds_one_table_of_each_side():
+    taken = []
+
+    def new():
+        for number in range(100):
+            taken.append(number)
+            yield pa.table({"image_id": [f"{number:03d}b"], "n": [number]})
+
+    old = (pa.record_batch({"image_id": [f"{number:03d}a"], "n": [number]}) for number in range(100))
+    for count, _ in enumerate(merge_rows(old, new()), start=1):
+        assert len(taken) <= count // 2 + 2
+    assert count == 200

@@ -11,7 +11,7 @@ from PIL import Image
 import extractors
 from extractors import Description, Extractor
 from pipelines.features import ExtractFeatures, FeaturesJob, extract_features, list_images, plan_features
-from pipelines.images import Listing, open_images
+from pipelines.images import ImagesInFolder, Listing, open_images
 from pipelines.progress import Meter
 from pipelines.runner import Execution
 from schemas.dataset import open_dataset
@@ -44,7 +44,7 @@ class FakeExtractor(Extractor):
         return batch.numpy().astype(np.float32) + self._more
 
 
-def describe(name: str, *, weights: str = "0", precision: str = "fp32") -> Description:
+def describe(name: str, *, weights: str = "0", precision: str = "fp32", **_) -> Description:
     return Description(SPEC, {"name": name, "weights": weights, "precision": precision})
 
 
@@ -52,7 +52,7 @@ def describe(name: str, *, weights: str = "0", precision: str = "fp32") -> Descr
 def fake(monkeypatch):
     """Puts the fake in place of all extractors; this reaches no worker process, so one worker runs here."""
     monkeypatch.setattr(extractors, "describe", describe)
-    monkeypatch.setattr(extractors, "load", lambda name, *, weights, device, precision: FakeExtractor(weights))
+    monkeypatch.setattr(extractors, "load", lambda name, *, weights, **_: FakeExtractor(weights))
     monkeypatch.setattr(FakeExtractor, "loaded", 0)
 
 
@@ -373,3 +373,49 @@ def test_a_folder_that_may_not_be_written(images, tmp_path):
     with pytest.raises(ImagepivotError, match="file"):
         extract_features(job_of(images, tmp_path / "file"), ONE)
     assert (tmp_path / "file").stat().st_size == 0
+
+
+def test_a_list_that_changes_during_the_run_is_an_error_and_the_next_run_goes_on(images, tmp_path):
+    """The launcher and a worker both list the images: a shard that lacks some must not count as whole."""
+    extract_features(job_of(images, tmp_path / "expected"), ONE)
+    job = job_of(images, tmp_path / "f")
+    listing = list_images(job)
+    (images / "image003.png").rename(tmp_path / "image003.png")
+    shard = shard_of("image003", 4)
+    with pytest.raises(
+        InputError, match=rf"changed while the run was going on: shard {shard} has \d+ images now.*finished shards"
+    ):
+        extract_features(job, ONE, listing=listing)
+    assert not (tmp_path / "f" / "manifest.json").exists()
+    (tmp_path / "image003.png").rename(images / "image003.png")
+    extract_features(job, ONE)
+    assert snapshot(tmp_path / "f") == snapshot(tmp_path / "expected")
+
+
+def test_a_folder_that_vanishes_before_it_is_listed_again(images, tmp_path):
+    job = job_of(images, tmp_path / "f")
+    listing = list_images(job)
+    images.rename(tmp_path / "away")
+    with pytest.raises(InputError, match=r"shard \d has 0 images now"):
+        extract_features(job, ONE, listing=listing)
+    (tmp_path / "away").rename(images)
+    assert extract_features(job, ONE).rows == 40
+    assert validate(tmp_path / "f") == []
+
+
+def test_a_folder_that_vanishes_while_it_is_read(images, tmp_path, monkeypatch):
+    read, left = ImagesInFolder.read, iter(range(25))
+
+    def vanish(self, ref):
+        if next(left, None) is None and images.exists():
+            images.rename(tmp_path / "away")
+        return read(self, ref)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ImagesInFolder, "read", vanish)
+        with pytest.raises(InputError, match=r"were there when the run began and are gone: bring them back.*the same command"):
+            extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert {path.name for path in (tmp_path / "f").iterdir()} < {f"part-0000{n}-of-00004.parquet" for n in range(4)}
+    (tmp_path / "away").rename(images)
+    assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 0
+    assert validate(tmp_path / "f") == []

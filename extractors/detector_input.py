@@ -1,0 +1,81 @@
+"""From the pixels of an image to the detector's input, on the device: less the mean, then resized.
+
+Faithful to ``cv2.resize(image - mean, None, None, fx=scale, fy=scale)`` of ``lib/fast_rcnn/test.py`` in
+github.com/peteanderson80/bottom-up-attention: bilinear without antialiasing. The step from one sample to the next is 1 / scale
+even where the size had to be rounded, so at 640 by 360 the lowest row of samples lies within the image, not at its edge. Of 1000
+values 999 are OpenCV's to the last bit, the others differ by one.
+
+Letters in shapes: ``H0`` and ``W0`` pixels of the original image, ``H`` and ``W`` of the resized one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["INPUT", "prepare", "resized_wh", "scale_of"]
+
+_SHORT, _LONG = 600, 1000
+_MEAN_BGR = (102.9801, 115.9465, 122.7717)  # ``__C.PIXEL_MEANS`` of lib/fast_rcnn/config.py
+
+INPUT: dict[str, Any] = {
+    "resize_short": _SHORT,
+    "resize_long": _LONG,
+    "interpolation": "bilinear",
+    "antialias": False,
+    "channel_order": "BGR",
+    "mean": list(_MEAN_BGR),
+}
+"""All this as JSON values."""
+
+
+def scale_of(width: int, height: int) -> float:
+    """By what an image is multiplied: its shorter side becomes 600, or where the longer would exceed 1000, that becomes 1000."""
+    scale = _SHORT / min(width, height)
+    return _LONG / max(width, height) if round(scale * max(width, height)) > _LONG else scale
+
+
+def resized_wh(width: int, height: int) -> tuple[int, int]:
+    """Width and height of the detector's input, rounded to the nearest pixel, half to even. A very thin image has none: 0."""
+    scale = scale_of(width, height)
+    return round(width * scale), round(height * scale)
+
+
+def prepare(pixels: Tensor) -> Tensor:
+    """Subtract the mean and resize.
+
+    Args:
+        pixels: uint8 ``[3, H0, W0]``, channels R, G, B.
+
+    Returns:
+        float32 ``[1, 3, H, W]``, channels B, G, R, on the device of ``pixels``.
+    """
+    height, width = pixels.shape[1:]
+    scale = scale_of(width, height)
+    columns, rows = resized_wh(width, height)
+    top, bottom, down = _neighbours(rows, height, scale, pixels.device)
+    left, right, across = _neighbours(columns, width, scale, pixels.device)
+    mean = torch.tensor(_MEAN_BGR, dtype=torch.float64, device=pixels.device).view(3, 1, 1)
+
+    def resized_rows(positions: Tensor) -> Tensor:
+        strip = pixels.index_select(1, positions).flip(0)  # [3, H, W0], channels B, G, R
+        first, second = (strip.index_select(2, ends).to(torch.float64).sub_(mean) for ends in (left, right))
+        return _between(first.to(torch.float32), second.to(torch.float32), across)  # [3, H, W]
+
+    return _between(resized_rows(top), resized_rows(bottom), down[:, None])[None]
+
+
+def _neighbours(resized: int, length: int, scale: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For each of ``resized`` positions the two source positions around its centre, and the weight of the second, float64."""
+    centres = ((torch.arange(resized, dtype=torch.float64) + 0.5) / scale - 0.5).clamp(0, length - 1)
+    first = centres.floor()
+    second = (first + 1).clamp(max=length - 1)
+    weight = (centres - first).to(torch.float32).to(torch.float64)
+    return first.long().to(device), second.long().to(device), weight.to(device)
+
+
+def _between(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
+    """``first + (second - first) * weight`` in float32 with the product and the sum rounded together, like OpenCV on x86."""
+    return torch.addcmul(first.to(torch.float64), (second - first).to(torch.float64), weight).to(torch.float32)

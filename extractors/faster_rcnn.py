@@ -1,0 +1,228 @@
+"""``faster-rcnn-36``: the regions of bottom-up attention (Anderson et al. 2018) with their features, boxes, classes and attributes.
+
+Letters in shapes: ``B`` images, ``P`` proposals of an image, at most 300, ``R`` = ``max_regions``, ``H0`` and ``W0`` pixels of an
+image, ``D`` = 2048 width of a feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from extractors.base import Description, Extractor
+from extractors.batches import in_halves, run_single_threaded
+from extractors.class_names import ATTRIBUTES, CLASSES
+from extractors.detector import PROPOSALS, build, fold_norms, pool
+from extractors.detector_input import INPUT, prepare, resized_wh, scale_of
+from extractors.detector_weights import read_detector
+from extractors.device import cast_layers, check_precision, compiled, numerics, resolve_device, resolve_precision, upload
+from extractors.images import DECODING
+from extractors.last_stage import LastStage
+from extractors.preprocess import check_resized
+from extractors.region_selection import Detections, columns
+from extractors.regions import RegionOptions
+from extractors.weights import Architecture, Weights, resolve_weights
+from schemas.features import FeatureSpec
+
+__all__ = ["ARCHITECTURE", "FasterRCNNRegions", "describe", "load"]
+
+_BATCH = 2  # images; more take memory, and do not make a CPU faster
+_REGIONS = 10  # regions of one pass of the last stage on a CPU: more are hardly faster, and take memory in each thread
+
+ARCHITECTURE = Architecture(
+    build=build,
+    read=read_detector,
+    without_default="no package distributes them. Pass with --weights PATH the original "
+    "resnet101_faster_rcnn_final_iter_320000.caffemodel (github.com/peteanderson80/bottom-up-attention), "
+    "bua-caffe-frcn-r101-k36.pth (github.com/MILVLG/bottom-up-attention.pytorch), faster_rcnn_from_caffe.pkl "
+    "(github.com/airsplay/py-bottom-up-attention), or the pytorch_model.bin of huggingface.co/unc-nlp/frcnn-vg-finetuned; "
+    "--weights random:0 runs without, untrained",
+)
+
+
+class FasterRCNNRegions(Extractor):
+    """The detector and the choice of its regions.
+
+    Args:
+        description: what this extractor makes.
+        options: which regions are kept.
+        weights: that fit `ARCHITECTURE`.
+        device: from `resolve_device`.
+        precision: from `resolve_precision`.
+        compile: as `extractors.load` takes it.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        *,
+        options: RegionOptions,
+        weights: Weights,
+        device: torch.device,
+        precision: str,
+        compile: bool = False,  # noqa: A002
+    ) -> None:
+        super().__init__(description)
+        self._options = options
+        self._device = device
+        self._precision = precision
+        with torch.device("meta"):
+            model = build()
+        model.load_state_dict(weights.state, assign=True)
+        model.eval().requires_grad_(False)
+        fold_norms(model)
+        for part in (model.backbone, model.rpn.conv, model.head.layer4):
+            cast_layers(part, precision)
+        self._model = model.to(device).to(memory_format=torch.channels_last)
+        self._head: Callable[[Tensor], Tensor] = compiled(self._model.head, device, enabled=compile)
+        if device.type == "cpu" and precision == "fp32":
+            self._head = LastStage(model.head.layer4)
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """Hand on the pixels as they are: the detector resizes on the device.
+
+        Returns:
+            uint8 ``[3, H0, W0]``, channels R, G, B.
+
+        Raises:
+            DecodeError: the image is so thin that nothing would be left of its shorter side.
+        """
+        check_resized(image, resized_wh(*image.size))
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+    def collate(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """Make a list of the images, which differ in size.
+
+        Returns:
+            B times uint8 ``[3, H0, W0]``.
+        """
+        return list(images)
+
+    def extract(self, batch: Sequence[Tensor]) -> np.ndarray:
+        """The features of the regions alone.
+
+        Returns:
+            float32 ``[B, R, D]``; rows behind the regions found are zero.
+        """
+        return self.extract_columns(batch)["features"]
+
+    def extract_columns(self, batch: Sequence[Tensor]) -> dict[str, np.ndarray]:
+        """Find the regions of each image.
+
+        Args:
+            batch: B times uint8 ``[3, H0, W0]``, channels R, G, B; B may be 0.
+
+        Returns:
+            The columns of `schemas.kinds.regions_schema` but ``image_id``.
+        """
+        found = self._on_cpu(batch) if self._device.type == "cpu" else self._on_gpu(batch)
+        return columns(found, self._options, self.spec)
+
+    def _on_cpu(self, batch: Sequence[Tensor]) -> list[Detections]:
+        """Every pass works on one image, or some regions of one image, in one thread."""
+        maps = run_single_threaded(self._map, batch)
+        boxes = run_single_threaded(lambda i: self._propose(batch[int(i)], maps[int(i)]), torch.arange(len(batch)))
+        # The number of its image stands before each box.
+        chunks = [part for i, its in enumerate(boxes) if len(its) for part in F.pad(its, (1, 0), value=i).split(_REGIONS)]
+        features = run_single_threaded(lambda part: self._head(pool(maps[int(part[0, 0])], part[:, 1:])), chunks)
+        together = torch.cat([torch.zeros(0, self.spec.shape[1]), *features])
+        per_image = together.split([len(its) for its in boxes])
+        scores = run_single_threaded(lambda its: torch.cat(self._model.head.classify(its), dim=1), per_image)
+        return [_detections(*of_image) for of_image in zip(batch, boxes, per_image, scores, strict=True)]
+
+    def _on_gpu(self, batch: Sequence[Tensor]) -> list[Detections]:
+        """The regions of all images go through the head together, each image's filled up to `PROPOSALS`."""
+        with numerics(self._precision, self._device), torch.inference_mode():
+            maps = [self._map(image) for image in batch]
+            boxes = [self._propose(*of_image) for of_image in zip(batch, maps, strict=True)]
+            filled = [F.pad(its, (0, 0, 0, PROPOSALS - len(its))) for its in boxes]
+
+            def head(numbers: Tensor) -> Tensor:
+                return self._head(torch.cat([pool(maps[i], filled[i]) for i in numbers])).view(len(numbers), PROPOSALS, -1)
+
+            features = in_halves(head, torch.arange(len(batch)))  # [B, P, D]
+            scores = torch.cat(self._model.head.classify(features.flatten(0, 1)), dim=1).view(*features.shape[:2], -1)
+            per_image = zip(batch, boxes, features, scores, strict=True)
+            return [_detections(image, its, f[: len(its)], s[: len(its)]) for image, its, f, s in per_image]
+
+    def _map(self, image: Tensor) -> Tensor:
+        """From uint8 ``[3, H0, W0]`` anywhere to float32 ``[1, 1024, h, w]`` on the device."""
+        values = prepare(upload(image, self._device))
+        return self._model.backbone(values.contiguous(memory_format=torch.channels_last))
+
+    def _propose(self, image: Tensor, maps: Tensor) -> Tensor:
+        """From an image and its map to float32 ``[P, 4]``, in pixels of the detector's input."""
+        height, width = image.shape[1:]
+        return self._model.rpn.propose(maps, *resized_wh(width, height), scale_of(width, height))
+
+
+def _detections(image: Tensor, boxes: Tensor, features: Tensor, scores: Tensor) -> Detections:
+    height, width = image.shape[1:]
+    classes, attributes = scores.split((1 + CLASSES, 1 + ATTRIBUTES), dim=1)
+    return Detections(width, height, boxes / scale_of(width, height), features, classes, attributes)
+
+
+def describe(
+    spec: FeatureSpec,
+    *,
+    weights: str,
+    precision: str,
+    compile: bool = False,  # noqa: A002
+    regions: RegionOptions,
+) -> Description:
+    """What `load` would make; see `extractors.describe`."""
+    check_precision(precision)
+    return _description(spec, resolve_weights(weights, ARCHITECTURE), precision, compile, regions)
+
+
+def load(
+    spec: FeatureSpec,
+    *,
+    weights: str,
+    device: str,
+    precision: str,
+    compile: bool = False,  # noqa: A002
+    regions: RegionOptions,
+) -> FasterRCNNRegions:
+    """Load the extractor; see `extractors.load`."""
+    on = resolve_device(device)
+    resolve_precision(precision, on)
+    found = resolve_weights(weights, ARCHITECTURE)
+    description = _description(spec, found, precision, compile, regions)
+    return FasterRCNNRegions(description, options=regions, weights=found, device=on, precision=precision, compile=compile)
+
+
+def _description(
+    spec: FeatureSpec,
+    weights: Weights,
+    precision: str,
+    compile: bool,  # noqa: A002
+    regions: RegionOptions,
+) -> Description:
+    named = _named(spec, regions)
+    parameters = {
+        "name": named.name,
+        "decoding": DECODING,
+        "transform": INPUT,
+        **weights.parameters(),
+        "precision": precision,
+        "backend": regions.backend,
+        "regions": {"min": regions.min_regions, "max": regions.max_regions, "score_threshold": regions.score_threshold},
+        **({"compiled": True} if compile else {}),
+    }
+    return Description(named, parameters, kind="regions", batch_size=_BATCH, classes=CLASSES, attributes=ATTRIBUTES)
+
+
+def _named(spec: FeatureSpec, regions: RegionOptions) -> FeatureSpec:
+    """The spec with the name and shape of the regions asked for."""
+    least, most = regions.min_regions, regions.max_regions
+    if (most, spec.shape[1]) == spec.shape and least == most:
+        return spec
+    source = spec.source.replace(f"{spec.shape[0]} best", f"{least} to {most} best")
+    return replace(spec, name=f"faster-rcnn-{least}-{most}", shape=(most, spec.shape[1]), source=source)

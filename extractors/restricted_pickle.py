@@ -1,0 +1,260 @@
+"""Reading pickles of arrays and tensors without running anything that a file asks for.
+
+A pickle is a program for a small stack machine, which may call any function of any installed package. The one of a state dict
+needs few of its instructions and a handful of functions, those of numpy and torch that make an array. Before anything is made,
+the program is read through: only instructions that make plain values, containers and calls are let pass, and lengths and memo
+positions that the file does not back with bytes are refused, for Python would take memory for them. Then it runs with
+stand-ins for those functions, which check what they get; whatever else a file names is refused by its name.
+
+The instructions are those of Python's ``pickletools``. How arrays are pickled is in numpy's ``ndarray.__reduce_ex__``,
+``ndarray.__setstate__`` and ``dtype.__reduce__``, for protocol 5 ``numpy._core.numeric._frombuffer`` (numpy 1 calls
+``numpy._core`` ``numpy.core``); tensors in ``torch.Tensor.__reduce_ex__``: a view of a storage, whose bytes are what
+``torch.save`` of before 1.6 wrote.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import pickle
+import pickletools
+from collections import OrderedDict
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from schemas.errors import InputError
+
+__all__ = ["OLD_TORCH_MAGIC", "read_pickle", "safe_globals"]
+
+OLD_TORCH_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+"""How files of ``torch.save`` before version 1.6 begin: the pickle of a magic number."""
+
+# fmt: off
+_INSTRUCTIONS = frozenset({
+    "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT",
+    "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "BINUNICODE",
+    "SHORT_BINUNICODE", "BINUNICODE8", "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS",
+    "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET",
+    "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
+})
+# fmt: on
+_PUTS = frozenset({"BINPUT", "LONG_BINPUT"})
+_NUMBERS = "biufc"
+# What a damaged program, or one that hands a stand-in the wrong things, makes the machine and torch raise.
+_FAULTS = (
+    pickle.UnpicklingError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    EOFError,
+    OverflowError,
+    MemoryError,
+    # Torch's, for damaged storages and for views that do not fit; Python's for too deep containers is a RuntimeError, too.
+    AssertionError,
+    RuntimeError,
+)
+
+
+def read_pickle(path: Path) -> Any:
+    """Read a pickle of arrays and plain containers (protocols 2 to 5, of Python 2 too).
+
+    Returns:
+        Numbers, strings, bytes, None, tuples, lists, dictionaries, tensors, and numpy arrays of numbers, which may be read-only.
+
+    Raises:
+        InputError: the file is damaged, no pickle, or asks for anything else, which the message names.
+    """
+    size = path.stat().st_size
+    if size == 0:
+        raise InputError(f"the weights file {str(path)!r} is empty; fetch it again")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            _check_instructions(data)
+            data.seek(0)
+            return _Reader(data, safe_globals(2 * size)).load()
+        except _FAULTS as error:
+            raise InputError(
+                f"the weights file {str(path)!r} is refused as a pickle ({_first_line(error)}): it is damaged, or holds more than "
+                "arrays, tensors and plain containers, which could run code when read. Where you trust the file, save its arrays "
+                "alone, best as .safetensors"
+            ) from error
+
+
+def safe_globals(allowance: int) -> dict[str, Any]:
+    """Stand-ins for the functions that a pickle of arrays or tensors calls.
+
+    Args:
+        allowance: bytes that may be made in all, so that no array is made again and again from the same ones. The bytes of each
+            array are in the file, at most once as text and once as an array.
+
+    Returns:
+        By the name that a pickle calls it (``numpy.dtype``): what to call instead. The two last are the classes whose
+        ``__setstate__`` the machine must be willing to call; nothing that can be imported has their names.
+    """
+    makers = _Makers(allowance)
+    found: dict[str, Callable[..., Any]] = {
+        "numpy.ndarray": makers.empty,
+        "numpy.dtype": _Type,
+        "collections.OrderedDict": OrderedDict,
+        "builtins.bytes": makers.no_bytes,
+        "__builtin__.bytes": makers.no_bytes,
+        "_codecs.encode": makers.encoded,
+        "torch.storage._load_from_bytes": makers.storage,
+        "torch._utils._rebuild_tensor_v2": makers.tensor,
+    }
+    for core in ("numpy.core", "numpy._core"):
+        found[f"{core}.multiarray._reconstruct"] = makers.empty
+        found[f"{core}.multiarray.scalar"] = makers.scalar
+        found[f"{core}.numeric._frombuffer"] = makers.array
+    return {name: _Function(call) for name, call in found.items()} | {"<array>": _Array, "<type>": _Type}
+
+
+def _check_instructions(data: mmap.mmap) -> None:
+    """Read the program through without running it.
+
+    Python's machine takes memory for a length or a memo position before it looks whether the file is that long.
+    """
+    for count, (instruction, argument, position) in enumerate(pickletools.genops(cast("IO[bytes]", data))):
+        if instruction.name not in _INSTRUCTIONS:
+            raise pickle.UnpicklingError(f"it holds the instruction {instruction.name}, at byte {position}")
+        if instruction.name in _PUTS and int(argument or 0) > count:
+            raise pickle.UnpicklingError(f"memo position {argument} after {count} instructions, at byte {position}")
+
+
+class _Reader(pickle.Unpickler):
+    """Python's machine, which finds nothing but the stand-ins."""
+
+    def __init__(self, file: mmap.mmap, found: dict[str, Any]) -> None:
+        super().__init__(file, encoding="latin1")  # Python 2's strings, the bytes of arrays among them
+        self._found = found
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = self._found.get(f"{module}.{name}")
+        if not isinstance(found, _Function):
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return found
+
+
+class _Function:
+    """A function that a pickle can call, and do nothing else to: not even set an attribute."""
+
+    __slots__ = ("_call",)
+
+    _call: Callable[..., Any]
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        object.__setattr__(self, "_call", call)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise pickle.UnpicklingError(f"it sets {name} of a function")
+
+
+class _Type:
+    """The type of an array's numbers: what ``numpy.dtype`` and its state describe, where that is plain numbers.
+
+    Called like ``numpy.dtype``; the arguments behind the code do not matter.
+    """
+
+    __slots__ = ("numbers",)
+
+    def __init__(self, code: Any, *_: Any) -> None:
+        if not isinstance(code, str) or not code.isalnum():
+            raise pickle.UnpicklingError(f"an array's type is {code!r}, not a number's")
+        self.numbers = np.dtype(code)
+        if self.numbers.kind not in _NUMBERS:
+            raise pickle.UnpicklingError(f"an array holds {self.numbers}, not numbers")
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        """Take ``(version, byte order, ...)``; what follows tells of records, which numbers are not."""
+        order = state[1]
+        if order not in ("<", ">", "|", "=") or any(part is not None for part in state[2:5]):
+            raise pickle.UnpicklingError(f"an array's type has the state {state!r}, not a number's")
+        self.numbers = self.numbers.newbyteorder(order)
+
+
+class _Array(np.ndarray):
+    """An array that a pickle makes empty first and fills later, as numpy does."""
+
+    _makers: _Makers
+
+    def __new__(cls) -> _Array:
+        return np.ndarray.__new__(cls, (0,))
+
+    def __setstate__(self, state: Any) -> None:
+        """Take ``(version, shape, type, whether by columns, bytes)``, the first lacking in old files."""
+        shape, kind, by_columns, content = state[-4:]
+        content = content.encode("latin1") if isinstance(content, str) else content
+        self._makers.array(content, kind, shape)
+        full: Any = (1, shape, kind.numbers, bool(by_columns), bytes(content))
+        super().__setstate__(full)
+
+
+class _Makers:
+    """What the stand-ins do, as long as the bytes allowed to them last."""
+
+    def __init__(self, allowance: int) -> None:
+        self._left = allowance
+
+    def empty(self, *_: Any) -> _Array:
+        """What numpy's ``_reconstruct`` makes: an array whose state follows."""
+        made = _Array()
+        made._makers = self
+        return made
+
+    def array(self, content: Any, kind: Any, shape: Any, order: Any = "C") -> np.ndarray:
+        if not isinstance(content, bytes | bytearray) or not isinstance(kind, _Type) or not isinstance(shape, tuple):
+            raise pickle.UnpicklingError("an array without bytes, type or shape")
+        if not all(type(side) is int and side >= 0 for side in shape) or order not in ("C", "F"):
+            raise pickle.UnpicklingError(f"an array of shape {shape!r} and order {order!r}")
+        if len(content) != prod(shape) * kind.numbers.itemsize:
+            raise pickle.UnpicklingError(f"{len(content)} bytes for an array of shape {shape} and type {kind.numbers}")
+        self._spend(len(content))
+        return np.frombuffer(content, kind.numbers).reshape(shape, order=order)
+
+    def scalar(self, kind: Any, content: Any) -> Any:
+        """A numpy number, as a plain one."""
+        return self.array(content.encode("latin1") if isinstance(content, str) else content, kind, ()).item()
+
+    def storage(self, content: Any) -> Any:
+        """The numbers of tensors; torch's own reader refuses everything else in there."""
+        if not isinstance(content, bytes) or not content.startswith(OLD_TORCH_MAGIC):
+            raise pickle.UnpicklingError("a tensor without bytes")
+        self._spend(len(content))
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+    def tensor(self, storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Tensor:
+        """A view of them; torch raises where it would reach beyond."""
+        if not isinstance(storage, torch.storage.TypedStorage):
+            raise pickle.UnpicklingError("a tensor without numbers")
+        # set_ with a shape, which torch's own function uses, would make the storage longer instead of raising.
+        return torch.empty(0, dtype=storage.dtype).set_(storage).as_strided(shape, strides, offset)
+
+    def encoded(self, text: Any, encoding: Any) -> bytes:
+        """Bytes, which protocols before 3 write as text."""
+        if not isinstance(text, str) or encoding != "latin1":
+            raise pickle.UnpicklingError(f"bytes of a {type(text).__name__} in {encoding!r}")
+        self._spend(len(text))
+        return text.encode("latin1")
+
+    def no_bytes(self) -> bytes:
+        """How protocols before 3 write no bytes."""
+        return b""
+
+    def _spend(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise pickle.UnpicklingError("it makes more bytes than the file has")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,171 @@
+"""``faster-rcnn-36``: end to end against the bare extractor, and the extractor against the detector run layer by layer.
+
+The second yardstick is the computation as ports of the original do it: all regions of an image through the last stage at once,
+as convolutions, with all threads at each layer, and 1,600 calls of torchvision's suppression. The rate of the last stage is
+given in its 1.76 TFLOP an image, against the rate of a matrix product in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from bench_extraction import make_photographs
+from measuring import PeakMemory, machine, ratio
+
+import extractors
+from extractors.base import Extractor
+from extractors.detector import build, pool
+from extractors.detector_input import prepare, resized_wh, scale_of
+from extractors.faster_rcnn import FasterRCNNRegions
+from extractors.region_selection import select
+from extractors.regions import RegionOptions
+from pipelines.features import FeaturesJob, extract_features
+from pipelines.images import open_images
+
+STAGE_FLOP = 2 * 14 * 14 * (1024 * (512 + 2048) + 3 * (9 * 512 * 512 + 512 * 2048) + 2 * 2048 * 512)
+BATCH = 2
+
+
+def main() -> None:
+    """Prints ratios, rates and peak memory."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=4, help="images of a run")
+    parser.add_argument("--runs", type=int, default=3, help="pairs of runs of each ratio")
+    parser.add_argument("--precision", default="fp32", help="of the extractor")
+    arguments = parser.parse_args()
+    print(machine(), f"torch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        make_photographs(Path(folder), arguments.images)
+        pixels = ready(folder)
+        with PeakMemory(os.getpid()) as memory:
+            extractor = extractors.load("faster-rcnn-36", weights="random:0", precision=arguments.precision)
+            bare(extractor, pixels)
+        print(f"peak memory of the extractor with {BATCH} images at once: {memory.peak / 1e9:.2f} GB", flush=True)
+        threads = torch.get_num_threads()
+        stages(extractor, pixels[0])
+        torch.set_num_threads(threads)
+        ratio(
+            f"end to end against the bare extractor, {len(pixels)} images",
+            lambda: end_to_end(folder, len(pixels), arguments.precision),
+            lambda: bare(extractor, pixels),
+            unit="images/s",
+            at_least=0.95,
+            runs=arguments.runs,
+        )
+        plain = layer_by_layer()
+        ratio(
+            f"the extractor ({arguments.precision}) against the detector layer by layer (fp32)",
+            lambda: bare(extractor, pixels),
+            lambda: plain(pixels),
+            unit="images/s",
+            at_least=1.0 if arguments.precision == "fp32" else 2.5,
+            runs=arguments.runs,
+        )
+
+
+def ready(folder: str) -> list[torch.Tensor]:
+    """Decodes the images."""
+    return [
+        torch.from_numpy(np.array(extractors.decode(path.read_bytes()))).permute(2, 0, 1)
+        for path in sorted(Path(folder).iterdir())
+    ]
+
+
+def end_to_end(folder: str, count: int, precision: str) -> float:
+    """Runs the job into a new folder; images per second, start-up and loading counted."""
+    with tempfile.TemporaryDirectory() as output:
+        job = FeaturesJob(
+            images=open_images(folder),
+            output=output,
+            extractor="faster-rcnn-36",
+            weights="random:0",
+            device="cpu",
+            precision=precision,
+            batch_size=BATCH,
+            shards=2,
+        )
+        started = time.perf_counter()
+        extract_features(job)
+        return count / (time.perf_counter() - started)
+
+
+def bare(extractor: Extractor, pixels: list[torch.Tensor]) -> float:
+    """Runs the extractor over decoded images; images per second."""
+    started = time.perf_counter()
+    for start in range(0, len(pixels), BATCH):
+        extractor.extract_columns(pixels[start : start + BATCH])
+    return len(pixels) / (time.perf_counter() - started)
+
+
+def layer_by_layer() -> Callable[[list[torch.Tensor]], float]:
+    """Makes the yardstick: the plain detector in float32, one image after the other."""
+    torch.manual_seed(0)
+    detector = build().eval().requires_grad_(False).to(memory_format=torch.channels_last)
+
+    def detect(image: torch.Tensor) -> None:
+        height, width = image.shape[1:]
+        scale = scale_of(width, height)
+        maps = detector.backbone(prepare(image).contiguous(memory_format=torch.channels_last))
+        boxes = detector.rpn.propose(maps, *resized_wh(width, height), scale)
+        features = detector.head(pool(maps, boxes))
+        classes, _ = detector.head.classify(features)
+        corners = boxes / scale + torch.tensor([0, 0, 1, 1])
+        best = torch.zeros(len(boxes))
+        for scores in classes[:, 1:].t():
+            kept = torchvision.ops.nms(corners, scores, 0.3)
+            best[kept] = torch.maximum(best[kept], scores[kept])
+        best.topk(min(36, len(best)))
+
+    def run(pixels: list[torch.Tensor]) -> float:
+        with torch.inference_mode():
+            started = time.perf_counter()
+            for image in pixels:
+                detect(image)
+            return len(pixels) / (time.perf_counter() - started)
+
+    return run
+
+
+def stages(extractor: FasterRCNNRegions, image: torch.Tensor) -> None:
+    """Prints the seconds of each stage of one image in one thread, and the last stage's rate against a matrix product's."""
+    torch.set_num_threads(1)
+    height, width = image.shape[1:]
+    with torch.inference_mode():
+        maps = timed("resizing and backbone", lambda: extractor._map(image))
+        boxes = timed("proposals", lambda: extractor._propose(image, maps))
+        pooled = timed("pooling of the regions", lambda: [pool(maps, part) for part in boxes.split(25)])
+        started = time.perf_counter()
+        features = timed("last stage", lambda: torch.cat([extractor._head(part) for part in pooled]))
+        rate = STAGE_FLOP * len(boxes) / (time.perf_counter() - started) / 1e9
+        classes, _ = timed("classes and attributes", lambda: extractor._model.head.classify(features))
+        timed("selection", lambda: select(boxes / scale_of(width, height), classes, RegionOptions()))
+        left, right = torch.randn(4900, 2048), torch.randn(2048, 512)
+        started = time.perf_counter()
+        for _ in range(10):
+            left @ right
+        product = 10 * 2 * 4900 * 2048 * 512 / (time.perf_counter() - started) / 1e9
+    print(
+        f"last stage: {rate:.0f} GFLOP/s of plain convolutions, where a matrix product has {product:.0f}, one thread",
+        flush=True,
+    )
+
+
+def timed(what: str, function: Callable[[], Any]) -> Any:
+    """Runs once; prints the seconds."""
+    started = time.perf_counter()
+    result = function()
+    print(f"  {what}: {time.perf_counter() - started:.2f} s", flush=True)
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Disks that refuse: no permission, no space, and images that are gone. One clear error, nothing torn, and a way on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipelines.scenes import draw, make_scenes
+from schemas.dataset import open_dataset
+from schemas.validation import validate
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("timm", reason="a small model of timm's stands for a slow one")
+
+COMMAND = str(Path(sys.executable).with_name("imagepivot"))
+SMALL = ("--extractor", "timm:test_resnet.r160_in1k", "--weights", "random:0", "--device", "cpu", "--batch-size", "4")
+
+
+def run(*arguments: str | Path, before: Callable[[], object] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False, preexec_fn=before
+    )
+
+
+def says(done: subprocess.CompletedProcess[str], *parts: str) -> None:
+    """One message, exit code 1."""
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("Error: ")
+    assert done.stderr.count("Error") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    for part in parts:
+        assert part in done.stderr
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scenes") / "images"
+    folder.mkdir()
+    for name, scene in make_scenes(80):
+        draw(scene).save(folder / f"{name}.jpg", quality=90)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def arguments(scenes: Path) -> Callable[..., tuple[str | Path, ...]]:
+    return lambda output, *more: ("features", scenes, output, "--shards", "20", *SMALL, *more)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(arguments, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    output = tmp_path_factory.mktemp("undisturbed") / "features"
+    done = run(*arguments(output))
+    assert done.returncode == 0, done.stderr
+    return snapshot(output)
+
+
+# --- no permission ---------------------------------------------------------------------------------------------------
+
+
+def as_others() -> None:
+    """Without the right to write everywhere, which root has otherwise."""
+    if os.geteuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+            if libc.prctl(24, capability, 0, 0, 0):  # PR_CAPBSET_DROP
+                raise OSError(ctypes.get_errno(), "prctl")
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Path]:
+    """A folder that nobody may write to."""
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o555)
+    probe = [sys.executable, "-c", "import os, sys; sys.exit(os.access(sys.argv[1], os.W_OK))", str(folder)]
+    try:
+        refused = subprocess.run(probe, preexec_fn=as_others, check=False).returncode == 0
+    except subprocess.SubprocessError:
+        refused = False
+    if not refused:
+        pytest.skip("this account may write everywhere")
+    yield folder
+    folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_folder_without_permission(arguments, undisturbed, locked: Path, workers: str) -> None:
+    output = locked / "features"
+    says(run(*arguments(output, "--workers", workers), before=as_others), "permission denied", str(output))
+    assert list(locked.iterdir()) == []
+    locked.chmod(0o755)
+    assert run(*arguments(output, "--workers", workers), before=as_others).returncode == 0
+    assert snapshot(output) == undisturbed
+
+
+def test_a_dataset_without_permission(arguments, undisturbed, locked: Path) -> None:
+    """Its folder may be read only: the run is refused before it changes anything."""
+    locked.chmod(0o755)
+    assert run(*arguments(locked)).returncode == 0
+    (locked / "manifest.json").unlink()
+    (locked / "part-00007-of-00020.parquet").unlink()
+    locked.chmod(0o555)
+    before = snapshot(locked)
+    says(run(*arguments(locked), before=as_others), "permission denied", "check who owns the folder")
+    assert snapshot(locked) == before
+    locked.chmod(0o755)
+    assert run(*arguments(locked), before=as_others).returncode == 0
+    assert snapshot(locked) == undisturbed
+
+
+# --- no space --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, undisturbed: dict[str, bytes]) -> Iterator[Path]:
+    """A disk that holds about half of the features."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = sum(map(len, undisturbed.values())) // 2
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"this account cannot mount a small disk: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_full_disk(arguments, undisturbed, small_disk: Path, workers: str) -> None:
+    output = small_disk / "features"
+    says(
+        run(*arguments(output, "--workers", workers)),
+        "the disk is full: free some space and run the same command again, finished shards are kept",
+    )
+    left = snapshot(output)
+    assert 0 < len(left) < len(undisturbed)
+    assert all(undisturbed[name] == data for name, data in left.items()), "what is there is whole"
+    assert "manifest.json" not in left
+    stamps = {path.name: path.stat().st_mtime_ns for path in output.iterdir()}
+    subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
+    assert run(*arguments(output, "--workers", workers)).returncode == 0
+    assert snapshot(output) == undisturbed
+    assert {name: (output / name).stat().st_mtime_ns for name in stamps} == stamps
+
+
+def test_files_that_may_not_grow(arguments, undisturbed, tmp_path: Path) -> None:
+    largest = max(len(data) for name, data in undisturbed.items() if name.startswith("part-"))
+    output = tmp_path / "features"
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1, resource.RLIM_INFINITY))
+
+    says(run(*arguments(output), before=limit), "part-", "see ulimit -f, or give more --shards")
+    assert all(undisturbed[name] == data for name, data in snapshot(output).items())
+    assert not (output / "manifest.json").exists()
+    assert run(*arguments(output)).returncode == 0
+    assert snapshot(output) == undisturbed
+
+
+# --- no images -------------------------------------------------------------------------------------------------------
+
+
+def test_images_that_are_gone_during_the_run(arguments, undisturbed, scenes: Path, tmp_path: Path) -> None:
+    output = tmp_path / "features"
+    process = subprocess.Popen(
+        [COMMAND, *map(str, arguments(output))], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    away = scenes.with_name("away")
+    try:
+        deadline = time.monotonic() + 120
+        while not list(output.glob("part-*")):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.002)
+        scenes.rename(away)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        if away.exists():
+            away.rename(scenes)
+    says(
+        subprocess.CompletedProcess(process.args, process.returncode, "", errors),
+        "were there when the run began and are gone",
+        "run the same command again; finished shards are kept",
+    )
+    left = snapshot(output)
+    assert 0 < len(left) < len(undisturbed)
+    assert all(undisturbed[name] == data for name, data in left.items())
+    assert run(*arguments(output)).returncode == 0
+    assert snapshot(output) == undisturbed
+
+
+def test_some_images_that_are_gone_are_failures(scenes: Path, tmp_path: Path) -> None:
+    """The place is there: each image fails alone, and can be tried again."""
+    table, gone = tmp_path / "table.csv", tmp_path / "scene.jpg"
+    paths = sorted(scenes.glob("*.jpg"))[:6]
+    table.write_text("image_id,uri\n" + "".join(f"{path.stem},{path}\n" for path in paths) + f"gone,{gone}\n")
+    arguments = ("features", table, tmp_path / "features", "--shards", "2", *SMALL)
+    done = run(*arguments)
+    assert done.returncode == 3
+    assert "1 inputs failed: 1 unreadable" in done.stderr
+    assert "Traceback" not in done.stderr
+    gone.write_bytes(paths[0].read_bytes())
+    assert run(*arguments, "--retry-failed").returncode == 0
+    assert len(open_dataset(tmp_path / "features")) == 7
+    assert validate(tmp_path / "features") == []

@@ -1,0 +1,97 @@
+"""``faster-rcnn-36`` from the command line: photographs in, regions with names out, and a picture of them."""
+
+from __future__ import annotations
+
+import pytest
+from PIL import Image
+
+from schemas.dataset import open_dataset
+from schemas.validation import validate
+
+pytestmark = pytest.mark.slow
+
+FEW = ("cat", "chelsea")
+
+
+@pytest.fixture(scope="module")
+def extracted(imagepivot, photos, visual_genome, tmp_path_factory):
+    """Two photographs, with the names of classes and attributes."""
+    folder = tmp_path_factory.mktemp("regions")
+    table = folder / "table.csv"
+    paths = [next((photos / "images").glob(f"{name}.*")) for name in FEW]
+    table.write_text("image_id,uri\n" + "".join(f"{path.stem},{path}\n" for path in paths))
+    arguments = (
+        *("features", table, folder / "named", "--extractor", "faster-rcnn-36", "--weights", "random:0", "--device", "cpu"),
+        *("--shards", "2", "--class-names", visual_genome / "objects_vocab.txt"),
+        *("--attribute-names", visual_genome / "attributes_vocab.txt"),
+    )
+    return folder, arguments, imagepivot(*arguments)
+
+
+def test_it_says_what_it_made(extracted):
+    _, _, done = extracted
+    assert done.stdout.startswith("regions: 2 rows in 2 shards in ")
+    assert "untrained" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_dataset_keeps_every_promise(extracted):
+    folder, _, _ = extracted
+    assert validate(folder / "named") == []
+    dataset = open_dataset(folder / "named", kind="regions")
+    assert sorted(dataset.image_ids()) == sorted(FEW)
+    for image_id in FEW:
+        row = dataset.get(image_id)
+        used = row["num_regions"]
+        assert 1 <= used <= 36
+        boxes = row["boxes"][:used]
+        assert (boxes[:, 2:] >= boxes[:, :2]).all()
+        assert boxes.min() >= 0
+        assert (boxes[:, 2] < row["width"]).all()
+        assert (boxes[:, 3] < row["height"]).all()
+        assert row["features"].shape == (36, 2048)
+        assert (row["features"] >= 0).all()
+        assert ((row["class_ids"][:used] >= 1) & (row["class_ids"][:used] <= 1600)).all()
+        assert ((row["attribute_ids"] >= 0) & (row["attribute_ids"] <= 400)).all()
+
+
+def test_names_are_shown(extracted, imagepivot, visual_genome):
+    folder, _, _ = extracted
+    row = open_dataset(folder / "named").get("cat")
+    best = row["class_scores"][: row["num_regions"]].argmax()
+    lines = (visual_genome / "objects_vocab.txt").read_text().splitlines()
+    name = lines[row["class_ids"][best] - 1].split(",")[0]
+    shown = " ".join(imagepivot("inspect", folder / "named").stdout.split())
+    assert f"{name} {row['class_scores'][best]:.2f} (" in shown
+
+
+def test_a_run_without_names_agrees(extracted, imagepivot):
+    """What is complete is returned, so nothing is extracted again; the fingerprint is the same."""
+    _, arguments, done = extracted
+    again = imagepivot(*arguments[: arguments.index("--class-names")])
+    assert again.stdout == done.stdout
+
+
+def test_other_options_are_another_dataset(extracted, imagepivot):
+    _, arguments, _ = extracted
+    done = imagepivot(*arguments, "--min-regions", "10", "--max-regions", "100", code=1)
+    assert "holds another dataset" in done.stderr
+
+
+def test_the_regions_are_drawn(extracted, imagepivot, photos):
+    folder, _, _ = extracted
+    done = imagepivot("view", folder / "named", photos / "images", "--image", "cat", "-o", folder / "cat.png")
+    used = open_dataset(folder / "named").get("cat")["num_regions"]
+    assert f"{used} regions of 'cat'" in done.stdout
+    with Image.open(folder / "cat.png") as drawing, Image.open(photos / "images" / "cat.jpg") as photo:
+        assert max(drawing.size) == max(800, *photo.size)
+
+
+def test_too_few_names_are_refused(extracted, imagepivot, tmp_path):
+    _, arguments, _ = extracted
+    (tmp_path / "names.txt").write_text("sky\nman\n")
+    words = list(map(str, arguments))
+    words[words.index("--class-names") + 1] = str(tmp_path / "names.txt")
+    done = imagepivot(*words, code=1)
+    assert "names.txt' has 2 names, expected 1600" in done.stderr
+    assert "Traceback" not in done.stderr
