@@ -21,10 +21,10 @@ demo: $(STAMP)  ## Run the main job on scenes that are drawn here.
 	$(BIN)/imagepivot demo build/demo
 
 test: check  ## Run all checks and tests.
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 quick: $(STAMP)  ## Run the tests that take seconds.
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
 check: $(STAMP)  ## Run the linter, the formatter's check and the type checker.
 	$(BIN)/ruff check .

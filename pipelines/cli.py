@@ -54,9 +54,11 @@ _EXTRAS = {
     "sacremoses": "pipelines",
     "PIL": "extractors",
     "safetensors": "extractors",
+    "tensorboard": "train",
     "torch": "extractors",
     "torchvision": "extractors",
 }
+_TRAINING = frozenset({"train", "evaluate", "embed", "search", "tables"})
 
 
 class CaptionFormat(str, Enum):
@@ -308,9 +310,10 @@ def main() -> None:
         notes.print(f"[bold red]Error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or "").partition(".")[0])
-        if extra is None:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
             raise
+        extra = "train" if missing == "torch" and _TRAINING.intersection(sys.argv[1:2]) else _EXTRAS[missing]
         notes.print(
             f"[bold red]Error:[/bold red] this command needs {error.name}, which is not installed: "
             f"pip install 'imagepivot\\[{extra}]'",
@@ -319,7 +322,10 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as end:
         if end.code == 130:  # Ctrl-C, as typer hands it on.
-            notes.print("stopped; finished shards are kept, the same command goes on from here", highlight=False)
+            kept = "the last checkpoint is kept, --resume goes on from it"
+            if sys.argv[1:2] != ["train"]:
+                kept = "finished shards are kept, the same command goes on from here"
+            notes.print(f"stopped; {kept}", highlight=False)
         raise
 
 

@@ -116,6 +116,16 @@ def test_a_missing_extra_is_named(call, monkeypatch, module, extra):
     assert err == f"Error: this command needs {module}, which is not installed: pip install 'imagepivot[{extra}]'\n"
 
 
+def test_training_without_torch_names_its_own_extra(call, monkeypatch):
+    def broken(*_, **__):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("train.config.resolve", broken)
+    code, _, err = call("train", "vsepp", "run")
+    assert code == 1
+    assert err == "Error: this command needs torch, which is not installed: pip install 'imagepivot[train]'\n"
+
+
 def test_a_missing_module_of_nobodys_is_our_fault(monkeypatch):
     def broken(*_, **__):
         raise ModuleNotFoundError("No module named 'ours'", name="ours")
@@ -134,6 +144,16 @@ def test_ctrl_c_says_that_finished_shards_are_kept(call, monkeypatch):
     code, _, err = call("validate", "folder")
     assert code == 130
     assert "finished shards are kept, the same command goes on from here" in err
+
+
+def test_ctrl_c_during_training_says_how_to_go_on(call, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("train.config.resolve", interrupted)
+    code, _, err = call("train", "vsepp", "run")
+    assert code == 130
+    assert "the last checkpoint is kept, --resume goes on from it" in err
 
 
 def manifest(rows: int, failed: int = 0) -> Manifest:
