@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from extractors.boxes import cell_anchors
-from extractors.detector import ATTRIBUTES
+from extractors.class_names import ATTRIBUTES
 from extractors.suppression import keep_best
 
 __all__ = [
