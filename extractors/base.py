@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-__all__ = ["Description", "Extractor"]
+__all__ = ["Description", "Extractor", "RegionExtractor"]
 
 
 @dataclass(frozen=True)
@@ -110,3 +110,30 @@ class Extractor(ABC):
             Arrays whose first axis is B; here one, ``feature``.
         """
         return {"feature": self.extract(batch)}
+
+
+class RegionExtractor(Extractor):
+    """An extractor of several regions per image: its images differ in size, and `extract_columns` does the work.
+
+    Letters in shapes besides: ``H0`` and ``W0`` pixels of an image as it is, ``R`` regions kept, ``D`` width of a feature.
+    """
+
+    def collate(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """Make a list of the images, which differ in size.
+
+        Returns:
+            B times uint8 ``[3, H0, W0]``.
+        """
+        return list(images)
+
+    def extract(self, batch: Sequence[Tensor]) -> np.ndarray:
+        """The features of the regions alone.
+
+        Returns:
+            float32 ``[B, R, D]``; rows behind the regions found are zero.
+        """
+        return self.extract_columns(batch)["features"]
+
+    @abstractmethod
+    def extract_columns(self, batch: Sequence[Tensor]) -> dict[str, np.ndarray]:
+        """Find the regions of each image: the columns of `schemas.kinds.regions_schema` but ``image_id``."""

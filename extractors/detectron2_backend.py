@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from extractors import faster_rcnn
-from extractors.base import Description, Extractor
+from extractors.base import Description, RegionExtractor
 from extractors.batches import in_halves, run_single_threaded
 from extractors.detectron2_modules import CONFIG
 from extractors.detectron2_networks import Network, VisualGenomeNetwork, build, merged_config
@@ -67,7 +67,7 @@ def _renamed(name: str) -> str:
     return name
 
 
-class Detectron2Regions(Extractor):
+class Detectron2Regions(RegionExtractor):
     """A network of detectron2's and the choice of its regions.
 
     Args:
@@ -103,22 +103,6 @@ class Detectron2Regions(Extractor):
         """
         check_resized(image, self._network.resized_wh(*image.size))
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-    def collate(self, images: Sequence[Tensor]) -> list[Tensor]:
-        """Make a list of the images, which differ in size.
-
-        Returns:
-            B times uint8 ``[3, H0, W0]``.
-        """
-        return list(images)
-
-    def extract(self, batch: Sequence[Tensor]) -> np.ndarray:
-        """The features of the regions alone.
-
-        Returns:
-            float32 ``[B, R, D]``; rows behind the regions found are zero.
-        """
-        return self.extract_columns(batch)["features"]
 
     def extract_columns(self, batch: Sequence[Tensor]) -> dict[str, np.ndarray]:
         """Find the regions of each image.

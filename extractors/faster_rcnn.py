@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from extractors.base import Description, Extractor
+from extractors.base import Description, RegionExtractor
 from extractors.batches import in_halves, run_single_threaded
 from extractors.class_names import ATTRIBUTES, CLASSES
 from extractors.detector import PROPOSALS, build, fold_norms, pool
@@ -52,7 +52,7 @@ ARCHITECTURE = Architecture(
 )
 
 
-class FasterRCNNRegions(Extractor):
+class FasterRCNNRegions(RegionExtractor):
     """The detector and the choice of its regions.
 
     Args:
@@ -101,22 +101,6 @@ class FasterRCNNRegions(Extractor):
         """
         check_resized(image, resized_wh(*image.size))
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-    def collate(self, images: Sequence[Tensor]) -> list[Tensor]:
-        """Make a list of the images, which differ in size.
-
-        Returns:
-            B times uint8 ``[3, H0, W0]``.
-        """
-        return list(images)
-
-    def extract(self, batch: Sequence[Tensor]) -> np.ndarray:
-        """The features of the regions alone.
-
-        Returns:
-            float32 ``[B, R, D]``; rows behind the regions found are zero.
-        """
-        return self.extract_columns(batch)["features"]
 
     def extract_columns(self, batch: Sequence[Tensor]) -> dict[str, np.ndarray]:
         """Find the regions of each image.
