@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
 
-from extractors.base import Description, Extractor
+from extractors.base import Description, Extractor, Settings
 from extractors.regions import RegionOptions
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 
-__all__ = ["describe", "load", "names", "spec"]
+if TYPE_CHECKING:
+    import torch
+
+    from extractors.weights import Weights
+
+__all__ = ["ExtractorModule", "describe", "load", "names", "spec"]
 
 _TIMM = "timm:"
 _DETECTRON2 = "detectron2:"
@@ -24,9 +29,22 @@ _DETECTRON2_INSTALLATION = (
 )
 
 
+class ExtractorModule(Protocol):
+    """What the module of an extractor offers."""
+
+    def find_weights(self, spec: FeatureSpec, request: str) -> Weights:
+        """Find the weights that a user asks for: ``default``, a path or ``random:SEED``."""
+
+    def describe(self, settings: Settings, weights: Weights) -> Description:
+        """What `load` would make, without a device."""
+
+    def load(self, settings: Settings, weights: Weights, device: torch.device) -> Extractor:
+        """Make the extractor, on a device that computes in the precision of the settings."""
+
+
 @dataclass(frozen=True)
 class _Entry:
-    """An extractor that can be loaded: its spec, and the module whose ``describe`` and ``load`` make it, with each backend."""
+    """An extractor that can be loaded: its spec, and the `ExtractorModule` that makes it, with each backend."""
 
     spec: FeatureSpec
     module: str
@@ -118,9 +136,11 @@ def describe(
         UsageError: an argument is not one of those named.
         InputError: the weights are missing, broken, or another model's.
     """
-    entry = _entry(name)
-    options = _region_options(entry, regions)
-    return _module(entry, regions).describe(entry.spec, weights=weights, precision=precision, compile=compile, **options)
+    module, settings = _resolve(name, precision, compile, regions)
+    from extractors.device import check_precision
+
+    check_precision(precision)
+    return module.describe(settings, module.find_weights(settings.spec, weights))
 
 
 def load(
@@ -137,8 +157,8 @@ def load(
     Args:
         name: as `spec` takes it.
         weights: ``default`` (torchvision's or timm's of that name, downloaded once; ``vgg19-10crop-caffe`` has none), the path of
-            a ``.pth``, ``.pt`` or ``.safetensors`` file (``vgg19-10crop-caffe`` also reads ``.caffemodel``), or ``random:SEED``
-            (untrained).
+            a ``.pth``, ``.pt`` or ``.safetensors`` file (``vgg19-10crop-caffe`` and ``faster-rcnn-36`` also read ``.caffemodel``,
+            the latter every release of its detector), or ``random:SEED`` (untrained).
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (a GPU where there is one).
         precision: ``fp32`` or ``bf16``; on a GPU also ``tf32`` and ``fp16``.
         compile: run the model through ``torch.compile``, on a GPU only: the first batches take a minute, and the last digits of
@@ -155,21 +175,22 @@ def load(
         UsageError: an argument is not one of those named, or this machine lacks the device.
         InputError: the weights are missing, broken, or another model's.
     """
+    module, settings = _resolve(name, precision, compile, regions)
+    from extractors.device import resolve_device, resolve_precision
+
+    on = resolve_device(device)
+    resolve_precision(precision, on)
+    return module.load(settings, module.find_weights(settings.spec, weights), on)
+
+
+def _resolve(name: str, precision: str, compile: bool, regions: RegionOptions | None) -> tuple[ExtractorModule, Settings]:  # noqa: A002
+    """Find what makes an extractor, and import it: afterwards torch is known to be here."""
     entry = _entry(name)
-    options = _region_options(entry, regions)
-    return _module(entry, regions).load(
-        entry.spec, weights=weights, device=device, precision=precision, compile=compile, **options
-    )
-
-
-def _region_options(entry: _Entry, regions: RegionOptions | None) -> dict[str, RegionOptions]:
-    if entry.makes_regions:
-        return {"regions": regions or RegionOptions()}
-    if regions is not None:
-        raise UsageError(
-            f"extractor {entry.spec.name!r} makes one feature an image, no regions: leave the options of regions out"
-        )
-    return {}
+    if regions is not None and not entry.makes_regions:
+        raise UsageError(f"extractor {name!r} makes one feature an image, no regions: leave the options of regions out")
+    options = regions or RegionOptions()
+    module = entry.detectron2_module if options.backend == "detectron2" else entry.module
+    return _import(module, entry.spec.name), Settings(entry.spec, precision, compile, options)
 
 
 def _entry(name: str) -> _Entry:
@@ -188,12 +209,7 @@ def _entry(name: str) -> _Entry:
     return _ENTRIES[name]
 
 
-def _module(entry: _Entry, regions: RegionOptions | None) -> ModuleType:
-    on_detectron2 = regions is not None and regions.backend == "detectron2"
-    return _import(entry.detectron2_module if on_detectron2 else entry.module, entry.spec.name)
-
-
-def _import(module: str, name: str) -> ModuleType:
+def _import(module: str, name: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

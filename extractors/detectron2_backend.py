@@ -22,19 +22,17 @@ from PIL import Image
 from torch import Tensor
 
 from extractors import faster_rcnn
-from extractors.base import Description, RegionExtractor
+from extractors.base import Description, RegionExtractor, Settings
 from extractors.batches import in_halves, run_single_threaded
 from extractors.detectron2_modules import CONFIG
 from extractors.detectron2_networks import Network, VisualGenomeNetwork, build, merged_config
-from extractors.device import cast_layers, numerics, resolve_device, resolve_precision, upload
+from extractors.device import cast_layers, numerics, upload
 from extractors.preprocess import check_resized
 from extractors.region_selection import Detections, columns
-from extractors.regions import RegionOptions
-from extractors.weights import resolve_weights
+from extractors.weights import Weights
 from schemas.errors import UsageError
-from schemas.features import FeatureSpec
 
-__all__ = ["Detectron2Regions", "describe", "detectron2_state", "load", "refuse_compile"]
+__all__ = ["Detectron2Regions", "describe", "detectron2_state", "find_weights", "load", "refuse_compile"]
 
 _REGIONS = 20  # regions of one pass of the last stage on a CPU
 
@@ -70,26 +68,23 @@ def _renamed(name: str) -> str:
 class Detectron2Regions(RegionExtractor):
     """A network of detectron2's and the choice of its regions.
 
+    In the 16-bit precisions the last stage alone takes 16 bits, as in `extractors.faster_rcnn`.
+
     Args:
         description: what this extractor makes.
+        settings: what is asked of it.
         network: with its weights, on the CPU.
-        options: which regions are kept.
-        device: from `resolve_device`.
-        precision: from `resolve_precision`.
+        device: from `extractors.device.resolve_device`.
     """
 
-    def __init__(
-        self, description: Description, *, network: Network, options: RegionOptions, device: torch.device, precision: str
-    ) -> None:
+    def __init__(self, description: Description, settings: Settings, network: Network, device: torch.device) -> None:
         super().__init__(description)
         self._network = network
-        self._options = options
+        self._options = settings.regions
         self._device = device
-        self._precision = precision
+        self._precision = settings.precision
         model = network.model.eval().requires_grad_(False)
-        # Nearly all the work; what decides between regions stays in float32.
-        for part in (model.backbone, model.roi_heads.res5):
-            self._dtype = cast_layers(part, precision)
+        self._dtype = cast_layers(model.roi_heads.res5, settings.precision)
         model.to(device).to(memory_format=torch.channels_last)
 
     def preprocess(self, image: Image.Image) -> Tensor:
@@ -137,9 +132,9 @@ class Detectron2Regions(RegionExtractor):
 
     def _maps(self, pixels: Tensor) -> Tensor:
         """From uint8 ``[3, H0, W0]`` to float32 ``[1, channels, h, w]``."""
-        values = self._network.prepare(pixels).to(self._dtype).contiguous(memory_format=torch.channels_last)
+        values = self._network.prepare(pixels).contiguous(memory_format=torch.channels_last)
         (maps,) = self._network.model.backbone(values).values()
-        return maps.to(torch.float32)
+        return maps
 
     def _features(self, maps: Tensor, boxes: Tensor) -> Tensor:
         """From ``[P, 4]`` to float32 ``[P, D]``."""
@@ -156,42 +151,27 @@ class Detectron2Regions(RegionExtractor):
         return in_halves(pooled, boxes)
 
 
-def describe(
-    spec: FeatureSpec,
-    *,
-    weights: str,
-    precision: str,
-    compile: bool = False,  # noqa: A002
-    regions: RegionOptions,
-) -> Description:
-    """What `load` would make; see `extractors.describe`."""
-    refuse_compile(compile)
-    return faster_rcnn.describe(spec, weights=weights, precision=precision, regions=regions)
+find_weights = faster_rcnn.find_weights
 
 
-def load(
-    spec: FeatureSpec,
-    *,
-    weights: str,
-    device: str,
-    precision: str,
-    compile: bool = False,  # noqa: A002
-    regions: RegionOptions,
-) -> Detectron2Regions:
-    """Load the extractor; see `extractors.load`."""
-    on = resolve_device(device)
-    resolve_precision(precision, on)
-    description = describe(spec, weights=weights, precision=precision, compile=compile, regions=regions)
-    state = resolve_weights(weights, faster_rcnn.ARCHITECTURE).state
+def describe(settings: Settings, weights: Weights) -> Description:
+    """See `extractors.catalogue.ExtractorModule`."""
+    refuse_compile(settings)
+    return faster_rcnn.describe(settings, weights)
+
+
+def load(settings: Settings, weights: Weights, device: torch.device) -> Detectron2Regions:
+    """See `extractors.catalogue.ExtractorModule`."""
+    description = describe(settings, weights)
     with torch.random.fork_rng(devices=[]):
         model: Any = build(merged_config(CONFIG))
-    model.load_state_dict(detectron2_state(state))
+    model.load_state_dict(detectron2_state(weights.state))
     (anchors,) = model.proposal_generator.anchor_generator.cell_anchors
-    anchors.copy_(state["rpn.anchors"])
-    return Detectron2Regions(description, network=VisualGenomeNetwork(model), options=regions, device=on, precision=precision)
+    anchors.copy_(weights.state["rpn.anchors"])
+    return Detectron2Regions(description, settings, VisualGenomeNetwork(model), device)
 
 
-def refuse_compile(compile: bool) -> None:  # noqa: A002
+def refuse_compile(settings: Settings) -> None:
     """Raise `UsageError` where a compiled model is asked for."""
-    if compile:
+    if settings.compile:
         raise UsageError("--compile is not for models of detectron2's: leave it out, or take --backend torchvision")

@@ -28,19 +28,17 @@ from detectron2.layers import ShapeSpec
 from detectron2.modeling.anchor_generator import build_anchor_generator
 from torch import Tensor
 
-from extractors.base import Description
+from extractors.base import Description, Settings
 from extractors.checkpoints import read_state, unwrapped
 from extractors.detectron2_backend import Detectron2Regions, refuse_compile
 from extractors.detectron2_networks import StockNetwork, build, merged_config
-from extractors.device import check_precision, resolve_device, resolve_precision
-from extractors.images import DECODING
 from extractors.regions import RegionOptions
 from extractors.restricted_pickle import read_pickle
 from extractors.weights import Architecture, Weights, resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 
-__all__ = ["describe", "load", "spec"]
+__all__ = ["describe", "find_weights", "load", "spec"]
 
 _PREFIX = "detectron2:"
 _FORM = re.compile(r"(?P<config>.+?\.ya?ml)\+(?P<weights>.+)")
@@ -82,65 +80,40 @@ def spec(name: str) -> FeatureSpec:
     )
 
 
-def describe(
-    spec: FeatureSpec,
-    *,
-    weights: str,
-    precision: str,
-    compile: bool = False,  # noqa: A002
-    regions: RegionOptions,
-) -> Description:
-    """What `load` would make; see `extractors.describe`. The weights stand in the name, so ``weights`` must be ``default``."""
-    check_precision(precision)
-    refuse_compile(compile)
-    return _description(spec, _weights(spec, weights), precision, regions)
-
-
-def load(
-    spec: FeatureSpec,
-    *,
-    weights: str,
-    device: str,
-    precision: str,
-    compile: bool = False,  # noqa: A002
-    regions: RegionOptions,
-) -> Detectron2Regions:
-    """Load the extractor; see `extractors.load`. The weights stand in the name, so ``weights`` must be ``default``."""
-    on = resolve_device(device)
-    resolve_precision(precision, on)
-    refuse_compile(compile)
-    found = _weights(spec, weights)
-    cfg = _config(_paths(spec.name)[0])
-    with torch.random.fork_rng(devices=[]):
-        model = build(cfg)
-    model.load_state_dict(found.state)
-    return Detectron2Regions(
-        _description(spec, found, precision, regions),
-        network=StockNetwork(model, cfg.INPUT),
-        options=regions,
-        device=on,
-        precision=precision,
+def find_weights(spec: FeatureSpec, request: str) -> Weights:
+    """See `extractors.catalogue.ExtractorModule`. The weights stand in the name, so ``request`` must be ``default``."""
+    config, weights = _paths(spec.name)
+    if request != "default":
+        raise UsageError(
+            f"weights are given twice, {request!r} and {weights!r}: of {_PREFIX}CONFIG+WEIGHTS the second part names them; leave "
+            "--weights out"
+        )
+    cfg = _config(config)
+    architecture = Architecture(
+        build=lambda weights: build(cfg), read=partial(_read, cfg=cfg), without_default="name a checkpoint behind the '+'"
     )
+    return resolve_weights(weights, architecture)
 
 
-def _description(spec: FeatureSpec, weights: Weights, precision: str, regions: RegionOptions) -> Description:
+def describe(settings: Settings, weights: Weights) -> Description:
+    """See `extractors.catalogue.ExtractorModule`."""
+    refuse_compile(settings)
+    spec, options = settings.spec, settings.regions
     config, _ = _paths(spec.name)
-    least, most = regions.min_regions, regions.max_regions
-    named = replace(
-        spec,
-        name=f"{_PREFIX}{config.stem}-{most if least == most else f'{least}-{most}'}",
-        shape=(most, spec.shape[1]),
-    )
-    parameters = {
-        "name": named.name,
-        "decoding": DECODING,
-        "config": _settings(config),
-        **weights.parameters(),
-        "precision": precision,
-        "regions": {"min": least, "max": most, "score_threshold": regions.score_threshold},
-    }
+    named = replace(spec, name=f"{_PREFIX}{config.stem}-{options.count}", shape=(options.max_regions, spec.shape[1]))
+    parameters = settings.parameters(weights, name=named.name, config=_settings(config), regions=options.parameters())
     classes = _config(config).MODEL.ROI_HEADS.NUM_CLASSES
     return Description(named, parameters, kind="regions", batch_size=_BATCH, classes=classes)
+
+
+def load(settings: Settings, weights: Weights, device: torch.device) -> Detectron2Regions:
+    """See `extractors.catalogue.ExtractorModule`."""
+    description = describe(settings, weights)
+    cfg = _config(_paths(settings.spec.name)[0])
+    with torch.random.fork_rng(devices=[]):
+        model = build(cfg)
+    model.load_state_dict(weights.state)
+    return Detectron2Regions(description, settings, StockNetwork(model, cfg.INPUT), device)
 
 
 def _paths(name: str) -> tuple[Path, str]:
@@ -186,20 +159,6 @@ def _read_config(path: Path, read: Callable[[Any], Any]) -> Any:
             f"the config file {str(path)!r} is none of detectron2's ({type(error).__name__}: {error}): it is damaged, "
             "of a project with settings of its own, or asks for code to be run"
         ) from error
-
-
-def _weights(spec: FeatureSpec, request: str) -> Weights:
-    config, weights = _paths(spec.name)
-    if request != "default":
-        raise UsageError(
-            f"weights are given twice, {request!r} and {weights!r}: of {_PREFIX}CONFIG+WEIGHTS the second part names them; leave "
-            "--weights out"
-        )
-    cfg = _config(config)
-    architecture = Architecture(
-        build=lambda weights: build(cfg), read=partial(_read, cfg=cfg), without_default="name a checkpoint behind the '+'"
-    )
-    return resolve_weights(weights, architecture)
 
 
 def _read(path: Path, *, cfg: Any) -> dict[str, Tensor]:

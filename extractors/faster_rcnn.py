@@ -21,14 +21,13 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from extractors.base import Description, RegionExtractor
+from extractors.base import Description, RegionExtractor, Settings
 from extractors.batches import in_halves, run_single_threaded
 from extractors.class_names import ATTRIBUTES, CLASSES
 from extractors.detector import PROPOSALS, build, fold_norms, pool
 from extractors.detector_input import INPUT, prepare, resized_wh, scale_of
 from extractors.detector_weights import read_detector
-from extractors.device import cast_layers, check_precision, compiled, numerics, resolve_device, resolve_precision, upload
-from extractors.images import DECODING
+from extractors.device import cast_layers, compiled, numerics, upload
 from extractors.last_stage import LastStage
 from extractors.preprocess import check_resized
 from extractors.region_selection import Detections, columns
@@ -36,7 +35,7 @@ from extractors.regions import RegionOptions
 from extractors.weights import Architecture, Weights, resolve_weights
 from schemas.features import FeatureSpec
 
-__all__ = ["ARCHITECTURE", "FasterRCNNRegions", "describe", "load"]
+__all__ = ["ARCHITECTURE", "FasterRCNNRegions", "describe", "find_weights", "load"]
 
 _BATCH = 2  # images; more take memory, and do not make a CPU faster
 _REGIONS = 10  # regions of one pass of the last stage on a CPU: more are hardly faster, and take memory in each thread
@@ -56,38 +55,26 @@ class FasterRCNNRegions(RegionExtractor):
     """The detector and the choice of its regions.
 
     Args:
-        description: what this extractor makes.
-        options: which regions are kept.
-        weights: that fit `ARCHITECTURE`.
-        device: from `resolve_device`.
-        precision: from `resolve_precision`.
-        compile: as `extractors.load` takes it.
+        settings: what is asked of it.
+        weights: from `find_weights`.
+        device: from `extractors.device.resolve_device`.
     """
 
-    def __init__(
-        self,
-        description: Description,
-        *,
-        options: RegionOptions,
-        weights: Weights,
-        device: torch.device,
-        precision: str,
-        compile: bool = False,  # noqa: A002
-    ) -> None:
-        super().__init__(description)
-        self._options = options
+    def __init__(self, settings: Settings, weights: Weights, device: torch.device) -> None:
+        super().__init__(describe(settings, weights))
+        self._options = settings.regions
         self._device = device
-        self._precision = precision
+        self._precision = settings.precision
         with torch.device("meta"):
             model = build()
         model.load_state_dict(weights.state, assign=True)
         model.eval().requires_grad_(False)
         fold_norms(model)
         # Nine tenths of the work; in 16 bits the rest would move the proposals, and with them the boxes that are kept.
-        cast_layers(model.head.layer4, precision)
+        cast_layers(model.head.layer4, settings.precision)
         self._model = model.to(device).to(memory_format=torch.channels_last)
-        self._head: Callable[[Tensor], Tensor] = compiled(self._model.head, device, enabled=compile)
-        if device.type == "cpu" and precision == "fp32":
+        self._head: Callable[[Tensor], Tensor] = compiled(self._model.head, device, enabled=settings.compile)
+        if device.type == "cpu" and settings.precision == "fp32":
             self._head = LastStage(model.head.layer4)
 
     def preprocess(self, image: Image.Image) -> Tensor:
@@ -159,55 +146,21 @@ def _detections(image: Tensor, boxes: Tensor, features: Tensor, scores: Tensor) 
     return Detections(width, height, boxes / scale_of(width, height), features, classes, attributes)
 
 
-def describe(
-    spec: FeatureSpec,
-    *,
-    weights: str,
-    precision: str,
-    compile: bool = False,  # noqa: A002
-    regions: RegionOptions,
-) -> Description:
-    """What `load` would make; see `extractors.describe`."""
-    check_precision(precision)
-    return _description(spec, resolve_weights(weights, ARCHITECTURE), precision, compile, regions)
+def find_weights(spec: FeatureSpec, request: str) -> Weights:
+    """See `extractors.catalogue.ExtractorModule`."""
+    return resolve_weights(request, ARCHITECTURE)
 
 
-def load(
-    spec: FeatureSpec,
-    *,
-    weights: str,
-    device: str,
-    precision: str,
-    compile: bool = False,  # noqa: A002
-    regions: RegionOptions,
-) -> FasterRCNNRegions:
-    """Load the extractor; see `extractors.load`."""
-    on = resolve_device(device)
-    resolve_precision(precision, on)
-    found = resolve_weights(weights, ARCHITECTURE)
-    description = _description(spec, found, precision, compile, regions)
-    return FasterRCNNRegions(description, options=regions, weights=found, device=on, precision=precision, compile=compile)
-
-
-def _description(
-    spec: FeatureSpec,
-    weights: Weights,
-    precision: str,
-    compile: bool,  # noqa: A002
-    regions: RegionOptions,
-) -> Description:
-    named = _named(spec, regions)
-    parameters = {
-        "name": named.name,
-        "decoding": DECODING,
-        "transform": INPUT,
-        **weights.parameters(),
-        "precision": precision,
-        "backend": regions.backend,
-        "regions": {"min": regions.min_regions, "max": regions.max_regions, "score_threshold": regions.score_threshold},
-        **({"compiled": True} if compile else {}),
-    }
+def describe(settings: Settings, weights: Weights) -> Description:
+    """See `extractors.catalogue.ExtractorModule`."""
+    named, options = _named(settings.spec, settings.regions), settings.regions
+    parameters = settings.parameters(
+        weights, name=named.name, transform=INPUT, backend=options.backend, regions=options.parameters()
+    )
     return Description(named, parameters, kind="regions", batch_size=_BATCH, classes=CLASSES, attributes=ATTRIBUTES)
+
+
+load = FasterRCNNRegions
 
 
 def _named(spec: FeatureSpec, regions: RegionOptions) -> FeatureSpec:

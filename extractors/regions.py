@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from schemas.errors import UsageError
 
@@ -48,3 +49,12 @@ class RegionOptions:
             raise UsageError(f"--score-threshold is {self.score_threshold}, expected a probability from 0 to 1")
         if self.backend not in BACKENDS:
             raise UsageError(f"--backend is {self.backend!r}, expected one of {', '.join(BACKENDS)}")
+
+    @property
+    def count(self) -> str:
+        """How many regions an image has, for names: ``36``, or ``10-100``."""
+        return str(self.max_regions) if self.min_regions == self.max_regions else f"{self.min_regions}-{self.max_regions}"
+
+    def parameters(self) -> dict[str, Any]:
+        """What of this decides the values, as JSON values: the names of the classes do not."""
+        return {"min": self.min_regions, "max": self.max_regions, "score_threshold": self.score_threshold}

@@ -17,15 +17,14 @@ import torchvision
 from PIL import Image
 from torch import Tensor, nn
 
-from extractors.base import Description, Extractor
+from extractors.base import Description, Extractor, Settings
 from extractors.batches import in_chunks, in_halves
-from extractors.device import cast_layers, check_precision, compiled, numerics, resolve_device, resolve_precision, upload
-from extractors.images import DECODING
+from extractors.device import cast_layers, compiled, numerics, upload
 from extractors.preprocess import Preprocessing, normalize, resize_and_crop
 from extractors.weights import Architecture, Weights, resolve_weights
 from schemas.features import FeatureSpec
 
-__all__ = ["ARCHITECTURE", "PREPROCESSING", "ResNet50Pool", "describe", "load"]
+__all__ = ["ARCHITECTURE", "PREPROCESSING", "ResNet50Pool", "describe", "find_weights", "load"]
 
 ARCHITECTURE = Architecture(
     build=torchvision.models.resnet50,
@@ -43,32 +42,22 @@ class ResNet50Pool(Extractor):
     """ResNet50 up to its global average pool.
 
     Args:
-        description: what this extractor makes.
-        weights: that fit `ARCHITECTURE`.
-        device: from `resolve_device`.
-        precision: from `resolve_precision`.
-        compile: as `extractors.load` takes it.
+        settings: what is asked of it.
+        weights: from `find_weights`.
+        device: from `extractors.device.resolve_device`.
     """
 
-    def __init__(
-        self,
-        description: Description,
-        *,
-        weights: Weights,
-        device: torch.device,
-        precision: str,
-        compile: bool = False,  # noqa: A002
-    ) -> None:
-        super().__init__(description)
+    def __init__(self, settings: Settings, weights: Weights, device: torch.device) -> None:
+        super().__init__(describe(settings, weights))
         self._device = device
-        self._precision = precision
+        self._precision = settings.precision
         with torch.device("meta"):
             model = ARCHITECTURE.build(weights=None)
         model.load_state_dict(weights.state, assign=True)
         layers = OrderedDict((name, layer) for name, layer in model.named_children() if name not in ("avgpool", "fc"))
         trunk = nn.Sequential(layers).eval().requires_grad_(False)
-        self._dtype = cast_layers(trunk, precision)
-        self._trunk = compiled(trunk.to(device).to(memory_format=torch.channels_last), device, enabled=compile)
+        self._dtype = cast_layers(trunk, settings.precision)
+        self._trunk = compiled(trunk.to(device).to(memory_format=torch.channels_last), device, enabled=settings.compile)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Resize the shorter side to 256 and cut out the centre.
@@ -104,28 +93,14 @@ class ResNet50Pool(Extractor):
         return maps.to(torch.float32).mean(dim=(2, 3)).cpu()  # [B, D]
 
 
-def describe(spec: FeatureSpec, *, weights: str, precision: str, compile: bool = False) -> Description:  # noqa: A002
-    """What `load` would make; see `extractors.describe`."""
-    check_precision(precision)
-    return _description(spec, resolve_weights(weights, ARCHITECTURE), precision, compile)
+def find_weights(spec: FeatureSpec, request: str) -> Weights:
+    """See `extractors.catalogue.ExtractorModule`."""
+    return resolve_weights(request, ARCHITECTURE)
 
 
-def load(spec: FeatureSpec, *, weights: str, device: str, precision: str, compile: bool = False) -> ResNet50Pool:  # noqa: A002
-    """Load the extractor; see `extractors.load`."""
-    on = resolve_device(device)
-    resolve_precision(precision, on)
-    found = resolve_weights(weights, ARCHITECTURE)
-    description = _description(spec, found, precision, compile)
-    return ResNet50Pool(description, weights=found, device=on, precision=precision, compile=compile)
+def describe(settings: Settings, weights: Weights) -> Description:
+    """See `extractors.catalogue.ExtractorModule`."""
+    return Description(settings.spec, settings.parameters(weights, transform=PREPROCESSING.parameters()))
 
 
-def _description(spec: FeatureSpec, weights: Weights, precision: str, compile: bool = False) -> Description:  # noqa: A002
-    parameters = {
-        "name": spec.name,
-        "decoding": DECODING,
-        "transform": PREPROCESSING.parameters(),
-        **weights.parameters(),
-        "precision": precision,
-        **({"compiled": True} if compile else {}),
-    }
-    return Description(spec, parameters)
+load = ResNet50Pool

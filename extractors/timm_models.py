@@ -26,17 +26,17 @@ from timm.data import create_transform, resolve_data_config
 from timm.models import get_pretrained_cfg
 from torch import Tensor, nn
 
-from extractors.base import Description, Extractor
+from extractors.base import Description, Extractor, Settings
 from extractors.batches import in_chunks, in_halves
 from extractors.checkpoints import read_state
-from extractors.device import check_precision, compiled, numerics, resolve_device, resolve_precision, upload
-from extractors.images import DECODING, DecodeError
+from extractors.device import compiled, numerics, upload
+from extractors.images import DecodeError
 from extractors.preprocess import check_resized
 from extractors.weights import Architecture, Weights, resolve_weights, state_sha256
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 
-__all__ = ["TimmModel", "describe", "load", "spec"]
+__all__ = ["TimmModel", "describe", "find_weights", "load", "spec"]
 
 _PREFIX = "timm:"
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,35 +47,27 @@ _DOWNLOAD_ERRORS = (OSError, HTTPException, RuntimeError)
 class TimmModel(Extractor):
     """A model of timm's without its classifier.
 
+    The 16-bit precisions use ``torch.autocast``, as the layers of these models are many.
+
     Args:
-        description: what this extractor makes.
-        weights: that fit the model.
-        device: from `resolve_device`.
-        precision: from `resolve_precision`. The 16-bit ones use ``torch.autocast``, as the layers of these models are many.
-        compile: as `extractors.load` takes it.
+        settings: what is asked of it.
+        weights: from `find_weights`.
+        device: from `extractors.device.resolve_device`.
     """
 
-    def __init__(
-        self,
-        description: Description,
-        *,
-        weights: Weights,
-        device: torch.device,
-        precision: str,
-        compile: bool = False,  # noqa: A002
-    ) -> None:
-        super().__init__(description)
-        name = description.spec.name.removeprefix(_PREFIX)
+    def __init__(self, settings: Settings, weights: Weights, device: torch.device) -> None:
+        super().__init__(describe(settings, weights))
+        name = settings.spec.name.removeprefix(_PREFIX)
         self._config = _config(name)
         self._device = device
-        self._precision = precision
+        self._precision = settings.precision
         self._transform = create_transform(**self._config, is_training=False, normalize=False)
         # Not on the meta device: some models keep numbers outside their state dict.
         with torch.random.fork_rng(devices=[]):
             model = _build(name)
         model.load_state_dict(weights.state)
         model = model.eval().requires_grad_(False).to(device).to(memory_format=torch.channels_last)
-        self._model = compiled(model, device, enabled=compile)
+        self._model = compiled(model, device, enabled=settings.compile)
         self._mean = torch.tensor(self._config["mean"], device=device).view(3, 1, 1)
         self._std = torch.tensor(self._config["std"], device=device).view(3, 1, 1)
 
@@ -143,33 +135,24 @@ def spec(model: str) -> FeatureSpec:
     return FeatureSpec(name=_PREFIX + name, shape=(width,), source=f"timm, github.com/huggingface/pytorch-image-models: {name}")
 
 
-def describe(spec: FeatureSpec, *, weights: str, precision: str, compile: bool = False) -> Description:  # noqa: A002
-    """What `load` would make; see `extractors.describe`."""
-    check_precision(precision)
-    return _description(spec, _weights(spec, weights), precision, compile)
+def find_weights(spec: FeatureSpec, request: str) -> Weights:
+    """See `extractors.catalogue.ExtractorModule`."""
+    name = spec.name.removeprefix(_PREFIX)
+    if request == "default":
+        state = _download(name).state_dict()
+        return Weights(name, state_sha256(state), untrained=False, state=state)
+    return resolve_weights(request, Architecture(build=lambda weights: _build(name), read=lambda path: _read(path, name)))
 
 
-def load(spec: FeatureSpec, *, weights: str, device: str, precision: str, compile: bool = False) -> TimmModel:  # noqa: A002
-    """Load the extractor; see `extractors.load`."""
-    on = resolve_device(device)
-    resolve_precision(precision, on)
-    found = _weights(spec, weights)
-    description = _description(spec, found, precision, compile)
-    return TimmModel(description, weights=found, device=on, precision=precision, compile=compile)
-
-
-def _description(spec: FeatureSpec, weights: Weights, precision: str, compile: bool = False) -> Description:  # noqa: A002
-    config = _config(spec.name.removeprefix(_PREFIX))
+def describe(settings: Settings, weights: Weights) -> Description:
+    """See `extractors.catalogue.ExtractorModule`."""
+    config = _config(settings.spec.name.removeprefix(_PREFIX))
     transform = {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
-    parameters = {
-        "name": spec.name,
-        "decoding": DECODING,
-        "transform": transform | {"divisor": 255.0, "channel_order": "RGB", "resize_with": "pillow"},
-        **weights.parameters(),
-        "precision": precision,
-        **({"compiled": True} if compile else {}),
-    }
-    return Description(spec, parameters)
+    transform |= {"divisor": 255.0, "channel_order": "RGB", "resize_with": "pillow"}
+    return Description(settings.spec, settings.parameters(weights, transform=transform))
+
+
+load = TimmModel
 
 
 def _pretrained_config(model: str) -> Any:
@@ -202,14 +185,6 @@ def _width(name: str, input_size: tuple[int, ...]) -> int:
     if len(shape) != 2:
         raise UsageError(f"model {name!r} of timm's returns {list(shape)} for one image, expected one vector: choose another")
     return shape[1]
-
-
-def _weights(spec: FeatureSpec, request: str) -> Weights:
-    name = spec.name.removeprefix(_PREFIX)
-    if request == "default":
-        state = _download(name).state_dict()
-        return Weights(name, state_sha256(state), untrained=False, state=state)
-    return resolve_weights(request, Architecture(build=lambda weights: _build(name), read=lambda path: _read(path, name)))
 
 
 def _download(name: str) -> nn.Module:

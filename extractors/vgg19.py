@@ -33,19 +33,18 @@ import torchvision
 from PIL import Image
 from torch import Tensor, nn
 
-from extractors.base import Description, Extractor
+from extractors.base import Description, Extractor, Settings
 from extractors.batches import in_halves, run_single_threaded
 from extractors.caffemodel import read_layers
 from extractors.checkpoints import read_state
 from extractors.crops import CROPS, ten_crop
-from extractors.device import cast_layers, check_precision, compiled, numerics, resolve_device, resolve_precision, upload
-from extractors.images import DECODING
+from extractors.device import cast_layers, compiled, numerics, upload
 from extractors.preprocess import Preprocessing, normalize, resize
 from extractors.weights import Architecture, Weights, resolve_weights
 from schemas.errors import InputError
 from schemas.features import FeatureSpec
 
-__all__ = ["VARIANTS", "VGG19TenCrop", "Variant", "build", "describe", "load"]
+__all__ = ["VARIANTS", "VGG19TenCrop", "Variant", "build", "describe", "find_weights", "load"]
 
 FORWARD_CROPS = 1
 """Crops of one forward pass of the convolutions on a CPU; divides `CROPS`. See `extractors.batches`."""
@@ -164,35 +163,23 @@ class VGG19TenCrop(Extractor):
     """VGG19 up to the ReLU after its second fully connected layer, averaged over ten crops.
 
     Args:
-        description: what this extractor makes.
-        variant: of `VARIANTS`.
-        weights: that fit the variant's architecture.
-        device: from `resolve_device`.
-        precision: from `resolve_precision`.
-        compile: as `extractors.load` takes it.
+        settings: what is asked of it; its name is one of `VARIANTS`.
+        weights: from `find_weights`.
+        device: from `extractors.device.resolve_device`.
     """
 
-    def __init__(
-        self,
-        description: Description,
-        *,
-        variant: Variant,
-        weights: Weights,
-        device: torch.device,
-        precision: str,
-        compile: bool = False,  # noqa: A002
-    ) -> None:
-        super().__init__(description)
-        self._variant = variant
+    def __init__(self, settings: Settings, weights: Weights, device: torch.device) -> None:
+        super().__init__(describe(settings, weights))
+        self._variant = VARIANTS[settings.spec.name]
         self._device = device
-        self._precision = precision
+        self._precision = settings.precision
         with torch.device("meta"):
             model = build()
         model.load_state_dict(weights.state, assign=True)
         model.eval().requires_grad_(False)
-        self._dtype = cast_layers(model, precision)
+        self._dtype = cast_layers(model, settings.precision)
         convolutions: Any = model.features.to(device).to(memory_format=torch.channels_last)
-        self._convolutions: Any = compiled(convolutions, device, enabled=compile)
+        self._convolutions: Any = compiled(convolutions, device, enabled=settings.compile)
         self._connected: Any = model.classifier.to(device)
 
     def preprocess(self, image: Image.Image) -> Tensor:
@@ -267,30 +254,16 @@ class VGG19TenCrop(Extractor):
         return (total / CROPS).to(torch.float32)
 
 
-def describe(spec: FeatureSpec, *, weights: str, precision: str, compile: bool = False) -> Description:  # noqa: A002
-    """What `load` would make; see `extractors.describe`."""
-    check_precision(precision)
-    return _description(spec, resolve_weights(weights, VARIANTS[spec.name].architecture), precision, compile)
+def find_weights(spec: FeatureSpec, request: str) -> Weights:
+    """See `extractors.catalogue.ExtractorModule`."""
+    return resolve_weights(request, VARIANTS[spec.name].architecture)
 
 
-def load(spec: FeatureSpec, *, weights: str, device: str, precision: str, compile: bool = False) -> VGG19TenCrop:  # noqa: A002
-    """Load the extractor; see `extractors.load`."""
-    on = resolve_device(device)
-    resolve_precision(precision, on)
-    variant = VARIANTS[spec.name]
-    found = resolve_weights(weights, variant.architecture)
-    description = _description(spec, found, precision, compile)
-    return VGG19TenCrop(description, variant=variant, weights=found, device=on, precision=precision, compile=compile)
+def describe(settings: Settings, weights: Weights) -> Description:
+    """See `extractors.catalogue.ExtractorModule`."""
+    variant = VARIANTS[settings.spec.name]
+    transform = variant.preprocessing.parameters() | {"crops": CROPS, "center": variant.center}
+    return Description(settings.spec, settings.parameters(weights, transform=transform))
 
 
-def _description(spec: FeatureSpec, weights: Weights, precision: str, compile: bool = False) -> Description:  # noqa: A002
-    variant = VARIANTS[spec.name]
-    parameters = {
-        "name": spec.name,
-        "decoding": DECODING,
-        "transform": variant.preprocessing.parameters() | {"crops": CROPS, "center": variant.center},
-        **weights.parameters(),
-        "precision": precision,
-        **({"compiled": True} if compile else {}),
-    }
-    return Description(spec, parameters)
+load = VGG19TenCrop

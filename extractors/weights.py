@@ -79,7 +79,7 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
     CPU, with the model in question. The state of the global random generator does not matter and stays as it was.
 
     Args:
-        request: ``default``, ``random:SEED``, or the path of a ``.pth``, ``.pt`` or ``.safetensors`` file.
+        request: ``default``, ``random:SEED``, or the path of a file of a kind that the architecture reads.
         architecture: the model that they are for.
 
     Raises:
@@ -96,8 +96,8 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
         path = Path(request)
         if not path.is_file():
             raise InputError(
-                f"there is no weights file {request!r}: expected 'default', 'random:SEED', or the path of a local .pth, .pt or "
-                ".safetensors file; check the spelling and the working folder"
+                f"there is no weights file {request!r}: expected 'default', 'random:SEED', or the path of a local file; check the "
+                "spelling and the working folder"
             )
     with path.open("rb") as file:
         sha256 = sha256_of_file(file)

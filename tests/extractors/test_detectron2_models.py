@@ -154,13 +154,14 @@ def test_the_bytes_do_not_depend_on_threads_nor_batch(config, checkpoint):
     assert extractor.extract([]).shape == (0, 20, 128)
 
 
-def test_sixteen_bits_change_the_features_little(config, checkpoint):
+def test_sixteen_bits_change_the_features_little_and_no_proposal(config, checkpoint):
     image = noise(200, 120)
     found, expected = (
         extractors.load(name(config, checkpoint), precision=precision, regions=RegionOptions(60, 60))
         for precision in ("bf16", "fp32")
     )
     assert found.fingerprint != expected.fingerprint
+    assert torch.equal(*(one._maps(one.preprocess(image)) for one in (found, expected)))
     found, expected = (one.extract([one.preprocess(image)])[0] for one in (found, expected))
     cosines = (found @ expected.T) / np.linalg.norm(found, axis=1)[:, None] / np.linalg.norm(expected, axis=1)
     assert np.median(cosines.max(axis=1)) > 0.99

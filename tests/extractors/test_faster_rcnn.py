@@ -9,6 +9,7 @@ from PIL import Image
 
 import extractors
 from extractors import DecodeError, decode, faster_rcnn
+from extractors.base import Settings
 from extractors.faster_rcnn import ARCHITECTURE
 from extractors.regions import RegionOptions
 from extractors.weights import resolve_weights
@@ -180,14 +181,14 @@ def test_describe_equals_load_and_is_picklable(extractor):
     assert pickle.loads(pickle.dumps(description)) == extractor.description
     assert (description.kind, description.batch_size) == ("regions", 2)
     assert (description.classes, description.attributes) == (1600, 400)
+    weights = resolve_weights("random:0", ARCHITECTURE)
+
+    def fingerprint(options: RegionOptions) -> str:
+        return faster_rcnn.describe(Settings(extractors.spec("faster-rcnn-36"), regions=options), weights).fingerprint
+
     for options in (RegionOptions(10, 100), RegionOptions(score_threshold=0.3), RegionOptions(backend="detectron2")):
-        assert _fingerprint(options) != description.fingerprint
-    assert _fingerprint(RegionOptions(class_names="names.txt")) == description.fingerprint
-
-
-def _fingerprint(options):
-    spec = extractors.spec("faster-rcnn-36")
-    return faster_rcnn.describe(spec, weights="random:0", precision="fp32", regions=options).fingerprint
+        assert fingerprint(options) != description.fingerprint
+    assert fingerprint(RegionOptions(class_names="names.txt")) == description.fingerprint
 
 
 def test_wrong_requests_are_refused():

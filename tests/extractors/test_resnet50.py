@@ -10,6 +10,7 @@ from torchvision import transforms
 
 import extractors
 from extractors import resnet50
+from extractors.base import Settings
 from extractors.weights import Weights, resolve_weights
 from schemas.errors import InputError, UsageError
 
@@ -133,9 +134,7 @@ def test_channels_are_red_green_blue(extractor):
     weights = resolve_weights("random:0", resnet50.ARCHITECTURE)
     state = dict(weights.state) | {"conv1.weight": weights.state["conv1.weight"].clone()}
     state["conv1.weight"][:, 1:] = 0
-    blind = resnet50.ResNet50Pool(
-        extractor.description, weights=Weights("x", "", True, state), device=torch.device("cpu"), precision="fp32"
-    )
+    blind = resnet50.ResNet50Pool(Settings(extractor.spec), Weights("x", "", True, state), torch.device("cpu"))
     black, red, blue = (Image.new("RGB", (300, 300), color) for color in ((0, 0, 0), (255, 0, 0), (0, 0, 255)))
     batch = blind.collate([blind.preprocess(image) for image in (black, red, blue)])
     assert batch.float().mean(dim=(2, 3)).tolist() == [[0, 0, 0], [255, 0, 0], [0, 0, 255]]

@@ -177,7 +177,7 @@ def test_names_of_the_models_origin_are_translated_by_timm(tmp_path):
         old[name] = value
     assert "downsample_layers.1.0.weight" in old
     torch.save({"model": old}, tmp_path / "w.pth")
-    found = timm_models._weights(extractors.spec("timm:convnext_atto"), str(tmp_path / "w.pth"))
+    found = timm_models.find_weights(extractors.spec("timm:convnext_atto"), str(tmp_path / "w.pth"))
     assert sorted(found.state) == sorted(state)
     assert all(torch.equal(found.state[name], state[name]) for name in state)
 

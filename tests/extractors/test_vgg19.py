@@ -11,6 +11,7 @@ from torchvision import transforms
 
 import extractors
 from extractors import vgg19
+from extractors.base import Settings
 from extractors.vgg19 import VARIANTS, VGG19TenCrop
 from extractors.weights import Weights, resolve_weights, state_sha256
 from schemas.errors import InputError, UsageError
@@ -34,16 +35,7 @@ def images(photos) -> list[Image.Image]:
 @pytest.fixture(scope="module")
 def loaded(weights) -> dict[str, VGG19TenCrop]:
     """Both extractors, with the same weights and memory."""
-    return {
-        name: VGG19TenCrop(
-            vgg19._description(extractors.spec(name), weights, "fp32"),
-            variant=variant,
-            weights=weights,
-            device=torch.device("cpu"),
-            precision="fp32",
-        )
-        for name, variant in VARIANTS.items()
-    }
+    return {name: VGG19TenCrop(Settings(extractors.spec(name)), weights, torch.device("cpu")) for name in VARIANTS}
 
 
 @pytest.fixture(scope="module")
@@ -468,13 +460,8 @@ def test_precision_and_device_are_checked_before_weights_are_read(monkeypatch):
 @pytest.mark.slow
 def test_bf16_is_close_and_another_fingerprint(weights, loaded, pixels):
     name = "vgg19-10crop"
-    half = VGG19TenCrop(
-        vgg19._description(extractors.spec(name), weights, "bf16"),
-        variant=VARIANTS[name],
-        weights=Weights(weights.name, weights.sha256, True, dict(weights.state)),
-        device=torch.device("cpu"),
-        precision="bf16",
-    )
+    copied = Weights(weights.name, weights.sha256, True, dict(weights.state))
+    half = VGG19TenCrop(Settings(extractors.spec(name), precision="bf16"), copied, torch.device("cpu"))
     with torch.inference_mode():
         maps = [e._convolve(e._crops(pixels[name][0])[:1]).expand(10, -1) for e in (half, loaded[name])]
         found, expected = half._connect(maps[0]), loaded[name]._connect(maps[1])
