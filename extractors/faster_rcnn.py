@@ -29,6 +29,7 @@ from extractors.detector_input import INPUT, prepare, resized_wh, scale_of
 from extractors.detector_weights import read_detector
 from extractors.device import cast_layers, compiled, numerics, upload
 from extractors.last_stage import LastStage
+from extractors.memory import release_unused_memory
 from extractors.preprocess import check_resized
 from extractors.region_selection import Detections, columns
 from extractors.regions import RegionOptions
@@ -76,6 +77,7 @@ class FasterRCNNRegions(RegionExtractor):
         self._head: Callable[[Tensor], Tensor] = compiled(self._model.head, device, enabled=settings.compile)
         if device.type == "cpu" and settings.precision == "fp32":
             self._head = LastStage(model.head.layer4)
+            release_unused_memory()
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Hand on the pixels as they are: the detector resizes on the device.
@@ -105,6 +107,7 @@ class FasterRCNNRegions(RegionExtractor):
     def _on_cpu(self, batch: Sequence[Tensor]) -> list[Detections]:
         """Every pass works on one image, or some regions of one image, in one thread."""
         maps = run_single_threaded(self._map, batch)
+        release_unused_memory()
         boxes = run_single_threaded(lambda i: self._propose(batch[int(i)], maps[int(i)]), torch.arange(len(batch)))
         # The number of its image stands before each box.
         chunks = [part for i, its in enumerate(boxes) if len(its) for part in F.pad(its, (1, 0), value=i).split(_REGIONS)]
