@@ -35,7 +35,7 @@ format: $(STAMP)  ## Format the code.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-benchmarks: $(STAMP)  ## Measure the ratios of speed and memory; takes some minutes and an idle machine.
+benchmarks: $(STAMP)  ## Measure the ratios of speed and memory; takes an hour on two cores, and an idle machine.
 	for script in tests/benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:  ## Remove what was built; the virtual environment too.

@@ -39,7 +39,7 @@ FEW = 4  # images for the slower yardstick
 def main() -> None:
     """Prints ratios, rates and peak memory."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=24, help="images of a run; few let the start-up show")
+    parser.add_argument("--images", type=int, default=16, help="images of a run; few let the start-up show")
     parser.add_argument("--runs", type=int, default=3, help="pairs of runs of each ratio")
     parser.add_argument("--precision", default="fp32", help="of the extractor")
     arguments = parser.parse_args()
