@@ -176,10 +176,9 @@ def load(
         InputError: the weights are missing, broken, or another model's.
     """
     module, settings = _resolve(name, precision, compile, regions)
-    from extractors.device import resolve_device, resolve_precision
+    from extractors.device import check_request
 
-    on = resolve_device(device)
-    resolve_precision(precision, on)
+    on = check_request(device, precision, compile=compile)
     return module.load(settings, module.find_weights(settings.spec, weights), on)
 
 

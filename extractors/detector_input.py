@@ -15,10 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["INPUT", "prepare", "resized_wh", "scale_of"]
+__all__ = ["INPUT", "LEAST_SIDE", "prepare", "resized_wh", "scale_of"]
 
 _SHORT, _LONG = 600, 1000
 _MEAN_BGR = (102.9801, 115.9465, 122.7717)  # ``__C.PIXEL_MEANS`` of lib/fast_rcnn/config.py
+
+LEAST_SIDE = 3
+"""Pixels of the input's shorter side with which the first convolution and the pooling behind it leave something."""
 
 INPUT: dict[str, Any] = {
     "resize_short": _SHORT,

@@ -24,6 +24,7 @@ from torch import Tensor
 from extractors import faster_rcnn
 from extractors.base import Description, RegionExtractor, Settings
 from extractors.batches import in_halves, run_single_threaded
+from extractors.detector_input import LEAST_SIDE
 from extractors.detectron2_modules import CONFIG
 from extractors.detectron2_networks import Network, VisualGenomeNetwork, build, merged_config
 from extractors.device import cast_layers, numerics, upload
@@ -94,9 +95,9 @@ class Detectron2Regions(RegionExtractor):
             uint8 ``[3, H0, W0]``, channels R, G, B.
 
         Raises:
-            DecodeError: the image is so thin that nothing would be left of its shorter side.
+            DecodeError: the image is so thin that its shorter side would be less than `LEAST_SIDE`.
         """
-        check_resized(image, self._network.resized_wh(*image.size))
+        check_resized(image, self._network.resized_wh(*image.size), least=LEAST_SIDE)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     def extract_columns(self, batch: Sequence[Tensor]) -> dict[str, np.ndarray]:
@@ -111,10 +112,7 @@ class Detectron2Regions(RegionExtractor):
         """
         with numerics(self._precision, self._device), torch.inference_mode():
             images = [self._detect(upload(pixels, self._device)) for pixels in batch]
-        found = columns(images, self._options, self.spec)
-        if not self.description.attributes:
-            found["attribute_ids"][:] = 0  # none, instead of the one that stands in for them
-        return found
+        return columns(images, self._options, self.spec)
 
     def _detect(self, pixels: Tensor) -> Detections:
         _, height, width = pixels.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ __all__ = [
     "PRECISIONS",
     "cast_layers",
     "check_precision",
+    "check_request",
     "compiled",
     "numerics",
     "resolve_device",
@@ -23,6 +25,8 @@ __all__ = [
 ]
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+# Switches of torch are the process's, and a worker may extract in several threads.
+_switching = Lock()
 _LAYER_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -76,6 +80,31 @@ def resolve_precision(precision: str, device: torch.device) -> str:
     return precision
 
 
+def check_request(device: str, precision: str, *, compile: bool = False) -> torch.device:  # noqa: A002
+    """Find a device and check that it does what is asked of it.
+
+    Args:
+        device: as `resolve_device` takes it.
+        precision: as `resolve_precision` takes it.
+        compile: whether the model is to be compiled.
+
+    Raises:
+        UsageError: this host lacks the device, or the device does not do that.
+    """
+    on = resolve_device(device)
+    resolve_precision(precision, on)
+    _check_compile(on, enabled=compile)
+    return on
+
+
+def _check_compile(device: torch.device, *, enabled: bool) -> None:
+    if enabled and device.type == "cpu":
+        raise UsageError(
+            "--compile needs a GPU, but the device is 'cpu', where features are the same bytes whatever the number of threads: "
+            "leave it out, or choose a GPU"
+        )
+
+
 def cast_layers(model: nn.Module, precision: str) -> torch.dtype:
     """Cast the convolutions and matrix products of a model, in place, once.
 
@@ -87,7 +116,8 @@ def cast_layers(model: nn.Module, precision: str) -> torch.dtype:
     dtype = _LAYER_DTYPES[precision]
     for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            layer.to(dtype)
+            for parameter in layer.parameters(recurse=False):  # Some layers hold their norm, which stays.
+                parameter.data = parameter.data.to(dtype)
     return dtype
 
 
@@ -105,14 +135,9 @@ def compiled(model: nn.Module, device: torch.device, *, enabled: bool) -> nn.Mod
         UsageError: it is asked for on a CPU, where the kernels would depend on the number of threads, and the bytes of the features
             with them.
     """
-    if not enabled:
-        return model
-    if device.type == "cpu":
-        raise UsageError(
-            "--compile needs a GPU, but the device is 'cpu', where features are the same bytes whatever the number of threads: "
-            "leave it out, or choose a GPU"
-        )
-    model.compile()
+    _check_compile(device, enabled=enabled)
+    if enabled:
+        model.compile()
     return model
 
 
@@ -121,17 +146,21 @@ def numerics(precision: str, device: torch.device) -> Iterator[None]:
     """Let a GPU compute in a precision inside the block. Every switch is as before afterwards.
 
     By default torch lets convolutions on a GPU round to TF32; in ``fp32`` this switches it off. Algorithms that may differ from
-    run to run are switched off too.
+    run to run are switched off too. One thread at a time is inside.
     """
-    switches = _switches(tf32=precision == "tf32") if device.type == "cuda" else []
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in switches]
-    try:
-        for owner, name, value in switches:
-            setattr(owner, name, value)
+    if device.type != "cuda":
         yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
+        return
+    with _switching:
+        switches = _switches(tf32=precision == "tf32")
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in switches]
+        try:
+            for owner, name, value in switches:
+                setattr(owner, name, value)
+            yield
+        finally:
+            for owner, name, value in before:
+                setattr(owner, name, value)
 
 
 def _switches(*, tf32: bool) -> list[tuple[Any, str, Any]]:

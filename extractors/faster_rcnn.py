@@ -25,7 +25,7 @@ from extractors.base import Description, RegionExtractor, Settings
 from extractors.batches import in_halves, run_single_threaded
 from extractors.class_names import ATTRIBUTES, CLASSES
 from extractors.detector import PROPOSALS, build, fold_norms, pool
-from extractors.detector_input import INPUT, prepare, resized_wh, scale_of
+from extractors.detector_input import INPUT, LEAST_SIDE, prepare, resized_wh, scale_of
 from extractors.detector_weights import read_detector
 from extractors.device import cast_layers, compiled, numerics, upload
 from extractors.last_stage import LastStage
@@ -86,9 +86,9 @@ class FasterRCNNRegions(RegionExtractor):
             uint8 ``[3, H0, W0]``, channels R, G, B.
 
         Raises:
-            DecodeError: the image is so thin that nothing would be left of its shorter side.
+            DecodeError: the image is so thin that its shorter side would be less than `LEAST_SIDE`.
         """
-        check_resized(image, resized_wh(*image.size))
+        check_resized(image, resized_wh(*image.size), least=LEAST_SIDE)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     def extract_columns(self, batch: Sequence[Tensor]) -> dict[str, np.ndarray]:

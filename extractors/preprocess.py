@@ -109,15 +109,21 @@ def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     return Image.fromarray(_bilinear(np.asarray(image), size_wh))
 
 
-def check_resized(image: Image.Image, size_wh: tuple[int, int]) -> None:
-    """Raise `DecodeError` where resizing an image to this width and height would make more than `MAX_PIXELS` pixels or none."""
-    pixels = size_wh[0] * size_wh[1]
-    if 0 < pixels <= MAX_PIXELS:
+def check_resized(image: Image.Image, size_wh: tuple[int, int], *, least: int = 1) -> None:
+    """Raise `DecodeError` where an image cannot be resized to a width and height.
+
+    Args:
+        image: the image.
+        size_wh: what it would be resized to: at most `MAX_PIXELS` pixels.
+        least: pixels that the shorter side must keep.
+    """
+    pixels, short = size_wh[0] * size_wh[1], min(size_wh)
+    if short >= least and pixels <= MAX_PIXELS:
         return
     raise DecodeError(
-        "too_large" if pixels else "unsupported",
+        "too_large" if short >= least else "unsupported",
         f"the image of {image.width}×{image.height} pixels would be resized to {size_wh[0]}×{size_wh[1]}, expected at most "
-        f"{MAX_PIXELS} pixels in all and no empty side: it is too thin for a photograph; crop it or leave it out",
+        f"{MAX_PIXELS} pixels in all and no side under {least}: it is too thin for a photograph; crop it or leave it out",
     )
 
 

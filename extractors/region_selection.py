@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from extractors.regions import RegionOptions
@@ -71,7 +72,8 @@ def columns(images: Sequence[Detections], options: RegionOptions, spec: FeatureS
     """Choose the regions of some images and put them under the names of the columns of a shard.
 
     The class of a region is its most probable one other than background, and its score that probability: not always the
-    class by which it was chosen. Attributes likewise, among those other than none.
+    class by which it was chosen. Attributes likewise, among those other than none; weights that know no attributes give all of
+    them the probability 0, and then it is none.
 
     Args:
         images: B images.
@@ -100,7 +102,7 @@ def columns(images: Sequence[Detections], options: RegionOptions, spec: FeatureS
         _fill(found, i, "features", image.features[rows])
         for name, probabilities in (("class", image.classes), ("attribute", image.attributes)):
             score, label = probabilities[rows, 1:].max(dim=1)
-            _fill(found, i, f"{name}_ids", label + 1)
+            _fill(found, i, f"{name}_ids", torch.where(score > 0, label + 1, 0))
             _fill(found, i, f"{name}_scores", score)
     return found
 

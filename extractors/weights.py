@@ -99,8 +99,11 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
                 f"there is no weights file {request!r}: expected 'default', 'random:SEED', or the path of a local file; check the "
                 "spelling and the working folder"
             )
-    with path.open("rb") as file:
-        sha256 = sha256_of_file(file)
+    try:
+        with path.open("rb") as file:
+            sha256 = sha256_of_file(file)
+    except OSError as error:
+        raise InputError(f"cannot read the weights file {str(path)!r} ({error.strerror}): check its permissions") from error
     for prefix, reason in architecture.refused.items():
         if sha256.startswith(prefix):
             raise InputError(f"the weights in {str(path)!r} (SHA-256 {sha256[:16]}…) are not the ones wanted: {reason}")

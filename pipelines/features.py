@@ -101,6 +101,12 @@ class FeaturesJob:
             regions=self.regions,
         )
 
+    def check_device(self) -> None:
+        """Raise `UsageError` where this machine lacks the device, or the device does not do what is asked of it."""
+        from extractors.device import check_request
+
+        check_request(self.device, self.precision, compile=self.compile)
+
     def libraries(self) -> tuple[str, ...]:
         """Distributions whose versions matter to the features."""
         backend = self.regions.backend if self.regions is not None else ""
@@ -129,6 +135,19 @@ def device_of_worker(job: FeaturesJob, worker_id: str) -> str | None:
     return f"cuda:{int(number[1]) % gpus}" if gpus > 1 and number else None
 
 
+def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
+    """Threads that decode in a worker: on a CPU the model needs the cores, and decoding takes a tenth of its time.
+
+    Args:
+        job: the job.
+        cores: of the worker; 0 for all of the machine.
+    """
+    import torch
+
+    on_gpu = torch.cuda.is_available() and job.device != "cpu"
+    return (cores or os.cpu_count() or 1) if on_gpu else 1
+
+
 class _Loaded:
     """Holds an extractor: Beam's ``Shared`` keeps weak references, which need a class that allows them."""
 
@@ -152,12 +171,14 @@ class _ExtractShardFn(beam.DoFn):
             torch.set_num_threads(self._threads)
         device = device_of_worker(self._job, os.environ.get("WORKER_ID", ""))
         self._loaded = self._shared.acquire(lambda: _Loaded(self._job.load(device)))
+        if self._loaded.extractor.fingerprint != self._output.identity.parameters["extractor_fingerprint"]:
+            raise InputError(
+                f"a worker loads other weights from {self._job.weights!r}, or has other files or versions, than the machine that "
+                "planned the run: give all of them the same"
+            )
 
     def process(self, element: tuple[int, Iterable[ImageRef]]) -> Iterator[int]:
-        import torch
-
         shard, group = element
-        on_gpu = torch.cuda.is_available() and self._job.device != "cpu"
         tally = make_shard(
             self._output,
             shard,
@@ -165,8 +186,7 @@ class _ExtractShardFn(beam.DoFn):
             images=self._job.images,
             extractor=self._loaded.extractor,
             batch_size=self._job.batch_size or self._loaded.extractor.description.batch_size,
-            # On a CPU the model needs the cores, and decoding takes a tenth of its time; a GPU leaves them free.
-            threads=(os.cpu_count() or 1) if on_gpu else 1,
+            threads=decoding_threads(self._job, self._threads),
             retry_failed=self._job.retry_failed,
             on_batch=self._show,
         )
@@ -275,7 +295,7 @@ def plan_features(job: FeaturesJob, listing: Listing) -> Output:
     folder = Folder(job.output)
     names = names_files(job.regions, description)
     if description.kind == "regions" and not job.overwrite:
-        names = {**stored_names(folder), **names}
+        names = {**stored_names(folder, description), **names}
     return Output(folder=folder, identity=identity, listings=listing.shards, files=names)
 
 
@@ -303,6 +323,8 @@ def extract_features(
         ImagepivotError: the images, weights or device are not there, or the folder cannot be written.
     """
     output = plan_features(job, listing or list_images(job))
+    if execution.is_local:
+        job.check_device()  # Before anything that lies there is replaced.
     if execution.is_local and not execution.workers:
         execution = replace(execution, workers=max(1, job.gpus()))
     workers = execution.local_workers if execution.is_local else 1

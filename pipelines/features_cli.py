@@ -147,7 +147,7 @@ def register(app: typer.Typer, *, console: Console, notes: Console, finish: Call
 
             console.print(plan_table(plan_work(job, listing)))
             return
-        if weights.startswith("random:"):
+        if any(each.startswith("random:") for each in (weights, extractor.rpartition("+")[2])):
             notes.print("[yellow]untrained: the weights are random, the features mean nothing[/yellow]")
         with show_progress(notes, extractor, unit="images", total=listing.count, log_json=log_json) as meter:
             manifest = extract_features(job, execution, meter, listing=listing)

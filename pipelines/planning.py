@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from pipelines.batches import vector_bytes
 from pipelines.extraction import Tally, extract_shard
-from pipelines.features import FeaturesJob, plan_features
+from pipelines.features import FeaturesJob, decoding_threads, plan_features
 from pipelines.images import ImageRef, Listing
 from pipelines.progress import bound_by
 from schemas.features import FeatureSpec
@@ -82,7 +83,7 @@ def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
         listing: its images.
 
     Raises:
-        ImagepivotError: as the run itself would.
+        ImagepivotError: the images, weights or device are not there. Whether the run would refuse the folder is not asked.
     """
     output = plan_features(job, listing)
     finished = output.finished()
@@ -107,8 +108,8 @@ def _there(output: Output, number: int) -> tuple[int, int]:
 
 
 def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, str | None]:
-    """Images a second and what bounds them. The first batch warms up and is not counted."""
-    extractor = job.load()
+    """Images a second, of all GPUs together, and what bounds them. The first batch warms up and is not counted."""
+    extractor, workers = job.load(), max(1, job.gpus())
     batch_size = job.batch_size or extractor.description.batch_size
 
     def some() -> Iterator[ImageRef]:
@@ -122,7 +123,7 @@ def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, st
         read=job.images.read,
         schema=schema_of(extractor.description.kind, extractor.spec),
         batch_size=batch_size,
-        threads=1,
+        threads=decoding_threads(job, (os.cpu_count() or 1) // workers),
         tally=tally,
         on_batch=lambda batch: times.append((time.perf_counter(), batch)),
     )
@@ -136,7 +137,7 @@ def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, st
     waited, worked = (sum(getattr(batch, name) for _, batch in times) for name in ("wait_seconds", "forward_seconds"))
     if not images or seconds <= 0:
         return None, None
-    return images / seconds, bound_by(waited, worked)
+    return workers * images / seconds, bound_by(waited, worked)
 
 
 def plan_table(plan: WorkPlan) -> Table:

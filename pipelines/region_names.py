@@ -136,6 +136,8 @@ def names_files(options: RegionOptions | None, description: Description) -> dict
     return files
 
 
-def stored_names(folder: Folder) -> Mapping[str, bytes]:
-    """The files with names that lie in the folder of a dataset, or of one that is being made."""
-    return {name: folder.read(name) for name in (_CLASSES, _ATTRIBUTES) if folder.size(name) is not None}
+def stored_names(folder: Folder, description: Description) -> Mapping[str, bytes]:
+    """The files with names that lie in the folder of a dataset, or of one that is being made, where an extractor has as many."""
+    expected = {_CLASSES: description.classes, _ATTRIBUTES: description.attributes}
+    found = {name: folder.read(name) for name in expected if folder.size(name) is not None}
+    return {name: data for name, data in found.items() if len(_lines(data)) == expected[name]}

@@ -26,6 +26,7 @@ _ARRAYS = {
     "attrs_id": ("attribute_ids", "<i8"),
     "attrs_conf": ("attribute_scores", "<f4"),
 }
+_FROM_ZERO = ("objects_id", "attrs_id")
 _NUMBERS = {"image_w": "width", "image_h": "height", "img_w": "width", "img_h": "height", "num_boxes": "num_regions"}
 
 
@@ -55,7 +56,8 @@ def _line(batch: pa.RecordBatch, row: int, columns: str) -> bytes:
         if name in _ARRAYS:
             ours, dtype = _ARRAYS[name]
             column = batch.column(ours)
-            values = column[row].values.to_numpy(zero_copy_only=False)
+            # Ids count from 0 there; none becomes -1, the label that LXMERT's loss ignores.
+            values = column[row].values.to_numpy(zero_copy_only=False) - (name in _FROM_ZERO)
             width = len(values) // batch.schema.field("class_ids").type.list_size
             fields.append(base64.b64encode(values[: regions * width].astype(dtype).tobytes()))
         elif name in _NUMBERS:

@@ -34,7 +34,10 @@ LXMERT = (
     "boxes",
     "features",
 )
-"""Columns as airsplay/py-bottom-up-attention writes them, and LXMERT reads them. Height stands before width."""
+"""Columns as airsplay/lxmert and airsplay/py-bottom-up-attention write them, and LXMERT reads them. Height stands before width.
+
+Their ids of classes and attributes count from 0, without background and none, where those of `regions` count from 1.
+"""
 
 _NAMES = {
     "img_id": "image_id",
@@ -147,8 +150,8 @@ class TsvFiles:
                 row[name] = _decode(fields[name], dtype, boxes, values, place=place, name=name)
         row["features"] = _decode(fields["features"], np.dtype("<f4"), boxes, None, place=place, name="features")
         for name in ("class_ids", "attribute_ids"):
-            if name in row and boxes and (row[name].min() < 0 or row[name].max() >= 2**15):
-                raise InputError(f"{place}: {name} lie between {row[name].min()} and {row[name].max()}, expected 0 to 32767")
+            if name in row:
+                row[name] = _ids_from_one(row[name], place=place, name=name)
         return row
 
     def _place(self, where: _Line) -> str:
@@ -181,8 +184,9 @@ class TsvFiles:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What image ids are made of."""
-        return {"id_rule": self.id_rule}
+        """What image ids are made of, and what was done to the labels."""
+        labelled = any("class_ids" in names for names in self._columns)
+        return {"id_rule": self.id_rule} | ({"labels": "from 1"} if labelled else {})
 
     def place(self, row: int) -> str:
         """File and line, from 1."""
@@ -229,6 +233,13 @@ def _columns_of(line: bytes, path: Path) -> list[str]:
             f"bottom-up-attention ({', '.join(BOTTOM_UP)}) or the {len(LXMERT)} of its PyTorch port ({', '.join(LXMERT)})"
         )
     return names
+
+
+def _ids_from_one(ids: np.ndarray, *, place: str, name: str) -> np.ndarray:
+    """From ids that count from 0, where -1 is none, to ids that count from 1."""
+    if len(ids) and (ids.min() < -1 or ids.max() >= 2**15 - 1):
+        raise InputError(f"{place}: {name} lie between {ids.min()} and {ids.max()}, expected 0 to 32766, or -1 for none")
+    return ids + 1
 
 
 def _decode(text: bytes, dtype: np.dtype, boxes: int, width: int | None, *, place: str, name: str) -> np.ndarray:

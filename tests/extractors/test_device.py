@@ -1,3 +1,5 @@
+from threading import Event, Thread
+
 import pytest
 import torch
 from torch import nn
@@ -87,6 +89,34 @@ def test_numerics_restore_after_an_error_and_touch_nothing_for_a_cpu():
     assert switches() == before
     with numerics("fp32", CPU):
         assert switches() == before
+
+
+def test_one_thread_at_a_time_switches_a_gpu():
+    """Otherwise one would set back what another still computes with."""
+    entered = Event()
+
+    def other() -> None:
+        with numerics("tf32", GPU):
+            entered.set()
+
+    thread = Thread(target=other)
+    with numerics("fp32", GPU):
+        thread.start()
+        assert not entered.wait(0.2)
+    thread.join(30)
+    assert entered.is_set()
+
+
+def test_cast_layers_leave_a_norm_that_they_hold():
+    layer = nn.Conv2d(3, 8, 3)
+    layer.norm = nn.BatchNorm2d(8)
+    assert cast_layers(layer, "bf16") == torch.bfloat16
+    assert {name: values.dtype for name, values in layer.state_dict().items()} == {
+        "weight": torch.bfloat16,
+        "bias": torch.bfloat16,
+        **{f"norm.{name}": torch.float32 for name in ("weight", "bias", "running_mean", "running_var")},
+        "norm.num_batches_tracked": torch.int64,
+    }
 
 
 def test_cast_layers_equals_autocast():

@@ -67,8 +67,15 @@ def test_preprocessing_hands_the_pixels_on(extractor):
     pixels = extractor.preprocess(image)
     assert (pixels.dtype, pixels.shape) == (torch.uint8, (3, 30, 40))
     np.testing.assert_array_equal(pixels.permute(1, 2, 0).numpy(), np.asarray(image))
-    with pytest.raises(DecodeError, match=r"resized to 0×1000, expected .* no empty side"):
+    with pytest.raises(DecodeError, match=r"resized to 0×1000, expected .* no side under 3"):
         extractor.preprocess(picture(1, 10000))
+
+
+def test_the_thinnest_pictures_are_refused_or_computed(extractor):
+    for size in ((1, 500), (2000, 5)):
+        with pytest.raises(DecodeError, match="no side under 3"):
+            extractor.preprocess(picture(*size))
+    check_is_empty(regions(extractor, picture(3, 1000)))
 
 
 def test_a_small_picture_equals_the_reference(extractor, state):

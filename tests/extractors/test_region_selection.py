@@ -92,3 +92,11 @@ def test_no_images_make_empty_columns():
     found = columns([], RegionOptions(), FeatureSpec("test", (36, 3)))
     assert found["features"].shape == (0, 36, 3)
     assert all(len(values) == 0 for values in found.values())
+
+
+def test_an_attribute_that_no_weights_know_is_none():
+    classes, attributes = probabilities([0.5, 0.6], [1, 2]), torch.tensor([[1.0, 0, 0], [0.2, 0.1, 0.7]])
+    image = Detections(200, 20, apart(2), torch.ones(2, 3), classes, attributes)
+    found = columns([image], RegionOptions(1, 5), SPEC)
+    assert found["attribute_ids"].tolist() == [[0, 2, 0, 0, 0]]
+    assert found["class_ids"].tolist() == [[1, 2, 0, 0, 0]]

@@ -105,6 +105,16 @@ def test_file_that_does_not_exist():
         resolve_weights("/no/such.pth", ARCHITECTURE)
 
 
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "w.pth").touch()
+    monkeypatch.setattr(pathlib.Path, "open", refuse)
+    with pytest.raises(InputError, match=r"cannot read the weights file '.*w.pth' \(Permission denied\)"):
+        resolve_weights(str(tmp_path / "w.pth"), ARCHITECTURE)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,5 +1,6 @@
 import io
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import apache_beam as beam
@@ -32,8 +33,8 @@ class FakeExtractor(Extractor):
 
     loaded = 0
 
-    def __init__(self, weights: str):
-        super().__init__(describe("fake", weights=weights))
+    def __init__(self, name: str, weights: str):
+        super().__init__(describe(name, weights=weights))
         self._more = int(weights)
         FakeExtractor.loaded += 1
 
@@ -52,7 +53,7 @@ def describe(name: str, *, weights: str = "0", precision: str = "fp32", **_) -> 
 def fake(monkeypatch):
     """Puts the fake in place of all extractors; this reaches no worker process, so one worker runs here."""
     monkeypatch.setattr(extractors, "describe", describe)
-    monkeypatch.setattr(extractors, "load", lambda name, *, weights, **_: FakeExtractor(weights))
+    monkeypatch.setattr(extractors, "load", lambda name, *, weights, **_: FakeExtractor(name, weights))
     monkeypatch.setattr(FakeExtractor, "loaded", 0)
 
 
@@ -330,7 +331,8 @@ def test_the_meter_counts_images_and_failures(images, tmp_path, monkeypatch):
 def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
     (images / "empty.png").write_bytes(b"")
     job = job_of(images, tmp_path / "f")
-    output = Output(Folder(str(tmp_path / "f")), Identity("features", {"feature": {}}, shards=4))
+    parameters = {"feature": {}, "extractor_fingerprint": job.describe().fingerprint}
+    output = Output(Folder(str(tmp_path / "f")), Identity("features", parameters, shards=4))
     gathered = []
     pipeline = beam.Pipeline(runner=beam.runners.portability.fn_api_runner.FnApiRunner())
     shards = pipeline | ExtractFeatures(job=job, output=output, finished=frozenset({1}))
@@ -366,6 +368,23 @@ def test_an_error_of_the_extractor_is_the_users_with_its_message(images, tmp_pat
     monkeypatch.setattr(extractors, "load", load)
     with pytest.raises(UsageError, match=r"^device 'cuda' is not on this host for resnet50-pool$"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
+
+
+@pytest.mark.parametrize("more", [{"precision": "fp16"}, {"compile": True}, {"device": "cuda:7"}])
+def test_what_the_device_cannot_do_is_said_before_anything_is_replaced(images, tmp_path, more):
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    before = snapshot(tmp_path / "f")
+    job = replace(job_of(images, tmp_path / "f", shards=3, overwrite=True), **more)
+    with pytest.raises(UsageError, match=r"needs a GPU|is not on this host"):
+        extract_features(job, ONE)
+    assert snapshot(tmp_path / "f") == before
+
+
+def test_a_worker_with_other_weights_than_planned_writes_nothing(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(extractors, "load", lambda name, **_: FakeExtractor(name, "1"))
+    with pytest.raises(InputError, match="a worker loads other weights from '0'"):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert not list((tmp_path / "f").glob("part-*"))
 
 
 def test_a_folder_that_may_not_be_written(images, tmp_path):

@@ -247,6 +247,14 @@ def test_a_run_with_names_goes_on_after_a_kill(images, names, tmp_path):
     assert {name: shards_of(tmp_path / "r")[name] for name in kept} == kept
 
 
+def test_names_that_another_extractor_left_are_not_taken_over(images, tmp_path):
+    (tmp_path / "r" / "names").mkdir(parents=True)
+    (tmp_path / "r" / "names" / "classes.txt").write_text("one\nof too few\n")
+    (tmp_path / "r" / "names" / "attributes.txt").write_text("blue\nold\n")
+    extract_features(job_of(images, tmp_path / "r"), ONE)
+    assert RegionNames.of(open_dataset(tmp_path / "r")) == RegionNames(attributes=("blue", "old"))
+
+
 def test_names_of_an_overwritten_dataset_go(images, names, tmp_path):
     extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
     with pytest.raises(DatasetError, match="holds another dataset"):

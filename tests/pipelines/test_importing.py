@@ -340,13 +340,16 @@ def test_a_bottom_up_tsv_becomes_regions(tmp_path, header):
 
 def test_the_lxmert_tsv_brings_classes_and_attributes(tmp_path):
     boxes, features = regions_of(1, 3)
-    labels = ([7, 1600, 1], [0.5, 0.25, 1], [400, 0, 2], [0.125, 0.5, 0.75])
+    labels = ([7, 1599, 0], [0.5, 0.25, 1], [399, -1, 2], [0.125, 0.5, 0.75])
     path = write_tsv(tmp_path / "a.tsv", [tsv_line("a.jpg", boxes, features, lxmert=labels)])
     import_features(ImportJob(sources=(path,), output=str(tmp_path / "out"), name="x", max_regions=4))
     row = open_dataset(tmp_path / "out").get("a")
     assert (row["width"], row["height"]) == (640, 480)
-    for name, values in zip(("class_ids", "class_scores", "attribute_ids", "attribute_scores"), labels, strict=True):
-        assert row[name].tolist() == [*values, 0]
+    # argmax over the probabilities without background in the file, so 0 is the first class; here that is 1, and 0 is none.
+    assert row["class_ids"].tolist() == [8, 1600, 1, 0]
+    assert row["attribute_ids"].tolist() == [400, 0, 3, 0]
+    assert row["class_scores"].tolist() == [0.5, 0.25, 1, 0]
+    assert row["attribute_scores"].tolist() == [0.125, 0.5, 0.75, 0]
 
 
 def test_an_image_without_regions_is_a_row_of_zeros(tmp_path):
