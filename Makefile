@@ -21,7 +21,7 @@ demo: $(STAMP)  ## Run the main job on scenes that are drawn here.
 	$(BIN)/imagepivot demo build/demo
 
 test: check  ## Run all checks and tests.
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=10
 
 quick: $(STAMP)  ## Run the tests that take seconds.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'

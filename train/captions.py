@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 
-__all__ = ["Captions", "read_captions"]
+__all__ = ["Captions", "labels_of", "read_captions"]
 
 _LABELS = ("split", "language", "portion")
 
@@ -124,6 +124,17 @@ def read_captions(
     return captions
 
 
+def labels_of(dataset: Dataset) -> dict[tuple[str, str, str], int]:
+    """Number of captions by split, language and portion, of those that occur together. Reads these columns only."""
+    counts: dict[tuple[str, str, str], int] = {}
+    for table in dataset.shards(_LABELS):
+        strings = pa.table({name: table[name].cast(pa.string()) for name in _LABELS})
+        for row in strings.group_by(list(_LABELS)).aggregate([([], "count_all")]).to_pylist():
+            key = (row["split"], row["language"], row["portion"])
+            counts[key] = counts.get(key, 0) + row["count_all"]
+    return counts
+
+
 @dataclass(frozen=True)
 class _Wanted:
     """What to read: a split, and by language its portions."""
@@ -167,7 +178,7 @@ def _chosen(
         chosen = {language: tuple(portions) for language in languages}
     else:
         chosen = {} if languages is None else dict.fromkeys(languages, ())
-        for found, language, portion in sorted(_contents(dataset)):
+        for found, language, portion in sorted(labels_of(dataset)):
             if found == split and (languages is None or language in chosen) and (portions is None or portion in portions):
                 chosen[language] = (*chosen.get(language, ()), portion)
     if not chosen:
@@ -263,7 +274,7 @@ def _check_all_found(captions: Captions, wanted: _Wanted, dataset: Dataset) -> N
 
 
 def _nothing(dataset: Dataset, what: str) -> str:
-    there = "; ".join(_listing(_contents(dataset))) or "nothing"
+    there = "; ".join(_listing(labels_of(dataset))) or "nothing"
     return f"{dataset.folder.location!r} has no captions of {what}. It has: {there}"
 
 
@@ -274,14 +285,3 @@ def _listing(contents: Mapping[tuple[str, str, str], int]) -> Iterator[str]:
             for (other, language, portion), count in sorted(contents.items())
             if other == split
         )
-
-
-def _contents(dataset: Dataset) -> dict[tuple[str, str, str], int]:
-    """Number of captions by split, language and portion."""
-    counts: dict[tuple[str, str, str], int] = {}
-    for table in dataset.shards(_LABELS):
-        strings = pa.table({name: table[name].cast(pa.string()) for name in _LABELS})
-        for row in strings.group_by(list(_LABELS)).aggregate([([], "count_all")]).to_pylist():
-            key = (row["split"], row["language"], row["portion"])
-            counts[key] = counts.get(key, 0) + row["count_all"]
-    return counts

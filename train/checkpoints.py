@@ -8,6 +8,7 @@ trained on. ``last.pt`` holds the state of the training besides. They are writte
 from __future__ import annotations
 
 import pickle
+import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -24,6 +25,12 @@ __all__ = ["BEST", "LAST", "Checkpoint", "Standing", "read_checkpoint", "write_c
 BEST, LAST = "best.pt", "last.pt"
 
 _FORMAT, _VERSION = "imagepivot run", 1
+
+# What torch.load raises on bytes that are no checkpoint: its reader of pickles takes them for instructions, one by one.
+_UNREADABLE = (
+    *(pickle.UnpicklingError, struct.error, RuntimeError, EOFError, OSError),
+    *(LookupError, ValueError, TypeError, AttributeError, AssertionError),
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
     with folder.open(name) as file:
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        except _UNREADABLE as error:
             raise DatasetError(f"{location} is damaged, or no checkpoint ({error}): copy the run or train it again") from error
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
         raise DatasetError(f"{location} is no checkpoint of a run: give the folder that imagepivot train wrote")

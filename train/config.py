@@ -250,7 +250,10 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
         path = Path(source)
         if not path.is_file():
             raise UsageError(f"there is no file {source!r}: check the path, or give the name of a preset (--list-presets)")
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read {source!r}: {error}") from error
     else:
         text = read_preset(source)
     return from_toml(text, source, overrides)

@@ -16,7 +16,7 @@ from train.captions import Captions, read_captions
 from train.features import ImageFeatures, extractor_fingerprint, missing_images, read_features
 from train.regimes import disjoint_halves, half_of_images, one_caption_per_image
 
-__all__ = ["TrainingData", "check_fingerprints", "open_data"]
+__all__ = ["TrainingData", "check_fingerprints", "check_images", "open_data"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def open_data(
     if images != "all":
         chosen = (half_of_images if images == "half" else disjoint_halves)(chosen, seed)
     chosen = chosen.compact()
-    _check_images(chosen, extracted)
+    check_images(chosen, extracted)
     return TrainingData(
         captions=chosen,
         features=read_features(extracted, chosen.image_ids, l2=l2, memory_map=memory_map),
@@ -155,8 +155,12 @@ def _check_languages(vocabulary: Dataset, captions: Captions) -> None:
         )
 
 
-def _check_images(captions: Captions, features: Dataset) -> None:
-    """Says how much is missing, if anything is, in captions too: an image may have one or eleven."""
+def check_images(captions: Captions, features: Dataset) -> None:
+    """Checks that there are features of all images of captions.
+
+    Raises:
+        DatasetError: how much is missing, in captions too: an image may have one or eleven.
+    """
     missing = missing_images(features, captions.image_ids)
     if not len(missing):
         return

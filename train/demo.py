@@ -14,7 +14,7 @@ from rich.table import Table
 
 from schemas.dataset import Dataset, open_dataset
 from schemas.storage import Folder
-from train.checkpoints import LAST
+from train.checkpoints import BEST, LAST
 from train.config import resolve
 from train.loop import train
 from train.progress import ProgressLine
@@ -47,7 +47,8 @@ def train_demo(
         notes.print("[yellow]nothing is trained: of so few scenes none is held out; draw at least 10 with --scenes[/yellow]")
         return
     console.print(Rule("training"))
-    Folder(folder["run"]).delete(LAST)  # The scenes may be others than those of an earlier demo.
+    for name in (BEST, LAST):  # The scenes may be others than those of an earlier demo.
+        Folder(folder["run"]).delete(name)
     with _one_thread(), ProgressLine(notes) as watch:
         train(
             resolve(PRESET),

@@ -25,6 +25,7 @@ from schemas.output import Output, commit, hold
 from schemas.shards import Footer, write_shard
 from schemas.storage import Folder
 from train.evaluation import embed_captions, embed_images
+from train.features import feature_spec
 from train.matching import check_captions, check_features
 from train.model import JointEmbedding
 from train.runs import Run
@@ -69,7 +70,8 @@ def embed_shard(run: Run, features: Dataset, number: int) -> tuple[list[str], Te
     """Image ids of a shard of features, and their embeddings ``[I, E]``."""
     table = features.shard(number, ["image_id", "feature"])
     values = table["feature"].combine_chunks().flatten().to_numpy()
-    array = values.reshape(table.num_rows, -1).astype(np.float32)
+    # The width is not to be found out of a shard without images.
+    array = values.reshape(table.num_rows, feature_spec(features).width).astype(np.float32)
     if run.config.data.l2_features:
         norms = np.linalg.norm(array, axis=1, keepdims=True)
         array /= np.where(norms > 0, norms, 1)

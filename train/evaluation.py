@@ -61,7 +61,7 @@ def embed_images(model: JointEmbedding, features: np.ndarray, *, batch_size: int
             model.embed_images(torch.from_numpy(np.array(features[start : start + batch_size], np.float32)).to(device))
             for start in range(0, len(features), batch_size)
         ]
-    return torch.cat(parts) if parts else torch.zeros(0, model.config.embedding)
+    return torch.cat(parts) if parts else torch.zeros(0, model.config.embedding, device=device)
 
 
 def embed_captions(

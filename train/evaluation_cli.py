@@ -46,6 +46,9 @@ def register(app: typer.Typer, *, console: Console, notes: Console, tokenize: To
             str, typer.Option("--portion", help="[i]comparable[/i] or [i]translation[/i]; each by itself when not given.")
         ] = "",
         device: Device = "auto",
+        memory_map: Annotated[
+            str, typer.Option("--memory-map", help="Folder for a copy of features that do not fit into memory.")
+        ] = "",
         as_json: AsJson = False,
     ) -> None:
         """Measure what a run retrieves: R@1, R@5, R@10 and median rank, from image to text and from text to image.
@@ -64,6 +67,7 @@ def register(app: typer.Typer, *, console: Console, notes: Console, tokenize: To
             splits=_several(split),
             languages=_several(languages),
             portion=portion,
+            memory_map=memory_map or None,
         )
         if as_json:
             typer.echo(json.dumps([score.to_dict() for score in scores], indent=2))

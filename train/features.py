@@ -110,7 +110,7 @@ def read_features(
     if memory_map is None:
         raise UsageError(
             f"the features of {len(image_ids):,} images take {size / 1e9:.1f} GB, more than {memory_share:.0%} of this machine's "
-            "memory: name a folder on a fast disk for a copy that is mapped into memory"
+            "memory: name a folder on a fast disk with --memory-map for a copy that is mapped into memory"
         )
     return ImageFeatures(_mapped(Path(memory_map), shape, dataset, image_ids, l2=l2), spec)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from schemas.errors import UsageError
+from schemas.errors import DatasetError, UsageError
+from schemas.storage import Folder
 
 __all__ = ["LOG", "RunLog"]
 
@@ -31,16 +32,16 @@ class RunLog:
 
     Raises:
         UsageError: TensorBoard is asked for and not installed.
+        DatasetError: a line of the log is damaged.
     """
 
     def __init__(self, folder: Path, *, step: int, tensorboard: bool) -> None:
         path = folder / LOG
-        # The last line of a killed process may be half a line.
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        kept = _lines_until(path, step)
         self._events = _event_writer(folder / _EVENTS, step) if tensorboard else None
-        self._file = path.open("w", encoding="utf-8")
-        self._file.writelines(kept)
+        # Whole or not at all: a process that is killed here leaves the lines of those before it.
+        Folder(str(folder)).write(LOG, b"".join(kept))
+        self._file = path.open("a", encoding="utf-8")
 
     def __enter__(self) -> RunLog:
         return self
@@ -57,6 +58,24 @@ class RunLog:
         if self._events is not None:
             for name, value in _numbers(values, event):
                 self._events.add_scalar(name, value, step)
+
+
+def _lines_until(path: Path, step: int) -> list[bytes]:
+    """The lines up to a step. The last one of a killed process may be half a line, which is left out."""
+    # Of bytes: those of text also end at characters that a name may hold.
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    kept = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            keeps = json.loads(line)["step"] <= step
+        except (ValueError, LookupError, TypeError) as error:
+            raise DatasetError(
+                f"{path}, line {number}, is damaged ({type(error).__name__}: {error}): delete this line, or the file, which only "
+                "people read, and give the same command again"
+            ) from error
+        if keeps:
+            kept.append(line + b"\n")
+    return kept
 
 
 def _event_writer(folder: Path, step: int) -> Any:

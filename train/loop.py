@@ -6,6 +6,7 @@ its last checkpoint to the same weights as one that was not, bit for bit on a CP
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from train.config import Config, ScheduleConfig, to_toml
 from train.devices import check_precision, computing, resolve_device
 from train.distributed import Processes, join_processes
 from train.evaluation import evaluate
-from train.logs import RunLog
+from train.logs import LOG, RunLog
 from train.material import Material, build_model, build_sampler, open_material
 from train.objectives import Objective, gather
 from train.progress import Report
@@ -31,6 +32,9 @@ __all__ = ["Result", "learning_rate", "stop_reason", "train"]
 
 CONFIG = "config.toml"
 _LOG_EVERY = 10
+
+_LEFT_BEHIND = re.compile(rf"\.({'|'.join(map(re.escape, (BEST, LAST, CONFIG, LOG)))}){re.escape(TEMPORARY_MARK)}\d+")
+"""Temporary names of the files that a run writes; whatever else lies in its folder is not its own."""
 
 Watch = Callable[[Report], None]
 
@@ -204,9 +208,11 @@ class _Loop:
         """Trains to the end."""
         if not self.processes.is_first:
             return self._run(None)
-        for name in self.folder.names():
-            if TEMPORARY_MARK in name:  # Of a process that was killed while it wrote.
-                self.folder.delete(name)
+        for path in self.folder.local_path.glob(".*"):
+            if _LEFT_BEHIND.fullmatch(path.name) and path.is_file():  # Of a process that was killed while it wrote.
+                path.unlink()
+        if self.standing.step and self.standing.best_step == self.standing.step:
+            self._save(BEST)  # A process may have been killed when it had written the one checkpoint and not yet the other.
         self.folder.write(CONFIG, self.start.config.encode())
         with RunLog(self.folder.local_path, step=self.standing.step, tensorboard=tensorboard) as log:
             return self._run(log)
@@ -229,6 +235,8 @@ class _Loop:
                 self._stop_if_over()
             if saves:
                 self._save(LAST)
+            if evaluates and self.standing.stale == 0:
+                self._save(BEST)  # After the other one, which holds the same model: there is never a best.pt alone.
         return self.standing
 
     def _step(self) -> tuple[Tensor, Tensor]:
@@ -248,7 +256,7 @@ class _Loop:
         return loss.detach(), norm
 
     def _evaluate(self, log: RunLog | None, loss: Tensor) -> None:
-        """Recalls on the validation split; keeps the model if it is the best one so far."""
+        """Recalls on the validation split."""
         score = 0.0
         if log is not None:
             found = evaluate(self.model, self.material.validation)
@@ -257,8 +265,6 @@ class _Loop:
             log.write("evaluation", self.standing.step, {"score": score, **{k: each.to_dict() for k, each in found.items()}})
         self.standing = self.standing.evaluated(self.processes.agree(score, self.device))
         if log is not None:
-            if self.standing.stale == 0:
-                self._save(BEST)
             self.watch(self._report(float(loss), {language: each.sum_of_recalls for language, each in found.items()}))
 
     def _check_finite(self, loss: Tensor, norm: Tensor) -> None:
@@ -287,7 +293,8 @@ class _Loop:
     def _save(self, name: str) -> None:
         if not self.processes.is_first:
             return
-        checkpoint = replace(self.start, model=self.model.state_dict(), standing=self.standing)
+        checkpoint = replace(self.start, model=self.model.state_dict(), standing=replace(self.standing, stopped=""))
         if name == LAST:
-            checkpoint = replace(checkpoint, optimizer=self.optimizer.state_dict(), sampler=self.sampler.state())
+            optimizer, sampler = self.optimizer.state_dict(), self.sampler.state()
+            checkpoint = replace(checkpoint, standing=self.standing, optimizer=optimizer, sampler=sampler)
         write_checkpoint(self.folder, name, checkpoint)

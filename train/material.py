@@ -45,7 +45,13 @@ def open_material(
     data, model = config.data, config.model
     # The smaller split first: what is wrong with the folders is found in less time.
     validation = open_data(
-        captions, features, vocabulary, split=data.validation_split, portions=data.portions, l2=data.l2_features
+        captions,
+        features,
+        vocabulary,
+        split=data.validation_split,
+        portions=data.portions,
+        l2=data.l2_features,
+        memory_map=memory_map,
     )
     training = open_data(
         captions,

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 from schemas.errors import DatasetError, UsageError
 from schemas.storage import Folder
-from train.checkpoints import LAST, Checkpoint, read_checkpoint
+from train.checkpoints import BEST, LAST, Checkpoint, read_checkpoint
 from train.config import differences, from_toml
 
 __all__ = ["check_same_run", "checkpoint_to_resume"]
 
 
 def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
-    """The last checkpoint in a folder, None where there is none.
+    """The last checkpoint in a folder, None where there is no run.
 
     Raises:
-        UsageError: there is one, and nobody asked to go on from it.
+        UsageError: there is one, and nobody asked to go on from it; or there is a model that would be lost.
+        DatasetError: it is damaged, or holds no state of the training.
     """
     if folder.size(LAST) is None:
-        return None
+        if folder.size(BEST) is None:
+            return None
+        raise UsageError(
+            f"{folder.location!r} holds a run, but has no {LAST} to go on from: choose another folder, or delete this one to train "
+            "anew; nothing was changed"
+        )
     if not resume:
         raise UsageError(
             f"{folder.location!r} holds a run: give --resume to go on with it, or choose another folder; nothing was changed"
         )
-    return read_checkpoint(folder, LAST)
+    found = read_checkpoint(folder, LAST)
+    for name in ("optimizer", "sampler"):
+        if getattr(found, name) is None:
+            raise DatasetError(
+                f"{folder.path_of(LAST)} has no state of the {name} to go on from, as if it were a copy of {BEST}: copy the run "
+                "again, or train it again in another folder"
+            )
+    return found
 
 
 def check_same_run(there: Checkpoint, now: Checkpoint, folder: Folder) -> None:

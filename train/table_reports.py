@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
+from schemas.storage import Folder
 from train.published import PublishedRow, rows_of_paper
 
 __all__ = ["Cell", "Line", "Report", "Section", "read_report"]
@@ -141,8 +142,8 @@ class Report:
 
 def read_report(output: str, paper: str) -> Report:
     """Puts the results in a folder beside the numbers of a paper; a row without results has the published numbers only."""
-    rows = rows_of_paper(paper)
-    results = {preset: _results(Path(output, "results", preset)) for preset in {row.preset for row in rows}}
+    rows, folder = rows_of_paper(paper), Folder(output).local_path
+    results = {preset: _results(folder / "results" / preset) for preset in {row.preset for row in rows}}
     sections = []
     for table, found in groupby(rows, key=lambda row: row.table):
         lines = tuple(_line(row, results[row.preset]) for row in found)

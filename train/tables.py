@@ -23,14 +23,15 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.output import hold
 from schemas.storage import Folder
-from train.captions import read_captions
+from train.captions import labels_of, read_captions
 from train.checkpoints import LAST
 from train.config import Config, resolve, to_toml
+from train.data import check_images
 from train.devices import resolve_device
 from train.loop import train
 from train.published import TEST_SPLITS, rows_of_paper
 from train.runs import open_run
-from train.scoring import score_run, splits_of
+from train.scoring import portions_in, score_run
 
 __all__ = ["Done", "TablesJob", "Task", "run_tables"]
 
@@ -41,7 +42,7 @@ class TablesJob:
 
     Attributes:
         paper: ``gella2017`` or ``kadar2018``.
-        output: local folder of runs, results and the report.
+        output: local folder of runs, results and the report; kept as an absolute path.
         captions: folder of encoded captions.
         features: folder of image features.
         vocabulary: folder of the vocabulary of the captions.
@@ -71,6 +72,8 @@ class TablesJob:
             raise UsageError(f"--seeds is {self.seeds}, expected 1 or more")
         if not Folder(self.output).is_local:
             raise UsageError(f"{self.output!r} is not a local folder: train into one, and copy it when it is done")
+        # "~" is the home folder, once and for all that is written there.
+        object.__setattr__(self, "output", str(Folder(self.output).local_path))
 
     def presets(self) -> list[str]:
         """The presets of the rows that are asked for, each once, in the order of the tables.
@@ -174,7 +177,7 @@ def run_tables(job: TablesJob, watch: Callable[[Done], None] = lambda done: None
         for seed in range(job.seeds)  # All rows with one seed first: a table that is stopped early has no gaps.
         for preset in job.presets()
     ]
-    _check_captions(tasks, job)
+    _check_data(tasks, job)
     with hold(Folder(job.output)):
         finished = [task for task in tasks if task.is_done()]
         for count, task in enumerate(finished, start=1):
@@ -184,22 +187,27 @@ def run_tables(job: TablesJob, watch: Callable[[Done], None] = lambda done: None
             watch(Done(task, count, len(tasks)))
 
 
-def _check_captions(tasks: Sequence[Task], job: TablesJob) -> None:
-    """Checks that the captions hold what the rows are trained and measured on, before the first is trained."""
-    dataset = open_dataset(job.captions)
-    there: set[tuple[str, str]] = set()
-    for split in set(TEST_SPLITS).intersection(splits_of(dataset)):
-        found = read_captions(dataset, split=split)
-        pairs = set(zip(found.languages.tolist(), found.portions.tolist(), strict=True))
-        there |= {(found.language_names[language], found.portion_names[portion]) for language, portion in pairs}
-    for task in tasks:
-        needed = {(language, portion) for language, portions in task.config.data.portions.items() for portion in portions}
-        needed |= {(row.language, row.portion) for row in rows_of_paper(job.paper) if row.preset == task.preset}
+def _check_data(tasks: Sequence[Task], job: TablesJob) -> None:
+    """Checks that captions and features hold what the rows are trained and measured on, before the first is trained."""
+    captions, features = open_dataset(job.captions, kind="encoded"), open_dataset(job.features)
+    labels = labels_of(captions)
+    there = {(language, portion) for split, language, portion in labels if split in TEST_SPLITS}
+    read: dict[str, dict[str, set[str]]] = {}  # Portions by split and language, of all rows: each split is read once.
+    for preset, data in {task.preset: task.config.data for task in tasks}.items():
+        needed = {(language, portion) for language, portions in data.portions.items() for portion in portions}
+        needed |= {(row.language, row.portion) for row in rows_of_paper(job.paper) if row.preset == preset}
         if missing := sorted(needed - there):
             raise DatasetError(
-                f"{task.preset} needs captions of {', '.join(map(' '.join, missing))}, which {job.captions!r} does not have in "
+                f"{preset} needs captions of {', '.join(map(' '.join, missing))}, which {job.captions!r} does not have in "
                 f"split {' or '.join(TEST_SPLITS)}: encode captions that have them, or choose other rows with --rows"
             )
+        measured = {split: portions_in(labels, split, data.languages) for split in TEST_SPLITS}
+        for split, portions in ((data.split, data.portions), (data.validation_split, data.portions), *measured.items()):
+            for language, names in portions.items():
+                read.setdefault(split, {}).setdefault(language, set()).update(names)
+    for split, wanted in read.items():
+        chosen = {language: sorted(names) for language, names in wanted.items()}
+        check_images(read_captions(captions, split=split, portions=chosen), features)
 
 
 def _run_all(tasks: Sequence[Task], job: TablesJob) -> Iterator[Task]:

@@ -93,10 +93,10 @@ def register(app: typer.Typer, *, console: Console, notes: Console) -> None:
 
         with notes.status("training"):
             run_tables(job, watch)
-        report = read_report(output, paper.value)
-        Path(output, f"{paper.value}.md").write_text(report.to_markdown(), encoding="utf-8")
+        report = read_report(job.output, paper.value)
+        Path(job.output, f"{paper.value}.md").write_text(report.to_markdown(), encoding="utf-8")
         if plot:
-            plot_report(report.begun, Path(output, f"{paper.value}.png"))
+            plot_report(report.begun, Path(job.output, f"{paper.value}.png"))
         for each in (*report.notes, *report.begun.to_tables()):
             console.print(each, highlight=False)
         written = " and ".join(f"{output}/{paper.value}.{kind}" for kind in (("md", "png") if plot else ("md",)))

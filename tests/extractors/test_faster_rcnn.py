@@ -208,7 +208,7 @@ def test_wrong_requests_are_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["china.jpg", "cat_gray.jpg", "voc_000456.jpg"])
+@pytest.mark.parametrize("name", ["china.jpg", "cat_gray.jpg"])
 def test_photographs_equal_the_reference(extractor, state, photos, name):
     image = decode((photos / "images" / name).read_bytes())
     expected = reference_detector.detect(state, np.asarray(image))
@@ -218,7 +218,7 @@ def test_photographs_equal_the_reference(extractor, state, photos, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [(2000, 20), (300, 4000), (20, 2000)])
+@pytest.mark.parametrize("size", [(2000, 20), (300, 4000)])
 def test_thin_pictures_equal_the_reference(extractor, state, size):
     image = picture(*size)
     expected = reference_detector.detect(state, np.asarray(image))

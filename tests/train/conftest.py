@@ -65,8 +65,12 @@ def write_dataset(folder: Path, kind: str, rows: list[dict], *, parameters: dict
     return commit(output, statistics=lambda _: {}, libraries=(), files=files).fingerprint
 
 
-def write_toy(folder: Path, seed: int = 0, test: str = "test") -> Toy:
-    """Images with a topic each; captions draw most of their words from those of the topic, so that something can be learned."""
+def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str = "") -> Toy:
+    """Images with a topic each; captions draw most of their words from those of the topic, so that something can be learned.
+
+    The test split may have other names, also one of its own for the translations.
+    """
+    names = {"comparable": test, "translation": translations or test}
     rng = np.random.default_rng(seed)
     images = {f"{split}-{n:03d}": (split, int(rng.integers(WORDS))) for split, count in SPLITS.items() for n in range(count)}
     counts = {language: {} for language in ("en", "de", "fr")}
@@ -79,7 +83,7 @@ def write_toy(folder: Path, seed: int = 0, test: str = "test") -> Toy:
                 for token in tokens:
                     counts[language][token] = counts[language].get(token, 0) + 1
                 key = {"image_id": image_id, "language": language, "portion": portion, "index": index}
-                captions.append({**key, "split": test if split == "test" else split, "tokens": tokens})
+                captions.append({**key, "split": names[portion] if split == "test" else split, "tokens": tokens})
     vocabulary = Vocabulary.from_counts(counts, min_count=1)
     fingerprint = write_dataset(
         folder / "vocabulary", "vocabulary", vocabulary.to_table().to_pylist(), parameters={"seed": seed}, shards=1
@@ -114,6 +118,12 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 def toy_2016(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     """The like, whose test split is named as that of Multi30K."""
     return write_toy(tmp_path_factory.mktemp("toy-2016"), test="test_2016")
+
+
+@pytest.fixture(scope="session")
+def multi30k(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """The like, whose test images are named as those of Multi30K: the comparable captions one way, the translations another."""
+    return write_toy(tmp_path_factory.mktemp("multi30k"), test="test_2016", translations="test_2016_flickr")
 
 
 @pytest.fixture(scope="session")

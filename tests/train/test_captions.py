@@ -12,7 +12,7 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from train.captions import read_captions
+from train.captions import labels_of, read_captions
 
 KEY = ("image_id", "language", "portion", "index")
 PORTIONS = {"en": ("comparable", "translation"), "fr": ("translation",)}
@@ -149,3 +149,10 @@ def test_arguments_that_contradict_each_other(toy):
 def test_other_kinds_are_refused(toy):
     with pytest.raises(DatasetError, match="holds features, expected encoded captions: run 'imagepivot encode'"):
         read_captions(open_dataset(toy.features), split="val")
+
+
+def test_counts_by_label(toy):
+    counts = labels_of(open_dataset(toy.captions))
+    assert len(counts) == 3 * 4
+    assert counts["val", "en", "comparable"] == 36
+    assert counts["test", "fr", "translation"] == 9

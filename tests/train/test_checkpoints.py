@@ -70,8 +70,11 @@ class Evil:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"no checkpoint", b"PK\x03\x04 no zip", pickle.dumps({"a": 1}), pickle.dumps(Evil())],
-    ids=["empty", "text", "zip", "pickle", "evil"],
+    [
+        *(b"", b"no checkpoint", b"PK\x03\x04 no zip", pickle.dumps({"a": 1}), pickle.dumps(Evil())),
+        *(b"hello", b"a", b"q\xff", b"J\x01", b"X\x01\x00\x00\x00\xff", b"\x88\x85R"),
+    ],
+    ids=["empty", "text", "zip", "pickle", "evil", "hello", "a", "key", "struct", "unicode", "type"],
 )
 def test_what_is_no_checkpoint_is_refused(folder, data, capfd):
     folder.write(BEST, data)

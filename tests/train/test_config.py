@@ -292,3 +292,23 @@ def test_kadars_numbers(name):
 )
 def test_kadars_portions(name, portions):
     assert resolve(f"kadar2018/{name}").data.portions == {language: (portion,) for language, portion in portions.items()}
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "x.toml").write_bytes(b"\xff\xfe[data]")
+    with pytest.raises(UsageError, match=r"cannot read .*x\.toml.*utf-8"):
+        resolve(str(tmp_path / "x.toml"))
+
+
+def test_a_file_that_nobody_may_read(tmp_path, monkeypatch):
+    def denied(*arguments, **keywords):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "x.toml").write_text("[data]")
+    monkeypatch.setattr("pathlib.Path.read_text", denied)
+    with pytest.raises(UsageError, match=r"cannot read .*x\.toml.*Permission denied"):
+        resolve(str(tmp_path / "x.toml"))
+
+
+def test_an_epoch_of_gella_is_five_of_the_implementation_that_it_names():
+    assert resolve("gella2017/pivot-sym").schedule.max_epochs == 20

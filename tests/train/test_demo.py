@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pyarrow as pa
+import pytest
 from rich.console import Console
 
 from schemas.fingerprints import Identity
@@ -12,7 +13,9 @@ from schemas.kinds import CAPTIONS
 from schemas.output import Output, commit
 from schemas.shards import write_shard
 from schemas.storage import Folder
+from train.checkpoints import BEST, LAST
 from train.demo import train_demo
+from train.resuming import checkpoint_to_resume
 
 
 def test_nothing_is_trained_where_no_scene_is_held_out(tmp_path):
@@ -35,3 +38,39 @@ def test_nothing_is_trained_where_no_scene_is_held_out(tmp_path):
     assert "draw at least 10 with --scenes" in notes.file.getvalue()
     assert console.file.getvalue() == ""
     assert not (tmp_path / "run").exists()
+
+
+def test_an_earlier_model_is_no_obstacle(tmp_path, monkeypatch):
+    rows = [
+        {
+            "image_id": split,
+            "language": "en",
+            "portion": "translation",
+            "index": 0,
+            "split": split,
+            "text": "x",
+            "tokens": ["x"],
+        }
+        for split in ("test", "train", "val")
+    ]
+    output = Output(folder=Folder(str(tmp_path / "captions")), identity=Identity(kind="captions", parameters={}))
+    (name,) = output.names()
+    table = pa.Table.from_pylist(rows, schema=CAPTIONS)
+    write_shard(output.folder, name, [table], schema=CAPTIONS, identity=output.identity)
+    commit(output, statistics=lambda _: {}, libraries=())
+    left = Folder(str(tmp_path / "run"))
+
+    class TrainedError(Exception):
+        pass
+
+    def check(config, *, output, **arguments):
+        assert checkpoint_to_resume(Folder(output), resume=False) is None
+        raise TrainedError
+
+    monkeypatch.setattr("train.demo.train", check)
+    for names in ((BEST, LAST), (BEST,), (LAST,)):
+        for each in names:
+            left.write(each, b"of other scenes")
+        with pytest.raises(TrainedError):
+            train_demo(tmp_path, console=Console(file=io.StringIO()), notes=Console(file=io.StringIO()), tokenize=lambda *_: [])
+        assert left.names() == []

@@ -10,10 +10,12 @@ import torch
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
+from schemas.features import FeatureSpec
 from schemas.validation import validate
 from train.embedding import EmbedJob, embed, weights_digest
 from train.packing import pack
 from train.runs import open_run
+from train.searching import gallery_of
 
 
 @pytest.fixture
@@ -124,3 +126,25 @@ def test_other_tools_read_the_captions(run, job):
     table = pq.read_table(f"{job.output}/captions/part-00000-of-00003.parquet")
     assert table["embedding"].type.list_size == 6
     assert set(table["language"].to_pylist()) == {"en", "de"}
+
+
+def test_a_shard_without_images_has_no_embeddings(run, toy, new_dataset, tmp_path):
+    rows = open_dataset(toy.features).table().to_pylist()[:2]
+    new_dataset(tmp_path / "few", "features", rows, parameters={}, spec=FeatureSpec("toy", (8,)), shards=7)
+    features = open_dataset(tmp_path / "few")
+    assert 0 in [shard.rows for shard in features.manifest.shards]
+    embed(run, EmbedJob(output=str(tmp_path / "o"), name="run", features=str(tmp_path / "few")))
+    assert validate(tmp_path / "o" / "images") == []
+    assert open_dataset(tmp_path / "o" / "images").image_ids() == features.image_ids()
+    gallery = gallery_of(run, str(tmp_path / "few"))
+    assert list(gallery.image_ids) == features.image_ids()
+    assert gallery.embeddings.shape == (2, 6)
+
+
+def test_a_shard_without_captions_has_no_embeddings(run, toy, new_dataset, tmp_path):
+    source = open_dataset(toy.captions)
+    rows = [row for row in source.table().to_pylist() if row["image_id"] == "val-000"]
+    new_dataset(tmp_path / "few", "encoded", rows, parameters={}, inputs=source.manifest.inputs, shards=3)
+    embed(run, EmbedJob(output=str(tmp_path / "o"), name="run", captions=str(tmp_path / "few")))
+    assert validate(tmp_path / "o" / "captions") == []
+    assert len(open_dataset(tmp_path / "o" / "captions")) == 6

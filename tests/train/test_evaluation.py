@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 import torch
 
 from train.data import open_data
-from train.evaluation import chance, embed_all, evaluate, sum_of_recalls
+from train.evaluation import chance, embed_all, embed_images, evaluate, sum_of_recalls
 from train.metrics import Retrieval, ranks_of
+from train.model import JointEmbedding, ModelConfig
 from train.packing import pack
 from train.runs import open_run
 
@@ -106,3 +108,10 @@ def test_chance_is_what_random_scores_reach(data):
     assert found[0] == pytest.approx(expected["image_to_text"][1], abs=2)
     assert found[1] == pytest.approx(expected["text_to_image"][1], abs=2)
     assert expected["text_to_image"] == pytest.approx((100 / 9, 500 / 9, 100))
+
+
+def test_no_images_are_no_images_of_the_device(monkeypatch):
+    monkeypatch.setattr("torch.autocast", lambda *_, **__: nullcontext())  # Which the device "meta" does not have.
+    model = JointEmbedding(ModelConfig(("en",), 9, 8, embedding=6, words=2)).to("meta")
+    found = embed_images(model, np.zeros((0, 8), np.float32))
+    assert (found.shape, found.device.type) == ((0, 6), "meta")

@@ -64,6 +64,16 @@ def test_evaluate_prints_the_scores(command, write_run, toy):
     assert "27 texts" in table
 
 
+def test_evaluate_maps_features_that_do_not_fit(command, write_run, toy, tmp_path, monkeypatch):
+    arguments = ("evaluate", write_run(), "--captions", toy.captions, "--features", toy.features, "--split", "test", "--json")
+    expected = command(*arguments, "--device", "cpu")
+    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    with pytest.raises(UsageError, match="--memory-map"):
+        command(*arguments, "--device", "cpu")
+    assert command(*arguments, "--device", "cpu", "--memory-map", tmp_path / "map") == expected
+    assert len(list((tmp_path / "map").iterdir())) == 1
+
+
 def test_embed_says_what_it_wrote(command, write_run, toy, tmp_path):
     out, _ = command("embed", write_run("my-run"), tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
     images, captions = (open_dataset(tmp_path / "e" / name) for name in ("images", "captions"))
@@ -108,9 +118,10 @@ def test_search_says_what_is_missing(command, write_run, toy):
             command("search", folder, "1", "--language", "en", *places)
 
 
-def test_tables_writes_the_report(command, toy_2016, tmp_path):
+def test_tables_writes_the_report(command, toy_2016, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     out, notes = command(
-        *("tables", "gella2017", tmp_path / "o", "--rows", "vse-de", "--seeds", "1", "--workers", "1", "--device", "cpu"),
+        *("tables", "gella2017", "~/o", "--rows", "vse-de", "--seeds", "1", "--workers", "1", "--device", "cpu"),
         *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
         *("--max-steps", "2", "--set", "model.embedding=6", "--set", "model.words=4", "--set", "schedule.batch_size=8"),
     )

@@ -336,6 +336,59 @@ def test_another_run_is_refused(run, tmp_path, change, message):
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
+def test_only_what_a_killed_run_left_behind_is_deleted(run, tmp_path):
+    theirs = ["sub/.part-00003.parquet.tmp-47", "data.tmp-old/x", ".notes.tmp-3", ".last.pt.tmp-x", "sub/.last.pt.tmp-123"]
+    ours = [".last.pt.tmp-123", ".best.pt.tmp-1", ".config.toml.tmp-99", ".log.jsonl.tmp-5"]
+    for name in [*theirs, *ours]:
+        path = tmp_path / "run" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("half")
+    run(CONFIG.replace("max_steps = 44", "max_steps = 2"))
+    assert [name for name in theirs if not (tmp_path / "run" / name).exists()] == []
+    assert [name for name in ours if (tmp_path / "run" / name).exists()] == []
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_without_its_last_checkpoint_is_not_overwritten(run, tmp_path, resume):
+    run()
+    (tmp_path / "run" / LAST).unlink()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(UsageError, match=r"holds a run, but has no last\.pt to go on from: choose another folder"):
+        run(seed=1, resume=resume)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+@pytest.mark.parametrize("steps", [17, 44])
+def test_a_run_that_was_killed_between_its_two_checkpoints_goes_on(run, tmp_path, monkeypatch, steps):
+    write = write_checkpoint
+
+    def killed(folder, name, checkpoint):
+        if name == BEST:
+            raise KeyboardInterrupt
+        write(folder, name, checkpoint)
+
+    text = CONFIG.replace("max_steps = 44", f"max_steps = {steps}")
+    with monkeypatch.context() as patched:
+        patched.setattr("train.loop.write_checkpoint", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(text)
+    run(text, resume=True)
+    run(text, "whole")
+    for name in (LAST, BEST):
+        ours, expected = (read_checkpoint(Folder(str(tmp_path / folder)), name) for folder in ("run", "whole"))
+        for key in ours.__dataclass_fields__:
+            assert_equal(getattr(ours, key), getattr(expected, key))
+
+
+@pytest.mark.parametrize("lost", ["optimizer", "sampler"])
+def test_a_checkpoint_that_nothing_can_go_on_from_is_refused(run, tmp_path, lost):
+    run()
+    folder = Folder(str(tmp_path / "run"))
+    write_checkpoint(folder, LAST, replace(read_checkpoint(folder, LAST), **{lost: None}))
+    with pytest.raises(DatasetError, match=rf"last\.pt has no state of the {lost} to go on from"):
+        run(resume=True)
+
+
 def test_a_folder_in_use_is_refused(run, tmp_path):
     with hold(Folder(str(tmp_path / "run"))), pytest.raises(DatasetError, match="is in use: another run is writing it"):
         run()

@@ -1,3 +1,4 @@
+import numpy as np
 import torch
 
 from schemas.vocabulary import Vocabulary
@@ -58,6 +59,14 @@ def test_features_are_normalised_where_the_configuration_says_so(toy):
         for data in (found.training, found.validation):
             norms = (data.features.array**2).sum(1) ** 0.5
             assert (abs(norms - 1).max() < 1e-6) == l2
+
+
+def test_both_splits_may_be_mapped(toy, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    folders = {"captions": toy.captions, "features": toy.features, "vocabulary": toy.vocabulary}
+    found = open_material(from_toml(CONFIG, "test"), **folders, seed=0, memory_map=str(tmp_path))
+    for data in (found.training, found.validation):
+        assert isinstance(data.features.array, np.memmap)
 
 
 def test_samplers(toy):

@@ -72,3 +72,55 @@ def test_without_a_split_it_is_the_test_images_of_2016(run, toy):
         score_run(run, captions=toy.captions, features=toy.features)
     scores = score_run(run, captions=toy.captions, features=toy.features, splits=["val", "test"], languages=["fr"])
     assert [(score.split, score.retrieval.text_to_image.queries) for score in scores] == [("val", 12), ("test", 9)]
+
+
+def found(run, data, **arguments) -> list[tuple[str, str, str]]:
+    scores = score_run(run, captions=data.captions, features=data.features, **arguments)
+    return [(score.split, score.language, score.portion) for score in scores]
+
+
+def test_captions_of_the_test_images_may_lie_in_two_splits(run, write_run, multi30k):
+    comparable = [("test_2016", "de", "comparable"), ("test_2016", "en", "comparable")]
+    translations = [("test_2016_flickr", "en", "translation"), ("test_2016_flickr", "fr", "translation")]
+    assert found(run, multi30k) == comparable + translations
+    assert found(run, multi30k, portion="comparable") == comparable
+    assert found(run, multi30k, portion="translation") == translations
+    assert found(run, multi30k, languages=["fr"]) == translations[1:]
+    assert found(run, multi30k, languages=["fr", "de"]) == [comparable[0], translations[1]]
+    assert found(open_run(write_run("french", languages=("fr",))), multi30k) == translations[1:]
+    assert found(open_run(write_run("german", languages=("de",))), multi30k) == comparable[:1]
+
+
+def test_a_split_that_is_named_must_hold_something(run, write_run, multi30k):
+    with pytest.raises(UsageError, match=r"nothing to evaluate: split 'test_2016' has .* the run knows en, de, fr"):
+        found(run, multi30k, splits=["test_2016_flickr", "test_2016"], languages=["fr"])
+    with pytest.raises(DatasetError, match="has no captions of split 'nothing'"):
+        found(run, multi30k, splits=["test_2016", "nothing"])
+    german = open_run(write_run("german", languages=("de",)))
+    message = (
+        r"split 'test_2016' has .* de comparable, en comparable; split 'test_2016_flickr' has .* en translation, fr translation"
+    )
+    with pytest.raises(UsageError, match=rf"nothing to evaluate: {message}, the run knows de"):
+        found(german, multi30k, portion="translation")
+
+
+def test_a_language_that_is_named_must_have_captions(write_run, multi30k):
+    run = open_run(write_run("czech", languages=("en", "cs")))
+    assert {language for _, language, _ in found(run, multi30k)} == {"en"}
+    with pytest.raises(UsageError, match="nothing to evaluate in cs: split 'test_2016' has"):
+        found(run, multi30k, languages=["en", "cs"])
+
+
+def test_only_what_is_scored_is_read(run, multi30k, monkeypatch):
+    read = []
+
+    def spy(*arguments, **keywords):
+        read.append((keywords["split"], dict(keywords["portions"]), keywords["memory_map"]))
+        return open_data(*arguments, **keywords)
+
+    monkeypatch.setattr("train.scoring.open_data", spy)
+    found(run, multi30k, languages=["en"], memory_map="somewhere")
+    assert read == [
+        ("test_2016", {"en": ("comparable",)}, "somewhere"),
+        ("test_2016_flickr", {"en": ("translation",)}, "somewhere"),
+    ]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -8,7 +9,9 @@ from statistics import mean, stdev
 import pytest
 from PIL import Image
 
+from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.features import FeatureSpec
 from train.published import rows_of_paper
 from train.runs import open_run
 from train.scoring import score_run
@@ -73,6 +76,9 @@ def test_what_is_there_is_kept_and_the_rest_is_done(finished, toy_2016):
     gone = finished / "results" / "gella2017" / "vse-en" / "seed-1.json"
     text = gone.read_text()
     gone.unlink()
+    with pytest.raises(UsageError, match=r"seed-1' holds a run, but has no last\.pt to go on from"):
+        run(job_of(toy_2016, finished))
+    shutil.rmtree(finished / "runs" / "gella2017" / "vse-en" / "seed-1")
     ended = run(job_of(toy_2016, finished))
     assert len(ended) == 6
     assert ended[-1] == ("gella2017/vse-en", 1)
@@ -106,6 +112,48 @@ def test_captions_that_lack_a_language_are_refused_before_training(toy, toy_2016
     with pytest.raises(DatasetError, match="gella2017/vse-en needs captions of en comparable"):
         run(job_of(toy, tmp_path / "o"))  # Its test split has another name.
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_features_that_lack_images_are_refused_before_training(multi30k, new_dataset, tmp_path, split):
+    rows = [row for row in open_dataset(multi30k.features).table().to_pylist() if row["image_id"] != f"{split}-003"]
+    new_dataset(tmp_path / "few", "features", rows, parameters={}, spec=FeatureSpec("toy", (8,)))
+    job = job_of(replace(multi30k, features=str(tmp_path / "few")), tmp_path / "o")
+    name = "test_2016" if split == "test" else split
+    with pytest.raises(DatasetError, match=rf"lacks the features of 1 of \d+ images of split '{name}'.*: {split}-003"):
+        run(job)
+    assert not (tmp_path / "o").exists()
+
+
+def test_features_are_needed_of_what_is_read_only(multi30k, new_dataset, tmp_path):
+    """Of an image with a French caption alone a row of German has no use."""
+    source, rows = open_dataset(multi30k.captions), []
+    for row in source.table().to_pylist():
+        rows.append(row)
+        if row["language"] == "fr":
+            rows.append({**row, "image_id": f"more-{row['image_id']}"})
+    new_dataset(tmp_path / "encoded", "encoded", rows, parameters=source.manifest.parameters, inputs=source.manifest.inputs)
+    data = replace(multi30k, captions=str(tmp_path / "encoded"))
+    german = job_of(data, tmp_path / "o", rows=("vse-de",), seeds=1)
+    assert run(german) == [("gella2017/vse-de", 0)]
+    with pytest.raises(DatasetError, match="lacks the features of 40 of 80 images of split 'train'"):
+        run(replace(german, paper="kadar2018", rows=("monolingual-translation-fr",)))
+
+
+def test_a_row_whose_test_captions_lie_in_one_split(multi30k, tmp_path):
+    job = replace(job_of(multi30k, tmp_path / "o", seeds=1), paper="kadar2018", rows=("monolingual-translation-fr",))
+    run(job)
+    result = json.loads((tmp_path / "o/results/kadar2018/monolingual-translation-fr/seed-0.json").read_text())
+    assert [(score["split"], score["language"]) for score in result["scores"]] == [("test_2016_flickr", "fr")]
+
+
+def test_the_home_folder_may_stand_in_the_output(toy_2016, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run(job_of(toy_2016, "~/o", seeds=1, rows=("vse-en",)))
+    assert [path.name for path in tmp_path.iterdir()] == ["o"]
+    assert {path.name for path in (tmp_path / "o").iterdir()} == {"runs", "results"}
+    assert "1 runs" in read_report("~/o", "gella2017").to_markdown()
 
 
 def test_the_report_has_means_deviations_and_published_numbers(finished):
