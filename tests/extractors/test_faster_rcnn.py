@@ -218,9 +218,8 @@ def test_photographs_equal_the_reference(extractor, state, photos, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [(2000, 20), (300, 4000)])
-def test_thin_pictures_equal_the_reference(extractor, state, size):
-    image = picture(*size)
+def test_a_thin_picture_equals_the_reference(extractor, state):
+    image = picture(2000, 20)
     expected = reference_detector.detect(state, np.asarray(image))
     assert len(expected["proposals"]) > 36
     check_agrees(regions(extractor, image), expected)

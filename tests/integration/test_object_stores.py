@@ -210,6 +210,8 @@ def test_features_of_images_in_a_bucket(store, pictures, imagepivot, tmp_path):
     features(imagepivot, pictures / "photos", tmp_path / "photos")
     expected = open_dataset(tmp_path / "photos")
     sources = {"folder": "photos", "pattern": "pho*/*", "table": "table/t.csv", "tar": "tars", "parquet": "parquet"}
+    if store.scheme == "gs":  # What lists and reads is the same for all of them; these do it in different ways.
+        sources = {name: sources[name] for name in ("folder", "tar")}
     for name, source in sources.items():
         output = store.address(f"features/{name}")
         features(imagepivot, f"{bucket}/{source}", output, "--workers", "2" if name == "tar" else "1")
