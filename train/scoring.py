@@ -83,10 +83,8 @@ def score_run(
     chosen = _chosen_splits(labels, splits, captions)
     wanted = {split: portions_in(labels, split, languages or sorted(known), portion) for split in chosen}
     empty = [split for split in chosen if not wanted[split]]
-    if splits and empty:
+    if len(empty) == len(chosen) or (splits and empty):
         raise UsageError(f"nothing to evaluate: {_listing(labels, empty)}, the run knows {', '.join(known)}")
-    if len(empty) == len(chosen):
-        raise UsageError(f"nothing to evaluate: {_listing(labels, chosen)}, the run knows {', '.join(known)}")
     if lacking := [language for language in languages if not any(language in each for each in wanted.values())]:
         raise UsageError(f"nothing to evaluate in {', '.join(lacking)}: {_listing(labels, chosen)}")
     scores: list[Score] = []

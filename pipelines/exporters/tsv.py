@@ -56,8 +56,9 @@ def _line(batch: pa.RecordBatch, row: int, columns: str) -> bytes:
         if name in _ARRAYS:
             ours, dtype = _ARRAYS[name]
             column = batch.column(ours)
-            # Ids count from 0 there; none becomes -1, the label that LXMERT's loss ignores.
-            values = column[row].values.to_numpy(zero_copy_only=False) - (name in _FROM_ZERO)
+            values = column[row].values.to_numpy(zero_copy_only=False)
+            if name in _FROM_ZERO:
+                values = values - 1  # None becomes -1, the label that LXMERT's loss ignores.
             width = len(values) // batch.schema.field("class_ids").type.list_size
             fields.append(base64.b64encode(values[: regions * width].astype(dtype).tobytes()))
         elif name in _NUMBERS:
