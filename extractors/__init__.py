@@ -2,7 +2,7 @@
 
 from extractors.base import Description, Extractor
 from extractors.catalogue import describe, load, names, spec
-from extractors.images import MAX_PIXELS, REASONS, DecodeError, decode
+from extractors.images.decoding import MAX_PIXELS, REASONS, DecodeError, decode
 
 __all__ = [
     "MAX_PIXELS",

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from extractors.images import DECODING
-from extractors.regions import RegionOptions
+from extractors.images.decoding import DECODING
+from extractors.settings import RegionOptions
 from schemas.features import FeatureSpec
 from schemas.fingerprints import canonical_json, sha256_of_bytes
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from extractors.weights import Weights
+    from extractors.weights.finding import Weights
 
 __all__ = ["Description", "Extractor", "RegionExtractor", "Settings"]
 
@@ -31,7 +31,7 @@ class Settings:
 
     Attributes:
         spec: name, shape and type of the feature, as `extractors.spec` has them.
-        precision: of `extractors.device.PRECISIONS`.
+        precision: of `extractors.computing.devices.PRECISIONS`.
         compile: whether the model runs through ``torch.compile``.
         regions: which regions are kept, for an extractor that makes some.
     """

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from extractors.base import Description, Extractor, Settings
-from extractors.regions import RegionOptions
+from extractors.settings import RegionOptions
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from extractors.weights import Weights
+    from extractors.weights.finding import Weights
 
 __all__ = ["ExtractorModule", "describe", "load", "names", "spec"]
 
@@ -61,7 +61,7 @@ _ENTRIES = {
                 shape=(2048,),
                 source="Multi30K, github.com/multi30k/dataset, scripts/feature-extractor: ResNet50, global average pool",
             ),
-            module="extractors.resnet50",
+            module="extractors.pooled.resnet50",
         ),
         _Entry(
             FeatureSpec(
@@ -69,7 +69,7 @@ _ENTRIES = {
                 shape=(4096,),
                 source="torchvision's VGG19: second fully connected layer after ReLU, mean of ten crops",
             ),
-            module="extractors.vgg19",
+            module="extractors.pooled.vgg19",
         ),
         _Entry(
             FeatureSpec(
@@ -78,7 +78,7 @@ _ENTRIES = {
                 source="github.com/ivendrov/order-embedding, extract_cnn_features.py, before its L2 normalisation: Oxford's "
                 "VGG_ILSVRC_19_layers, fc7 after ReLU, mean of ten crops",
             ),
-            module="extractors.vgg19",
+            module="extractors.pooled.vgg19",
         ),
         _Entry(
             FeatureSpec(
@@ -87,9 +87,9 @@ _ENTRIES = {
                 source="github.com/peteanderson80/bottom-up-attention, tools/generate_tsv.py: Faster R-CNN on ResNet-101, Visual "
                 "Genome, pool5_flat of the 36 best regions",
             ),
-            module="extractors.faster_rcnn",
+            module="extractors.regions.faster_rcnn",
             makes_regions=True,
-            detectron2_module="extractors.detectron2_backend",
+            detectron2_module="extractors.regions.detectron2_backend.extractor",
         ),
     )
 }
@@ -107,7 +107,7 @@ def spec(name: str) -> FeatureSpec:
         name: one of `names`, or ``timm:NAME`` with the name of a model of timm's, e.g. ``timm:resnet18.a1_in1k``. Without what
             stands behind the dot it is the model's default there; the name in the result is always the full one. Or
             ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint of detectron2's, see
-            `extractors.detectron2_models`.
+            `extractors.regions.detectron2_backend.stock_models`.
 
     Raises:
         UsageError: there is no extractor of that name, or it needs a package that is not installed.
@@ -137,7 +137,7 @@ def describe(
         InputError: the weights are missing, broken, or another model's.
     """
     module, settings = _resolve(name, precision, compile, regions)
-    from extractors.device import check_precision
+    from extractors.computing.devices import check_precision
 
     check_precision(precision)
     return module.describe(settings, module.find_weights(settings.spec, weights))
@@ -176,7 +176,7 @@ def load(
         InputError: the weights are missing, broken, or another model's.
     """
     module, settings = _resolve(name, precision, compile, regions)
-    from extractors.device import check_request
+    from extractors.computing.devices import check_request
 
     on = check_request(device, precision, compile=compile)
     return module.load(settings, module.find_weights(settings.spec, weights), on)
@@ -194,10 +194,10 @@ def _resolve(name: str, precision: str, compile: bool, regions: RegionOptions | 
 
 def _entry(name: str) -> _Entry:
     if name.startswith(_TIMM):
-        module = _import("extractors.timm_models", name)
-        return _Entry(module.spec(name.removeprefix(_TIMM)), module="extractors.timm_models")
+        module = _import("extractors.pooled.timm_models", name)
+        return _Entry(module.spec(name.removeprefix(_TIMM)), module="extractors.pooled.timm_models")
     if name.startswith(_DETECTRON2):
-        own = "extractors.detectron2_models"
+        own = "extractors.regions.detectron2_backend.stock_models"
         spec = _import(own, name).spec(name.removeprefix(_DETECTRON2))
         return _Entry(spec, module=own, makes_regions=True, detectron2_module=own)
     if name not in _ENTRIES:

@@ -31,7 +31,7 @@ FORBIDDEN = {
 # All that a package may import.
 ALLOWED = {"schemas": {*sys.stdlib_module_names, "numpy", "pyarrow", "schemas"}}
 # The command is composed in one module, which mounts the sub-commands of `train`.
-EXCEPTIONS = {"pipelines/cli.py": {"train"}}
+EXCEPTIONS = {"pipelines/commands/app.py": {"train"}}
 
 HEAVY = ("torch", "torchvision", "apache_beam", "PIL", "sacremoses", "detectron2", "typer", "rich")
 
@@ -85,18 +85,18 @@ def test_every_package_is_looked_at():
         ("schemas/a.py", "import torch", "torch"),
         ("schemas/a.py", "import pandas as pd", "pandas"),
         ("schemas/a.py", "from extractors.base import Extractor", "extractors"),
-        ("schemas/a.py", "import os, json, train.data", "train"),
+        ("schemas/a.py", "import os, json, train.data.splits", "train"),
         ("schemas/deep/a.py", "from . import keys", "."),
         ("extractors/a.py", "import apache_beam as beam", "apache_beam"),
         ("extractors/a.py", "from apache_beam.metrics import Metrics", "apache_beam"),
         ("extractors/a.py", "from pipelines import features", "pipelines"),
         ("extractors/a.py", "import train", "train"),
         ("pipelines/a.py", "from train.main import app", "train"),
-        ("pipelines/sources/cli.py", "import train", "train"),
+        ("pipelines/inputs/app.py", "import train", "train"),
         ("train/a.py", "import apache_beam", "apache_beam"),
         ("train/a.py", "from extractors import load", "extractors"),
-        ("train/models/a.py", "import pipelines.cli", "pipelines"),
-        ("train/a.py", "import importlib; importlib.import_module('pipelines.cli')", "pipelines"),
+        ("train/models/a.py", "import pipelines.commands.app", "pipelines"),
+        ("train/a.py", "import importlib; importlib.import_module('pipelines.commands.app')", "pipelines"),
         ("train/a.py", "__import__('extractors')", "extractors"),
     ],
 )
@@ -122,8 +122,8 @@ def test_a_breach_is_found_wherever_it_stands(path, statement, name, place):
         ("schemas/a.py", "import json, numpy.linalg, pyarrow.parquet as pq\nfrom schemas.keys import shard_of"),
         ("extractors/a.py", "import torch\nfrom PIL import Image\nfrom schemas.features import FeatureSpec"),
         ("pipelines/a.py", "import apache_beam\nimport extractors\nfrom schemas import open_dataset"),
-        ("pipelines/cli.py", "def train():\n    from train.main import app"),
-        ("train/a.py", "import torch\nfrom schemas import open_dataset\nfrom train.data import load"),
+        ("pipelines/commands/app.py", "def train():\n    from train.main import app"),
+        ("train/a.py", "import torch\nfrom schemas import open_dataset\nfrom train.data.splits import load"),
         ("train/a.py", "pipelines = 1  # import pipelines"),
     ],
 )
@@ -205,7 +205,7 @@ def test_extractors_are_listed_without_torch():
 @pytest.mark.parametrize("arguments", [["--help"], ["features", "--help"]], ids=" ".join)
 def test_help_loads_neither_torch_nor_beam(arguments):
     script = """
-from pipelines.cli import main
+from pipelines.commands.app import main
 
 sys.argv[0] = "imagepivot"
 try:
@@ -220,9 +220,11 @@ print([name for name in ("torch", "torchvision", "apache_beam") if name in sys.m
 
 
 def test_importing_the_command_loads_neither_torch_nor_beam():
-    script = "import pipelines.cli\nprint([name for name in ('torch', 'apache_beam', 'sacremoses') if name in sys.modules])"
+    script = (
+        "import pipelines.commands.app\nprint([name for name in ('torch', 'apache_beam', 'sacremoses') if name in sys.modules])"
+    )
     assert run(script) == "[]\n"
 
 
 def test_the_command_starts_without_torch_and_beam():
-    run("import pipelines.cli", blocked=("torch", "torchvision", "apache_beam", "sacremoses", "PIL", "detectron2"))
+    run("import pipelines.commands.app", blocked=("torch", "torchvision", "apache_beam", "sacremoses", "PIL", "detectron2"))

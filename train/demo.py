@@ -14,14 +14,14 @@ from rich.table import Table
 
 from schemas.dataset import Dataset, open_dataset
 from schemas.storage import Folder
-from train.checkpoints import BEST, LAST
-from train.config import resolve
+from train.config.sections import resolve
+from train.evaluation.scoring import score_run
+from train.evaluation.searching import gallery_of, search
 from train.loop import train
 from train.progress import ProgressLine
-from train.runs import Run, open_run
-from train.score_tables import score_table
-from train.scoring import score_run
-from train.searching import gallery_of, search
+from train.reports.score_tables import score_table
+from train.runs.checkpoints import BEST, LAST
+from train.runs.run import Run, open_run
 
 __all__ = ["train_demo"]
 
@@ -39,7 +39,7 @@ def train_demo(
         output: folder of the demo; holds ``run`` afterwards.
         console: for the result.
         notes: for progress.
-        tokenize: as ``train.evaluation_cli.register`` takes it.
+        tokenize: as ``train.commands.runs.register`` takes it.
     """
     captions = open_dataset(output / "captions", kind="captions")
     folder = {name: str(output / name) for name in ("encoded", "features", "vocabulary", "run")}

@@ -17,16 +17,16 @@ from torch import Tensor
 from schemas.errors import ImagepivotError, UsageError
 from schemas.output import hold
 from schemas.storage import TEMPORARY_MARK, Folder
-from train.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
-from train.config import Config, ScheduleConfig, to_toml
+from train.config.sections import Config, ScheduleConfig, to_toml
 from train.devices import check_precision, computing, resolve_device
 from train.distributed import Processes, join_processes
-from train.evaluation import evaluate
-from train.logs import LOG, RunLog
+from train.evaluation.evaluate import evaluate
 from train.material import Material, build_model, build_sampler, open_material
-from train.objectives import Objective, gather
+from train.objectives.terms import Objective, gather
 from train.progress import Report
-from train.resuming import check_same_run, checkpoint_to_resume
+from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
+from train.runs.logs import LOG, RunLog
+from train.runs.resuming import check_same_run, checkpoint_to_resume
 
 __all__ = ["Result", "learning_rate", "stop_reason", "train"]
 
@@ -44,7 +44,7 @@ class Result:
     """What a training came to.
 
     Attributes:
-        folder: of the run; `train.runs.open_run` opens it.
+        folder: of the run; `train.runs.run.open_run` opens it.
         standing: steps, best score, and why it stopped.
     """
 

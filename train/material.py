@@ -10,11 +10,11 @@ import torch
 
 from schemas.dataset import open_dataset
 from schemas.vocabulary import SPECIALS, Vocabulary
-from train.captions import Captions
-from train.config import Config
-from train.data import TrainingData, open_data
-from train.model import JointEmbedding, ModelConfig
-from train.sampling import ImageSampler, Sampler, TaskSampler
+from train.config.sections import Config
+from train.data.captions import Captions
+from train.data.sampling import ImageSampler, Sampler, TaskSampler
+from train.data.splits import TrainingData, open_data
+from train.models.joint_embedding import JointEmbedding, ModelConfig
 
 __all__ = ["Material", "build_model", "build_sampler", "open_material", "tokens_of"]
 

@@ -13,10 +13,10 @@ import time
 from measuring import cores, machine, ratio, test_data
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-from pipelines.captions import CaptionsJob, prepare_captions
-from pipelines.moses import prepare, recipe
-from pipelines.runner import Execution
-from pipelines.sources import Selection, open_source
+from pipelines.inputs.captions import Selection, open_source
+from pipelines.running.runner import Execution
+from pipelines.text.captions import CaptionsJob, prepare_captions
+from pipelines.text.moses import prepare, recipe
 
 EVERY = 8  # The loops run over every eighth caption; their rate does not depend on how many there are.
 

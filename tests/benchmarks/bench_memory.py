@@ -10,7 +10,7 @@ from pathlib import Path
 
 from measuring import PeakMemory, machine, test_data
 
-from pipelines.scenes import draw, make_scenes
+from pipelines.demo.scenes import draw, make_scenes
 
 COMMAND = str(Path(sys.executable).with_name("imagepivot"))
 

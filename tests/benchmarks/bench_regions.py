@@ -23,13 +23,13 @@ from measuring import PeakMemory, machine, ratio
 
 import extractors
 from extractors.base import Extractor
-from extractors.detector import build, pool
-from extractors.detector_input import prepare, resized_wh, scale_of
-from extractors.faster_rcnn import FasterRCNNRegions
-from extractors.region_selection import select
-from extractors.regions import RegionOptions
-from pipelines.features import FeaturesJob, extract_features
-from pipelines.images import open_images
+from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of
+from extractors.regions.bottom_up.network import build, pool
+from extractors.regions.faster_rcnn import FasterRCNNRegions
+from extractors.regions.selection import select
+from extractors.settings import RegionOptions
+from pipelines.features.extract import FeaturesJob, extract_features
+from pipelines.inputs.images.opening import open_images
 
 STAGE_FLOP = 2 * 14 * 14 * (1024 * (512 + 2048) + 3 * (9 * 512 * 512 + 512 * 2048) + 2 * 2048 * 512)
 BATCH = 2

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from schemas.vocabulary import END, START, UNK
-from train.losses import ranking_loss
-from train.model import JointEmbedding, ModelConfig
-from train.packing import pack
+from train.data.packing import pack
+from train.models.joint_embedding import JointEmbedding, ModelConfig
+from train.objectives.ranking import ranking_loss
 
 BATCH, WIDTH, WORDS, FEATURES, MARGIN, CLIP, RATE = 128, 1024, 300, 2048, 0.2, 2.0, 2e-4
 VOCABULARY = 8344  # English words that occur four times in Multi30K's comparable captions.
@@ -33,7 +33,7 @@ STEPS = 2  # In a run. The batches differ from step to step and are the same for
 
 
 class Captions:
-    """Captions of made-up or real text, flat as in `train.captions`."""
+    """Captions of made-up or real text, flat as in `train.data.captions`."""
 
     def __init__(self, captions: list[list[int]]) -> None:
         self.token_ids = np.array([token for caption in captions for token in caption], dtype=np.int32)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import cli
+from pipelines.commands import app as cli
 from schemas.dataset import open_dataset
 
 COMMANDS = ("captions", "vocabulary", "encode", "features", "inspect", "view", "validate", "demo")
@@ -19,7 +19,7 @@ def here(monkeypatch, capsys, tmp_path_factory):
     """Runs the command in this process, which need not import Beam for each; gives what the other way gives."""
     monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("pipelines.progress._PLAIN_SECONDS", 3600)  # However slow the machine is.
+    monkeypatch.setattr("pipelines.running.progress._PLAIN_SECONDS", 3600)  # However slow the machine is.
     for console in (cli.console, cli.notes):
         monkeypatch.setattr(console, "_width", 200)
 

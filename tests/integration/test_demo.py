@@ -7,7 +7,7 @@ from PIL import Image
 
 from schemas.dataset import open_dataset
 from schemas.validation import validate
-from train.runs import open_run
+from train.runs.run import open_run
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipelines.encoding import EncodeJob, encode_captions
-from pipelines.runner import Execution
-from pipelines.vocabulary import VocabularyJob, build_vocabulary
+from pipelines.running.runner import Execution
+from pipelines.text.encoding import EncodeJob, encode_captions
+from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.validation import validate
 
 pytestmark = pytest.mark.slow

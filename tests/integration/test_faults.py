@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.scenes import draw, make_scenes
+from pipelines.demo.scenes import draw, make_scenes
 from schemas.dataset import open_dataset
 from schemas.validation import validate
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipelines.encoding import EncodeJob, encode_captions
-from pipelines.runner import Execution
-from pipelines.vocabulary import VocabularyJob, build_vocabulary
+from pipelines.running.runner import Execution
+from pipelines.text.encoding import EncodeJob, encode_captions
+from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
 from schemas.validation import validate
 from schemas.vocabulary import START, UNK

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.moses import RECIPES, prepare
+from pipelines.text.moses import RECIPES, prepare
 from schemas.dataset import open_dataset
 from schemas.validation import validate
 
@@ -114,7 +114,7 @@ def learned(rows) -> dict[str, dict[str, int]]:
 
 
 def test_the_sample_has_tokens_only_that_the_reference_handles(rows):
-    """Tags and factors are the subject of the tests of ``pipelines.truecasing``."""
+    """Tags and factors are the subject of the tests of ``pipelines.text.truecasing``."""
     recipe = RECIPES["moses-truecase"]
     tokens = [token for row in rows for token in prepare(row[5], row[1], recipe)]
     assert len(tokens) > 20_000

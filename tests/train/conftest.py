@@ -19,11 +19,11 @@ from schemas.output import Output, commit
 from schemas.shards import write_shard
 from schemas.storage import Folder
 from schemas.vocabulary import Vocabulary
-from train.captions import Captions
-from train.checkpoints import BEST, Checkpoint, Standing, write_checkpoint
-from train.config import from_toml
-from train.data import open_data
-from train.model import JointEmbedding, ModelConfig
+from train.config.sections import from_toml
+from train.data.captions import Captions
+from train.data.splits import open_data
+from train.models.joint_embedding import JointEmbedding, ModelConfig
+from train.runs.checkpoints import BEST, Checkpoint, Standing, write_checkpoint
 
 SPLITS = {"train": 40, "val": 12, "test": 9}
 # By language and portion the captions of an image.

@@ -13,9 +13,9 @@ from schemas.kinds import CAPTIONS
 from schemas.output import Output, commit
 from schemas.shards import write_shard
 from schemas.storage import Folder
-from train.checkpoints import BEST, LAST
 from train.demo import train_demo
-from train.resuming import checkpoint_to_resume
+from train.runs.checkpoints import BEST, LAST
+from train.runs.resuming import checkpoint_to_resume
 
 
 def test_nothing_is_trained_where_no_scene_is_held_out(tmp_path):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from schemas.storage import Folder
-from train.checkpoints import LAST, read_checkpoint
 from train.distributed import Processes, join_processes
+from train.runs.checkpoints import LAST, read_checkpoint
 
 CONFIG = """
 [data]
@@ -29,7 +29,7 @@ max_steps = 20
 """
 SCRIPT = """
 import sys
-from train.config import from_toml
+from train.config.sections import from_toml
 from train.loop import train
 
 captions, features, vocabulary, output, text = sys.argv[1:]

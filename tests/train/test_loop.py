@@ -14,12 +14,12 @@ import torch
 from schemas.errors import DatasetError, ImagepivotError, UsageError
 from schemas.output import hold
 from schemas.storage import Folder
-from train.checkpoints import BEST, LAST, Standing, read_checkpoint, write_checkpoint
-from train.config import ScheduleConfig, from_toml
-from train.evaluation import evaluate
+from train.config.sections import ScheduleConfig, from_toml
+from train.evaluation.evaluate import evaluate
 from train.loop import learning_rate, stop_reason, train
 from train.material import open_material
-from train.runs import open_run
+from train.runs.checkpoints import BEST, LAST, Standing, read_checkpoint, write_checkpoint
+from train.runs.run import open_run
 
 CONFIG = """
 [data]
@@ -232,7 +232,7 @@ def test_the_rate_of_each_epoch_is_used(run, tmp_path):
 KILLED = """
 import os, signal, sys
 import torch
-from train.config import from_toml
+from train.config.sections import from_toml
 from train.loop import train
 
 captions, features, vocabulary, output, text, step, where = sys.argv[1:]

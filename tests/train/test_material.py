@@ -2,10 +2,10 @@ import numpy as np
 import torch
 
 from schemas.vocabulary import Vocabulary
-from train.config import from_toml
+from train.config.sections import from_toml
+from train.data.sampling import ImageSampler, TaskSampler
 from train.material import build_model, build_sampler, open_material, tokens_of
-from train.model import ModelConfig
-from train.sampling import ImageSampler, TaskSampler
+from train.models.joint_embedding import ModelConfig
 
 COUNTS = {"en": {"a": 5, "b": 4, "c": 1}, "de": {"b": 9, "c": 4, "d": 3}}
 CONFIG = '[data]\nportions = { de = ["comparable"], en = ["comparable", "translation"] }\n'

@@ -50,11 +50,11 @@ import train
 for module in pkgutil.walk_packages(train.__path__, "train."):
     importlib.import_module(module.name)
 
-from train.config import resolve
-from train.data import open_data
-from train.evaluation import evaluate
+from train.config.sections import resolve
+from train.data.splits import open_data
+from train.evaluation.evaluate import evaluate
 from train.loop import train
-from train.runs import open_run
+from train.runs.run import open_run
 
 captions, features, vocabulary, output = sys.argv[1:]
 overrides = {"model.embedding": "6", "model.words": "4", "schedule.batch_size": "9", "schedule.max_steps": "12"}
@@ -71,7 +71,7 @@ print(result.standing.step, sorted(evaluate(run.model, data)))
 
 
 COMMAND = """
-from pipelines.cli import main
+from pipelines.commands.app import main
 
 sys.argv[0] = "imagepivot"
 try:

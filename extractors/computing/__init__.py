@@ -1,0 +1,1 @@
+"""Devices and precisions, passes over batches, memory."""

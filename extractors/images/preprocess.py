@@ -1,0 +1,189 @@
+"""From an RGB image to the pixels that a model starts from, and from those to its normalised input.
+
+With antialiasing, resizing and cropping give the same bytes as torchvision's ``Resize`` and ``CenterCrop`` on Pillow images.
+
+Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of the crop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from extractors.images.decoding import MAX_PIXELS, DecodeError
+
+__all__ = ["Preprocessing", "check_resized", "normalize", "resize", "resize_and_crop"]
+
+_INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+_STRIP_VALUES = 2**16  # of the float64 arrays in which `_bilinear` works: few enough to stay in a processor's cache
+_CHANNEL_ORDERS = {"RGB": (0, 1, 2), "BGR": (2, 1, 0)}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Everything that happens between an RGB image and the input of a model, as one value that is recorded with the features.
+
+    Attributes:
+        resize_short: pixels of the shorter side after resizing; the longer becomes ``int(resize_short * long / short)``.
+        crop: pixels of both sides of the centre crop; an image that is smaller is padded with black.
+        interpolation: ``bilinear`` or ``bicubic``.
+        antialias: whether resizing widens the filter when it shrinks, as Pillow always does; ``False`` is for bilinear only.
+        channel_order: ``RGB`` or ``BGR``, of the model's input; ``mean`` and ``std`` are in this order.
+        divisor: what 8-bit values are divided by before the mean is subtracted.
+        mean: subtracted, per channel.
+        std: divided by after that, per channel.
+    """
+
+    resize_short: int
+    crop: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    divisor: float = 255.0
+    channel_order: str = "RGB"
+    interpolation: str = "bilinear"
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in _INTERPOLATIONS:
+            raise ValueError(f"interpolation is {self.interpolation!r}, expected one of {tuple(_INTERPOLATIONS)}")
+        if self.channel_order not in _CHANNEL_ORDERS:
+            raise ValueError(f"channel_order is {self.channel_order!r}, expected one of {tuple(_CHANNEL_ORDERS)}")
+        if not self.antialias and self.interpolation != "bilinear":
+            raise ValueError(f"antialias is False with {self.interpolation!r}: only 'bilinear' can go without")
+        if self.resize_short < 1 or self.crop < 1:
+            raise ValueError(f"resize_short is {self.resize_short}, crop is {self.crop}, expected positive pixels")
+
+    def parameters(self) -> dict[str, Any]:
+        """All attributes as JSON values, and the library that resizes."""
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()} | {
+            "resize_with": "pillow" if self.antialias else "imagepivot"
+        }
+
+
+def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
+    """Resize the shorter side and cut out the centre.
+
+    Args:
+        image: mode ``RGB``, any size from 1×1.
+        preprocessing: sizes and interpolation.
+
+    Returns:
+        uint8 ``[3, H, W]`` in 0…255, channels R, G, B, ``H = W = crop``. Equal, byte for byte, to torchvision's ``Resize`` and
+        ``CenterCrop``. Stored row by row with the channels innermost, as the models want a batch.
+
+    Raises:
+        DecodeError: the image is so thin that resizing its shorter side would make more than `MAX_PIXELS` pixels.
+    """
+    image = resize(image, preprocessing)
+    pixels = np.array(image.crop(_crop_box(image.width, image.height, preprocessing.crop)))  # [H, W, 3], outside is black
+    return torch.from_numpy(pixels).permute(2, 0, 1)  # [3, H, W]
+
+
+def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+    """Resize the shorter side, keeping the aspect; the longer side is rounded down.
+
+    With ``antialias`` this is Pillow's ``resize``. Without it, each pixel of the result is the bilinear interpolation of the
+    four pixels around its centre (centres lie at halves; beyond the outermost centres the edge goes on), computed exactly and
+    rounded to the nearest 8-bit value, ties to even.
+
+    Args:
+        image: mode ``RGB``, any size from 1×1. Not changed, and returned itself where nothing is to do.
+        preprocessing: size, interpolation and antialias.
+
+    Raises:
+        DecodeError: the image is so thin that it would have more than `MAX_PIXELS` pixels.
+    """
+    if image.mode != "RGB":
+        raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode`")
+    size_wh = _resized_wh(*image.size, preprocessing.resize_short)
+    check_resized(image, size_wh)
+    if size_wh == image.size:
+        return image
+    if preprocessing.antialias:
+        return image.resize(size_wh, _INTERPOLATIONS[preprocessing.interpolation])
+    return Image.fromarray(_bilinear(np.asarray(image), size_wh))
+
+
+def check_resized(image: Image.Image, size_wh: tuple[int, int], *, least: int = 1) -> None:
+    """Raise `DecodeError` where an image cannot be resized to a width and height.
+
+    Args:
+        image: the image.
+        size_wh: what it would be resized to: at most `MAX_PIXELS` pixels.
+        least: pixels that the shorter side must keep.
+    """
+    pixels, short = size_wh[0] * size_wh[1], min(size_wh)
+    if short >= least and pixels <= MAX_PIXELS:
+        return
+    raise DecodeError(
+        "too_large" if short >= least else "unsupported",
+        f"the image of {image.width}×{image.height} pixels would be resized to {size_wh[0]}×{size_wh[1]}, expected at most "
+        f"{MAX_PIXELS} pixels in all and no side under {least}: it is too thin for a photograph; crop it or leave it out",
+    )
+
+
+def normalize(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Turn 8-bit pixels into the input of a model, on the device where they are.
+
+    Args:
+        pixels: uint8 ``[B, 3, H, W]``, channels R, G, B.
+        preprocessing: order of channels, divisor, mean and standard deviation.
+
+    Returns:
+        float32 ``[B, 3, H, W]``, channels in ``channel_order``: ``(pixels / divisor - mean) / std``, in the order of operations
+        of torchvision's ``ToTensor`` and ``Normalize``.
+    """
+    mean = torch.tensor(preprocessing.mean, device=pixels.device).view(3, 1, 1)
+    std = torch.tensor(preprocessing.std, device=pixels.device).view(3, 1, 1)
+    if preprocessing.channel_order != "RGB":
+        pixels = pixels[:, list(_CHANNEL_ORDERS[preprocessing.channel_order])]
+    return pixels.to(torch.float32).div_(preprocessing.divisor).sub_(mean).div_(std)
+
+
+def _bilinear(pixels: np.ndarray, size_wh: tuple[int, int]) -> np.ndarray:
+    """Resize uint8 ``[H, W, 3]`` without antialiasing, exactly rounded; see `resize`.
+
+    The weights are whole numbers over a common denominator. All sums stay under 2**53, so float64 holds them exactly, and the
+    one division rounds so little that it cannot reach or leave a tie.
+    """
+    width, height = size_wh
+    top, bottom, down = _neighbours(pixels.shape[0], height)
+    left, right, across = _neighbours(pixels.shape[1], width)
+    down, across = down[:, None, None], across[:, None]
+    result = np.empty((height, width, 3), dtype=np.uint8)
+    step = max(1, _STRIP_VALUES // (3 * max(width, pixels.shape[1])))
+    for start in range(0, height, step):
+        rows = slice(start, start + step)
+        strip = pixels[top[rows]] * (2 * height - down[rows]) + pixels[bottom[rows]] * down[rows]  # [rows, W, 3]
+        strip = strip[:, left] * (2 * width - across) + strip[:, right] * across  # [rows, width, 3]
+        result[rows] = np.rint(strip / (4 * height * width))
+    return result
+
+
+def _neighbours(length: int, resized: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each of ``resized`` positions the two source positions around its centre, and the second's weight times 2 resized."""
+    numerators = (2 * np.arange(resized, dtype=np.int64) + 1) * length - resized  # of the centre, over 2 * resized
+    first, weight = np.divmod(numerators.clip(0, 2 * resized * (length - 1)), 2 * resized)
+    return first, np.minimum(first + 1, length - 1), weight.astype(np.float64)
+
+
+def _resized_wh(width: int, height: int, short: int) -> tuple[int, int]:
+    """Width and height after the shorter side became ``short``; the longer is rounded down."""
+    long = int(short * max(width, height) / min(width, height))
+    return (short, long) if width <= height else (long, short)
+
+
+def _crop_box(width: int, height: int, crop: int) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom of the centre crop; negative and beyond the image where it is smaller than the crop.
+
+    The halves are rounded as torchvision rounds them: to the nearest, and to even in the middle; of an odd padding the smaller
+    half comes first.
+    """
+    left = round((width - crop) / 2) if width >= crop else -((crop - width) // 2)
+    top = round((height - crop) / 2) if height >= crop else -((crop - height) // 2)
+    return left, top, left + crop, top + crop

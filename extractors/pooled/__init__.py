@@ -1,0 +1,1 @@
+"""Extractors of one vector per image."""

@@ -1,0 +1,234 @@
+"""``timm:NAME``: the pooled feature of any image model of the package timm, with the model's own preprocessing.
+
+Sizes, crop, interpolation, mean and standard deviation are those of ``timm.data.resolve_model_data_config``; timm's own transform
+makes the 8-bit pixels, and they are normalised on the device. The feature is what the model returns with ``num_classes=0``.
+
+Weights of a file may have timm's names or those of the model's origin, which timm translates; a classifier in it is left out.
+
+Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of the model's input, ``D`` width of the feature.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import sys
+from collections.abc import Callable
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from PIL import Image
+from timm.data import create_transform, resolve_data_config
+from timm.models import get_pretrained_cfg
+from torch import Tensor, nn
+
+from extractors.base import Description, Extractor, Settings
+from extractors.computing.devices import compiled, numerics, upload
+from extractors.computing.passes import in_chunks, in_halves
+from extractors.images.decoding import DecodeError
+from extractors.images.preprocess import check_resized
+from extractors.weights.checkpoints import read_state
+from extractors.weights.finding import Architecture, Weights, resolve_weights, state_sha256
+from schemas.errors import InputError, UsageError
+from schemas.features import FeatureSpec
+
+__all__ = ["TimmModel", "describe", "find_weights", "load", "spec"]
+
+_PREFIX = "timm:"
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# What a failed download raises: the hub's errors are OSErrors; RuntimeError is timm's word for a model without weights.
+_DOWNLOAD_ERRORS = (OSError, HTTPException, RuntimeError)
+
+
+class TimmModel(Extractor):
+    """A model of timm's without its classifier.
+
+    The 16-bit precisions use ``torch.autocast``, as the layers of these models are many.
+
+    Args:
+        settings: what is asked of it.
+        weights: from `find_weights`.
+        device: from `extractors.computing.devices.resolve_device`.
+    """
+
+    def __init__(self, settings: Settings, weights: Weights, device: torch.device) -> None:
+        super().__init__(describe(settings, weights))
+        name = settings.spec.name.removeprefix(_PREFIX)
+        self._config = _config(name)
+        self._device = device
+        self._precision = settings.precision
+        self._transform = create_transform(**self._config, is_training=False, normalize=False)
+        # Not on the meta device: some models keep numbers outside their state dict.
+        with torch.random.fork_rng(devices=[]):
+            model = _build(name)
+        model.load_state_dict(weights.state)
+        model = model.eval().requires_grad_(False).to(device).to(memory_format=torch.channels_last)
+        self._model = compiled(model, device, enabled=settings.compile)
+        self._mean = torch.tensor(self._config["mean"], device=device).view(3, 1, 1)
+        self._std = torch.tensor(self._config["std"], device=device).view(3, 1, 1)
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """Resize and crop as timm's transform for the model does.
+
+        Returns:
+            uint8 ``[3, H, W]``, channels R, G, B.
+        """
+        if image.mode != "RGB":
+            raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode`")
+        check_resized(image, _resized_wh(image.size, self._config))
+        pixels = self._transform(image)
+        if pixels.dtype != torch.uint8 or pixels.shape != self._config["input_size"]:
+            raise DecodeError(
+                "unsupported",
+                f"timm made {pixels.dtype} {list(pixels.shape)} of the image of {image.width}×{image.height} pixels, expected "
+                f"torch.uint8 {list(self._config['input_size'])}",
+            )
+        return pixels
+
+    def extract(self, batch: Tensor) -> np.ndarray:
+        """Run the model over preprocessed images.
+
+        Args:
+            batch: uint8 ``[B, 3, H, W]``, channels R, G, B; B may be 0.
+
+        Returns:
+            float32 ``[B, D]``. On a CPU the same bytes for an image whatever the batch and the number of threads.
+        """
+        expected = self._config["input_size"]
+        if batch.dtype != torch.uint8 or batch.shape[1:] != expected:
+            raise ValueError(f"batch is {batch.dtype} {list(batch.shape)}, expected torch.uint8 [B, {str(list(expected))[1:]}")
+        if not len(batch):
+            return np.zeros((0, *self.spec.shape), dtype=np.float32)
+        if self._device.type == "cpu":
+            return in_chunks(self._forward, batch).numpy()
+        with numerics(self._precision, self._device), torch.inference_mode():
+            return in_halves(self._forward, batch).numpy()
+
+    def _forward(self, pixels: Tensor) -> Tensor:
+        """From uint8 ``[B, 3, H, W]`` anywhere to float32 ``[B, D]`` on the CPU."""
+        pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
+        values = pixels.to(torch.float32).div_(255).sub_(self._mean).div_(self._std)
+        dtype = _AUTOCAST.get(self._precision)
+        with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
+            return self._model(values).to(torch.float32).cpu()
+
+
+def spec(model: str) -> FeatureSpec:
+    """Name, shape and type of the feature of a model, without its weights.
+
+    Args:
+        model: timm's name for it, with or without what stands behind the dot (the weights' tag).
+
+    Raises:
+        UsageError: timm has no such model, or it makes no feature of an RGB image.
+    """
+    config = _pretrained_config(model)
+    name = f"{model.partition('.')[0]}.{config.tag}" if config.tag else model
+    input_size = _config(name)["input_size"]
+    if input_size[0] != 3:
+        raise UsageError(f"model {name!r} of timm's takes {input_size[0]} channels, expected 3 (RGB): choose another")
+    width = _width(name, input_size)
+    return FeatureSpec(name=_PREFIX + name, shape=(width,), source=f"timm, github.com/huggingface/pytorch-image-models: {name}")
+
+
+def find_weights(spec: FeatureSpec, request: str) -> Weights:
+    """See `extractors.catalogue.ExtractorModule`."""
+    name = spec.name.removeprefix(_PREFIX)
+    if request == "default":
+        state = _download(name).state_dict()
+        return Weights(name, state_sha256(state), untrained=False, state=state)
+    return resolve_weights(request, Architecture(build=lambda weights: _build(name), read=lambda path: _read(path, name)))
+
+
+def describe(settings: Settings, weights: Weights) -> Description:
+    """See `extractors.catalogue.ExtractorModule`."""
+    config = _config(settings.spec.name.removeprefix(_PREFIX))
+    transform = {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
+    transform |= {"divisor": 255.0, "channel_order": "RGB", "resize_with": "pillow"}
+    return Description(settings.spec, settings.parameters(weights, transform=transform))
+
+
+load = TimmModel
+
+
+def _pretrained_config(model: str) -> Any:
+    """Timm's record of a model and its weights."""
+    if timm.is_model(model):
+        try:
+            return get_pretrained_cfg(model, allow_unregistered=False)
+        except RuntimeError:  # an unknown tag
+            pass
+    known = [*timm.list_models(), *timm.list_models(pretrained=True)]
+    close = difflib.get_close_matches(model, known, n=5, cutoff=0.5)
+    hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() lists them"
+    raise UsageError(f"timm {timm.__version__} has no model {model!r}: {hint}")
+
+
+def _config(name: str) -> dict[str, Any]:
+    """How timm preprocesses for a model; ``input_size`` is channels, height, width."""
+    config = resolve_data_config(pretrained_cfg=_pretrained_config(name).to_dict())
+    return config | {"input_size": tuple(config["input_size"])}
+
+
+def _build(name: str) -> nn.Module:
+    return timm.create_model(name, pretrained=False, num_classes=0)
+
+
+def _width(name: str, input_size: tuple[int, ...]) -> int:
+    """Width of what a model returns, found without memory for its weights. ``num_features`` is another where a head widens it."""
+    with torch.device("meta"), torch.inference_mode():
+        shape = _build(name).eval()(torch.empty(1, *input_size)).shape
+    if len(shape) != 2:
+        raise UsageError(f"model {name!r} of timm's returns {list(shape)} for one image, expected one vector: choose another")
+    return shape[1]
+
+
+def _download(name: str) -> nn.Module:
+    """Let timm download its weights, once, and load them."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return timm.create_model(name, pretrained=True, num_classes=0)
+    except _DOWNLOAD_ERRORS as error:
+        text = (str(error).splitlines() or [""])[0]
+        raise InputError(
+            f"cannot get timm's weights of {name!r} ({type(error).__name__}: {text}): probably there is no network here, or timm "
+            f"has none for this model. Fetch model.safetensors of huggingface.co/timm/{name} elsewhere and pass it with "
+            "--weights PATH; --weights random:0 runs without, untrained"
+        ) from error
+
+
+def _read(path: Path, name: str) -> dict[str, Tensor]:
+    """Read a state dict with the names that the model has without its classifier."""
+    state = read_state(path)
+    with torch.device("meta"):
+        model = _build(name)
+    expected = model.state_dict().keys()
+    translate: Callable[..., dict[str, Tensor]] | None = getattr(
+        sys.modules[type(model).__module__], "checkpoint_filter_fn", None
+    )
+    if translate is not None and not expected <= state.keys():
+        try:
+            state = translate(state, model)
+        except (KeyError, IndexError, AttributeError, ValueError, RuntimeError, NotImplementedError) as error:
+            raise InputError(
+                f"the weights file {str(path)!r} is not one of {name!r}: timm cannot translate its names "
+                f"({type(error).__name__}: {error}); pass the file that belongs to the model"
+            ) from error
+    classifiers = _pretrained_config(name).classifier or ()
+    classifiers = (classifiers,) if isinstance(classifiers, str) else classifiers
+    dropped = {f"{layer}.{kind}" for layer in classifiers for kind in ("weight", "bias")} - expected
+    return {key: tensor for key, tensor in state.items() if key not in dropped}
+
+
+def _resized_wh(image_wh: tuple[int, int], config: dict[str, Any]) -> tuple[int, int]:
+    """Width and height to which timm's transform resizes, by its rules for each mode of cropping; to one pixel or so."""
+    target_wh = [math.floor(side / config["crop_pct"]) for side in (config["input_size"][2], config["input_size"][1])]
+    if config["crop_mode"] == "squash":
+        return target_wh[0], target_wh[1]
+    ratios = [side / target for side, target in zip(image_wh, target_wh, strict=True)]
+    ratio = max(ratios) if config["crop_mode"] == "border" else min(ratios)
+    return round(image_wh[0] / ratio), round(image_wh[1] / ratio)

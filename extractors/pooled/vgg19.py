@@ -1,0 +1,269 @@
+"""``vgg19-10crop`` and ``vgg19-10crop-caffe``: the mean over ten crops of VGG19's second fully connected layer, after ReLU.
+
+The two are different feature spaces of one architecture and never stand in for each other:
+
+====================  ======================================  =====================================================
+..                    ``vgg19-10crop``                        ``vgg19-10crop-caffe``
+====================  ======================================  =====================================================
+weights               torchvision's, of 2017                  Oxford's ``VGG_ILSVRC_19_layers``, of 2014
+input                 RGB / 255, less mean, by std            BGR in 0…255, less (103.939, 116.779, 123.68)
+resize                Pillow, bilinear with antialiasing      bilinear without antialiasing
+centre crop           as torchvision's ``TenCrop``            rounded down, as Caffe's ``oversample``
+====================  ======================================  =====================================================
+
+The second is faithful to ``extract_cnn_features.py`` of github.com/ivendrov/order-embedding, whose features the papers used:
+the ReLU is taken per crop, then the mean. Two differences remain. That script went on to divide each feature by its length:
+here it is stored as it is, and a reader can still do that. And it resized floats, where here the resized image is rounded to
+8 bits, so that one 8-bit image goes to the device and the crops are cut and mirrored there: a difference of at most half a
+level per pixel. It changes a feature by about a thousandth of its length (measured with untrained weights; cosine 0.999999).
+
+Letters in shapes: ``B`` images, ``K`` = 10 crops, ``H`` and ``W`` pixels of a resized image, ``D`` = 4096 width of the feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+
+from extractors.base import Description, Extractor, Settings
+from extractors.computing.devices import cast_layers, compiled, numerics, upload
+from extractors.computing.passes import in_halves, run_single_threaded
+from extractors.images.crops import CROPS, ten_crop
+from extractors.images.preprocess import Preprocessing, normalize, resize
+from extractors.weights.caffemodel import read_layers
+from extractors.weights.checkpoints import read_state
+from extractors.weights.finding import Architecture, Weights, resolve_weights
+from schemas.errors import InputError
+from schemas.features import FeatureSpec
+
+__all__ = ["VARIANTS", "VGG19TenCrop", "Variant", "build", "describe", "find_weights", "load"]
+
+FORWARD_CROPS = 1
+"""Crops of one forward pass of the convolutions on a CPU; divides `CROPS`. See `extractors.computing.passes`."""
+
+# Where torchvision keeps the layers of the Caffe model.
+_CONVOLUTIONS = (0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34)
+_CONVOLUTIONS_OF_BLOCK = (2, 2, 4, 4, 4)
+_CAFFE_NAMES = [f"conv{block + 1}_{i + 1}" for block, count in enumerate(_CONVOLUTIONS_OF_BLOCK) for i in range(count)]
+_LAYERS = {name: f"features.{index}" for name, index in zip(_CAFFE_NAMES, _CONVOLUTIONS, strict=True)}
+_LAYERS |= {"fc6": "classifier.0", "fc7": "classifier.3"}
+# Torchvision's names until January 2017, which conversions of that time have.
+_OLD_NAMES = {"classifier.1": "classifier.0", "classifier.4": "classifier.3"}
+
+
+def build(weights: None = None) -> nn.Module:
+    """Build torchvision's VGG19 without its last layer, which no feature needs; the random numbers of the others stay."""
+    model = torchvision.models.vgg19(weights=weights)
+    model.classifier = model.classifier[:5]
+    return model
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """Read a state dict, with today's names and without the last layer."""
+    state = read_state(path)
+    if "classifier.1.weight" in state and "classifier.0.weight" not in state:
+        state = {_renamed(name): tensor for name, tensor in state.items()}
+    return {name: tensor for name, tensor in state.items() if name.rpartition(".")[0] != "classifier.6"}
+
+
+def _renamed(name: str) -> str:
+    layer, _, kind = name.rpartition(".")
+    return f"{_OLD_NAMES.get(layer, layer)}.{kind}"
+
+
+def _read_torchvision(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".caffemodel":
+        raise InputError(
+            f"the weights file {str(path)!r} is a Caffe model, and this extractor stands for torchvision's VGG19, whose features "
+            "are others: use vgg19-10crop-caffe with it"
+        )
+    return _read(path)
+
+
+def _read_caffe(path: Path) -> dict[str, Tensor]:
+    if path.suffix != ".caffemodel":
+        return _read(path)
+    layers = read_layers(path)
+    missing = [name for name in _LAYERS if len(layers.get(name, ())) != 2]
+    if missing:
+        raise InputError(
+            f"the weights file {str(path)!r} has no weight and bias for {len(missing)} layers of VGG19 ({', '.join(missing)}), "
+            f"but {', '.join(list(layers)[:20])}: expected VGG_ILSVRC_19_layers.caffemodel"
+        )
+    kinds = ("weight", "bias")
+    return {f"{_LAYERS[name]}.{kind}": torch.from_numpy(layers[name][i]) for name in _LAYERS for i, kind in enumerate(kinds)}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What tells one extractor of this module from the other.
+
+    Attributes:
+        architecture: the weights that it stands for.
+        preprocessing: from an image to the model's input; the crops are ten.
+        center: how the centre crop is placed, see `extractors.images.crops.ten_crop_views`.
+    """
+
+    architecture: Architecture
+    preprocessing: Preprocessing
+    center: str
+
+
+VARIANTS = {
+    "vgg19-10crop": Variant(
+        Architecture(
+            build=build,
+            default=torchvision.models.VGG19_Weights.IMAGENET1K_V1,
+            refused={
+                "d01eb7cb": "these are Oxford's VGG19 weights of 2014 in torchvision's format (jcjohnson/pytorch-vgg), which see "
+                "BGR in 0…255. Use the extractor vgg19-10crop-caffe with them",
+            },
+            read=_read_torchvision,
+        ),
+        Preprocessing(resize_short=256, crop=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+        center="nearest",
+    ),
+    "vgg19-10crop-caffe": Variant(
+        Architecture(
+            build=build,
+            refused={
+                "dcbb9e9d": "these are torchvision's own VGG19 weights, another training run that sees RGB in 0…1. Use the "
+                "extractor vgg19-10crop with them",
+            },
+            read=_read_caffe,
+            without_default="it stands for Oxford's VGG_ILSVRC_19_layers of 2014, which torchvision does not have. Pass with "
+            "--weights PATH the original VGG_ILSVRC_19_layers.caffemodel "
+            "(www.robots.ox.ac.uk/~vgg/software/very_deep/caffe/), or a conversion of it with torchvision's names, such as "
+            "vgg19-d01eb7cb.pth (github.com/jcjohnson/pytorch-vgg), as .pth, .pt or .safetensors; --weights random:0 runs "
+            "without, untrained. Torchvision's own VGG19 is the extractor vgg19-10crop",
+        ),
+        Preprocessing(
+            resize_short=256,
+            crop=224,
+            mean=(103.939, 116.779, 123.68),
+            std=(1.0, 1.0, 1.0),
+            divisor=1.0,
+            channel_order="BGR",
+            antialias=False,
+        ),
+        center="floor",
+    ),
+}
+
+
+class VGG19TenCrop(Extractor):
+    """VGG19 up to the ReLU after its second fully connected layer, averaged over ten crops.
+
+    Args:
+        settings: what is asked of it; its name is one of `VARIANTS`.
+        weights: from `find_weights`.
+        device: from `extractors.computing.devices.resolve_device`.
+    """
+
+    def __init__(self, settings: Settings, weights: Weights, device: torch.device) -> None:
+        super().__init__(describe(settings, weights))
+        self._variant = VARIANTS[settings.spec.name]
+        self._device = device
+        self._precision = settings.precision
+        with torch.device("meta"):
+            model = build()
+        model.load_state_dict(weights.state, assign=True)
+        model.eval().requires_grad_(False)
+        self._dtype = cast_layers(model, settings.precision)
+        convolutions: Any = model.features.to(device).to(memory_format=torch.channels_last)
+        self._convolutions: Any = compiled(convolutions, device, enabled=settings.compile)
+        self._connected: Any = model.classifier.to(device)
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """Resize the shorter side to 256.
+
+        Returns:
+            uint8 ``[3, H, W]``, channels R, G, B, the smaller of H and W 256. The crops are cut later, on the device.
+        """
+        return torch.from_numpy(np.array(resize(image, self._variant.preprocessing))).permute(2, 0, 1)
+
+    def collate(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """Make a list of the images, which differ in size.
+
+        Returns:
+            B times uint8 ``[3, H, W]``.
+        """
+        return list(images)
+
+    def extract(self, batch: Sequence[Tensor]) -> np.ndarray:
+        """Run the model over the ten crops of each image.
+
+        Args:
+            batch: B times uint8 ``[3, H, W]``, channels R, G, B, as `preprocess` makes them; B may be 0.
+
+        Returns:
+            float32 ``[B, D]``, not negative, not normalised. On a CPU the same bytes for an image whatever the batch and the
+            number of threads.
+        """
+        short = self._variant.preprocessing.resize_short
+        for image in batch:
+            if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3 or min(image.shape[1:]) != short:
+                raise ValueError(
+                    f"an image of the batch is {image.dtype} {list(image.shape)}, expected torch.uint8 [3, H, W] with the "
+                    f"smaller of H and W {short}"
+                )
+        if not len(batch):
+            return np.zeros((0, *self.spec.shape), dtype=np.float32)
+        if self._device.type == "cpu":
+            return self._extract_on_cpu(batch).numpy()
+        with numerics(self._precision, self._device), torch.inference_mode():
+            # Numbers of images stand for the images, which are no one tensor.
+            return in_halves(lambda numbers: self._forward([batch[i] for i in numbers]), torch.arange(len(batch))).numpy()
+
+    def _extract_on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
+        """Every pass has one shape and one thread: the convolutions few crops, the rest the ten of an image."""
+        chunks = [chunk for image in batch for chunk in self._crops(image).split(FORWARD_CROPS)]
+        maps = run_single_threaded(self._convolve, chunks)
+        passes = CROPS // FORWARD_CROPS
+        per_image = [torch.cat(maps[start : start + passes]) for start in range(0, len(maps), passes)]
+        return torch.cat(run_single_threaded(self._connect, per_image))
+
+    def _forward(self, images: Sequence[Tensor]) -> Tensor:
+        """From uint8 images anywhere to float32 ``[B, D]`` on the CPU."""
+        crops = torch.cat([self._crops(image) for image in images])  # [B * K, 3, 224, 224]
+        return self._connect(self._convolve(crops)).cpu()
+
+    def _crops(self, image: Tensor) -> Tensor:
+        """From uint8 ``[3, H, W]`` anywhere to uint8 ``[K, 3, 224, 224]`` on the device."""
+        return ten_crop(upload(image, self._device), crop=self._variant.preprocessing.crop, center=self._variant.center)
+
+    def _convolve(self, crops: Tensor) -> Tensor:
+        """From uint8 ``[N, 3, 224, 224]`` to ``[N, 25088]`` of the layers' type."""
+        values = normalize(crops.contiguous(memory_format=torch.channels_last), self._variant.preprocessing)
+        return self._convolutions(values.to(self._dtype)).flatten(1)  # [N, 512, 7, 7] in Caffe's order, channels first
+
+    def _connect(self, maps: Tensor) -> Tensor:
+        """From ``[B * K, 25088]`` to float32 ``[B, D]``. The mean is taken in float64, crop by crop."""
+        crops = self._connected(maps).view(-1, CROPS, self.spec.width)  # [B, K, D]
+        total = torch.zeros_like(crops[:, 0], dtype=torch.float64)
+        for crop in crops.unbind(1):
+            total += crop
+        return (total / CROPS).to(torch.float32)
+
+
+def find_weights(spec: FeatureSpec, request: str) -> Weights:
+    """See `extractors.catalogue.ExtractorModule`."""
+    return resolve_weights(request, VARIANTS[spec.name].architecture)
+
+
+def describe(settings: Settings, weights: Weights) -> Description:
+    """See `extractors.catalogue.ExtractorModule`."""
+    variant = VARIANTS[settings.spec.name]
+    transform = variant.preprocessing.parameters() | {"crops": CROPS, "center": variant.center}
+    return Description(settings.spec, settings.parameters(weights, transform=transform))
+
+
+load = VGG19TenCrop

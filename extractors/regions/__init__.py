@@ -1,0 +1,1 @@
+"""Extractors of regions: boxes with a feature, a class and an attribute each."""

@@ -1,0 +1,1 @@
+"""The detector of bottom-up attention: network, input and weights."""

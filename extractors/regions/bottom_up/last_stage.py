@@ -1,0 +1,124 @@
+"""The last stage of the detector as matrix products, for float32 on a CPU.
+
+Nine tenths of the time on a CPU is spent here. A 3×3 convolution that looks at every second pixel is four ordinary ones, each
+over the pixels of one parity: 7 by 7 of a region's 14 by 14. With the positions as the outermost axis every 1×1 convolution is
+one product, and for the 3×3 ones minimal filtering (Lavin and Gray 2016, arXiv:1509.09308) needs 121 products where the plain
+sum takes 441: outputs in tiles of 4 and 3 along each axis. The points of evaluation are chosen for exactness: features of a
+photograph err by 1.8e-7 of their length, by 1.3e-7 as convolutions. The stage as a whole takes two thirds of the time.
+
+Letters in shapes: ``N`` regions, ``M`` = 4 * N fields of one parity, ``K`` = 121 products, ``C`` channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+__all__ = ["LastStage"]
+
+_SIDE = 7  # of a field of one parity
+_TAPS = 3
+# Outputs of each tile, and the points where its polynomials are evaluated besides infinity.
+_TILES = ((4, (0, 1, -1, 0.5, -2)), (3, (0, 1, -1, 0.5)))
+
+
+class LastStage:
+    """Stage ``layer4`` of `extractors.regions.bottom_up.network.Head` over pooled regions, with the mean over their pixels.
+
+    Args:
+        layer4: its three blocks, with the norms folded, float32 on the CPU.
+    """
+
+    def __init__(self, layer4: nn.Module) -> None:
+        before, filters, after = _transforms()
+        self._before = torch.from_numpy(np.kron(before, before)).to(torch.float32)  # [K, 49]
+        self._after = torch.from_numpy(np.kron(after, after)).to(torch.float32)  # [49, K]
+        of_taps = torch.from_numpy(np.kron(filters, filters)).to(torch.float32)  # [K, 9], exactly
+        self._blocks = [_Block.of(block, of_taps) for block in layer4.children()]
+
+    def __call__(self, pooled: Tensor) -> Tensor:
+        """From float32 ``[N, 1024, 14, 14]`` to ``[N, 2048]``."""
+        count, channels = pooled.shape[:2]
+        fields = pooled.view(count, channels, _SIDE, 2, _SIDE, 2).permute(2, 4, 3, 5, 0, 1)
+        values = fields.reshape(-1, channels)  # [49 * M, C]; the parities stand before the regions
+        for block in self._blocks:
+            values = self._apply(block, values)
+        return values.view(-1, count, values.shape[1]).mean(dim=0)
+
+    def _apply(self, block: _Block, values: Tensor) -> Tensor:
+        """From ``[49 * M, C]`` to ``[49 * M, 2048]``; may write into ``values``."""
+        hidden = torch.addmm(block.bias1, values, block.weight1).relu_()
+        hidden = self._convolve(hidden, block.weight2).add_(block.bias2).relu_()
+        if block.shortcut is None:
+            values.add_(block.bias3)
+        else:
+            values = torch.addmm(block.bias3, values, block.shortcut)
+        return values.addmm_(hidden, block.weight3).relu_()
+
+    def _convolve(self, values: Tensor, weight: Tensor) -> Tensor:
+        """The 3×3 convolution: ``[49 * M, C]`` to the same."""
+        products, channels, _ = weight.shape
+        transformed = (self._before @ values.view(_SIDE**2, -1)).view(products, -1, channels)  # [K, M, C]
+        filtered = torch.bmm(transformed, weight)  # [K, M, C]
+        return (self._after @ filtered.view(products, -1)).view(-1, channels)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A bottleneck's matrices, from inputs to outputs. ``bias3`` holds the shortcut's too."""
+
+    weight1: Tensor
+    bias1: Tensor
+    weight2: Tensor  # [K, C, C], transformed
+    bias2: Tensor
+    weight3: Tensor
+    bias3: Tensor
+    shortcut: Tensor | None
+
+    @staticmethod
+    def of(block: Any, filters: Tensor) -> _Block:
+        """Take a folded bottleneck apart, where ``filters``, ``[K, 9]``, transforms its 3×3 filters."""
+        first, second, third = block.conv1, block.conv2, block.conv3
+        taps = second.weight.permute(2, 3, 1, 0).reshape(filters.shape[1], -1)  # [9, C * C]
+        transformed = (filters @ taps).view(len(filters), *second.weight.shape[1::-1])
+        bias, shortcut = third.bias, None
+        if block.downsample is not None:
+            aside = block.downsample[0]
+            bias, shortcut = bias + aside.bias, _matrix(aside)
+        return _Block(_matrix(first), first.bias, transformed, second.bias, _matrix(third), bias, shortcut)
+
+
+def _matrix(conv: nn.Conv2d) -> Tensor:
+    """The weight of a 1×1 convolution as ``[inputs, outputs]``."""
+    return conv.weight.flatten(1).t()
+
+
+def _transforms() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Along one axis: what is applied to the inputs ``[11, 7]``, to the filter ``[11, 3]``, and to the products ``[7, 11]``.
+
+    A filter is a product of polynomials, transposed (Toom and Cook): evaluate at as many points as the product has
+    coefficients, multiply, and invert the evaluation. Each tile sees its outputs' inputs and one more on both sides; what would
+    lie outside of the field is zero and left out.
+    """
+    before, filters, after = [], [], []
+    start = 0
+    for outputs, points in _TILES:
+        inputs = outputs + _TAPS - 1
+        placed = np.zeros((inputs, _SIDE + _TAPS - 1))
+        placed[:, start : start + inputs] = np.linalg.inv(_evaluation(points, inputs)).T
+        before.append(placed[:, 1:-1])
+        filters.append(_evaluation(points, _TAPS))
+        to = np.zeros((_SIDE, inputs))
+        to[start : start + outputs] = _evaluation(points, outputs).T
+        after.append(to)
+        start += outputs
+    return np.concatenate(before), np.concatenate(filters), np.concatenate(after, axis=1)
+
+
+def _evaluation(points: tuple[float, ...], coefficients: int) -> np.ndarray:
+    """Matrix that evaluates a polynomial of so many coefficients at points, and at infinity."""
+    return np.vstack([np.vander(np.array(points, dtype=np.float64), coefficients, increasing=True), np.eye(coefficients)[-1]])

@@ -1,0 +1,210 @@
+"""The detector of bottom-up attention: Faster R-CNN on ResNet-101 C4, with attributes (Anderson et al. 2018, arXiv:1707.07998).
+
+The computation is that of ``models/vg/ResNet-101/faster_rcnn_end2end_final/test.prototxt`` in
+github.com/peteanderson80/bottom-up-attention. It differs from torchvision's ResNet, whose names its layers bear: the first
+pooling has no padding and rounds up, the second and third stages take their step in their first 1×1 convolution, and the last
+stage, which runs on each region, takes none and spreads its 3×3 convolutions over every second pixel.
+
+Letters in shapes: ``N`` regions, ``A`` = 12 anchors of a cell, ``h`` and ``w`` cells of a feature map, ``P`` proposals.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+from torchvision.models.resnet import Bottleneck
+from torchvision.ops import FrozenBatchNorm2d
+
+from extractors.regions.bottom_up.random_weights import initialise
+from extractors.regions.boxes import STRIDE, anchor_grid, cell_anchors, clip, decode, is_larger
+from extractors.regions.class_names import ATTRIBUTES, CLASSES
+from extractors.regions.suppression import keep_best
+
+__all__ = [
+    "PROPOSALS",
+    "Backbone",
+    "Detector",
+    "Head",
+    "RegionProposals",
+    "build",
+    "fold_norms",
+    "pool",
+]
+
+PROPOSALS = 300
+"""Regions of an image that are looked at, at most."""
+
+_POOLED = 14  # cells of a pooled region, both sides
+_CANDIDATES = 6000
+_COVERED = 0.7
+_SMALLEST = 16  # pixels of the original image
+
+
+class Backbone(nn.Module):
+    """ResNet-101 up to its fourth stage, ``res4b22`` in Caffe: one cell every 16 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        trunk = _resnet101()
+        self.conv1, self.bn1 = trunk.conv1, trunk.bn1
+        self.layer1, self.layer2, self.layer3 = trunk.layer1, trunk.layer2, trunk.layer3
+        for layer in (self.layer2, self.layer3):
+            layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """From float32 ``[1, 3, H, W]`` to float32 ``[1, 1024, h, w]``."""
+        stem = F.relu(self.bn1(self.conv1(image.to(self.conv1.weight.dtype))), inplace=True)
+        stem = F.max_pool2d(stem, kernel_size=3, stride=2, padding=0, ceil_mode=True)
+        maps: Tensor = self.layer3(self.layer2(self.layer1(stem)))
+        return maps.to(torch.float32)
+
+
+class RegionProposals(nn.Module):
+    """Scores the anchors of every cell, moves them, and keeps the best."""
+
+    anchors: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("anchors", cell_anchors())
+        self.conv = nn.Conv2d(1024, 512, kernel_size=3, padding=1)
+        self.scores = nn.Conv2d(512, 2 * len(self.anchors), kernel_size=1)
+        self.deltas = nn.Conv2d(512, 4 * len(self.anchors), kernel_size=1)
+
+    def forward(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the layers.
+
+        Args:
+            maps: float32 ``[1, 1024, h, w]``.
+
+        Returns:
+            Scores ``[1, 2 * A, h, w]``, background's before the objects', and deltas ``[1, A * 4, h, w]``.
+        """
+        hidden = F.relu(self.conv(maps.to(self.conv.weight.dtype)), inplace=True).to(torch.float32)
+        return self.scores(hidden), self.deltas(hidden)
+
+    def propose(self, maps: Tensor, width: int, height: int, scale: float) -> Tensor:
+        """Find the boxes that look most like objects.
+
+        Args:
+            maps: float32 ``[1, 1024, h, w]``.
+            width: of the detector's input in pixels.
+            height: likewise.
+            scale: pixels of the input for one pixel of the original image.
+
+        Returns:
+            float32 ``[P, 4]``, the best first, x1 y1 x2 y2 in pixels of the input. P is at most `PROPOSALS`, and 0 where no box
+            has sides of more than 16 pixels of the original image.
+        """
+        scores, deltas = self(maps)
+        rows, columns = maps.shape[2:]
+        objects = scores.view(2, -1, rows, columns).softmax(dim=0)[1]  # [A, h, w]
+        shifts = deltas.view(-1, 4, rows, columns)  # [A, 4, h, w]
+        boxes = decode(anchor_grid(self.anchors, rows, columns), shifts.permute(2, 3, 0, 1).reshape(-1, 4))
+        boxes = clip(boxes, width, height)
+        large = is_larger(boxes, _SMALLEST * scale)
+        boxes, probabilities = boxes[large], objects.permute(1, 2, 0).reshape(-1)[large]
+        best = probabilities.sort(descending=True, stable=True).indices[:_CANDIDATES]
+        boxes = boxes[best]
+        return boxes[keep_best(boxes, _COVERED, PROPOSALS)]
+
+
+class Head(nn.Module):
+    """What is computed for each region: the last stage of the ResNet, then class and attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer4 = _resnet101().layer4
+        for block in self.layer4:
+            block.conv2.stride, block.conv2.dilation, block.conv2.padding = (1, 1), (2, 2), (2, 2)
+        self.layer4[0].downsample[0].stride = (1, 1)
+        self.classes = nn.Linear(2048, 1 + CLASSES)
+        self.attribute_embedding = nn.Embedding(1 + CLASSES, 256)
+        self.attribute_hidden = nn.Linear(2048 + 256, 512)
+        self.attributes = nn.Linear(512, 1 + ATTRIBUTES)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """From pooled regions, float32 ``[N, 1024, 14, 14]``, to their features, float32 ``[N, 2048]``."""
+        dtype = next(self.layer4.parameters()).dtype
+        maps: Tensor = self.layer4(pooled.to(dtype=dtype, memory_format=torch.channels_last))
+        return maps.to(torch.float32).mean(dim=(2, 3))
+
+    def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Tell classes and attributes; the attributes depend on the most probable class, background included.
+
+        Args:
+            features: float32 ``[N, 2048]``.
+
+        Returns:
+            Probabilities, float32: ``[N, 1 + CLASSES]``, background first, and ``[N, 1 + ATTRIBUTES]``, none first.
+        """
+        scores = self.classes(features)
+        embedded = self.attribute_embedding(scores.argmax(dim=1))
+        hidden = F.relu(self.attribute_hidden(torch.cat((features, embedded), dim=1)))
+        return scores.softmax(dim=1), self.attributes(hidden).softmax(dim=1)
+
+
+class Detector(nn.Module):
+    """The three parts; what calls them in turn is `extractors.regions.faster_rcnn`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = Backbone()
+        self.rpn = RegionProposals()
+        self.head = Head()
+
+
+def pool(maps: Tensor, boxes: Tensor) -> Tensor:
+    """Pool each region to 14 by 14 cells by the maximum, with Caffe's rounding.
+
+    Args:
+        maps: float32 ``[1, 1024, h, w]``.
+        boxes: float32 ``[N, 4]``, in pixels of the detector's input.
+
+    Returns:
+        float32 ``[N, 1024, 14, 14]``.
+    """
+    pooled: Tensor = torchvision.ops.roi_pool(maps, [boxes], _POOLED, 1 / STRIDE)
+    return pooled
+
+
+def build(weights: None = None) -> Detector:
+    """Make the detector with random weights, see `extractors.regions.bottom_up.random_weights`.
+
+    Args:
+        weights: None; torchvision's functions have such an argument, and this one is called like them.
+    """
+    with torch.device("meta"):  # torch's own initialisation, which would be thrown away, takes seconds
+        detector = Detector()
+    detector.to_empty(device=torch.get_default_device())
+    detector.rpn.anchors.copy_(cell_anchors())
+    initialise(detector)
+    return detector
+
+
+def fold_norms(model: nn.Module) -> None:
+    """Fold each batch norm into the convolution before it, in place: in float64, rounded once."""
+    for module in list(model.modules()):
+        for conv_name, norm_name in (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("0", "1")):
+            conv, norm = module._modules.get(conv_name), module._modules.get(norm_name)
+            if isinstance(conv, nn.Conv2d) and isinstance(norm, FrozenBatchNorm2d):
+                _fold(conv, norm)
+                setattr(module, norm_name, nn.Identity())
+
+
+def _fold(conv: nn.Conv2d, norm: FrozenBatchNorm2d) -> None:
+    exact = [tensor.to(torch.float64) for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias)]
+    mean, variance, scale, shift = exact
+    weight, bias = fuse_conv_bn_weights(conv.weight.to(torch.float64), None, mean, variance, norm.eps, scale, shift)
+    dtype = conv.weight.dtype
+    conv.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
+    conv.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
+
+
+def _resnet101() -> Any:
+    return torchvision.models.ResNet(Bottleneck, [3, 4, 23, 3], norm_layer=FrozenBatchNorm2d)

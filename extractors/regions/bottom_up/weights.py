@@ -1,0 +1,280 @@
+"""The Faster-RCNN of bottom-up attention from the files that people have of it: their namings, converted to one.
+
+The names that this project uses are torchvision's for the ResNet (``backbone.layer3.0.conv1.weight``), and ``rpn.*`` and
+``head.*`` for the rest; `extractors.regions.bottom_up.network` defines the modules. A file may have these names already,
+or those of
+
+- the original, ``resnet101_faster_rcnn_final.caffemodel`` and ``…_final_iter_320000.caffemodel``: layers as in
+  ``models/vg/ResNet-101/faster_rcnn_end2end_final/test.prototxt`` of peteanderson80/bottom-up-attention. Caffe's BatchNorm holds
+  sums of means and variances and the factor to divide them by; its Scale the weight and bias.
+- MILVLG/bottom-up-attention.pytorch, ``bua-caffe-frcn-r101*.pth``: detectron2's names, with 24 scores of proposals (background
+  first), class 0 the background, and ``cls_embed``, ``attr_linear1``, ``attr_linear2`` (``bua/caffe/modeling``).
+- airsplay/py-bottom-up-attention, ``faster_rcnn_from_caffe*.pkl``, and its copy ``unc-nlp/frcnn-vg-finetuned``
+  (``modeling_frcnn.py`` of the LXMERT project in huggingface/transformers): detectron2's names too, but one logit for a
+  proposal, background and "no attribute" last, and ``cls_embedding``, ``fc_attr``, ``attr_score``
+  (``detectron2/modeling/roi_heads/fast_rcnn.py``).
+
+A conversion changes no result: a proposal's one logit becomes the pair (0, logit), whose softmax is its sigmoid. The regression
+of boxes by class is left out, for the regions are the proposals, and so are counters of training steps.
+
+``A`` is the number of anchors of a cell, 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from math import sqrt
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from extractors.regions.boxes import cell_anchors
+from extractors.weights.caffemodel import read_layers
+from extractors.weights.checkpoints import read_safetensors, read_torch, unwrapped
+from extractors.weights.restricted_pickle import OLD_TORCH_MAGIC, read_pickle, safe_globals
+from schemas.errors import InputError
+
+__all__ = ["read_detector"]
+
+_BLOCKS = {2: 3, 3: 4, 4: 23, 5: 3}  # of ResNet-101, by Caffe's number of the stage
+_NORM = ("weight", "bias", "running_mean", "running_var")
+_LISTED = 8
+_TORCH_MAGIC = (b"PK\x03\x04", OLD_TORCH_MAGIC)  # what torch.save writes is a zip archive since version 1.6
+
+_PROPOSALS = "proposal_generator.rpn_head."
+_PREDICTOR = "roi_heads.box_predictor."
+_ANCHORS = "proposal_generator.anchor_generator.cell_anchors.0"
+# Ours: theirs, layers with weight and bias but for the embedding, which has no bias.
+_MILVLG = {
+    "rpn.conv": _PROPOSALS + "conv",
+    "rpn.scores": _PROPOSALS + "objectness_logits",
+    "rpn.deltas": _PROPOSALS + "anchor_deltas",
+    "head.classes": _PREDICTOR + "cls_score",
+    "head.attribute_embedding": _PREDICTOR + "cls_embed",
+    "head.attribute_hidden": _PREDICTOR + "attr_linear1",
+    "head.attributes": _PREDICTOR + "attr_linear2",
+}
+_AIRSPLAY = _MILVLG | {
+    "head.attribute_embedding": _PREDICTOR + "cls_embedding",
+    "head.attribute_hidden": _PREDICTOR + "fc_attr",
+    "head.attributes": _PREDICTOR + "attr_score",
+}
+_AIRSPLAY_SIGNS = tuple(set(_AIRSPLAY.values()) - set(_MILVLG.values()))
+_CAFFE = {
+    "rpn.conv": "rpn_conv/3x3",
+    "rpn.scores": "rpn_cls_score",
+    "rpn.deltas": "rpn_bbox_pred",
+    "head.classes": "cls_score",
+    "head.attribute_embedding": "cls_embedding",
+    "head.attribute_hidden": "fc_attr",
+    "head.attributes": "attr_score",
+}
+_DETECTRON2_SIGNS = ("backbone.stem.", "backbone.res", "proposal_generator.", "roi_heads.res5.")
+_OUR_SIGNS = ("backbone.layer", "rpn.scores.", "head.")
+# What a conversion has no use for.
+_BOX_REGRESSION = (_PREDICTOR + "bbox_pred.weight", _PREDICTOR + "bbox_pred.bias", "bbox_pred[0]", "bbox_pred[1]")
+_COUNTER = ".num_batches_tracked"
+# Some detectron2 models carry these; the preprocessing has its own, from cfgs/*.yml and the configs of both ports.
+_PIXELS = {"pixel_mean": (102.9801, 115.9465, 122.7717), "pixel_std": (1.0, 1.0, 1.0)}
+
+# Sizes of the attribute head: test.prototxt, layers cls_embedding, fc_attr and attr_score.
+_FEATURE, _EMBEDDING, _HIDDEN, _ATTRIBUTES = 2048, 256, 512, 401
+# A logit this far above the others leaves them a probability of exactly 0 in float32.
+_CERTAIN = 200.0
+
+
+class _Convolution(NamedTuple):
+    """A convolution without bias and the normalisation behind it, in each naming."""
+
+    ours: str
+    our_norm: str
+    detectron2: str
+    caffe: str
+    caffe_norm: str
+
+
+def read_detector(path: Path) -> dict[str, Tensor]:
+    """Read the weights of the detector from any of the files that exist of it.
+
+    ``.caffemodel``, ``.safetensors``, and ``.pth``, ``.pt``, ``.bin`` or ``.pkl``, each of which may hold what ``torch.save`` wrote
+    or a pickle of arrays. Both are read without running what a file asks for.
+
+    Returns:
+        The tensors by this project's names, all that the file's naming has room for. Shapes are for the caller to check.
+        ``rpn.anchors`` [A, 4] are the file's own anchors where it has some, else those its naming stands for. A file without
+        attributes (``faster_rcnn_from_caffe.pkl``) gives a head that always answers "none".
+
+    Raises:
+        InputError: the file cannot be read safely, is of another model, or lacks some of this one; the message lists which.
+    """
+    entries = _read(path)
+    if path.suffix == ".caffemodel":
+        return _from_caffe(entries, path)
+    if any(name.startswith(_DETECTRON2_SIGNS) for name in entries):
+        return _from_detectron2(entries, path)
+    if any(name.startswith(_OUR_SIGNS) for name in entries):
+        return {name: _tensor(value, name, path) for name, value in entries.items()}
+    raise InputError(
+        f"the weights in {str(path)!r} have names that no release of the detector has, {len(entries)} like {_listed(entries)}: "
+        "expected the file of bottom-up attention's Faster-RCNN with ResNet-101 from its authors (.caffemodel), MILVLG (.pth), "
+        "airsplay (.pkl) or unc-nlp (.bin)"
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Names and arrays or tensors as the file has them, without what training scripts write around them."""
+    if path.suffix == ".caffemodel":
+        return {f"{layer}[{i}]": blob for layer, blobs in read_layers(path).items() for i, blob in enumerate(blobs)}
+    if path.suffix == ".safetensors":
+        return unwrapped(read_safetensors(path), path)
+    if path.suffix not in (".pth", ".pt", ".bin", ".pkl"):
+        raise InputError(
+            f"the weights file {str(path)!r} ends in {path.suffix!r}, expected .caffemodel, .pth, .pt, .bin, .pkl or .safetensors"
+        )
+    with path.open("rb") as file:
+        is_torch = file.read(max(map(len, _TORCH_MAGIC))).startswith(_TORCH_MAGIC)
+    content = read_torch(path, safe_globals(2 * path.stat().st_size)) if is_torch else read_pickle(path)
+    return unwrapped(content, path, (Tensor, np.ndarray))
+
+
+def _from_detectron2(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+    _check_pixels(entries, path)
+    logits = entries.get(_MILVLG["rpn.scores"] + ".bias")
+    has_signs = any(name.startswith(_AIRSPLAY_SIGNS) for name in entries)
+    if has_signs or (logits is not None and len(logits) == len(_centred_anchors())):
+        return _from_airsplay(entries, path)
+    state = _taken(entries, _detectron2_names(_MILVLG), path)
+    return state | {"rpn.anchors": _tensor(entries[_ANCHORS], _ANCHORS, path) if _ANCHORS in entries else cell_anchors()}
+
+
+def _from_airsplay(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+    """Convert the naming that has one logit a proposal and numbers background and no attribute last."""
+    layers = dict(_AIRSPLAY)
+    attributes = [ours for ours in layers if ours.startswith("head.attribute")]
+    without = not any(name.startswith(layers[ours]) for name in entries for ours in attributes)
+    if without:
+        layers = {ours: theirs for ours, theirs in layers.items() if ours not in attributes}
+    state = _taken(entries, _detectron2_names(layers), path)
+    if not without:
+        for name in ("attribute_embedding.weight", "attributes.weight", "attributes.bias"):
+            state[f"head.{name}"] = state[f"head.{name}"].roll(1, dims=0)
+    for name in ("weight", "bias"):
+        state[f"head.classes.{name}"] = state[f"head.classes.{name}"].roll(1, dims=0)
+        logits = state[f"rpn.scores.{name}"]
+        state[f"rpn.scores.{name}"] = torch.cat([torch.zeros_like(logits), logits])
+    anchors = _tensor(entries[_ANCHORS], _ANCHORS, path) if _ANCHORS in entries else _centred_anchors()
+    # Decoding here takes a width to be x2 - x1 + 1, there x2 - x1: with the far corner one less both decode to the same boxes.
+    state["rpn.anchors"] = anchors - torch.tensor([0.0, 0.0, 1.0, 1.0])
+    return state | (_no_attributes(len(state["head.classes.bias"])) if without else {})
+
+
+def _from_caffe(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+    """Convert blobs: of BatchNorm sums of means and variances, and what to divide them by; of Scale weight and bias."""
+    names = _layer_names(_CAFFE, weight="[0]", bias="[1]")
+    for conv in _convolutions():
+        names[f"{conv.ours}.weight"] = f"{conv.caffe}[0]"
+        for part, blob in (("running_mean", "bn{}[0]"), ("running_var", "bn{}[1]"), ("divisor", "bn{}[2]")):
+            names[f"{conv.our_norm}.{part}"] = blob.format(conv.caffe_norm)
+        for part, blob in (("weight", "scale{}[0]"), ("bias", "scale{}[1]")):
+            names[f"{conv.our_norm}.{part}"] = blob.format(conv.caffe_norm)
+    state = _taken(entries, names, path)
+    for conv in _convolutions():
+        divisor = state.pop(f"{conv.our_norm}.divisor")
+        factor = torch.where(divisor == 0, 0.0, 1 / divisor)  # batch_norm_layer.cpp: nothing was summed up yet
+        for part in ("running_mean", "running_var"):
+            state[f"{conv.our_norm}.{part}"] = state[f"{conv.our_norm}.{part}"] * factor
+    return state | {"rpn.anchors": cell_anchors()}
+
+
+def _convolutions() -> Iterator[_Convolution]:
+    """The ResNet-101, its last stage being the head's."""
+    yield _Convolution("backbone.conv1", "backbone.bn1", "backbone.stem.conv1", "conv1", "_conv1")
+    for stage, blocks in _BLOCKS.items():
+        ours = "head.layer4" if stage == 5 else f"backbone.layer{stage - 1}"
+        theirs = "roi_heads.res5" if stage == 5 else f"backbone.res{stage}"
+        for block in range(blocks):
+            # Short stages have blocks a, b, c; long ones a, b1, b2, and so on.
+            letter = "abc"[block] if blocks == 3 else f"b{block}" if block else "a"
+            caffe, prefix, other = f"{stage}{letter}_branch", f"{ours}.{block}", f"{theirs}.{block}"
+            if block == 0:
+                names = f"{prefix}.downsample.0", f"{prefix}.downsample.1", f"{other}.shortcut"
+                yield _Convolution(*names, f"res{caffe}1", f"{caffe}1")
+            for i in (1, 2, 3):
+                branch = f"{caffe}2{' abc'[i]}"
+                yield _Convolution(f"{prefix}.conv{i}", f"{prefix}.bn{i}", f"{other}.conv{i}", f"res{branch}", branch)
+
+
+def _detectron2_names(layers: Mapping[str, str]) -> dict[str, str]:
+    """Our names, and detectron2's."""
+    names = _layer_names(layers, weight=".weight", bias=".bias")
+    for conv in _convolutions():
+        names[f"{conv.ours}.weight"] = f"{conv.detectron2}.weight"
+        for part in _NORM:
+            names[f"{conv.our_norm}.{part}"] = f"{conv.detectron2}.norm.{part}"
+    return names
+
+
+def _layer_names(layers: Mapping[str, str], *, weight: str, bias: str) -> dict[str, str]:
+    names = {f"{ours}.weight": theirs + weight for ours, theirs in layers.items()}
+    return names | {f"{ours}.bias": theirs + bias for ours, theirs in layers.items() if not ours.endswith("embedding")}
+
+
+def _taken(entries: Mapping[str, Any], names: Mapping[str, str], path: Path) -> dict[str, Tensor]:
+    """What the names stand for; refuses a file that lacks some, or has others."""
+    known = {*names.values(), *_BOX_REGRESSION, *_PIXELS, _ANCHORS}
+    missing = [theirs for theirs in names.values() if theirs not in entries]
+    unexpected = [name for name in entries if name not in known and not name.endswith(_COUNTER)]
+    problems = ((missing, "missing"), (unexpected, "unexpected"))
+    if missing or unexpected:
+        listed = "; ".join(f"{len(found)} {what}: {_listed(found)}" for found, what in problems if found)
+        raise InputError(
+            f"the weights in {str(path)!r} are not the whole of bottom-up attention's Faster-RCNN with ResNet-101 and attributes: "
+            f"{listed}. Another model has such names too, or the file was not saved whole: fetch it again"
+        )
+    return {ours: _tensor(entries[theirs], theirs, path) for ours, theirs in names.items()}
+
+
+def _tensor(value: Any, name: str, path: Path) -> Tensor:
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.itemsize <= 8:
+        return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.detach()
+    raise InputError(f"the weights in {str(path)!r} have numbers of type {value.dtype} in {name!r}, expected floating point")
+
+
+def _check_pixels(entries: Mapping[str, Any], path: Path) -> None:
+    for name, expected in _PIXELS.items():
+        if name not in entries:
+            continue
+        found = tuple(round(value, 4) for value in _tensor(entries[name], name, path).flatten().tolist())
+        if len(found) != len(expected) or not np.allclose(found, expected, rtol=0, atol=1e-3):
+            raise InputError(
+                f"the weights in {str(path)!r} were trained with the {name} {found}, expected {expected} (blue, green, red): they "
+                "would give wrong features; pass the file that belongs to this extractor"
+            )
+
+
+def _centred_anchors() -> Tensor:
+    """[A, 4] anchors of `detectron2.modeling.anchor_generator` for airsplay's ``configs/VG-Detection``: sizes, then ratios."""
+    sides = [(sqrt(size**2 / ratio), ratio) for size in (64, 128, 256, 512) for ratio in (0.5, 1.0, 2.0)]
+    return torch.tensor([(-width / 2, -ratio * width / 2, width / 2, ratio * width / 2) for width, ratio in sides])
+
+
+def _no_attributes(classes: int) -> dict[str, Tensor]:
+    """Stand in for the attribute head of a file that has none: whatever the region, the answer is 0, none."""
+    bias = torch.zeros(_ATTRIBUTES)
+    bias[0] = _CERTAIN
+    return {
+        "head.attribute_embedding.weight": torch.zeros(classes, _EMBEDDING),
+        "head.attribute_hidden.weight": torch.zeros(_HIDDEN, _FEATURE + _EMBEDDING),
+        "head.attribute_hidden.bias": torch.zeros(_HIDDEN),
+        "head.attributes.weight": torch.zeros(_ATTRIBUTES, _HIDDEN),
+        "head.attributes.bias": bias,
+    }
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(list(names)[:_LISTED]) + (", …" if len(names) > _LISTED else "")

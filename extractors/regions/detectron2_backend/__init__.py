@@ -1,0 +1,1 @@
+"""The same regions, and those of any detectron2 model, where detectron2 is installed."""

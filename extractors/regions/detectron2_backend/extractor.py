@@ -1,0 +1,175 @@
+"""``--backend detectron2`` of ``faster-rcnn-36``: the same regions from detectron2's modules, for those whose models run on it.
+
+The network, its config file ``faster_rcnn_vg.yaml`` and the arithmetic of boxes are detectron2's; the resizing and the choice of
+regions are those of `extractors.regions.faster_rcnn`. The features of the two backends differ by rounding, by 3e-6 of the largest.
+
+detectron2 is not on the package index; `extractors.catalogue` says how to install it.
+
+Letters in shapes: ``B`` images, ``H0`` and ``W0`` pixels of an image, ``P`` proposals of an image, ``R`` = ``max_regions``, ``D``
+width of a feature.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from detectron2.structures import Boxes
+from PIL import Image
+from torch import Tensor
+
+from extractors.base import Description, RegionExtractor, Settings
+from extractors.computing.devices import cast_layers, numerics, upload
+from extractors.computing.passes import in_halves, run_single_threaded
+from extractors.images.preprocess import check_resized
+from extractors.regions import faster_rcnn
+from extractors.regions.bottom_up.input import LEAST_SIDE
+from extractors.regions.detectron2_backend.modules import CONFIG
+from extractors.regions.detectron2_backend.networks import Network, VisualGenomeNetwork, build, merged_config
+from extractors.regions.selection import Detections, columns
+from extractors.weights.finding import Weights
+from schemas.errors import UsageError
+
+__all__ = ["Detectron2Regions", "describe", "detectron2_state", "find_weights", "load", "refuse_compile"]
+
+_REGIONS = 20  # regions of one pass of the last stage on a CPU
+
+# Names in `bottom_up.network`, and what MILVLG's port and this backend's `modules` call the same.
+_NAMES = (
+    (r"backbone\.(conv|bn)1\b", r"backbone.stem.\g<1>1"),
+    (r"backbone\.layer(\d)", lambda match: f"backbone.res{int(match[1]) + 1}"),
+    (r"head\.layer4", "roi_heads.res5"),
+    (r"\.bn(\d)\.", r".conv\1.norm."),
+    (r"\.downsample\.0\.", ".shortcut."),
+    (r"\.downsample\.1\.", ".shortcut.norm."),
+    (r"rpn\.(conv)\b", r"proposal_generator.rpn_head.\1"),
+    (r"rpn\.scores\b", "proposal_generator.rpn_head.objectness_logits"),
+    (r"rpn\.deltas\b", "proposal_generator.rpn_head.anchor_deltas"),
+    (r"head\.classes\b", "roi_heads.box_predictor.cls_score"),
+    (r"head\.attribute_embedding\b", "roi_heads.box_predictor.cls_embed"),
+    (r"head\.attribute_hidden\b", "roi_heads.box_predictor.attr_linear1"),
+    (r"head\.attributes\b", "roi_heads.box_predictor.attr_linear2"),
+)
+
+
+def detectron2_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give the weights of `bottom_up.network` their names in this backend's `modules`, where anchors are not weights."""
+    return {_renamed(name): tensor for name, tensor in state.items() if name != "rpn.anchors"}
+
+
+def _renamed(name: str) -> str:
+    for pattern, replacement in _NAMES:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+class Detectron2Regions(RegionExtractor):
+    """A network of detectron2's and the choice of its regions.
+
+    In the 16-bit precisions the last stage alone takes 16 bits, as in `extractors.regions.faster_rcnn`.
+
+    Args:
+        description: what this extractor makes.
+        settings: what is asked of it.
+        network: with its weights, on the CPU.
+        device: from `extractors.computing.devices.resolve_device`.
+    """
+
+    def __init__(self, description: Description, settings: Settings, network: Network, device: torch.device) -> None:
+        super().__init__(description)
+        self._network = network
+        self._options = settings.regions
+        self._device = device
+        self._precision = settings.precision
+        model = network.model.eval().requires_grad_(False)
+        self._dtype = cast_layers(model.roi_heads.res5, settings.precision)
+        model.to(device).to(memory_format=torch.channels_last)
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """Hand on the pixels as they are: the network resizes them.
+
+        Returns:
+            uint8 ``[3, H0, W0]``, channels R, G, B.
+
+        Raises:
+            DecodeError: the image is so thin that its shorter side would be less than `LEAST_SIDE`.
+        """
+        check_resized(image, self._network.resized_wh(*image.size), least=LEAST_SIDE)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+    def extract_columns(self, batch: Sequence[Tensor]) -> dict[str, np.ndarray]:
+        """Find the regions of each image.
+
+        Args:
+            batch: B times uint8 ``[3, H0, W0]``, channels R, G, B; B may be 0.
+
+        Returns:
+            The columns of `schemas.kinds.regions_schema` but ``image_id``. On a CPU the same bytes for an image whatever the batch
+            and the number of threads.
+        """
+        with numerics(self._precision, self._device), torch.inference_mode():
+            images = [self._detect(upload(pixels, self._device)) for pixels in batch]
+        return columns(images, self._options, self.spec)
+
+    def _detect(self, pixels: Tensor) -> Detections:
+        _, height, width = pixels.shape
+        (maps,) = self._run(self._maps, [pixels])
+        (boxes,) = self._run(lambda its_maps: self._network.propose(its_maps, width, height), [maps])
+        features = self._features(maps, boxes)
+        # One tensor of both, because that is what threads hand back.
+        (labels,) = self._run(lambda values: torch.cat(self._network.classify(values), dim=1), [features])
+        classes = 1 + self._network.model.roi_heads.num_classes
+        boxes = self._network.original(boxes, width, height)
+        return Detections(width, height, boxes, features, labels[:, :classes], labels[:, classes:])
+
+    def _run(self, function: Callable[[Tensor], Tensor], items: Iterable[Tensor]) -> list[Tensor]:
+        return run_single_threaded(function, items) if self._device.type == "cpu" else [function(item) for item in items]
+
+    def _maps(self, pixels: Tensor) -> Tensor:
+        """From uint8 ``[3, H0, W0]`` to float32 ``[1, channels, h, w]``."""
+        values = self._network.prepare(pixels).contiguous(memory_format=torch.channels_last)
+        (maps,) = self._network.model.backbone(values).values()
+        return maps
+
+    def _features(self, maps: Tensor, boxes: Tensor) -> Tensor:
+        """From ``[P, 4]`` to float32 ``[P, D]``."""
+
+        def pooled(chunk: Tensor) -> Tensor:
+            heads = self._network.model.roi_heads
+            regions = heads.pooler([maps], [Boxes(chunk)]).to(self._dtype)
+            return heads.res5(regions.contiguous(memory_format=torch.channels_last)).to(torch.float32).mean(dim=(2, 3))
+
+        if not len(boxes):
+            return boxes.new_zeros((0, self.spec.shape[1]))
+        if self._device.type == "cpu":
+            return torch.cat(run_single_threaded(pooled, boxes.split(_REGIONS)))
+        return in_halves(pooled, boxes)
+
+
+find_weights = faster_rcnn.find_weights
+
+
+def describe(settings: Settings, weights: Weights) -> Description:
+    """See `extractors.catalogue.ExtractorModule`."""
+    refuse_compile(settings)
+    return faster_rcnn.describe(settings, weights)
+
+
+def load(settings: Settings, weights: Weights, device: torch.device) -> Detectron2Regions:
+    """See `extractors.catalogue.ExtractorModule`."""
+    description = describe(settings, weights)
+    with torch.random.fork_rng(devices=[]):
+        model: Any = build(merged_config(CONFIG))
+    model.load_state_dict(detectron2_state(weights.state))
+    (anchors,) = model.proposal_generator.anchor_generator.cell_anchors
+    anchors.copy_(weights.state["rpn.anchors"])
+    return Detectron2Regions(description, settings, VisualGenomeNetwork(model), device)
+
+
+def refuse_compile(settings: Settings) -> None:
+    """Raise `UsageError` where a compiled model is asked for."""
+    if settings.compile:
+        raise UsageError("--compile is not for models of detectron2's: leave it out, or take --backend torchvision")

@@ -1,0 +1,210 @@
+"""The detector of bottom-up attention from detectron2's own modules: what ``faster_rcnn_vg.yaml`` names and detectron2 lacks.
+
+Each class changes one thing of the class that it is made from, so that the result is Caffe's;
+`extractors.regions.bottom_up.network` is the same detector on torchvision's. Tensors bear the names of
+MILVLG/bottom-up-attention.pytorch, which was made from detectron2 too.
+
+Letters in shapes: ``B`` images, ``A`` = 12 anchors of a cell, ``h`` and ``w`` cells of a feature map, ``P`` proposals, ``N``
+regions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from detectron2.modeling import (
+    ANCHOR_GENERATOR_REGISTRY,
+    BACKBONE_REGISTRY,
+    PROPOSAL_GENERATOR_REGISTRY,
+    ROI_HEADS_REGISTRY,
+)
+from detectron2.modeling.anchor_generator import DefaultAnchorGenerator
+from detectron2.modeling.backbone.resnet import BasicStem, BottleneckBlock, ResNet, build_resnet_backbone
+from detectron2.modeling.proposal_generator.rpn import RPN, RPN_HEAD_REGISTRY, StandardRPNHead
+from detectron2.modeling.roi_heads.fast_rcnn import FastRCNNOutputLayers
+from detectron2.modeling.roi_heads.roi_heads import Res5ROIHeads
+from detectron2.structures import Boxes, Instances
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from extractors.regions.boxes import cell_anchors
+from extractors.regions.class_names import ATTRIBUTES
+from extractors.regions.suppression import keep_best
+
+__all__ = [
+    "CONFIG",
+    "AttributePredictor",
+    "AttributeRes5ROIHeads",
+    "CaffeAnchorGenerator",
+    "CaffeRPN",
+    "CaffeRPNHead",
+    "CaffeStem",
+    "InputSize",
+    "build_caffe_resnet_backbone",
+]
+
+CONFIG = Path(__file__).with_name("faster_rcnn_vg.yaml")
+"""The config of the detector."""
+
+_EMBEDDING, _HIDDEN = 256, 512  # test.prototxt, layers cls_embedding and fc_attr
+# Caffe's boxes hold their far corners; moved one pixel on, they are detectron2's, which do not.
+_FAR_CORNER = (0.0, 0.0, 1.0, 1.0)
+
+
+class InputSize(NamedTuple):
+    """Size of the detector's input, in the place where detectron2 has height and width alone.
+
+    Attributes:
+        height: in pixels.
+        width: in pixels.
+        scale: pixels of the input for one pixel of the original image.
+    """
+
+    height: int
+    width: int
+    scale: float
+
+
+class CaffeStem(BasicStem):
+    """detectron2's, but the pooling has no padding and rounds up."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """From ``[B, 3, H, W]`` to ``[B, 64, H / 4, W / 4]``."""
+        return F.max_pool2d(F.relu_(self.conv1(images)), kernel_size=3, stride=2, padding=0, ceil_mode=True)
+
+
+@BACKBONE_REGISTRY.register()
+def build_caffe_resnet_backbone(cfg: Any, input_shape: Any) -> ResNet:
+    """detectron2's ResNet with `CaffeStem`."""
+    backbone = build_resnet_backbone(cfg, input_shape)
+    resnets = cfg.MODEL.RESNETS
+    backbone.stem = CaffeStem(in_channels=input_shape.channels, out_channels=resnets.STEM_OUT_CHANNELS, norm=resnets.NORM)
+    return backbone
+
+
+@ANCHOR_GENERATOR_REGISTRY.register()
+class CaffeAnchorGenerator(DefaultAnchorGenerator):
+    """detectron2's, with the anchors of `extractors.regions.boxes.cell_anchors`, whatever the config's sizes."""
+
+    def generate_cell_anchors(self, sizes: Any = None, aspect_ratios: Any = None) -> Tensor:
+        """float32 ``[A, 4]``."""
+        return cell_anchors()
+
+
+@RPN_HEAD_REGISTRY.register()
+class CaffeRPNHead(StandardRPNHead):
+    """detectron2's, with two scores for each anchor: the background's of all anchors come first, then the objects'."""
+
+    objectness_logits: nn.Conv2d
+
+    def __init__(self, cfg: Any, input_shape: Any) -> None:
+        super().__init__(cfg, input_shape)
+        single = self.objectness_logits
+        self.objectness_logits = nn.Conv2d(single.in_channels, 2 * single.out_channels, kernel_size=1)
+
+    def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Score the anchors.
+
+        Args:
+            features: one feature map, ``[B, 1024, h, w]``.
+
+        Returns:
+            Probabilities of an object, ``[B, A, h, w]``, and deltas, ``[B, A * 4, h, w]``, of that map.
+        """
+        scores, deltas = super().forward(features)
+        pairs = [score.unflatten(1, (2, -1)) for score in scores]  # [B, 2, A, h, w]
+        return [pair.softmax(dim=1)[:, 1] for pair in pairs], deltas
+
+
+@PROPOSAL_GENERATOR_REGISTRY.register()
+class CaffeRPN(RPN):
+    """detectron2's, but boxes hold their far corners, and too small ones are dropped before the best are taken."""
+
+    def predict_proposals(
+        self,
+        anchors: list[Boxes],
+        pred_objectness_logits: list[Tensor],
+        pred_anchor_deltas: list[Tensor],
+        image_sizes: list[InputSize],
+    ) -> list[Instances]:
+        """Find the boxes of each image that look most like objects.
+
+        Args:
+            anchors: of the one feature map, ``[h * w * A, 4]``.
+            pred_objectness_logits: its probabilities, ``[B, h * w * A]``.
+            pred_anchor_deltas: its deltas, ``[B, h * w * A, 4]``.
+            image_sizes: of B images.
+
+        Returns:
+            The proposals of B images, the best first.
+        """
+        (grid,), (scores,), (deltas,) = anchors, pred_objectness_logits, pred_anchor_deltas
+        return [self._propose(grid.tensor, *parts) for parts in zip(scores, deltas, image_sizes, strict=True)]
+
+    def _propose(self, anchors: Tensor, scores: Tensor, deltas: Tensor, size: InputSize) -> Instances:
+        far_corner = anchors.new_tensor(_FAR_CORNER)
+        boxes = Boxes(self.box2box_transform.apply_deltas(deltas, anchors + far_corner))
+        boxes.clip((size.height - 1, size.width - 1))
+        large = boxes.nonempty() & Boxes(boxes.tensor + far_corner).nonempty(threshold=self.min_box_size * size.scale)
+        boxes, scores = boxes[large], scores[large]
+        best = scores.sort(descending=True, stable=True).indices[: self.pre_nms_topk[False]]
+        kept = best[keep_best(boxes.tensor[best], self.nms_thresh, self.post_nms_topk[False])]
+        proposals = Instances((size.height, size.width))
+        proposals.proposal_boxes, proposals.objectness_logits = boxes[kept], scores[kept]
+        return proposals
+
+
+class AttributePredictor(FastRCNNOutputLayers):
+    """detectron2's, with attributes, and without regression of boxes. Class 0 is the background, attribute 0 none."""
+
+    def __init__(self, cfg: Any, input_shape: Any) -> None:
+        super().__init__(cfg, input_shape)
+        del self.bbox_pred
+        classes, width = self.cls_score.weight.shape
+        self.cls_embed = nn.Embedding(classes, _EMBEDDING)
+        self.attr_linear1 = nn.Linear(width + _EMBEDDING, _HIDDEN)
+        self.attr_linear2 = nn.Linear(_HIDDEN, 1 + ATTRIBUTES)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Tell classes and attributes; the attributes depend on the most probable class, background included.
+
+        Args:
+            features: ``[N, 2048]``.
+
+        Returns:
+            Scores before the softmax, ``[N, 1 + CLASSES]`` and ``[N, 1 + ATTRIBUTES]``.
+        """
+        scores = self.cls_score(features)
+        embedded = self.cls_embed(scores.argmax(dim=1))
+        hidden = F.relu(self.attr_linear1(torch.cat((features, embedded), dim=1)))
+        return scores, self.attr_linear2(hidden)
+
+
+@ROI_HEADS_REGISTRY.register()
+class AttributeRes5ROIHeads(Res5ROIHeads):
+    """detectron2's, with `AttributePredictor`, and a res5 that dilates instead of taking steps."""
+
+    @classmethod
+    def from_config(cls, cfg: Any, input_shape: Any) -> dict[str, Any]:
+        """detectron2's arguments, with the other predictor."""
+        arguments = super().from_config(cfg, input_shape)
+        width = arguments["res5"][-1].out_channels
+        return arguments | {"box_predictor": AttributePredictor(cfg, width)}
+
+    @classmethod
+    def _build_res5_block(cls, cfg: Any) -> tuple[nn.Sequential, int]:
+        resnets = cfg.MODEL.RESNETS
+        channels = 8 * resnets.RES2_OUT_CHANNELS
+        blocks = ResNet.make_stage(
+            BottleneckBlock,
+            3,
+            in_channels=channels // 2,
+            bottleneck_channels=channels // 4,
+            out_channels=channels,
+            norm=resnets.NORM,
+            stride_in_1x1=resnets.STRIDE_IN_1X1,
+            dilation=resnets.RES5_DILATION,
+        )
+        return nn.Sequential(*blocks), channels

@@ -1,0 +1,149 @@
+"""What `extractors.regions.detectron2_backend.extractor` runs: detectron2 models with a ResNet C4, taken apart into steps.
+
+`VisualGenomeNetwork` is the detector of bottom-up attention (see `modules`), `StockNetwork` any model of the kind that
+detectron2 itself has.
+
+Letters in shapes: ``H0`` and ``W0`` pixels of an image, ``H`` and ``W`` of the network's input, ``h`` and ``w`` cells of a
+feature map, ``P`` proposals of an image, ``N`` regions, ``D`` width of a feature, ``C`` classes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from detectron2.config import get_cfg
+from detectron2.data.transforms import ResizeShortestEdge, ResizeTransform
+from detectron2.modeling import META_ARCH_REGISTRY
+from detectron2.structures import ImageList
+from PIL import Image
+from torch import Tensor, nn
+
+from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of
+from extractors.regions.detectron2_backend.modules import InputSize
+
+__all__ = ["Network", "StockNetwork", "VisualGenomeNetwork", "build", "merged_config"]
+
+
+class Network(Protocol):
+    """The steps from an image to its regions. ``model`` is detectron2's ``GeneralizedRCNN``."""
+
+    model: Any
+
+    def resized_wh(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height of the input made of an image of this size."""
+
+    def prepare(self, pixels: Tensor) -> Tensor:
+        """From uint8 ``[3, H0, W0]`` in R, G, B to the input, float32 ``[1, 3, H, W]`` on the same device."""
+
+    def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
+        """From the feature map ``[1, channels, h, w]`` of an image of that size to boxes ``[P, 4]`` in the input's pixels."""
+
+    def original(self, boxes: Tensor, width: int, height: int) -> Tensor:
+        """From boxes ``[P, 4]`` in the input's pixels to those of the image of that size."""
+
+    def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """From float32 ``[N, D]`` to probabilities of classes ``[N, 1 + C]``, background first, and of attributes, none first."""
+
+
+def merged_config(path: Path) -> Any:
+    """detectron2's defaults with what a config file says, and the files that it names as ``_BASE_``. Nothing in them is run."""
+    cfg = get_cfg()
+    cfg.merge_from_file(str(path), allow_unsafe=False)
+    return cfg
+
+
+def build(cfg: Any) -> nn.Module:
+    """Build the model of a config with random weights, on the CPU or where ``torch.device`` around the call says."""
+    return META_ARCH_REGISTRY.get(cfg.MODEL.META_ARCHITECTURE)(cfg)
+
+
+class VisualGenomeNetwork:
+    """The detector of bottom-up attention.
+
+    Args:
+        model: made by `build` of `extractors.regions.detectron2_backend.modules.CONFIG`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def resized_wh(self, width: int, height: int) -> tuple[int, int]:
+        """As `extractors.regions.bottom_up.input.resized_wh`."""
+        return resized_wh(width, height)
+
+    def prepare(self, pixels: Tensor) -> Tensor:
+        """As `extractors.regions.bottom_up.input.prepare`: detectron2 has no such resizing."""
+        return prepare(pixels)
+
+    def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
+        """See `Network.propose`."""
+        columns, rows = resized_wh(width, height)
+        return _proposals(self.model, maps, InputSize(rows, columns, scale_of(width, height)))
+
+    def original(self, boxes: Tensor, width: int, height: int) -> Tensor:
+        """See `Network.original`."""
+        return boxes / scale_of(width, height)
+
+    def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Network.classify`."""
+        classes, attributes = self.model.roi_heads.box_predictor(features)
+        return classes.softmax(dim=1), attributes.softmax(dim=1)
+
+
+class StockNetwork:
+    """A model of detectron2's own kinds: its config says how images are resized and normalised.
+
+    Args:
+        model: made by `build`.
+        inputs: the section ``INPUT`` of its config.
+    """
+
+    def __init__(self, model: Any, inputs: Any) -> None:
+        self.model = model
+        self._inputs = inputs
+
+    def resized_wh(self, width: int, height: int) -> tuple[int, int]:
+        """As detectron2's ``ResizeShortestEdge``."""
+        if not self._inputs.MIN_SIZE_TEST:
+            return width, height
+        rows, columns = ResizeShortestEdge.get_output_shape(
+            height, width, self._inputs.MIN_SIZE_TEST, self._inputs.MAX_SIZE_TEST
+        )
+        return columns, rows
+
+    def prepare(self, pixels: Tensor) -> Tensor:
+        """As detectron2's ``DefaultPredictor``: Pillow resizes 8-bit values, and they are normalised then."""
+        image = np.ascontiguousarray(pixels.permute(1, 2, 0).cpu().numpy())
+        height, width = image.shape[:2]
+        columns, rows = self.resized_wh(width, height)
+        resized = ResizeTransform(height, width, rows, columns, Image.Resampling.BILINEAR).apply_image(image)
+        values = torch.tensor(resized, dtype=torch.float32, device=pixels.device).permute(2, 0, 1)
+        if self._inputs.FORMAT == "BGR":
+            values = values.flip(0)
+        return self.model.preprocess_image([{"image": values}]).tensor
+
+    def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
+        """See `Network.propose`."""
+        columns, rows = self.resized_wh(width, height)
+        return _proposals(self.model, maps, (rows, columns))
+
+    def original(self, boxes: Tensor, width: int, height: int) -> Tensor:
+        """See `Network.original`: as detectron2's ``detector_postprocess``."""
+        columns, rows = self.resized_wh(width, height)
+        return boxes * boxes.new_tensor((width / columns, height / rows)).repeat(2)
+
+    def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Network.classify`. The model has no attributes; one that no region has stands in for them."""
+        predictor = self.model.roi_heads.box_predictor
+        (classes,) = predictor.predict_probs(predictor(features), [features])
+        attributes = features.new_tensor((1.0, 0.0)).expand(len(features), 2)
+        return classes.roll(1, dims=1), attributes
+
+
+def _proposals(model: Any, maps: Tensor, size: tuple[float, ...]) -> Tensor:
+    (name,) = model.proposal_generator.in_features
+    (found,), _ = model.proposal_generator(ImageList(maps, [size]), {name: maps}, None)
+    return found.proposal_boxes.tensor

@@ -1,0 +1,183 @@
+"""``detectron2:CONFIG+WEIGHTS``: the regions of any Faster R-CNN of detectron2's with a ResNet C4, say one trained by its user.
+
+CONFIG is the config file of the training (``.yaml``), WEIGHTS the checkpoint (``.pth``, or ``.pkl`` as in detectron2's model zoo)
+or ``random:SEED``. Nothing in either is run. Images are resized and normalised as the config says for testing. The regions are
+chosen by the rule of ``faster-rcnn-36`` (`extractors.regions.selection`) from this model's proposals: there are as many as asked
+for whatever the model, and a feature belongs to the very box that it was pooled from. So boxes are not regressed by class, and
+the config's thresholds for detections do not matter. The feature of a region is the mean of the last stage of the ResNet over it;
+its attribute is always 0, none.
+
+The name in a dataset is ``detectron2:``, the name of the config file without folder and ending, and the number of regions. What
+the file says of model and input is part of the fingerprint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from detectron2.config import CfgNode
+from detectron2.layers import ShapeSpec
+from detectron2.modeling.anchor_generator import build_anchor_generator
+from torch import Tensor
+
+from extractors.base import Description, Settings
+from extractors.regions.detectron2_backend.extractor import Detectron2Regions, refuse_compile
+from extractors.regions.detectron2_backend.networks import StockNetwork, build, merged_config
+from extractors.settings import RegionOptions
+from extractors.weights.checkpoints import read_state, unwrapped
+from extractors.weights.finding import Architecture, Weights, resolve_weights
+from extractors.weights.restricted_pickle import read_pickle
+from schemas.errors import InputError, UsageError
+from schemas.features import FeatureSpec
+
+__all__ = ["describe", "find_weights", "load", "spec"]
+
+_PREFIX = "detectron2:"
+_FORM = re.compile(r"(?P<config>.+?\.ya?ml)\+(?P<weights>.+)")
+_ANCHORS = "proposal_generator.anchor_generator.cell_anchors."
+_COUNTER = ".num_batches_tracked"
+_STRIDE = 16
+_BATCH = 2
+_INPUTS = ("FORMAT", "MIN_SIZE_TEST", "MAX_SIZE_TEST")
+_PIXELS = ("pixel_mean", "pixel_std")  # old checkpoints have them; the config has them in any case
+# What a model must be, by the keys of its config.
+_REQUIRED = {
+    "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN",),
+    "MODEL.BACKBONE.NAME": ("build_resnet_backbone",),
+    "MODEL.PROPOSAL_GENERATOR.NAME": ("RPN",),
+    "MODEL.ROI_HEADS.NAME": ("Res5ROIHeads",),
+    "MODEL.RESNETS.OUT_FEATURES": (["res4"],),
+    "MODEL.RPN.IN_FEATURES": (["res4"],),
+    "MODEL.ROI_HEADS.IN_FEATURES": (["res4"],),
+    "MODEL.KEYPOINT_ON": (False,),
+    "INPUT.FORMAT": ("BGR", "RGB"),
+}
+
+
+def spec(name: str) -> FeatureSpec:
+    """Name, shape and type of the feature of a model, without its weights.
+
+    Args:
+        name: ``CONFIG+WEIGHTS``, two paths.
+
+    Raises:
+        UsageError: it is not of this form, or the model is of another kind.
+        InputError: the config file is missing or broken.
+    """
+    config, _ = _paths(_PREFIX + name)
+    return FeatureSpec(
+        name=_PREFIX + name,
+        shape=(RegionOptions().max_regions, 8 * _config(config).MODEL.RESNETS.RES2_OUT_CHANNELS),
+        source=f"detectron2, github.com/facebookresearch/detectron2: {config.stem}, mean of the last stage over each region",
+    )
+
+
+def find_weights(spec: FeatureSpec, request: str) -> Weights:
+    """See `extractors.catalogue.ExtractorModule`. The weights stand in the name, so ``request`` must be ``default``."""
+    config, weights = _paths(spec.name)
+    if request != "default":
+        raise UsageError(
+            f"weights are given twice, {request!r} and {weights!r}: of {_PREFIX}CONFIG+WEIGHTS the second part names them; leave "
+            "--weights out"
+        )
+    cfg = _config(config)
+    architecture = Architecture(
+        build=lambda weights: build(cfg), read=partial(_read, cfg=cfg), without_default="name a checkpoint behind the '+'"
+    )
+    return resolve_weights(weights, architecture)
+
+
+def describe(settings: Settings, weights: Weights) -> Description:
+    """See `extractors.catalogue.ExtractorModule`."""
+    refuse_compile(settings)
+    spec, options = settings.spec, settings.regions
+    config, _ = _paths(spec.name)
+    named = replace(spec, name=f"{_PREFIX}{config.stem}-{options.count}", shape=(options.max_regions, spec.shape[1]))
+    parameters = settings.parameters(weights, name=named.name, config=_settings(config), regions=options.parameters())
+    classes = _config(config).MODEL.ROI_HEADS.NUM_CLASSES
+    return Description(named, parameters, kind="regions", batch_size=_BATCH, classes=classes)
+
+
+def load(settings: Settings, weights: Weights, device: torch.device) -> Detectron2Regions:
+    """See `extractors.catalogue.ExtractorModule`."""
+    description = describe(settings, weights)
+    cfg = _config(_paths(settings.spec.name)[0])
+    with torch.random.fork_rng(devices=[]):
+        model = build(cfg)
+    model.load_state_dict(weights.state)
+    return Detectron2Regions(description, settings, StockNetwork(model, cfg.INPUT), device)
+
+
+def _paths(name: str) -> tuple[Path, str]:
+    match = _FORM.fullmatch(name.removeprefix(_PREFIX))
+    if match is None:
+        raise UsageError(
+            f"there is no extractor {name!r}, expected {_PREFIX}CONFIG+WEIGHTS with a config file (.yaml) of detectron2's and a "
+            f"checkpoint (.pth or .pkl) or random:SEED, e.g. {_PREFIX}faster_rcnn_R_101_C4.yaml+model_final.pth"
+        )
+    return Path(match["config"]), match["weights"]
+
+
+def _config(path: Path) -> Any:
+    """Read a config and check that it is of a model that this module knows."""
+    cfg = _read_config(path, merged_config)
+    for key, allowed in _REQUIRED.items():
+        value = cfg
+        for part in key.split("."):
+            value = value[part]
+        if value not in allowed:
+            raise UsageError(
+                f"the model of {str(path)!r} has {key} {value!r}, expected {' or '.join(map(repr, allowed))}: only "
+                "detectron2's own Faster R-CNN with a ResNet C4, without feature pyramid, has what this extractor takes"
+            )
+    return cfg
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """What a config file says of model and input, as JSON values, without the places of files and devices."""
+    loaded = _read_config(path, partial(CfgNode.load_yaml_with_base, allow_unsafe=False))
+    model = {key: value for key, value in loaded.get("MODEL", {}).items() if key not in ("WEIGHTS", "DEVICE")}
+    inputs = {key: value for key, value in loaded.get("INPUT", {}).items() if key in _INPUTS}
+    return {"MODEL": model, "INPUT": inputs}
+
+
+def _read_config(path: Path, read: Callable[[Any], Any]) -> Any:
+    if not path.is_file():
+        raise InputError(f"there is no config file {str(path)!r}: check the spelling and the working folder")
+    try:
+        return read(str(path))
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, AssertionError, yaml.YAMLError) as error:
+        raise InputError(
+            f"the config file {str(path)!r} is none of detectron2's ({type(error).__name__}: {error}): it is damaged, "
+            "of a project with settings of its own, or asks for code to be run"
+        ) from error
+
+
+def _read(path: Path, *, cfg: Any) -> dict[str, Tensor]:
+    """Read a state dict by the names that the model has, without what is no weight."""
+    if path.suffix == ".pkl":
+        arrays = unwrapped(read_pickle(path), path, np.ndarray)
+        state = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+    else:
+        state = read_state(path)
+    for i, anchors in enumerate(build_anchor_generator(cfg, [ShapeSpec(stride=_STRIDE)]).cell_anchors):
+        _check_anchors(state.pop(f"{_ANCHORS}{i}", anchors), anchors, path)
+    frozen = cfg.MODEL.RESNETS.NORM == "FrozenBN"
+    return {name: tensor for name, tensor in state.items() if name not in _PIXELS and not (frozen and name.endswith(_COUNTER))}
+
+
+def _check_anchors(found: Tensor, expected: Tensor, path: Path) -> None:
+    """detectron2 0.5 and later passes over the anchors in a file, and finds other boxes where they are not the config's."""
+    if found.shape != expected.shape or not torch.allclose(found.to(expected.dtype), expected, atol=1e-3):
+        raise InputError(
+            f"the weights in {str(path)!r} were trained with anchors {found.tolist()}, but the config makes {expected.tolist()}: "
+            "set MODEL.ANCHOR_GENERATOR as it was in training"
+        )

@@ -1,0 +1,111 @@
+"""Which of the proposals of an image are exported, and as what.
+
+The rule of ``tools/generate_tsv.py`` in github.com/peteanderson80/bottom-up-attention: a box counts by its best class among
+those where no better box of that class covers it. The boxes are the proposals themselves; those that the detector moves class by
+class are not used.
+
+Letters in shapes: ``P`` proposals, ``R`` regions kept, ``D`` values of a feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from extractors.regions.suppression import best_surviving_scores
+from extractors.settings import RegionOptions
+from schemas.features import FeatureSpec
+
+__all__ = ["SUPPRESSION", "Detections", "columns", "select"]
+
+SUPPRESSION = 0.3
+"""Overlap from which a box covers another one of its class."""
+
+
+@dataclass(frozen=True)
+class Detections:
+    """All proposals of one image, the most likely object first.
+
+    Attributes:
+        width: of the original image in pixels.
+        height: likewise.
+        boxes: float32 ``[P, 4]``, x1 y1 x2 y2 in pixels of the original image.
+        features: float32 ``[P, D]``.
+        classes: float32 ``[P, 1 + classes]``, probabilities; background stands first.
+        attributes: float32 ``[P, 1 + attributes]``, probabilities; none stands first.
+    """
+
+    width: int
+    height: int
+    boxes: Tensor
+    features: Tensor
+    classes: Tensor
+    attributes: Tensor
+
+
+def select(boxes: Tensor, classes: Tensor, options: RegionOptions) -> Tensor:
+    """Choose regions.
+
+    Args:
+        boxes: float32 ``[P, 4]``, in pixels of the original image.
+        classes: float32 ``[P, 1 + classes]``, probabilities; background stands first.
+        options: how many, and from which score.
+
+    Returns:
+        int64 ``[R]``, positions of the regions. Where the number of those that reach the threshold is within the limits, they
+        are in the order of the proposals, otherwise the best score comes first, of equal ones the earlier proposal. R is less
+        than ``min_regions`` only where P is.
+    """
+    scores = best_surviving_scores(boxes, classes[:, 1:], SUPPRESSION)
+    chosen = (scores >= options.score_threshold).nonzero().flatten()
+    if options.min_regions <= len(chosen) <= options.max_regions:
+        return chosen
+    limit = options.min_regions if len(chosen) < options.min_regions else options.max_regions
+    return scores.sort(descending=True, stable=True).indices[:limit]
+
+
+def columns(images: Sequence[Detections], options: RegionOptions, spec: FeatureSpec) -> dict[str, np.ndarray]:
+    """Choose the regions of some images and put them under the names of the columns of a shard.
+
+    The class of a region is its most probable one other than background, and its score that probability: not always the
+    class by which it was chosen. Attributes likewise, among those other than none; weights that know no attributes give all of
+    them the probability 0, and then it is none.
+
+    Args:
+        images: B images.
+        options: as `select` takes them.
+        spec: shape ``(max_regions, D)``.
+
+    Returns:
+        Arrays whose first axis is B. Rows behind ``num_regions`` are zero.
+    """
+    count, (most, width) = len(images), spec.shape
+    found: dict[str, np.ndarray] = {
+        "width": np.array([image.width for image in images], dtype=np.int32),
+        "height": np.array([image.height for image in images], dtype=np.int32),
+        "num_regions": np.zeros(count, dtype=np.int16),
+        "boxes": np.zeros((count, most, 4), dtype=np.float32),
+        "features": np.zeros((count, most, width), dtype=np.float32),
+        "class_ids": np.zeros((count, most), dtype=np.int16),
+        "class_scores": np.zeros((count, most), dtype=np.float32),
+        "attribute_ids": np.zeros((count, most), dtype=np.int16),
+        "attribute_scores": np.zeros((count, most), dtype=np.float32),
+    }
+    for i, image in enumerate(images):
+        rows = select(image.boxes, image.classes, options)
+        found["num_regions"][i] = len(rows)
+        _fill(found, i, "boxes", image.boxes[rows])
+        _fill(found, i, "features", image.features[rows])
+        for name, probabilities in (("class", image.classes), ("attribute", image.attributes)):
+            score, label = probabilities[rows, 1:].max(dim=1)
+            _fill(found, i, f"{name}_ids", torch.where(score > 0, label + 1, 0))
+            _fill(found, i, f"{name}_scores", score)
+    return found
+
+
+def _fill(found: dict[str, np.ndarray], image: int, column: str, values: Tensor) -> None:
+    found[column][image, : len(values)] = values.cpu().numpy()

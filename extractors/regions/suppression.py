@@ -1,0 +1,95 @@
+"""Greedy non-maximum suppression: go through boxes from the best score down, keep each that no kept one covers.
+
+A box is covered where its intersection over union with a kept one is **at or above** the threshold, as in the kernels for the
+CPU of the original and of MILVLG's port. Their kernels for GPUs, and torchvision's, want more than the threshold, which matters
+only where the two are equal to the last bit. The threshold is rounded to float32 first, as theirs is. Of equal scores the
+earlier box goes first.
+
+Letters in shapes: ``P`` boxes, ``C`` classes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from extractors.regions.boxes import iou
+
+__all__ = ["best_surviving_scores", "keep_best"]
+
+_BLOCK = 128
+_WORD = 62  # bits of an int64 that are used; its sign stays 0
+
+
+def keep_best(boxes: Tensor, threshold: float, most: int) -> Tensor:
+    """Suppress boxes that are sorted by score already, until enough are kept.
+
+    Args:
+        boxes: ``[P, 4]``, the best first.
+        threshold: of the intersection over union.
+        most: stop when so many are kept.
+
+    Returns:
+        int64 positions of the kept boxes, ascending, at most ``most``.
+    """
+    kept = torch.zeros(0, dtype=torch.int64, device=boxes.device)
+    for start in range(0, len(boxes), _BLOCK):
+        block = boxes[start : start + _BLOCK]
+        free = ~(iou(boxes[kept], block) >= threshold).any(dim=0)
+        candidates = free.nonzero().flatten() + start
+        kept = torch.cat((kept, candidates[_keep_all(boxes[candidates], threshold)]))
+        if len(kept) >= most:
+            break
+    return kept[:most]
+
+
+def _keep_all(boxes: Tensor, threshold: float) -> Tensor:
+    """Like `keep_best` for few boxes: bool ``[P]``."""
+    covers = (iou(boxes, boxes) >= threshold).triu(diagonal=1).cpu().numpy()
+    free = torch.ones(len(boxes), dtype=torch.bool).numpy()
+    for i in range(len(boxes)):
+        if free[i]:
+            free &= ~covers[i]
+    return torch.from_numpy(free).to(boxes.device)
+
+
+def best_surviving_scores(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
+    """Suppress the same boxes once for every class by its scores; find each box's best score among the classes that keep it.
+
+    All classes share the matrix of overlaps, and one pass over the ranks serves all of them: at each rank every class looks at
+    its own box and, where that is still free, strikes out what it covers. Boxes struck out are bits of whole numbers. What the
+    pass strikes out is what the loop over classes would: of two boxes that cover each other the one of higher rank comes first.
+
+    Args:
+        boxes: ``[P, 4]``.
+        scores: ``[P, C]``, not negative.
+        threshold: of the intersection over union.
+
+    Returns:
+        ``[P]``; 0 where a box is kept in no class.
+    """
+    count, classes = scores.shape
+    if not count or not classes:
+        return scores.new_zeros(count)
+    covers = (iou(boxes, boxes) >= threshold).fill_diagonal_(False)
+    words = _pack(covers)  # [P, words]
+    order = scores.t().sort(dim=1, descending=True, stable=True).indices.t().contiguous()  # [P ranks, C]
+    struck = words.new_zeros((classes, words.shape[1]))
+    position = torch.arange(classes, device=scores.device) * words.shape[1]
+    for box in order.unbind():
+        word = struck.view(-1)[position + box // _WORD]
+        is_free = (word >> (box % _WORD)) & 1 ^ 1
+        struck |= words[box] * is_free[:, None]
+    return (scores * ~_unpack(struck, count).t()).amax(dim=1)
+
+
+def _pack(bits: Tensor) -> Tensor:
+    """From bool ``[N, P]`` to int64 ``[N, ceil(P / _WORD)]``."""
+    padded = torch.nn.functional.pad(bits.to(torch.int64), (0, -bits.shape[1] % _WORD)).view(len(bits), -1, _WORD)
+    return (padded << torch.arange(_WORD, device=bits.device)).sum(dim=2)
+
+
+def _unpack(words: Tensor, count: int) -> Tensor:
+    """From int64 ``[N, words]`` to bool ``[N, count]``."""
+    bits = (words[:, :, None] >> torch.arange(_WORD, device=words.device)) & 1
+    return bits.view(len(words), -1)[:, :count].to(torch.bool)

@@ -1,0 +1,1 @@
+"""Weights: finding them, reading checkpoints safely, recognising what they are."""

@@ -1,0 +1,162 @@
+"""Weights of a model: where they come from, which ones they are, and whether they fit.
+
+A file's SHA-256 is that of its bytes. Checkpoints are never unpickled unsafely: see `extractors.weights.checkpoints`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from extractors.weights.checkpoints import check_state, read_state
+from schemas.errors import InputError, UsageError
+from schemas.fingerprints import sha256_of_file
+
+__all__ = ["Architecture", "Weights", "resolve_weights", "state_sha256"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model and the weights that an extractor's name stands for.
+
+    Attributes:
+        build: torchvision's function, e.g. ``torchvision.models.resnet50``; called as ``build(weights=None)``.
+        default: torchvision's weights, a member of its enumeration; None where it has none.
+        refused: beginnings of SHA-256 hashes of files that fit and are nevertheless wrong, each with the reason.
+        read: reads a file into names and tensors; names that the model lacks are an error afterwards.
+        without_default: where ``default`` is None, what to pass instead and where to get it.
+    """
+
+    build: Callable[..., nn.Module]
+    default: Any = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+    read: Callable[[Path], dict[str, Tensor]] = read_state
+    without_default: str = ""
+
+    @property
+    def file_name(self) -> str:
+        """Name of the default weights' file, e.g. ``resnet50-0676ba61.pth``."""
+        return str(self.default.url).rpartition("/")[2]
+
+    @property
+    def hash_prefix(self) -> str:
+        """Beginning of the SHA-256 of that file, which torchvision writes into its name."""
+        return self.file_name.rpartition("-")[2].partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights that were found and fit.
+
+    Attributes:
+        name: torchvision's name where they are the default ones (also when read from a file), ``file``, or ``random:SEED``.
+        sha256: of the file's bytes; for random weights, and those that another library downloads, `state_sha256`.
+        untrained: whether they are random.
+        state: names and tensors, as ``load_state_dict`` takes them.
+    """
+
+    name: str
+    sha256: str
+    untrained: bool
+    state: dict[str, Tensor] = field(repr=False)
+
+    def parameters(self) -> dict[str, Any]:
+        """What of this belongs to an extractor's parameters. A path does not: a file keeps its features when it moves."""
+        return {"weights": {"name": self.name, "sha256": self.sha256}, "untrained": self.untrained}
+
+
+def resolve_weights(request: str, architecture: Architecture) -> Weights:
+    """Find, hash, read and check weights.
+
+    Random weights are those that anyone gets by ``torch.manual_seed(SEED); torchvision.models.resnet50(weights=None)`` on the
+    CPU, with the model in question. The state of the global random generator does not matter and stays as it was.
+
+    Args:
+        request: ``default``, ``random:SEED``, or the path of a file of a kind that the architecture reads.
+        architecture: the model that they are for.
+
+    Raises:
+        UsageError: the seed is not a whole number from 0 to 2**63 - 1.
+        InputError: there are no such weights, they are broken, not safe to read, or another model's.
+    """
+    if request == "default":
+        if architecture.default is None:
+            raise InputError(f"there are no default weights for this extractor: {architecture.without_default}")
+        path = _default_file(architecture)
+    elif request.startswith("random:"):
+        return _random_weights(request, architecture)
+    else:
+        path = Path(request)
+        if not path.is_file():
+            raise InputError(
+                f"there is no weights file {request!r}: expected 'default', 'random:SEED', or the path of a local file; check the "
+                "spelling and the working folder"
+            )
+    try:
+        with path.open("rb") as file:
+            sha256 = sha256_of_file(file)
+    except OSError as error:
+        raise InputError(f"cannot read the weights file {str(path)!r} ({error.strerror}): check its permissions") from error
+    for prefix, reason in architecture.refused.items():
+        if sha256.startswith(prefix):
+            raise InputError(f"the weights in {str(path)!r} (SHA-256 {sha256[:16]}…) are not the ones wanted: {reason}")
+    is_default = architecture.default is not None and sha256.startswith(architecture.hash_prefix)
+    if request == "default" and not is_default:
+        raise InputError(
+            f"the downloaded weights {str(path)!r} have the SHA-256 {sha256[:16]}…, expected one that begins with "
+            f"{architecture.hash_prefix}: the file is damaged; delete it and run again"
+        )
+    state = check_state(architecture.read(path), _expected_state(architecture), source=repr(str(path)))
+    return Weights(str(architecture.default) if is_default else "file", sha256, untrained=False, state=state)
+
+
+def state_sha256(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the tensors in the order of their names: of each the name, type, shape and values (little-endian)."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _default_file(architecture: Architecture) -> Path:
+    """Let torchvision download its weights, once, and return the file."""
+    path = Path(torch.hub.get_dir()) / "checkpoints" / architecture.file_name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.hub.download_url_to_file(architecture.default.url, str(path), architecture.hash_prefix, progress=False)
+        except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: torch's word for a wrong hash
+            raise InputError(
+                f"cannot download the weights {architecture.default} ({type(error).__name__}: {error}): probably there is no "
+                f"network here. Fetch {architecture.default.url} elsewhere and pass it with --weights PATH, or put it at "
+                f"{str(path)!r}; --weights random:0 runs without, untrained"
+            ) from error
+    return path
+
+
+def _random_weights(request: str, architecture: Architecture) -> Weights:
+    text = request.removeprefix("random:")
+    if not (text.isascii() and text.isdigit()) or int(text) >= 2**63:
+        raise UsageError(
+            f"weights are {request!r}, expected 'random:SEED' with a whole number from 0 to 2**63 - 1, e.g. 'random:0'"
+        )
+    seed = int(text)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # what torch.manual_seed does, for the CPU alone
+        state = architecture.build(weights=None).state_dict()
+    return Weights(f"random:{seed}", state_sha256(state), untrained=True, state=state)
+
+
+def _expected_state(architecture: Architecture) -> dict[str, Tensor]:
+    """Names, shapes and types that the model wants, without memory for the values."""
+    with torch.device("meta"):
+        return architecture.build(weights=None).state_dict()

@@ -1,0 +1,1 @@
+"""The command line: each module turns arguments into jobs, and nothing else."""

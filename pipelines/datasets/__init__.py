@@ -1,0 +1,1 @@
+"""Looking at datasets: inspecting, comparing, drawing."""

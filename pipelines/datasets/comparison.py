@@ -1,0 +1,355 @@
+"""``imagepivot diff``: what differs between two datasets of one kind, by key and by how much.
+
+Rows are joined by key as two sorted streams, so that memory holds some rows of each shard that is open. Datasets with the same
+number of shards are joined shard by shard. With ``A`` and ``B`` shards, an image of shard ``a`` can only lie in a shard ``b``
+that leaves the same remainder modulo ``gcd(A, B)``: these shards are merged and joined together.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.running.progress import Meter
+from schemas.batches import shard_batches
+from schemas.dataset import Dataset
+from schemas.errors import UsageError
+from schemas.fingerprints import canonical_json
+from schemas.kinds import KEY_COLUMNS
+
+__all__ = ["Comparison", "ParameterDifference", "Some", "VectorDifference", "compare"]
+
+_FIRST = 5
+_FEATURES = ("feature", "features")
+
+
+@dataclass(frozen=True)
+class ParameterDifference:
+    """A parameter or input that differs.
+
+    Attributes:
+        path: its keys, joined by dots.
+        a: value in A; None where there is none.
+        b: value in B.
+    """
+
+    path: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True)
+class Some:
+    """A number of rows, and the keys of the first.
+
+    Attributes:
+        count: how many.
+        first: keys of the first few, as text.
+    """
+
+    count: int = 0
+    first: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class VectorDifference:
+    """How a column of real numbers differs over the rows that both have.
+
+    Attributes:
+        column: its name.
+        rows: rows that differ at all.
+        largest: largest absolute difference.
+        largest_key: key of the row that has it; empty where nothing differs.
+        mean: mean absolute difference over all values.
+        relative: the largest absolute difference divided by the largest absolute value of either side.
+        cosine_mean: mean cosine of the vectors (of regions: region by region); None for columns that are no features.
+        cosine_least: the smallest cosine.
+        cosine_least_key: key of the row that has it.
+    """
+
+    column: str
+    rows: int
+    largest: float
+    largest_key: str
+    mean: float
+    relative: float
+    cosine_mean: float | None = None
+    cosine_least: float | None = None
+    cosine_least_key: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between datasets A and B.
+
+    Attributes:
+        kind: their kind.
+        rows_a: rows of A.
+        rows_b: rows of B.
+        common: keys that both have.
+        parameters: parameters and inputs that differ.
+        missing_in_a: keys that only B has.
+        missing_in_b: keys that only A has.
+        differing: rows with any difference among the common keys.
+        columns: rows that differ by column, for columns without real numbers.
+        vectors: columns of real numbers.
+        incomparable: why the values could not be compared; empty when they were.
+    """
+
+    kind: str
+    rows_a: int
+    rows_b: int
+    common: int
+    parameters: tuple[ParameterDifference, ...] = ()
+    missing_in_a: Some = Some()
+    missing_in_b: Some = Some()
+    differing: Some = Some()
+    columns: Mapping[str, int] = field(default_factory=dict)
+    vectors: tuple[VectorDifference, ...] = ()
+    incomparable: str = ""
+
+    def differs(self, tolerance: float = 0.0) -> bool:
+        """Whether the rows differ: keys, or values by more than the tolerance. Parameters alone do not count.
+
+        Args:
+            tolerance: largest absolute difference of real numbers that counts as equal.
+        """
+        return (
+            bool(self.incomparable)
+            or bool(self.missing_in_a.count or self.missing_in_b.count)
+            or any(self.columns.values())
+            or not all(each.largest <= tolerance for each in self.vectors)
+        )
+
+
+class _Keys:
+    """Counts keys and remembers the first."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._first: list[str] = []
+
+    def add(self, key: tuple[Any, ...]) -> None:
+        self._count += 1
+        if len(self._first) < _FIRST:
+            self._first.append(_text(key))
+
+    def done(self) -> Some:
+        return Some(count=self._count, first=tuple(self._first))
+
+
+class _Vectors:
+    """Sums up the differences of one column."""
+
+    def __init__(self, column: str, *, cosine: bool) -> None:
+        self._column = column
+        self._cosine = cosine
+        self._rows = 0
+        self._largest, self._largest_key = 0.0, ""
+        self._value = 0.0
+        self._sum, self._values = 0.0, 0
+        self._cosine_sum, self._cosines = 0.0, 0
+        self._least, self._least_key = math.inf, ""
+
+    def add(self, key: tuple[Any, ...], a: np.ndarray, b: np.ndarray) -> bool:
+        """Adds arrays ``(vectors, values)`` of one row; whether they differ."""
+        self._values += a.size
+        if not a.size:
+            return False
+        self._value = float(np.maximum(self._value, max(np.abs(a).max(), np.abs(b).max())))
+        same = np.array_equal(a, b)
+        if not same:
+            gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
+            self._rows += 1
+            self._sum += float(gap.sum())
+            # A value that is not a number counts as the largest, and stays it.
+            if not math.isnan(self._largest) and not float(gap.max()) <= self._largest:
+                self._largest, self._largest_key = float(gap.max()), _text(key)
+        if self._cosine:
+            cosines = np.ones(len(a)) if same else _cosines(a.astype(np.float64), b.astype(np.float64))
+            self._cosine_sum += float(cosines.sum())
+            self._cosines += len(cosines)
+            if float(cosines.min()) < self._least:
+                self._least, self._least_key = float(cosines.min()), _text(key)
+        return not same
+
+    def done(self) -> VectorDifference:
+        known = self._cosine and self._cosines > 0
+        return VectorDifference(
+            column=self._column,
+            rows=self._rows,
+            largest=self._largest,
+            largest_key=self._largest_key,
+            mean=self._sum / self._values if self._values else 0.0,
+            relative=self._largest / self._value if self._value else 0.0,
+            cosine_mean=self._cosine_sum / self._cosines if known else None,
+            cosine_least=self._least if known else None,
+            cosine_least_key=self._least_key if known else "",
+        )
+
+
+def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Cosine of each pair of rows; 1 where both are zero, 0 where one is."""
+    norms_a, norms_b = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
+    product = norms_a * norms_b
+    cosines = np.einsum("nd,nd->n", a, b) / np.where(product > 0, product, 1)
+    return np.clip(np.where((norms_a == 0) & (norms_b == 0), 1.0, cosines), -1.0, 1.0)
+
+
+def _text(key: tuple[Any, ...]) -> str:
+    return "/".join(map(str, key))
+
+
+def compare(a: Dataset, b: Dataset, meter: Meter = Meter()) -> Comparison:
+    """Compares two datasets of one kind.
+
+    Regions are compared one by one as far as both sides use them; rows whose ``num_regions`` differ are counted.
+
+    Args:
+        a: a dataset.
+        b: another, with any number of shards.
+        meter: counts rows for whoever watches.
+
+    Raises:
+        UsageError: they are of different kinds.
+        DatasetError: a shard is missing.
+    """
+    if a.kind != b.kind:
+        raise UsageError(
+            f"{a.folder.location!r} holds {a.kind}, {b.folder.location!r} holds {b.kind}: only datasets of one kind compare"
+        )
+    incomparable = _shapes_differ(a, b)
+    names = [field.name for field in a.schema if field.name not in KEY_COLUMNS[a.kind]]
+    real = [] if incomparable else [name for name in names if _is_real(a.schema.field(name).type)]
+    plain = [] if incomparable else [name for name in names if name not in real]
+    vectors = {name: _Vectors(name, cosine=name in _FEATURES) for name in real}
+    columns = dict.fromkeys(plain, 0)
+    only_a, only_b, differing = _Keys(), _Keys(), _Keys()
+    common = 0
+    wanted = [*KEY_COLUMNS[a.kind], *real, *plain]
+    for key, row_a, row_b in _joined(a, b, wanted):
+        meter.add(rows=1)
+        if row_a is None or row_b is None:
+            (only_a if row_b is None else only_b).add(key)
+            continue
+        common += 1
+        regions = min(row_a["num_regions"], row_b["num_regions"]) if a.kind == "regions" and plain else None
+        found = [name for name in plain if not _equal(row_a[name], row_b[name], regions)]
+        for name in found:
+            columns[name] += 1
+        for name in real:
+            # No generator: every column is to be added.
+            if vectors[name].add(key, _shaped(a, name, row_a, regions), _shaped(b, name, row_b, regions)):
+                found.append(name)
+        if found:
+            differing.add(key)
+    return Comparison(
+        kind=a.kind,
+        rows_a=len(a),
+        rows_b=len(b),
+        common=common,
+        parameters=tuple(_parameters(a, b)),
+        missing_in_a=only_b.done(),
+        missing_in_b=only_a.done(),
+        differing=differing.done(),
+        columns=columns,
+        vectors=tuple(each.done() for each in vectors.values()),
+        incomparable=incomparable,
+    )
+
+
+def _shapes_differ(a: Dataset, b: Dataset) -> str:
+    """Why the features of two datasets cannot be subtracted; the number of regions may differ."""
+    if a.spec is None or b.spec is None:
+        return ""
+    tail_a, tail_b = (each.spec.shape[1:] if each.kind == "regions" else each.spec.shape for each in (a, b) if each.spec)
+    return "" if tail_a == tail_b else f"the features have shapes {list(a.spec.shape)} and {list(b.spec.shape)}"
+
+
+def _is_real(dtype: pa.DataType) -> bool:
+    return pa.types.is_fixed_size_list(dtype) and pa.types.is_floating(dtype.value_type)
+
+
+def _shaped(dataset: Dataset, name: str, row: Mapping[str, Any], regions: int | None) -> np.ndarray:
+    """The vectors of a row, ``(vectors, values)``: of regions those that both sides use."""
+    if regions is None:
+        return row[name].reshape(1, -1)
+    return row[name].reshape(dataset.schema.field("class_ids").type.list_size, -1)[:regions]
+
+
+def _equal(a: Any, b: Any, regions: int | None) -> bool:
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a[:regions], b[:regions])
+    return bool(a == b)
+
+
+def _joined(
+    a: Dataset, b: Dataset, columns: Sequence[str]
+) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any] | None, Mapping[str, Any] | None]]:
+    """All keys with the row of each side, or None."""
+    groups = math.gcd(a.num_shards, b.num_shards)
+    for group in range(groups):
+        left, right = _sorted_rows(a, group, groups, columns), _sorted_rows(b, group, groups, columns)
+        row_a, row_b = next(left, None), next(right, None)
+        while row_a is not None or row_b is not None:
+            if row_b is None or (row_a is not None and row_a[0] < row_b[0]):
+                yield row_a[0], row_a[1], None  # type: ignore[index]
+                row_a = next(left, None)
+            elif row_a is None or row_b[0] < row_a[0]:
+                yield row_b[0], None, row_b[1]
+                row_b = next(right, None)
+            else:
+                yield row_a[0], row_a[1], row_b[1]
+                row_a, row_b = next(left, None), next(right, None)
+
+
+def _sorted_rows(
+    dataset: Dataset, group: int, groups: int, columns: Sequence[str]
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    shards = range(group, dataset.num_shards, groups)
+    return heapq.merge(*(_rows(dataset, number, columns) for number in shards), key=itemgetter(0))
+
+
+def _rows(dataset: Dataset, number: int, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    key = KEY_COLUMNS[dataset.kind]
+    for batch in shard_batches(dataset, number, columns):
+        values = [_values(batch.column(name)) for name in columns]
+        for row in zip(*values, strict=True):
+            named = dict(zip(columns, row, strict=True))
+            yield tuple(named[name] for name in key), named
+
+
+def _values(column: pa.Array) -> Sequence[Any]:
+    if pa.types.is_fixed_size_list(column.type):
+        return list(column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1))
+    return column.to_pylist()
+
+
+def _parameters(a: Dataset, b: Dataset) -> Iterator[ParameterDifference]:
+    sides = [
+        _flat({**each.manifest.parameters, "inputs": {str(n): i for n, i in enumerate(each.manifest.inputs)}})
+        for each in (a, b)
+    ]
+    for path in sorted({*sides[0], *sides[1]}):
+        left, right = sides[0].get(path), sides[1].get(path)
+        if canonical_json(left) != canonical_json(right):
+            yield ParameterDifference(path=path, a=left, b=right)
+    if a.num_shards != b.num_shards:
+        yield ParameterDifference(path="shards", a=a.num_shards, b=b.num_shards)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

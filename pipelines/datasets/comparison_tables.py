@@ -1,0 +1,91 @@
+"""A comparison of two datasets, as tables for a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.datasets.comparison import Comparison, VectorDifference
+from schemas.fingerprints import canonical_json
+
+__all__ = ["comparison_table"]
+
+_MOST_TEXT = 60
+
+
+def comparison_table(comparison: Comparison) -> Group:
+    """The comparison as tables for a terminal."""
+    parts = [_overview(comparison)]
+    if comparison.vectors:
+        parts.append(_vector_table(comparison))
+    if comparison.parameters:
+        parts.append(_parameter_table(comparison))
+    return Group(*(item for part in parts for item in (part, Text(""))))
+
+
+def _overview(comparison: Comparison) -> Table:
+    table = Table(title=f"{comparison.kind}: rows", title_justify="left", title_style="bold")
+    table.add_column("")
+    table.add_column("rows", justify="right")
+    table.add_column("the first", overflow="fold")
+    table.add_row("in A", f"{comparison.rows_a:,}", "")
+    table.add_row("in B", f"{comparison.rows_b:,}", "")
+    table.add_row("in both", f"{comparison.common:,}", "")
+    for label, some in (
+        ("only in A", comparison.missing_in_b),
+        ("only in B", comparison.missing_in_a),
+        ("in both, with a difference", comparison.differing),
+    ):
+        more = ", ..." if some.count > len(some.first) else ""
+        table.add_row(label, f"{some.count:,}", Text(", ".join(some.first) + more))
+    for name, count in comparison.columns.items():
+        if count:
+            table.add_row(f"  {name} differs", f"{count:,}", "")
+    if comparison.incomparable:
+        table.add_row("values not compared", "", Text(comparison.incomparable, style="yellow"))
+    return table
+
+
+def _vector_table(comparison: Comparison) -> Table:
+    table = Table(title="values", title_justify="left", title_style="bold", show_header=False)
+    table.add_column(style="cyan")
+    for _ in comparison.vectors:
+        table.add_column(overflow="fold")
+    rows: dict[str, list[str]] = {
+        "column": [each.column for each in comparison.vectors],
+        "rows that differ": [f"{each.rows:,}" for each in comparison.vectors],
+        "largest difference": [
+            f"{each.largest:.3g}{f' ({each.largest_key})' if each.largest_key else ''}" for each in comparison.vectors
+        ],
+        "... of the largest value": [f"{each.relative:.3g}" for each in comparison.vectors],
+        "mean difference": [f"{each.mean:.3g}" for each in comparison.vectors],
+        "mean cosine": ["" if each.cosine_mean is None else f"{each.cosine_mean:.9f}" for each in comparison.vectors],
+        "least cosine": [_least_cosine(each) for each in comparison.vectors],
+    }
+    for label, cells in rows.items():
+        table.add_row(label, *(Text(cell) for cell in cells))
+    return table
+
+
+def _least_cosine(difference: VectorDifference) -> str:
+    if difference.cosine_least is None:
+        return ""
+    return f"{difference.cosine_least:.9f}{f' ({difference.cosine_least_key})' if difference.rows else ''}"
+
+
+def _parameter_table(comparison: Comparison) -> Table:
+    table = Table(title="parameters and inputs that differ", title_justify="left", title_style="bold")
+    table.add_column("", overflow="fold")
+    table.add_column("A", overflow="fold")
+    table.add_column("B", overflow="fold")
+    for each in comparison.parameters:
+        table.add_row(Text(each.path), *(Text(_short(value)) for value in (each.a, each.b)))
+    return table
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else value if isinstance(value, str) else canonical_json(value)
+    return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 1] + "…"

@@ -1,0 +1,176 @@
+"""``imagepivot view``: what the features of an image were made of, drawn over the picture."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from PIL import Image
+
+import extractors
+from pipelines.datasets.drawing import LabelledBox, draw_boxes
+from pipelines.datasets.region_names import RegionNames, named_regions
+from pipelines.inputs.images.opening import ImageSource
+from schemas.dataset import Dataset
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.storage import Folder
+
+__all__ = ["center_crop_box", "draw_view"]
+
+_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+_CORNERS = ("top left", "top right", "bottom left", "bottom right", "centre")
+
+
+def draw_view(
+    dataset: Dataset,
+    images: ImageSource,
+    image_id: str,
+    output: str,
+    *,
+    most: int | None = None,
+    overwrite: bool = False,
+) -> str:
+    """Draws what the features of an image were made of: its regions, or the crops that the model saw.
+
+    Args:
+        dataset: of kind ``regions``, or ``features`` that were extracted here.
+        images: where the picture is.
+        image_id: which one.
+        output: file of the drawing; its extension says the format.
+        most: draw only so many regions, the best by score.
+        overwrite: replace the file where it is there.
+
+    Returns:
+        What was drawn, in words.
+
+    Raises:
+        UsageError: the format is unknown, or the file is there.
+        InputError: the image is not in the dataset or not among the images, or it is another one.
+        DatasetError: nothing is known of how the dataset was made.
+    """
+    path = Path(output).expanduser()
+    if path.suffix.lower() not in _FORMATS:
+        raise UsageError(f"cannot tell the format of {output!r}, expected a name that ends in {', '.join(_FORMATS)}")
+    folder = Folder(str(path.parent))
+    if not overwrite and folder.size(path.name) is not None:
+        raise UsageError(f"{output!r} is there: give --overwrite to replace it, or another name")
+    if dataset.kind not in ("regions", "features"):
+        raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions or features")
+    row = _row(dataset, image_id)
+    picture = _picture(images, image_id)
+    drawing, words = _draw_regions(dataset, row, picture, most) if dataset.kind == "regions" else _draw_crops(dataset, picture)
+    with folder.replace(path.name) as file:
+        drawing.save(file, _FORMATS[path.suffix.lower()])
+    return f"{words} of {image_id!r}"
+
+
+def center_crop_box(
+    size_wh: tuple[int, int], *, resize_short: float, crop_wh: tuple[int, int]
+) -> tuple[float, float, float, float]:
+    """Where the centre crop of a resized image lies in the image as it was, to a pixel or so.
+
+    Args:
+        size_wh: width and height of the image.
+        resize_short: pixels of its shorter side after resizing.
+        crop_wh: width and height of the crop.
+
+    Example:
+        >>> center_crop_box((512, 600), resize_short=256, crop_wh=(224, 224))
+        (32.0, 76.0, 480.0, 524.0)
+    """
+    width, height = size_wh
+    scale = resize_short / min(size_wh)
+    across, down = crop_wh[0] / scale, crop_wh[1] / scale
+    return (width - across) / 2, (height - down) / 2, (width + across) / 2, (height + down) / 2
+
+
+def _row(dataset: Dataset, image_id: str) -> dict[str, Any]:
+    try:
+        return dataset.get(image_id)
+    except KeyError:
+        pass
+    place = f"image {image_id!r} is not in {dataset.folder.location!r}"
+    failed = next((row for row in dataset.failures().to_pylist() if row["key"] == image_id), None)
+    if failed is not None:
+        raise InputError(f"{place}: it failed there with {failed['reason']}, {failed['message']!r}")
+    raise InputError(f"{place}{_alike(image_id, dataset.image_ids())}")
+
+
+def _alike(image_id: str, known: Iterable[str]) -> str:
+    """The end of a message: which ids are meant, perhaps."""
+    ids = sorted(known)
+    without_extension = PurePosixPath(image_id).stem
+    close = [without_extension] if without_extension in ids else difflib.get_close_matches(image_id, ids, n=3)
+    if close:
+        return f": did you mean {' or '.join(map(repr, close))}?"
+    return f": ids there are such as {', '.join(map(repr, ids[:3]))}" if ids else ": there is none"
+
+
+def _picture(images: ImageSource, image_id: str) -> Image.Image:
+    ref = next((ref for ref in images.refs() if ref.image_id == image_id), None)
+    if ref is None:
+        raise InputError(
+            f"image {image_id!r} is not among the images in {images.location!r}"
+            f"{_alike(image_id, (ref.image_id for ref in images.refs()))} (--ids path makes ids of whole paths)"
+        )
+    try:
+        return extractors.decode(images.read(ref))
+    except extractors.DecodeError as error:
+        raise InputError(f"image {ref.uri!r} cannot be decoded: {error}") from error
+    except OSError as error:
+        raise InputError(f"image {ref.uri!r} cannot be read: {error.strerror or type(error).__name__}") from error
+
+
+def _draw_regions(dataset: Dataset, row: Mapping[str, Any], picture: Image.Image, most: int | None) -> tuple[Image.Image, str]:
+    size_wh = (row["width"], row["height"])
+    if all(size_wh) and size_wh != picture.size:
+        raise InputError(
+            f"image {row['image_id']!r} is {picture.width}×{picture.height} pixels, its regions are those of a picture of "
+            f"{size_wh[0]}×{size_wh[1]}: give the images that the dataset was made of"
+        )
+    regions = named_regions(row, RegionNames.of(dataset))[:most]
+    boxes = [LabelledBox(region.xyxy, region.text, region.class_id) for region in regions]
+    return draw_boxes(picture, boxes), f"{len(boxes)} region{'s' * (len(boxes) != 1)}"
+
+
+def _draw_crops(dataset: Dataset, picture: Image.Image) -> tuple[Image.Image, str]:
+    transform = dataset.manifest.parameters.get("extractor", {}).get("transform")
+    if transform is None:
+        raise DatasetError(
+            f"{dataset.folder.location!r} does not say what its features were made of: they were imported, and of a whole image "
+            "there is nothing to draw"
+        )
+    if transform.get("crops") == 10:
+        return _draw_ten_crops(transform, picture)
+    if "input_size" in transform:  # As timm says it.
+        _, height, width = transform["input_size"]
+        whole = transform.get("crop_mode", "center") != "center"
+        short = min(width, height) // transform["crop_pct"]
+    else:
+        width = height = transform["crop"]
+        whole, short = False, transform["resize_short"]
+    box = (0, 0, *picture.size) if whole else center_crop_box(picture.size, resize_short=short, crop_wh=(width, height))
+    label = f"{'whole image' if whole else 'centre crop'}, {width}x{height} for the model"
+    return draw_boxes(picture, [LabelledBox(box, label)]), "the whole image" if whole else "the centre crop"
+
+
+def _draw_ten_crops(transform: Mapping[str, Any], picture: Image.Image) -> tuple[Image.Image, str]:
+    """The crops over the picture as it was resized. A mirrored crop is drawn of its own where it shows other columns."""
+    from extractors.images.crops import ten_crop_views
+    from extractors.images.preprocess import Preprocessing, resize
+
+    known = {each.name: transform[each.name] for each in fields(Preprocessing)}
+    resized = resize(picture, Preprocessing(**known))
+    crop = transform["crop"]
+    places: dict[tuple[int, int], list[str]] = {}
+    for number, view in enumerate(ten_crop_views(resized.height, resized.width, crop=crop, center=transform["center"])):
+        name = f"{number + 1} {_CORNERS[number % 5]}{' mirrored' if view.mirrored else ''}"
+        places.setdefault((view.left, view.top), []).append(name)
+    boxes = [
+        LabelledBox((left, top, left + crop - 1, top + crop - 1), ", ".join(names), number)
+        for number, ((left, top), names) in enumerate(places.items())
+    ]
+    return draw_boxes(resized, boxes), f"ten crops over the {resized.width}×{resized.height} pixels"

@@ -1,0 +1,88 @@
+"""The main job on an embedded default: scenes that are drawn here go through every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.rule import Rule
+
+from pipelines.datasets.inspection import describe
+from pipelines.datasets.viewing import draw_view
+from pipelines.demo.scenes import write_scenes
+from pipelines.features.extract import FeaturesJob, extract_features, list_images
+from pipelines.inputs.captions import open_source
+from pipelines.inputs.images.opening import ImagesInFolder, open_images
+from pipelines.running.progress import show_progress
+from pipelines.running.runner import Execution
+from pipelines.text.captions import CaptionsJob, prepare_captions
+from pipelines.text.encoding import EncodeJob, encode_captions
+from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
+from schemas.dataset import open_dataset
+from schemas.storage import Folder
+
+__all__ = ["run_demo"]
+
+WEIGHTS = "random:0"
+SHARDS = 4
+
+
+def run_demo(output: Path, *, scenes: int, console: Console, notes: Console) -> None:
+    """Draws scenes with captions in four languages, makes every dataset of them and shows each.
+
+    Args:
+        output: folder; holds ``scenes``, ``captions``, ``vocabulary``, ``encoded``, ``features``, ``regions`` of the first few
+            scenes, and ``regions.png`` afterwards.
+        scenes: number of scenes.
+        console: for the result.
+        notes: for progress.
+    """
+    # One worker: for so little data a second process would start longer than it helps.
+    execution = Execution(workers=1)
+    folder = {name: output / name for name in ("scenes", "captions", "vocabulary", "encoded", "features", "regions")}
+    with notes.status(f"drawing {scenes} scenes"):
+        write_scenes(folder["scenes"], count=scenes)
+    source = open_source("table", folder["scenes"] / "captions.tsv")
+    with show_progress(notes, "captions", unit="captions") as meter:
+        prepare_captions(
+            CaptionsJob(source=source, output=str(folder["captions"]), shards=SHARDS, overwrite=True), execution, meter
+        )
+    with notes.status("counting tokens"):
+        build_vocabulary(
+            VocabularyJob(captions=str(folder["captions"]), output=str(folder["vocabulary"]), overwrite=True), execution
+        )
+    encode = EncodeJob(
+        captions=str(folder["captions"]),
+        vocabulary=str(folder["vocabulary"]),
+        output=str(folder["encoded"]),
+        overwrite=True,
+    )
+    with show_progress(notes, "encode", unit="captions") as meter:
+        encode_captions(encode, execution, meter)
+    notes.print(f"[yellow]features with weights {WEIGHTS}: untrained, they only show that everything works[/yellow]")
+    _extract(folder, execution, notes)
+    for name in ("captions", "vocabulary", "encoded", "features", "regions"):
+        console.print(Rule(name))
+        console.print(describe(open_dataset(folder[name]), rows=3))
+
+
+def _extract(folder: Mapping[str, Path], execution: Execution, notes: Console) -> None:
+    """One feature of every scene; regions, which take seconds an image, of the first four."""
+    images = folder["scenes"] / "images"
+    few = ImagesInFolder(Folder(str(images.absolute())), pattern=r"scene-0000[0-3]\.jpg")
+    for name, extractor, source in (("features", "resnet50-pool", open_images(images)), ("regions", "faster-rcnn-36", few)):
+        job = FeaturesJob(
+            images=source,
+            output=str(folder[name]),
+            extractor=extractor,
+            weights=WEIGHTS,
+            device="cpu",
+            shards=SHARDS,
+            overwrite=True,
+        )
+        listing = list_images(job)
+        with show_progress(notes, extractor, unit="images", total=listing.count) as meter:
+            extract_features(job, execution, meter, listing=listing)
+    drawing = folder["regions"].with_suffix(".png")
+    draw_view(open_dataset(folder["regions"]), few, "scene-00000", str(drawing), overwrite=True)

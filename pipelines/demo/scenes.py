@@ -1,0 +1,393 @@
+"""A small data set made from nothing: drawn scenes of coloured shapes with captions in four languages.
+
+It is there to try the pipelines and the training without fetching anything. The same count and seed give the same scenes and
+captions in every version of Python, and a smaller data set is the beginning of a larger one with the same seed.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TypeVar
+
+from PIL import Image, ImageDraw, ImageFilter
+
+from pipelines.demo.scene_captions import captions
+from schemas.errors import UsageError
+
+__all__ = [
+    "BACKGROUNDS",
+    "COLOURS",
+    "POSITIONS",
+    "SHAPES",
+    "SIZES",
+    "Group",
+    "Placed",
+    "Scene",
+    "draw",
+    "layout",
+    "make_scenes",
+    "picture_size_wh",
+    "split_of",
+    "write_scenes",
+]
+
+#: Colours of shapes, sRGB.
+COLOURS = {
+    "red": (214, 40, 40),
+    "blue": (36, 94, 204),
+    "green": (38, 142, 62),
+    "yellow": (250, 204, 21),
+    "orange": (245, 124, 0),
+    "purple": (130, 50, 168),
+    "brown": (121, 72, 42),
+    "black": (34, 34, 38),
+}
+#: Colours of backgrounds, sRGB.
+BACKGROUNDS = {
+    "white": (252, 252, 250),
+    "grey": (176, 179, 184),
+    "pink": (250, 196, 214),
+    "light blue": (184, 220, 246),
+    "light green": (196, 234, 190),
+}
+#: Radius of the circle around a shape, in pixels.
+SIZES = {"small": 13.5, "large": 27.0}
+#: Where the shapes of a group may stand: left, top, right, bottom as shares of the picture.
+POSITIONS = {
+    "left": (0.03, 0.06, 0.45, 0.94),
+    "right": (0.55, 0.06, 0.97, 0.94),
+    "top": (0.06, 0.03, 0.94, 0.45),
+    "bottom": (0.06, 0.55, 0.94, 0.97),
+    "centre": (0.20, 0.20, 0.80, 0.80),
+}
+
+_PICTURE_SIZES_WH = ((320, 240), (240, 320), (300, 300))
+_OPPOSITE = {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}
+_MOST = 4
+_COLUMN_CHOICES = {1: (1,), 2: (1, 2), 3: (1, 2, 3), 4: (1, 2, 4)}
+_MAX_SCENES = 100_000
+_RADIUS_SHARES = (0.93, 1.05)  # radii differ a little from those in SIZES
+_GAP = 3.0  # pixels that stay free on each side of a shape
+_SHIFT = 18.0  # pixels by which a shape may stand off the middle of its cell
+_TILT = 9.0  # degrees by which a shape may lean
+_FINENESS = 4  # shapes are drawn this many times larger and then reduced
+_CORNERS = 72  # of the polygon that stands for a curve
+_SHADOW_DEPTH = 70  # of 255
+_JPEG_QUALITY = 90
+_COLUMNS = ("image_id", "language", "portion", "index", "split", "text")
+
+_Item = TypeVar("_Item")
+_Outline = tuple[tuple[float, float], ...]
+_Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Group:
+    """One to four equal shapes that stand together.
+
+    Attributes:
+        shape: one of ``SHAPES``.
+        colour: one of ``COLOURS``.
+        size: one of ``SIZES``.
+        count: 1 to 4.
+        position: one of ``POSITIONS``.
+    """
+
+    shape: str
+    colour: str
+    size: str
+    count: int
+    position: str
+
+    def __post_init__(self) -> None:
+        for field, known in (("shape", SHAPES), ("colour", COLOURS), ("size", SIZES), ("position", POSITIONS)):
+            if getattr(self, field) not in known:
+                raise ValueError(f"{field} of a group is {getattr(self, field)!r}, expected one of {sorted(known)}")
+        if not 1 <= self.count <= _MOST:
+            raise ValueError(f"count of a group is {self.count!r}, expected 1 to {_MOST}")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A picture as it can be told.
+
+    Attributes:
+        background: one of ``BACKGROUNDS``.
+        groups: one group, or two of different colours on opposite sides.
+        variant: fixes what captions do not tell: the size of the picture, the exact places, the wording.
+    """
+
+    background: str
+    groups: tuple[Group, ...]
+    variant: int = 0
+
+    def __post_init__(self) -> None:
+        if self.background not in BACKGROUNDS:
+            raise ValueError(f"background of a scene is {self.background!r}, expected one of {sorted(BACKGROUNDS)}")
+        if len(self.groups) not in (1, 2):
+            raise ValueError(f"a scene has {len(self.groups)} groups, expected 1 or 2")
+        if len(self.groups) == 2:
+            first, second = self.groups
+            if first.colour == second.colour:
+                raise ValueError(f"both groups of a scene are {first.colour!r}, expected two colours")
+            if _OPPOSITE.get(first.position) != second.position:
+                raise ValueError(
+                    f"the groups of a scene stand at {first.position!r} and {second.position!r}, expected opposite sides"
+                )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One shape in its place.
+
+    Attributes:
+        group: the group that the shape belongs to.
+        centre_xy: middle of the circle around the shape, in pixels of the picture.
+        radius: radius of that circle, in pixels; the shape stays inside it.
+        tilt: rotation in degrees.
+    """
+
+    group: Group
+    centre_xy: tuple[float, float]
+    radius: float
+    tilt: float
+
+
+def make_scenes(count: int, seed: int = 0) -> Iterator[tuple[str, Scene]]:
+    """Make scenes with their image ids ``scene-00000``, ``scene-00001`` ...; no two can be told with the same words.
+
+    Args:
+        count: how many scenes, up to 100,000.
+        seed: another seed gives other scenes.
+
+    Raises:
+        UsageError: if the count is out of range.
+    """
+    if not 1 <= count <= _MAX_SCENES:
+        raise UsageError(f"expected a count of scenes from 1 to {_MAX_SCENES}, found {count!r}: give a count in that range")
+    return _scenes(count, seed)
+
+
+def _scenes(count: int, seed: int) -> Iterator[tuple[str, Scene]]:
+    rng = Random(seed)
+    seen: set[tuple[str, tuple[Group, ...]]] = set()
+    while len(seen) < count:
+        scene = _draw_scene(rng)
+        content = (scene.background, scene.groups)
+        if content not in seen:
+            yield f"scene-{len(seen):05d}", scene
+            seen.add(content)
+
+
+def _draw_scene(rng: Random) -> Scene:
+    """Draw one scene. Only ``random()`` itself gives the same numbers in all versions of Python."""
+    background = _pick(rng, tuple(BACKGROUNDS))
+    if rng.random() < 0.5:
+        positions: tuple[str, ...] = (_pick(rng, tuple(POSITIONS)),)
+    else:
+        position = _pick(rng, tuple(_OPPOSITE))
+        positions = (position, _OPPOSITE[position])
+    colours = list(COLOURS)
+    groups = []
+    for position in positions:
+        colour = colours.pop(int(rng.random() * len(colours)))
+        shape, size, count = _pick(rng, tuple(SHAPES)), _pick(rng, tuple(SIZES)), 1 + int(rng.random() * _MOST)
+        groups.append(Group(shape=shape, colour=colour, size=size, count=count, position=position))
+    return Scene(background=background, groups=tuple(groups), variant=int(rng.random() * 2**31))
+
+
+def _pick(rng: Random, items: Sequence[_Item]) -> _Item:
+    return items[int(rng.random() * len(items))]
+
+
+def picture_size_wh(scene: Scene) -> tuple[int, int]:
+    """Return width and height of the picture of a scene."""
+    return _PICTURE_SIZES_WH[scene.variant % len(_PICTURE_SIZES_WH)]
+
+
+def layout(scene: Scene) -> list[Placed]:
+    """Place the shapes of a scene: each in a cell of its own, so that none overlap or leave the picture."""
+    rng = Random(2 * scene.variant)
+    width, height = picture_size_wh(scene)
+    placed = []
+    for group in scene.groups:
+        left, top, right, bottom = POSITIONS[group.position]
+        area_xyxy = (left * width, top * height, right * width, bottom * height)
+        room = 2 * (SIZES[group.size] * _RADIUS_SHARES[1] + _GAP)
+        grids = [_cells(area_xyxy, group.count, columns) for columns in _COLUMN_CHOICES[group.count]]
+        for cell_xyxy in _pick(rng, [cells for cells in grids if _narrowest(cells) >= room]):
+            radius = SIZES[group.size] * _between(rng, *_RADIUS_SHARES)
+            x, y = (
+                (low + high) / 2 + _between(rng, -1, 1) * min(_SHIFT, (high - low) / 2 - radius - _GAP)
+                for low, high in (cell_xyxy[0::2], cell_xyxy[1::2])
+            )
+            tilt = _between(rng, -_TILT, _TILT)
+            placed.append(Placed(group=group, centre_xy=(x, y), radius=radius, tilt=tilt))
+    return placed
+
+
+def _cells(area_xyxy: _Box, count: int, columns: int) -> list[_Box]:
+    """Divide an area into rows of equal height; the last row may have fewer and then wider cells."""
+    left, top, right, bottom = area_xyxy
+    rows = -(-count // columns)
+    height = (bottom - top) / rows
+    cells = []
+    for row in range(rows):
+        in_row = min(columns, count - row * columns)
+        width = (right - left) / in_row
+        y = top + row * height
+        cells += [(left + i * width, y, left + (i + 1) * width, y + height) for i in range(in_row)]
+    return cells
+
+
+def _narrowest(cells: Sequence[_Box]) -> float:
+    return min(min(right - left, bottom - top) for left, top, right, bottom in cells)
+
+
+def _between(rng: Random, low: float, high: float) -> float:
+    return low + (high - low) * rng.random()
+
+
+def draw(scene: Scene) -> Image.Image:
+    """Draw a scene as an RGB picture of 320×240, 240×320 or 300×300 pixels; the same scene gives the same pixels."""
+    picture = _paper(scene)
+    shapes = layout(scene)
+    shadow = Image.new("L", picture.size)
+    for shape in shapes:
+        box_xy, mask = _mask(shape)
+        shadow.paste(_SHADOW_DEPTH, (box_xy[0] + 2, box_xy[1] + 3), mask)
+    picture.paste((40, 40, 60), mask=shadow.filter(ImageFilter.GaussianBlur(2.5)))
+    for shape in shapes:
+        box_xy, mask = _mask(shape)
+        picture.paste(_shaded(COLOURS[shape.group.colour], mask.size), box_xy, mask)
+    return picture
+
+
+def _paper(scene: Scene) -> Image.Image:
+    """Make the background: a mottled sheet that darkens a little from one end to the other."""
+    rng = Random(2 * scene.variant + 1)
+    width, height = picture_size_wh(scene)
+    slope = Image.linear_gradient("L").rotate(90 * int(rng.random() * 4)).resize((width, height))
+    coarse_wh = (width // 5, height // 5)
+    grain = Image.frombytes("L", coarse_wh, bytes(int(256 * rng.random()) for _ in range(coarse_wh[0] * coarse_wh[1])))
+    grain = grain.resize((width, height), Image.Resampling.BICUBIC)
+    light = BACKGROUNDS[scene.background]
+    dark = tuple(int(0.90 * value) for value in light)
+    return Image.composite(
+        Image.new("RGB", (width, height), dark),
+        Image.new("RGB", (width, height), light),
+        Image.blend(slope, grain, 0.22),
+    )
+
+
+def _shaded(colour: tuple[int, int, int], size_wh: tuple[int, int]) -> Image.Image:
+    """Make a patch of a colour, a little lighter at its upper end."""
+    light = tuple(int(value + 0.16 * (255 - value)) for value in colour)
+    dark = tuple(int(0.94 * value) for value in colour)
+    slope = Image.linear_gradient("L").resize(size_wh)
+    return Image.composite(Image.new("RGB", size_wh, dark), Image.new("RGB", size_wh, light), slope)
+
+
+def _mask(shape: Placed) -> tuple[tuple[int, int], Image.Image]:
+    """Draw the silhouette of a shape. Returns its upper left corner in the picture and an antialiased ``L`` mask."""
+    x, y = shape.centre_xy
+    corner_xy = (math.floor(x - shape.radius) - 1, math.floor(y - shape.radius) - 1)
+    side = math.ceil(2 * shape.radius) + 3
+    mask = Image.new("L", (side * _FINENESS, side * _FINENESS))
+    pen = ImageDraw.Draw(mask)
+    cos, sin = math.cos(math.radians(shape.tilt)), math.sin(math.radians(shape.tilt))
+    for outline, value in zip(SHAPES[shape.group.shape], (255, 0), strict=False):
+        points = [
+            (
+                _FINENESS * (x - corner_xy[0] + shape.radius * (u * cos - v * sin)),
+                _FINENESS * (y - corner_xy[1] + shape.radius * (u * sin + v * cos)),
+            )
+            for u, v in outline
+        ]
+        pen.polygon(points, fill=value)
+    return corner_xy, mask.reduce(_FINENESS)
+
+
+def split_of(number: int) -> str:
+    """Name the split of a scene by its number: of each ten, eight are in ``train``, one in ``val``, one in ``test``."""
+    return {8: "val", 9: "test"}.get(number % 10, "train")
+
+
+def write_scenes(folder: Path, count: int = 300, seed: int = 0) -> None:
+    """Write pictures and captions: ``images/scene-00000.jpg`` ... and ``captions.tsv``, which comes last.
+
+    The table is UTF-8 with the columns image_id, language, portion, index, split and text. Files of an earlier run with the
+    same names are replaced.
+
+    Args:
+        folder: where to write; it is made if it is missing.
+        count: how many scenes, up to 100,000.
+        seed: another seed gives other scenes.
+
+    Raises:
+        UsageError: if the count is out of range, the folder is a file, or ``images`` holds other files.
+    """
+    scenes = dict(make_scenes(count, seed))
+    images, table = folder / "images", folder / "captions.tsv"
+    try:
+        images.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"expected a folder, found a file at {error.filename!r}: give another folder") from error
+    others = sorted(path.name for path in images.iterdir() if path.suffix != ".jpg" or path.stem not in scenes)
+    if others:
+        raise UsageError(
+            f"expected nothing but the pictures of {count} scenes, found {others[0]!r} and {len(others) - 1} more files in "
+            f"{str(images)!r}: give an empty folder"
+        )
+    table.unlink(missing_ok=True)
+    rows = []
+    for number, (image_id, scene) in enumerate(scenes.items()):
+        draw(scene).save(images / f"{image_id}.jpg", quality=_JPEG_QUALITY, subsampling=0)
+        rows += [
+            (image_id, caption.language, caption.portion, caption.index, split_of(number), caption.text)
+            for caption in captions(scene)
+        ]
+    lines = ["\t".join(_COLUMNS), *("\t".join(map(str, row)) for row in sorted(rows))]
+    unfinished = folder / "captions.tsv.part"
+    unfinished.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    unfinished.replace(table)
+
+
+def _round(radius: float) -> _Outline:
+    turns = [2 * math.pi * i / _CORNERS for i in range(_CORNERS)]
+    return tuple((radius * math.cos(turn), radius * math.sin(turn)) for turn in turns)
+
+
+def _star() -> _Outline:
+    turns = [math.pi * i / 5 for i in range(10)]
+    radii = [0.43 if i % 2 else 1.0 for i in range(10)]
+    return tuple((radius * math.sin(turn), -radius * math.cos(turn)) for radius, turn in zip(radii, turns, strict=True))
+
+
+def _heart() -> _Outline:
+    turns = [2 * math.pi * i / _CORNERS for i in range(_CORNERS)]
+    return tuple(
+        (
+            16 / 17 * math.sin(t) ** 3,
+            -(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 17,
+        )
+        for t in turns
+    )
+
+
+_A, _L = 0.29, 0.94  # half the width and half the length of the bars of a cross
+_CROSS = ((-_A, -_L), (_A, -_L), (_A, -_A), (_L, -_A), (_L, _A), (_A, _A))
+
+#: Outlines of shapes in the unit circle, y downwards; a second outline is a hole.
+SHAPES: dict[str, tuple[_Outline, ...]] = {
+    "circle": (_round(0.90),),
+    "square": (((-0.7, -0.7), (0.7, -0.7), (0.7, 0.7), (-0.7, 0.7)),),
+    "triangle": (((0.0, -0.98), (0.86, 0.5), (-0.86, 0.5)),),
+    "star": (_star(),),
+    "cross": ((*_CROSS, *((-x, -y) for x, y in _CROSS)),),
+    "diamond": (((0.0, -1.0), (0.72, 0.0), (0.0, 1.0), (-0.72, 0.0)),),
+    "heart": (_heart(),),
+    "ring": (_round(0.92), _round(0.52)),
+}

@@ -1,0 +1,1 @@
+"""Features in from, and out to, the layouts of other code bases."""

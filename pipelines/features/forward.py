@@ -1,0 +1,191 @@
+"""Features of the images of one shard: the plain functions under ``pipelines.features.extract``.
+
+Reading and decoding run in threads ahead of the model, which takes batch after batch; memory holds a few batches.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import extractors
+from pipelines.inputs.images.opening import ImageRef
+from schemas.errors import DatasetError, InputError
+
+__all__ = ["Tally", "extract_shard", "merge_rows", "refuse_duplicates"]
+
+
+@dataclass
+class Tally:
+    """What happened while a shard was made.
+
+    Attributes:
+        images: images with features.
+        failures: rows of the failures.
+        decode_seconds: time of all decoding threads together.
+        forward_seconds: time in the model.
+        wait_seconds: time in which the model waited for decoded images.
+    """
+
+    images: int = 0
+    failures: list[dict[str, str]] = field(default_factory=list)
+    decode_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+    def add(self, other: Tally) -> None:
+        """Adds what happened elsewhere."""
+        self.images += other.images
+        self.failures += other.failures
+        self.decode_seconds += other.decode_seconds
+        self.forward_seconds += other.forward_seconds
+        self.wait_seconds += other.wait_seconds
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    ref: ImageRef
+    pixels: Any
+    failure: dict[str, str] | None
+    seconds: float
+
+
+def refuse_duplicates(refs: Sequence[ImageRef]) -> None:
+    """Checks the references of one shard, sorted by image id; equal ids always meet in one shard.
+
+    Raises:
+        InputError: two images have the same id.
+    """
+    for first, second in pairwise(refs):
+        if first.image_id == second.image_id:
+            raise InputError(
+                f"image id {first.image_id!r} belongs to two files, {first.uri!r} and {second.uri!r}: rename one, choose the "
+                "files with a pattern or a table, or make ids of whole paths with --ids path"
+            )
+
+
+def extract_shard(
+    refs: Sequence[ImageRef],
+    *,
+    extractor: extractors.Extractor,
+    read: Callable[[ImageRef], bytes],
+    schema: pa.Schema,
+    batch_size: int,
+    threads: int,
+    tally: Tally,
+    on_batch: Callable[[Tally], None] = lambda batch: None,
+) -> Iterator[pa.Table]:
+    """Features of images, in their order; an image that cannot be read or decoded becomes a failure and leaves no row.
+
+    Args:
+        refs: the images of the shard, sorted by image id.
+        extractor: the loaded extractor.
+        read: gives the bytes of an image, or raises OSError.
+        schema: schema of the rows.
+        batch_size: images that the model takes at once; the last batch may be smaller.
+        threads: decoding threads.
+        tally: is filled while the result is consumed.
+        on_batch: is shown after each batch what happened since the one before.
+    """
+    rest = iter(refs)
+    ahead: deque[Future[_Decoded]] = deque()
+    held: list[_Decoded] = []
+    batch = Tally()
+
+    def forward() -> Iterator[pa.Table]:
+        nonlocal batch
+        table = _forward(held, extractor, schema, batch) if held else None
+        tally.add(batch)
+        on_batch(batch)
+        held.clear()
+        batch = Tally()
+        if table is not None:
+            yield table
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
+        while True:
+            # Two batches ahead: one is ready when the model has ended the other.
+            ahead.extend(
+                pool.submit(_decode, ref, extractor, read) for ref in islice(rest, 2 * batch_size + threads - len(ahead))
+            )
+            if not ahead:
+                break
+            started = time.perf_counter()
+            decoded = ahead.popleft().result()
+            batch.wait_seconds += time.perf_counter() - started
+            batch.decode_seconds += decoded.seconds
+            if decoded.failure is None:
+                held.append(decoded)
+            else:
+                batch.failures.append(decoded.failure)
+            if len(held) == batch_size:
+                yield from forward()
+        yield from forward()
+
+
+def merge_rows(old: Iterable[pa.RecordBatch], new: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Rows of two sources, each sorted by image id, in one order; no id is in both.
+
+    Args:
+        old: what is there, in batches that are not empty.
+        new: what is added, likewise. Of each side one batch is in memory.
+    """
+    sides: list[Iterator[pa.Table]] = [(pa.Table.from_batches([batch]) for batch in old), iter(new)]
+    heads: list[Any] = [next(side, None) for side in sides]
+    while all(head is not None for head in heads):
+        firsts = [head["image_id"][0].as_py() for head in heads]
+        turn = firsts.index(min(firsts))
+        head = heads[turn]
+        end = bisect_left(head["image_id"].to_pylist(), firsts[1 - turn])
+        yield head.slice(0, end)
+        heads[turn] = head.slice(end) if end < head.num_rows else next(sides[turn], None)
+    for head, side in zip(heads, sides, strict=True):
+        if head is not None:
+            yield head
+            yield from side
+
+
+def _decode(ref: ImageRef, extractor: extractors.Extractor, read: Callable[[ImageRef], bytes]) -> _Decoded:
+    started = time.perf_counter()
+    pixels, failure = None, None
+    try:
+        pixels = extractor.preprocess(extractors.decode(read(ref)))
+    except extractors.DecodeError as error:
+        failure = _failure(ref, "decode", error.reason, str(error))
+    except (OSError, DatasetError) as error:
+        # Storage says what to do about an error of the operating system, which is its cause.
+        cause = error.__cause__ or error
+        # Without the file's name: messages must not depend on where the images lie.
+        failure = _failure(ref, "read", "unreadable", getattr(cause, "strerror", None) or type(cause).__name__)
+    return _Decoded(ref, pixels, failure, time.perf_counter() - started)
+
+
+def _failure(ref: ImageRef, stage: str, reason: str, message: str) -> dict[str, str]:
+    return {"key": ref.image_id, "uri": ref.uri, "stage": stage, "reason": reason, "message": message}
+
+
+def _forward(held: Sequence[_Decoded], extractor: extractors.Extractor, schema: pa.Schema, tally: Tally) -> pa.Table:
+    started = time.perf_counter()
+    arrays = extractor.extract_columns(extractor.collate([decoded.pixels for decoded in held]))
+    tally.forward_seconds += time.perf_counter() - started
+    tally.images += len(held)
+    columns = [pa.array([decoded.ref.image_id for decoded in held], pa.string())]
+    columns += [_column(arrays[name], schema.field(name).type) for name in schema.names[1:]]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _column(array: np.ndarray, dtype: pa.DataType) -> pa.Array:
+    """An array [B, ...] as a column: vectors for fixed-size lists, else single values."""
+    if not pa.types.is_fixed_size_list(dtype):
+        return pa.array(array, dtype)
+    values = np.ascontiguousarray(array, dtype.value_type.to_pandas_dtype()).reshape(-1)
+    return pa.FixedSizeListArray.from_arrays(pa.array(values, dtype.value_type), type=dtype)

@@ -1,0 +1,166 @@
+"""What a run of ``imagepivot features`` would do: shards, size and time, from a short measurement."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from rich.table import Table
+
+from pipelines.features.extract import FeaturesJob, decoding_threads, plan_features
+from pipelines.features.forward import Tally, extract_shard
+from pipelines.inputs.images.opening import ImageRef, Listing
+from pipelines.running.progress import bound_by
+from schemas.batches import vector_bytes
+from schemas.features import FeatureSpec
+from schemas.keys import shard_of
+from schemas.kinds import schema_of
+from schemas.output import Output
+from schemas.shards import failures_name, finished_shard
+
+__all__ = ["ShardPlan", "WorkPlan", "plan_table", "plan_work"]
+
+_MEASURED_BATCHES = 3
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """What is left of one shard.
+
+    Attributes:
+        number: number of the shard.
+        images: images to extract.
+        kept: rows that are there and stay.
+    """
+
+    number: int
+    images: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class WorkPlan:
+    """What a run would do.
+
+    Attributes:
+        todo: the shards that are not finished.
+        finished: number of shards that are.
+        row_bytes: stored size of the feature of one image.
+        images_per_second: measured over a few images of this source; None where there is nothing to do or to measure.
+        bottleneck: ``model`` or ``decoding``, likewise.
+    """
+
+    todo: tuple[ShardPlan, ...]
+    finished: int
+    row_bytes: int
+    images_per_second: float | None
+    bottleneck: str | None
+
+    @property
+    def images(self) -> int:
+        """Images to extract."""
+        return sum(shard.images for shard in self.todo)
+
+    @property
+    def bytes(self) -> int:
+        """Size of what will be written, of the shards that are rewritten all."""
+        return sum((shard.images + shard.kept) * self.row_bytes for shard in self.todo)
+
+    @property
+    def seconds(self) -> float | None:
+        """Time that it will take, set-up not counted."""
+        return self.images / self.images_per_second if self.images_per_second else None
+
+
+def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
+    """Looks at what is there and measures the extractor on a few of the images; writes nothing.
+
+    Args:
+        job: what to make.
+        listing: its images.
+
+    Raises:
+        ImagepivotError: the images, weights or device are not there. Whether the run would refuse the folder is not asked.
+    """
+    output = plan_features(job, listing)
+    finished = output.finished()
+    todo = []
+    for number, count in enumerate(listing.counts):
+        kept, failed = _there(output, number)
+        if number in finished and not (job.retry_failed and failed):
+            continue
+        todo.append(ShardPlan(number, max(0, count - kept - (0 if job.retry_failed else failed)), kept))
+    feature = output.identity.parameters["feature"]
+    row_bytes = vector_bytes(schema_of(output.identity.kind, FeatureSpec(**{**feature, "shape": tuple(feature["shape"])})))
+    rate, bottleneck = _measure(job, frozenset(shard.number for shard in todo)) if any(s.images for s in todo) else (None, None)
+    return WorkPlan(tuple(todo), job.shards - len(todo), row_bytes, rate, bottleneck)
+
+
+def _there(output: Output, number: int) -> tuple[int, int]:
+    """Rows and failures of a shard that stay."""
+    name = output.names()[number]
+    rows = finished_shard(output.folder, name, output.identity)
+    failures = finished_shard(output.folder, failures_name(name), output.identity)
+    return rows.rows if rows else 0, failures.rows if rows and failures else 0
+
+
+def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, str | None]:
+    """Images a second, of all GPUs together, and what bounds them. The first batch warms up and is not counted."""
+    extractor, workers = job.load(), max(1, job.gpus())
+    batch_size = job.batch_size or extractor.description.batch_size
+
+    def some() -> Iterator[ImageRef]:
+        chosen = (ref for ref in job.images.refs() if shard_of(ref.image_id, job.shards) in shards)
+        return islice(chosen, _MEASURED_BATCHES * batch_size)
+
+    tally, times = Tally(), []
+    rows = extract_shard(
+        list(some()),
+        extractor=extractor,
+        read=job.images.read,
+        schema=schema_of(extractor.description.kind, extractor.spec),
+        batch_size=batch_size,
+        threads=decoding_threads(job, (os.cpu_count() or 1) // workers),
+        tally=tally,
+        on_batch=lambda batch: times.append((time.perf_counter(), batch)),
+    )
+    started = time.perf_counter()
+    for _ in rows:
+        pass
+    if len(times) > 2:
+        started, times = times[0][0], times[1:]
+    images = sum(batch.images + len(batch.failures) for _, batch in times)
+    seconds = times[-1][0] - started
+    waited, worked = (sum(getattr(batch, name) for _, batch in times) for name in ("wait_seconds", "forward_seconds"))
+    if not images or seconds <= 0:
+        return None, None
+    return workers * images / seconds, bound_by(waited, worked)
+
+
+def plan_table(plan: WorkPlan) -> Table:
+    """The plan for a terminal: the first shards that are to be done, and the sum."""
+    table = Table(title=f"{len(plan.todo)} shards to do, {plan.finished} finished", title_justify="left", title_style="bold")
+    for heading in ("shard", "images to extract", "rows kept", "MiB written"):
+        table.add_column(heading, justify="right")
+    for shard in plan.todo[:20]:
+        size = (shard.images + shard.kept) * plan.row_bytes / 2**20
+        table.add_row(str(shard.number), f"{shard.images:,}", f"{shard.kept:,}", f"{size:,.1f}")
+    if len(plan.todo) > 20:
+        table.add_row("...", "", "", "")
+    table.add_section()
+    table.add_row("all", f"{plan.images:,}", f"{sum(s.kept for s in plan.todo):,}", f"{plan.bytes / 2**20:,.1f}")
+    if plan.seconds is not None:
+        table.caption = (
+            f"about {_duration(plan.seconds)} at {plan.images_per_second:,.1f} images/s, bound by {plan.bottleneck}; "
+            "measured on a few images, the start not counted"
+        )
+        table.caption_justify = "left"
+    return table
+
+
+def _duration(seconds: float) -> str:
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"

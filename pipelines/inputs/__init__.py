@@ -1,0 +1,1 @@
+"""What users bring, read without Beam: files, tables, captions and images."""

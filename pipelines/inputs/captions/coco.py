@@ -1,0 +1,122 @@
+"""COCO's ``captions_*.json``: a list of images and a list of annotations.
+
+The two lists may stand in any order: the file is read twice. In memory are the images' names and counts, not the captions.
+An image's captions are indexed in the order in which they stand in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.inputs.captions.base import (
+    COMPARABLE,
+    EVERYTHING,
+    CaptionSource,
+    Part,
+    RawCaption,
+    Selection,
+    check_text,
+    find_files,
+    image_id_of,
+    require_selected,
+)
+from pipelines.inputs.files import InputFolder, inventory, iter_json, without_gz
+from schemas.errors import InputError
+
+__all__ = ["CocoSource"]
+
+_FILE = r"captions_.+\.json(\.gz)?"
+
+
+@dataclass(frozen=True)
+class CocoSource(CaptionSource):
+    """The captions of one or more ``captions_SPLIT.json``.
+
+    Attributes:
+        folder: the folder of the files.
+        names: the files.
+        language: language of all captions.
+    """
+
+    folder: InputFolder
+    names: tuple[str, ...]
+    language: str
+
+    @classmethod
+    def open(cls, location: str, *, language: str) -> CocoSource:
+        """Takes one file, or all ``captions_*.json`` of a folder.
+
+        Raises:
+            InputError: the folder holds none, or a file's name does not say its split, or two say the same.
+        """
+        folder, names = find_files(location, _FILE, hint="'captions_*.json'")
+        splits: dict[str, str] = {}
+        for name in names:
+            split = _split_of(name)
+            if not split:
+                raise InputError(
+                    f"{folder.where(name)!r} is not named 'captions_SPLIT.json', so its split is not known: rename it"
+                )
+            if splits.setdefault(split, name) != name:
+                raise InputError(f"{splits[split]!r} and {name!r} in {location!r} are the same split: keep one")
+        return cls(folder, tuple(names), language)
+
+    def parameters(self) -> dict[str, Any]:
+        """The language, which the file does not say."""
+        return {"default_language": self.language}
+
+    def parts(self, selection: Selection) -> list[Part]:
+        """One part per file."""
+        parts = [Part(name=n, language=self.language, portion=COMPARABLE, split=_split_of(n)) for n in self.names]
+        kinds = {(part.language, part.portion, part.split) for part in parts}
+        require_selected(selection, kinds, where=self.folder.location)
+        return [part for part in parts if selection.takes(part.language, part.portion, part.split)]
+
+    def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
+        """Streams the annotations of one file."""
+        if not selection.takes(part.language, part.portion, part.split):
+            return
+        where = self.folder.where(part.name)
+        images = self._images(part.name)
+        counts = dict.fromkeys(images.values(), 0)
+        for number, annotation in enumerate(iter_json(self.folder, part.name, prefix="annotations.item"), start=1):
+            place = f"{where!r}, annotation number {number}"
+            if not isinstance(annotation, dict) or "image_id" not in annotation or "caption" not in annotation:
+                raise InputError(f"{place}: no 'image_id' or no 'caption' in it; is it one of COCO's 'captions_*.json'?")
+            key = annotation["image_id"]
+            if not isinstance(key, int | str) or (image_id := images.get(key)) is None:
+                raise InputError(
+                    f"{place}: its image {key!r} is not among the 'images' of the file; was the file edited? Fetch it again"
+                )
+            text = check_text(annotation["caption"], place=f"{place} (image {image_id!r})")
+            yield RawCaption(image_id, part.language, part.portion, counts[image_id], part.split, text)
+            counts[image_id] += 1
+
+    def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
+        """The files of a selection."""
+        return inventory(self.folder, [part.name for part in self.parts(selection)])
+
+    def _images(self, name: str) -> dict[int | str, str]:
+        """Image ids by COCO's number of the image."""
+        where = self.folder.where(name)
+        images: dict[int | str, str] = {}
+        for number, image in enumerate(iter_json(self.folder, name, prefix="images.item"), start=1):
+            place = f"{where!r}, image number {number}"
+            if not isinstance(image, dict) or "file_name" not in image or not isinstance(image.get("id"), int | str):
+                raise InputError(f"{place}: no 'id' or no 'file_name' in it; is it one of COCO's 'captions_*.json'?")
+            image_id = image_id_of(image["file_name"], place=place)
+            if images.setdefault(image["id"], image_id) != image_id:
+                raise InputError(
+                    f"{place}: the id {image['id']!r} stands for {images[image['id']]!r} and {image_id!r}; ids must be unique"
+                )
+        if not images:
+            raise InputError(f"{where!r} has no 'images' at its top level: is it one of COCO's 'captions_*.json'?")
+        return images
+
+
+def _split_of(name: str) -> str:
+    """``train2014`` of ``captions_train2014.json``; empty for a name of another form."""
+    stem = without_gz(name).removesuffix(".json")
+    return stem.removeprefix("captions_") if stem.startswith("captions_") else ""

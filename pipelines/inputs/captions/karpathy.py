@@ -1,0 +1,108 @@
+"""The ``dataset_*.json`` of Karpathy's splits of Flickr8k, Flickr30k and COCO: images with their captions.
+
+A caption's index is its place in ``sentences``, its text is ``raw``; ``tokens`` are not read. Splits keep their names
+(``train``, ``restval``, ``val``, ``test``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.inputs.captions.base import (
+    COMPARABLE,
+    EVERYTHING,
+    CaptionSource,
+    Part,
+    RawCaption,
+    Selection,
+    Tally,
+    check_label,
+    check_text,
+    find_files,
+    image_id_of,
+    require_selected,
+)
+from pipelines.inputs.files import InputFolder, inventory, iter_json
+from schemas.errors import InputError
+
+__all__ = ["KarpathySource"]
+
+_FILE = r"dataset.*\.json(\.gz)?"
+
+
+@dataclass(frozen=True)
+class KarpathySource(CaptionSource):
+    """The captions of one ``dataset_*.json``.
+
+    Attributes:
+        folder: the folder of the file.
+        name: the file.
+        language: language of all captions.
+    """
+
+    folder: InputFolder
+    name: str
+    language: str
+
+    @classmethod
+    def open(cls, location: str, *, language: str) -> KarpathySource:
+        """Takes the file, or a folder that holds exactly one.
+
+        Raises:
+            InputError: the folder holds none or several.
+        """
+        folder, names = find_files(location, _FILE, hint="'dataset_*.json'")
+        if len(names) > 1:
+            raise InputError(f"{location!r} holds several files, {', '.join(map(repr, names))}: name the one to read")
+        return cls(folder, names[0], language)
+
+    def parameters(self) -> dict[str, Any]:
+        """The language, which the file does not say."""
+        return {"default_language": self.language}
+
+    def parts(self, selection: Selection) -> list[Part]:
+        """One part, the file. Which splits it holds only reading tells."""
+        known = Selection(selection.languages, selection.portions)
+        require_selected(known, {(self.language, COMPARABLE, "")}, where=self.folder.where(self.name))
+        return [Part(name=self.name, language=self.language, portion=COMPARABLE)]
+
+    def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
+        """Streams the captions image by image."""
+        where = self.folder.where(part.name)
+        tally = Tally(where)
+        number = 0
+        for number, image in enumerate(iter_json(self.folder, part.name, prefix="images.item"), start=1):
+            image_id, split, texts = _parse_image(image, place=f"{where!r}, image number {number}")
+            if texts:
+                tally.add((part.language, part.portion, split))
+            if selection.takes(part.language, part.portion, split):
+                for index, text in enumerate(texts):
+                    yield RawCaption(image_id, part.language, part.portion, index, split, text)
+        if not number:
+            raise InputError(f"{where!r} has no 'images' at its top level: is it a 'dataset_*.json' of Karpathy's splits?")
+        tally.require(selection)
+
+    def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
+        """The one file, whatever is selected."""
+        return inventory(self.folder, [self.name])
+
+
+def _parse_image(image: Any, *, place: str) -> tuple[str, str, list[str]]:
+    """Image id, split and texts of one entry of ``images``."""
+    for key in ("filename", "split", "sentences"):
+        if not isinstance(image, dict) or key not in image:
+            raise InputError(f"{place}: no {key!r} in it; is it a 'dataset_*.json' of Karpathy's splits?")
+    image_id = image_id_of(image["filename"], place=place)
+    place = f"{place} ({image_id!r})"
+    split, sentences = image["split"], image["sentences"]
+    check_label(split, ours="split", place=place)
+    if not isinstance(sentences, list):
+        raise InputError(f"{place}: 'sentences' is {sentences!r}, expected a list")
+    texts = []
+    for index, sentence in enumerate(sentences):
+        if not isinstance(sentence, dict) or "raw" not in sentence:
+            raise InputError(f"{place}: sentence {index} has no 'raw' text; take the file that has the captions as written")
+        texts.append(check_text(sentence["raw"], place=f"{place}, sentence {index}"))
+    return image_id, split, texts

@@ -1,0 +1,146 @@
+"""Multi30K as its authors publish it: one caption a line, and image lists that name the image of each line.
+
+``task1`` holds translations (``raw/SPLIT.LANG.gz``, one caption per image and language), ``task2`` independent captions
+(``raw/SPLIT.N.LANG.gz``, N counts them from 1). The two name the same test images ``test_2016_flickr`` and ``test_2016``;
+each keeps its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.inputs.captions.base import (
+    COMPARABLE,
+    EVERYTHING,
+    TRANSLATION,
+    CaptionSource,
+    Part,
+    RawCaption,
+    Selection,
+    image_id_of,
+    require_selected,
+)
+from pipelines.inputs.files import InputFolder, count_lines, inventory, kind_of, read_lines, without_gz
+from schemas.errors import InputError, UsageError
+from schemas.keys import check_language
+
+__all__ = ["Multi30kSource"]
+
+_NAMES = {
+    "task1": re.compile(r"(?P<split>[^.]+)\.(?P<language>[^.]+)"),
+    "task2": re.compile(r"(?P<split>[^.]+)\.(?P<number>[1-9][0-9]{0,3})\.(?P<language>[^.]+)"),
+}
+_FORMS = {"task1": "SPLIT.LANG.gz", "task2": "SPLIT.N.LANG.gz"}
+_LISTS = {"task1": "{}.txt", "task2": "{}_images.txt"}
+_PORTIONS = {"task1": TRANSLATION, "task2": COMPARABLE}
+_NOT_CAPTIONS = re.compile(r"\..*|(README|LICENSE).*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Multi30kSource(CaptionSource):
+    """The captions of Multi30K.
+
+    Attributes:
+        folder: the folder that holds ``task1`` and ``task2``.
+    """
+
+    folder: InputFolder
+
+    @classmethod
+    def open(cls, location: str) -> Multi30kSource:
+        """Finds ``task1`` and ``task2`` in a folder, or in ``data`` below it; one of the two is enough.
+
+        Raises:
+            InputError: neither is there.
+        """
+        for folder in (InputFolder(location), InputFolder(f"{location}/data")):
+            if any(kind_of(folder.where(task)) == "folder" for task in _NAMES):
+                return cls(folder)
+        raise InputError(
+            f"{location!r} is not Multi30K: it holds neither 'task1' nor 'task2', directly or below 'data'. Give the folder "
+            f"of a checkout of multi30k/dataset, or its 'data' folder"
+        )
+
+    def parts(self, selection: Selection) -> list[Part]:
+        """One part per text file."""
+        return self._parts(selection)
+
+    def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
+        """Streams one text file with its image list; both are counted before the first caption is given."""
+        if not selection.takes(part.language, part.portion, part.split):
+            return
+        texts, images = count_lines(self.folder, part.name), count_lines(self.folder, part.images)
+        if texts != images:
+            raise InputError(
+                f"{self.folder.where(part.name)!r} has {texts} lines, but its image list {self.folder.where(part.images)!r} "
+                f"has {images}: line N of one belongs to line N of the other. One was cut short or edited; fetch both again"
+            )
+        language, portion, split, index = part.language, part.portion, part.split, part.index
+        lines = read_lines(self.folder, part.name)
+        for image_id, text in zip(self._image_ids(part.images), lines, strict=True):
+            yield RawCaption(image_id, language, portion, index, split, text)
+
+    def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
+        """The text files and image lists of a selection."""
+        parts = self._parts(selection)
+        return inventory(self.folder, [name for part in parts for name in (part.name, part.images)])
+
+    def _parts(self, selection: Selection) -> list[Part]:
+        parts = sorted(part for task in _NAMES for part in self._parts_of(task))
+        where = self.folder.location
+        if not parts:
+            raise InputError(f"no captions in {where!r}: expected files such as 'task1/raw/train.en.gz'; fetch the text files")
+        require_selected(selection, {(part.language, part.portion, part.split) for part in parts}, where=where)
+        parts = [part for part in parts if selection.takes(part.language, part.portion, part.split)]
+        lists = {f"{task}/image_splits/{name}" for task in _NAMES for name in self.folder.names(f"{task}/image_splits")}
+        for part in parts:
+            if part.images not in lists:
+                raise InputError(
+                    f"{self.folder.where(part.name)!r} has no image list: {self.folder.where(part.images)!r} is not there. "
+                    f"Fetch it, or take the text file out of 'raw'"
+                )
+        return parts
+
+    def _parts_of(self, task: str) -> list[Part]:
+        """The text files of one task; two files for one set of captions are refused."""
+        parts: dict[tuple[str, str, int], Part] = {}
+        for file_name in self.folder.names(f"{task}/raw"):
+            if _NOT_CAPTIONS.fullmatch(file_name):
+                continue
+            part = self._part(task, file_name)
+            other = parts.setdefault((part.split, part.language, part.index), part)
+            if other is not part:
+                raise InputError(
+                    f"{self.folder.where(other.name)!r} and {self.folder.where(part.name)!r} are the same captions: keep one"
+                )
+        return list(parts.values())
+
+    def _part(self, task: str, file_name: str) -> Part:
+        name = f"{task}/raw/{file_name}"
+        match = _NAMES[task].fullmatch(without_gz(file_name))
+        if match is None:
+            raise InputError(
+                f"{self.folder.where(name)!r} is not named {_FORMS[task]!r}, so split and language are not known: "
+                f"rename it or take it out of 'raw'"
+            )
+        try:
+            language = check_language(match["language"])
+        except UsageError as error:
+            raise InputError(f"the name of {self.folder.where(name)!r}: {error}; rename it or take it out of 'raw'") from error
+        return Part(
+            name=name,
+            images=f"{task}/image_splits/{_LISTS[task].format(match['split'])}",
+            language=language,
+            portion=_PORTIONS[task],
+            split=match["split"],
+            index=int(match.groupdict().get("number", "1")) - 1,
+        )
+
+    def _image_ids(self, name: str) -> Iterator[str]:
+        """Image ids of a list; in the COCO test set a caption id follows the file name (``NAME.jpg#367178``)."""
+        where = repr(self.folder.where(name))
+        for number, line in enumerate(read_lines(self.folder, name), start=1):
+            yield image_id_of(line.partition("#")[0], place=f"{where}, line {number}")

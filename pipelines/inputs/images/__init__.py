@@ -1,0 +1,1 @@
+"""Where images come from: folders, tables, tars and Parquet files."""

@@ -1,0 +1,1 @@
+"""Running a job: the runner, worker processes, progress."""

@@ -1,0 +1,1 @@
+"""Captions to tokens to ids: exact Moses text, vocabularies, encoding."""

@@ -1,0 +1,261 @@
+"""``imagepivot captions``: raw captions in, tokenized captions in shards out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.metrics import Metrics
+
+from pipelines.inputs.captions import CaptionSource, Part, Selection
+from pipelines.running.jobs import CommitDataset, run_job
+from pipelines.running.progress import Meter
+from pipelines.running.runner import Execution
+from pipelines.text.blocks import (
+    block_forms,
+    blocks_of,
+    caption_rows,
+    caption_statistics,
+    from_ipc,
+    sort_captions,
+    split_by_shard,
+    to_ipc,
+    tokenize_captions,
+)
+from pipelines.text.moses import DEFAULT_RECIPE, Recipe, recipe
+from pipelines.text.truecasers import load_truecasers, parse_truecaser, truecaser_name
+from pipelines.text.truecasing import TruecaseModel
+from schemas.errors import UsageError
+from schemas.fingerprints import Identity
+from schemas.keys import check_shards
+from schemas.kinds import CAPTIONS
+from schemas.manifest import Manifest
+from schemas.output import Output
+from schemas.shards import write_shard
+from schemas.storage import Folder
+
+__all__ = ["DEFAULT_SHARDS", "CaptionsJob", "SumCounters", "TokenizeCaptions", "TrainTruecasers", "prepare_captions"]
+
+DEFAULT_SHARDS = 16
+_REPORT_ROWS = 2000
+
+
+def _read_blocks(part: tuple[int, Part], source: CaptionSource, selection: Selection) -> Iterator[bytes]:
+    number, what = part
+    for block in blocks_of(source.read(what, selection), number):
+        yield to_ipc(block)
+
+
+class SumCounters(beam.CombineFn):
+    """Adds up counters. One accumulator a key holds the distinct items of that key, never the corpus."""
+
+    def create_accumulator(self) -> Counter[str]:
+        """An empty counter."""
+        return Counter()
+
+    def add_input(self, accumulator: Counter[str], element: Mapping[str, int]) -> Counter[str]:
+        """Adds one counter."""
+        accumulator.update(element)
+        return accumulator
+
+    def merge_accumulators(self, accumulators: Iterable[Counter[str]]) -> Counter[str]:
+        """Adds all."""
+        total: Counter[str] = Counter()
+        for accumulator in accumulators:
+            total.update(accumulator)
+        return total
+
+    def extract_output(self, accumulator: Counter[str]) -> Counter[str]:
+        """The sum."""
+        return accumulator
+
+
+def _forms(block: bytes, recipe: Recipe, splits: frozenset[str]) -> Iterator[tuple[str, dict[str, int]]]:
+    yield from block_forms(from_ipc(block), recipe, splits).items()
+
+
+@dataclass(eq=False)  # Not frozen: Beam sets the label.
+class TrainTruecasers(beam.PTransform):
+    """Blocks of captions to (language, model text): one truecaser a language.
+
+    Attributes:
+        recipe: the steps before truecasing.
+        splits: the splits to learn from.
+    """
+
+    recipe: Recipe
+    splits: tuple[str, ...] = ("train",)
+
+    def expand(self, blocks: beam.PCollection) -> beam.PCollection:
+        """Counts are summed by language, so that neither order nor sharding matters."""
+        return (
+            blocks
+            | "SpreadBlocks" >> beam.Reshuffle()  # Fusion break after fan-out: one part is a file of any size.
+            | "CountForms" >> beam.FlatMap(_forms, self.recipe, frozenset(self.splits))
+            | "SumForms" >> beam.CombinePerKey(SumCounters())
+            | "ChooseForms" >> beam.MapTuple(_model_text)
+        )
+
+
+def _model_text(language: str, counts: Mapping[str, int]) -> tuple[str, str]:
+    return language, TruecaseModel.from_counts(counts).to_text()
+
+
+def _write_truecaser(model: tuple[str, str], folder: Folder) -> tuple[str]:
+    language, text = model
+    name = truecaser_name(language)
+    folder.write(name, text.encode())
+    return (name,)
+
+
+def _split(block: bytes, shards: int, finished: frozenset[int]) -> Iterator[tuple[int, bytes]]:
+    for number, rows in split_by_shard(from_ipc(block), shards, finished):
+        yield number, to_ipc(rows)
+
+
+class _MakeShardFn(beam.DoFn):
+    def __init__(self, output: Output, recipe: Recipe, meter: Meter) -> None:
+        self._output = output
+        self._recipe = recipe
+        self._meter = meter
+        self._done = Metrics.counter("TokenizeCaptions", "captions_tokenized")
+        self._failed = Metrics.counter("TokenizeCaptions", "captions_failed")
+
+    def process(self, element: tuple[int, Iterable[bytes]], models: Mapping[str, str]) -> Iterator[int]:
+        number, blocks = element
+        truecasers = {language: parse_truecaser(text) for language, text in models.items()}
+        captions = sort_captions(from_ipc(block) for block in blocks if block)
+        tables: list[pa.Table] = []
+        failures: list[dict[str, str]] = []
+        for start in range(0, captions.num_rows, _REPORT_ROWS):
+            tokenized, failed = tokenize_captions(captions.slice(start, _REPORT_ROWS), self._recipe, truecasers)
+            tables.append(tokenized)
+            failures += failed
+            self._meter.add(captions=tokenized.num_rows + len(failed), failed=len(failed))
+        table = caption_rows(tables)
+        write_shard(
+            self._output.folder,
+            self._output.names()[number],
+            [table],
+            schema=CAPTIONS,
+            identity=self._output.identity,
+            statistics=caption_statistics(table),
+            failures=failures,
+        )
+        self._done.inc(table.num_rows)
+        self._failed.inc(len(failures))
+        yield number
+
+
+@dataclass(eq=False)  # Not frozen: Beam sets the label.
+class TokenizeCaptions(beam.PTransform):
+    """Blocks of captions to shards on disk; gives the numbers of the shards that it wrote.
+
+    Attributes:
+        output: the dataset.
+        recipe: the steps.
+        truecasers: (language, model text), for a recipe that truecases.
+        finished: shards that an earlier run finished; their captions are dropped before the shuffle.
+        meter: counts captions.
+    """
+
+    output: Output
+    recipe: Recipe
+    truecasers: beam.PCollection | None = None
+    finished: frozenset[int] = frozenset()
+    meter: Meter = Meter()
+
+    def expand(self, blocks: beam.PCollection) -> beam.PCollection:
+        """Groups the raw captions by shard; one call tokenizes and writes a shard. Empty shards are written, too."""
+        shards = self.output.identity.shards
+        todo = [(number, b"") for number in range(shards) if number not in self.finished]
+        captions = blocks | "SplitByShard" >> beam.FlatMap(_split, shards, self.finished)
+        models = beam.pvalue.AsDict(self.truecasers) if self.truecasers is not None else {}
+        return (
+            (captions, blocks.pipeline | "EveryShard" >> beam.Create(todo))
+            | "CaptionsAndShards" >> beam.Flatten()
+            | "GroupByShard" >> beam.GroupByKey()
+            | "MakeShard" >> beam.ParDo(_MakeShardFn(self.output, self.recipe, self.meter), models=models)
+        )
+
+
+@dataclass(frozen=True)
+class CaptionsJob:
+    """What ``imagepivot captions`` does.
+
+    Attributes:
+        source: the raw captions.
+        output: folder of the dataset.
+        selection: which captions.
+        recipe: name of the text recipe.
+        train_splits: splits that the truecasers are learned from.
+        truecaser: folder with learned truecasers (or a captions dataset that holds some); learned when None.
+        shards: number of shards.
+        overwrite: replace a dataset of another fingerprint.
+    """
+
+    source: CaptionSource
+    output: str
+    selection: Selection = Selection()
+    recipe: str = DEFAULT_RECIPE
+    train_splits: tuple[str, ...] = ("train",)
+    truecaser: str | None = None
+    shards: int = DEFAULT_SHARDS
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        check_shards(self.shards)
+        if self.truecaser is not None and not recipe(self.recipe).truecase:
+            raise UsageError(f"recipe {self.recipe!r} does not truecase: leave --truecaser out, or use --recipe moses-truecase")
+
+
+def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
+    """Makes a dataset of kind ``captions``.
+
+    Args:
+        job: what to make.
+        execution: where and how to run.
+        meter: counts captions for whoever watches.
+
+    Raises:
+        ImagepivotError: the source is broken, or the folder cannot be written.
+    """
+    steps = recipe(job.recipe)
+    models = load_truecasers(job.truecaser) if job.truecaser is not None else None
+    parameters: dict[str, object] = {
+        **steps.parameters(),
+        **job.source.parameters(),
+        "languages": sorted(job.selection.languages),
+        "portions": sorted(job.selection.portions),
+        "splits": sorted(job.selection.splits),
+    }
+    if steps.truecase and models is None:
+        parameters["train_splits"] = sorted(job.train_splits)
+    parts = job.source.parts(job.selection)
+    inputs = job.source.inputs(job.selection) + (models.inputs() if models is not None else [])
+    identity = Identity(kind="captions", parameters=parameters, inputs=tuple(inputs), shards=job.shards)
+    output = Output(folder=Folder(job.output), identity=identity)
+
+    def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
+        blocks = (
+            pipeline
+            | "ListParts" >> beam.Create(list(enumerate(parts)))
+            | "SpreadParts" >> beam.Reshuffle()  # Fusion break: the parts are read by all workers.
+            | "ReadCaptions" >> beam.FlatMap(_read_blocks, job.source, job.selection)
+        )
+        truecasers, done = None, []
+        if steps.truecase:
+            if models is None:
+                truecasers = blocks | "TrainTruecasers" >> TrainTruecasers(steps, job.train_splits)
+            else:
+                truecasers = pipeline | "GivenTruecasers" >> beam.Create(sorted(models.texts.items()))
+            done.append(truecasers | "WriteTruecasers" >> beam.Map(_write_truecaser, output.folder))
+        tokenize = TokenizeCaptions(output=output, recipe=steps, truecasers=truecasers, finished=finished, meter=meter)
+        done.append(blocks | "TokenizeCaptions" >> tokenize)
+        libraries = ("apache-beam", "sacremoses")
+        _ = done | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=libraries)
+
+    return run_job(output, build, execution=execution, overwrite=job.overwrite)

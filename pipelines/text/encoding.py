@@ -1,0 +1,163 @@
+"""``imagepivot encode``: tokens to ids of a vocabulary, shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+import pyarrow.compute as pc
+from apache_beam.metrics import Metrics
+
+from pipelines.running.jobs import CommitDataset, run_job
+from pipelines.running.progress import Meter
+from pipelines.running.runner import Execution
+from schemas.dataset import Dataset, open_dataset
+from schemas.errors import UsageError
+from schemas.fingerprints import Identity
+from schemas.kinds import ENCODED
+from schemas.manifest import Manifest
+from schemas.output import Output
+from schemas.shards import write_shard
+from schemas.storage import Folder
+from schemas.vocabulary import UNK, Vocabulary
+
+__all__ = ["EncodeCaptions", "EncodeJob", "encode_captions", "encode_table"]
+
+# What of the captions' parameters says how text becomes tokens (`pipelines.text.moses.Recipe.parameters`).
+_TEXT = ("recipe", "lowercase", "normalize", "tokenizer", "truecase", "escape", "moses_commit", "sacremoses")
+
+
+@dataclass(frozen=True)
+class EncodeJob:
+    """What ``imagepivot encode`` does.
+
+    Attributes:
+        captions: folder of a captions dataset.
+        vocabulary: folder of a vocabulary.
+        output: folder of the encoded captions.
+        max_length: most tokens of a caption that are kept (Huang et al. 2019 cut at 100); ``<start>`` and ``<end>`` on top.
+        overwrite: replace a dataset of another fingerprint.
+    """
+
+    captions: str
+    vocabulary: str
+    output: str
+    max_length: int = 100
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_length < 1:
+            raise UsageError(f"--max-length is {self.max_length}, expected 1 or more")
+
+
+def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) -> tuple[pa.Table, dict[str, Any]]:
+    """Encodes rows of kind ``captions``.
+
+    Returns:
+        Rows of kind ``encoded`` in the same order, and statistics: captions, tokens kept, ``<unk>`` among them, and captions
+        that were cut.
+    """
+    ids = [vocabulary.encode(tokens, max_length=max_length) for tokens in captions["tokens"].to_pylist()]
+    column = pa.array(ids, ENCODED.field("token_ids").type)
+    lengths = pc.list_value_length(column)
+    columns = [captions[name].combine_chunks() for name in ENCODED.names[:-2]]
+    table = pa.table([*columns, column, lengths], schema=ENCODED)
+    statistics = {
+        "captions": table.num_rows,
+        "tokens": (pc.sum(lengths).as_py() or 0) - 2 * table.num_rows,
+        "unknown_tokens": sum(row.count(UNK) for row in ids),
+        "captions_cut": pc.sum(pc.greater(pc.list_value_length(captions["tokens"]), max_length)).as_py() or 0,
+    }
+    return table, statistics
+
+
+class _EncodeShardFn(beam.DoFn):
+    def __init__(self, captions: Dataset, vocabulary: Dataset, max_length: int, output: Output, meter: Meter) -> None:
+        self._captions = captions
+        self._source = vocabulary
+        self._max_length = max_length
+        self._output = output
+        self._meter = meter
+        self._counter = Metrics.counter("EncodeCaptions", "captions_encoded")
+
+    def setup(self) -> None:
+        self._vocabulary = self._source.vocabulary()
+
+    def process(self, shard: int) -> Iterator[int]:
+        table, statistics = encode_table(self._captions.shard(shard), self._vocabulary, self._max_length)
+        write_shard(
+            self._output.folder,
+            self._output.names()[shard],
+            [table],
+            schema=ENCODED,
+            identity=self._output.identity,
+            statistics=statistics,
+        )
+        self._counter.inc(table.num_rows)
+        self._meter.add(captions=table.num_rows)
+        yield shard
+
+
+@dataclass(eq=False)
+class EncodeCaptions(beam.PTransform):
+    """Numbers of shards to encoded shards on disk; gives the numbers back when they are written.
+
+    Attributes:
+        captions: the captions.
+        vocabulary: the vocabulary.
+        max_length: most tokens of a caption that are kept.
+        output: the dataset.
+        meter: counts captions.
+    """
+
+    captions: Dataset
+    vocabulary: Dataset
+    max_length: int
+    output: Output
+    meter: Meter = Meter()
+
+    def expand(self, shards: beam.PCollection) -> beam.PCollection:
+        """Captions and encoded captions are co-partitioned: nothing is shuffled."""
+        function = _EncodeShardFn(self.captions, self.vocabulary, self.max_length, self.output, self.meter)
+        return shards | "EncodeShard" >> beam.ParDo(function)
+
+
+def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
+    """Makes a dataset of kind ``encoded`` with as many shards as the captions have.
+
+    Raises:
+        DatasetError: an input is no dataset of the kind that is expected.
+    """
+    captions = open_dataset(job.captions, kind="captions")
+    vocabulary = open_dataset(job.vocabulary, kind="vocabulary")
+    known = captions.manifest.parameters
+    identity = Identity(
+        kind="encoded",
+        parameters={
+            "max_length": job.max_length,
+            "vocabulary_size": vocabulary.manifest.rows,
+            # A model that is trained on these ids answers queries that went through the same recipe.
+            "text": {name: known[name] for name in _TEXT if name in known},
+        },
+        inputs=(
+            {"name": "captions", "fingerprint": captions.fingerprint},
+            {"name": "vocabulary", "fingerprint": vocabulary.fingerprint},
+        ),
+        shards=captions.num_shards,
+    )
+    output = Output(folder=Folder(job.output), identity=identity)
+
+    def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
+        todo = [shard for shard in range(captions.num_shards) if shard not in finished]
+        _ = (
+            pipeline
+            | "ListShards" >> beam.Create(todo)
+            | "SpreadShards" >> beam.Reshuffle()  # Fusion break: the shards are encoded by all workers.
+            | "EncodeCaptions" >> EncodeCaptions(captions, vocabulary, job.max_length, output, meter)
+            | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))
+        )
+
+    return run_job(output, build, execution=execution, overwrite=job.overwrite)

@@ -1,0 +1,51 @@
+"""The text of a query to tokens, as the captions that a model was trained on became tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.text.moses import prepare, recipe
+from pipelines.text.truecasers import load_truecasers, parse_truecaser
+from pipelines.text.truecasing import truecase
+from schemas.errors import UsageError
+
+__all__ = ["tokenize_query"]
+
+
+def tokenize_query(text: str, language: str, steps: Mapping[str, Any], truecaser: str = "") -> list[str]:
+    """Tokens of a query.
+
+    Args:
+        text: what is asked for.
+        language: its language, a BCP 47 tag.
+        steps: what the manifest of encoded captions calls ``text``: the recipe of the captions.
+        truecaser: folder with the truecasers that the captions were made with, for a recipe that truecases.
+
+    Raises:
+        UsageError: the recipe is not known, or a truecaser is missing, or of no use.
+        InputError: the truecasers are missing or broken.
+    """
+    if "recipe" not in steps:
+        raise UsageError(
+            "nothing says how the captions of this run became tokens: they were encoded by an earlier version. Encode them again "
+            "and train again, or give the query as tokens with --tokenized"
+        )
+    known = recipe(steps["recipe"])
+    changed = sorted(key for key, value in known.parameters().items() if key != "sacremoses" and steps.get(key) != value)
+    if changed:
+        raise UsageError(
+            f"recipe {known.name!r} is no longer what the captions of this run went through ({', '.join(changed)} differ): give "
+            "the query as tokens with --tokenized"
+        )
+    if known.truecase and not truecaser:
+        raise UsageError(f"recipe {known.name!r} truecases: give --truecaser with the folder of the captions of this run")
+    if truecaser and not known.truecase:
+        raise UsageError(f"recipe {known.name!r} does not truecase: leave --truecaser out")
+    tokens = prepare(text, language, known)
+    if not truecaser:
+        return tokens
+    models = load_truecasers(truecaser).texts
+    if language not in models:
+        raise UsageError(f"--truecaser {truecaser!r} holds no {language}.model: it has {', '.join(sorted(models))}")
+    return truecase(tokens, parse_truecaser(models[language]))

@@ -1,0 +1,77 @@
+"""Truecasers on disk: one file a language in Moses' own format, in the folder ``truecaser`` of a captions dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pipelines.text.truecasing import TruecaseModel
+from schemas.errors import InputError
+from schemas.fingerprints import sha256_of_bytes
+from schemas.keys import check_language
+from schemas.storage import Folder
+
+__all__ = ["TRUECASER_FOLDER", "Truecasers", "load_truecasers", "parse_truecaser", "truecaser_name"]
+
+TRUECASER_FOLDER = "truecaser"
+
+
+def truecaser_name(language: str) -> str:
+    """Path of a language's truecaser within a captions dataset."""
+    return f"{TRUECASER_FOLDER}/{language}.model"
+
+
+@dataclass(frozen=True)
+class Truecasers:
+    """Given truecasers.
+
+    Attributes:
+        texts: the text of each model, by language.
+    """
+
+    texts: Mapping[str, str]
+
+    def inputs(self) -> list[dict[str, Any]]:
+        """What they add to a dataset's identity."""
+        return [
+            {"name": truecaser_name(language), "bytes": len(text.encode()), "sha256": sha256_of_bytes(text.encode())}
+            for language, text in sorted(self.texts.items())
+        ]
+
+
+def load_truecasers(location: str) -> Truecasers:
+    """Reads every ``LANGUAGE.model`` of a folder, or of its folder ``truecaser``.
+
+    Raises:
+        InputError: there is none, or one is broken.
+    """
+    folder = Folder(location)
+    names = [name.removeprefix(f"{TRUECASER_FOLDER}/") for name in folder.names() if name.startswith(f"{TRUECASER_FOLDER}/")]
+    if names:
+        folder = Folder(folder.path_of(TRUECASER_FOLDER))
+    else:
+        names = [name for name in folder.names() if "/" not in name]
+    texts: dict[str, str] = {}
+    for name in names:
+        if not name.endswith(".model"):
+            continue
+        try:
+            text = folder.read(name).decode()
+        except UnicodeDecodeError as error:
+            raise InputError(f"truecaser {folder.path_of(name)!r} is not UTF-8 ({error}): train it again") from error
+        TruecaseModel.from_text(text, source=folder.path_of(name))
+        texts[check_language(name.removesuffix(".model"))] = text
+    if not texts:
+        raise InputError(
+            f"--truecaser {location!r} holds no LANGUAGE.model, such as en.model: give the folder of a captions dataset that "
+            "was made with --recipe moses-truecase, or a folder with models in Moses' format"
+        )
+    return Truecasers(texts)
+
+
+@lru_cache(maxsize=64)
+def parse_truecaser(text: str) -> TruecaseModel:
+    """The model of a text, parsed once a process."""
+    return TruecaseModel.from_text(text)

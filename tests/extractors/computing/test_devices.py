@@ -1,0 +1,165 @@
+from threading import Event, Thread
+
+import pytest
+import torch
+from torch import nn
+
+import extractors
+from extractors.computing.devices import cast_layers, numerics, resolve_device, resolve_precision, upload
+from schemas.errors import UsageError
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
+
+
+def pretend_gpus(monkeypatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "expected"),
+    [
+        ("cpu", 0, "cpu"),
+        ("cpu", 2, "cpu"),
+        ("auto", 0, "cpu"),
+        ("auto", 2, "cuda:0"),
+        ("cuda", 1, "cuda:0"),
+        ("cuda:1", 2, "cuda:1"),
+    ],
+)
+def test_the_requested_device_is_used(monkeypatch, device, gpus, expected):
+    pretend_gpus(monkeypatch, gpus)
+    assert resolve_device(device) == torch.device(expected)
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
+def test_a_missing_gpu_is_an_error_that_says_what_the_host_sees(monkeypatch, device, gpus):
+    pretend_gpus(monkeypatch, gpus)
+    with pytest.raises(
+        UsageError, match=rf"'{device}' is not on this host: .*is_available\(\) is {gpus > 0}, .*is {gpus}, torch"
+    ):
+        resolve_device(device)
+
+
+@pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda0", "mps", "cuda:²"])
+def test_other_devices_are_refused(device):
+    with pytest.raises(UsageError, match="expected 'cpu', 'cuda', 'cuda:N' or 'auto'"):
+        resolve_device(device)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_precisions_of_a_gpu_are_refused_on_a_cpu(precision):
+    with pytest.raises(UsageError, match=f"precision '{precision}' needs a GPU"):
+        resolve_precision(precision, CPU)
+    assert resolve_precision(precision, GPU) == precision
+
+
+def test_precisions_of_a_cpu():
+    assert resolve_precision("fp32", CPU) == "fp32"
+    assert resolve_precision("bf16", CPU) == "bf16"
+    with pytest.raises(UsageError, match="precision is 'float32', expected one of fp32, tf32, bf16, fp16"):
+        resolve_precision("float32", CPU)
+
+
+def switches() -> list[object]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    owners = (cudnn.conv, matmul) if hasattr(cudnn, "conv") else ()
+    return [cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *(owner.fp32_precision for owner in owners)]
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("fp32", False), ("tf32", True), ("bf16", False)])
+def test_numerics_switch_tf32_inside_only(precision, tf32):
+    before = switches()
+    with numerics(precision, GPU):
+        if hasattr(torch.backends.cudnn, "conv"):
+            assert torch.backends.cudnn.conv.fp32_precision == ("tf32" if tf32 else "ieee")
+            assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if tf32 else "ieee")
+        else:
+            assert torch.backends.cudnn.allow_tf32 == tf32
+            assert torch.backends.cuda.matmul.allow_tf32 == tf32
+        assert torch.backends.cudnn.deterministic
+    assert switches() == before
+
+
+def test_numerics_restore_after_an_error_and_touch_nothing_for_a_cpu():
+    before = switches()
+    with pytest.raises(ZeroDivisionError, match="by zero"), numerics("tf32", GPU):
+        1 / 0  # noqa: B018
+    assert switches() == before
+    with numerics("fp32", CPU):
+        assert switches() == before
+
+
+def test_one_thread_at_a_time_switches_a_gpu():
+    """Otherwise one would set back what another still computes with."""
+    entered = Event()
+
+    def other() -> None:
+        with numerics("tf32", GPU):
+            entered.set()
+
+    thread = Thread(target=other)
+    with numerics("fp32", GPU):
+        thread.start()
+        assert not entered.wait(0.2)
+    thread.join(30)
+    assert entered.is_set()
+
+
+def test_cast_layers_leave_a_norm_that_they_hold():
+    layer = nn.Conv2d(3, 8, 3)
+    layer.norm = nn.BatchNorm2d(8)
+    assert cast_layers(layer, "bf16") == torch.bfloat16
+    assert {name: values.dtype for name, values in layer.state_dict().items()} == {
+        "weight": torch.bfloat16,
+        "bias": torch.bfloat16,
+        **{f"norm.{name}": torch.float32 for name in ("weight", "bias", "running_mean", "running_var")},
+        "norm.num_batches_tracked": torch.int64,
+    }
+
+
+def test_cast_layers_equals_autocast():
+    torch_random = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4)).eval()
+    images = torch.rand(2, 3, 3, 3, generator=torch_random)
+    with torch.inference_mode():
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = model(images)
+        dtype = cast_layers(model, "bf16")
+        assert dtype == torch.bfloat16
+        assert model[1].weight.dtype == torch.float32
+        assert torch.equal(model(images.to(dtype)), expected)
+
+
+def test_compile_on_a_cpu_is_refused():
+    with pytest.raises(UsageError, match="--compile needs a GPU, but the device is 'cpu'"):
+        extractors.load("resnet50-pool", weights="random:0", device="cpu", compile=True)
+
+
+def test_compile_is_part_of_the_fingerprint_and_its_absence_is_not():
+    plain = extractors.describe("resnet50-pool", weights="random:0")
+    compiled = extractors.describe("resnet50-pool", weights="random:0", compile=True)
+    assert compiled.parameters == {**plain.parameters, "compiled": True}
+    assert compiled.fingerprint != plain.fingerprint
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_compiled_features_are_close_to_plain_ones():
+    pixels = torch.randint(0, 256, (5, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    plain, compiled = (
+        extractors.load("resnet50-pool", weights="random:0", device="cuda", compile=compile).extract(pixels)
+        for compile in (False, True)  # noqa: A001
+    )
+    assert abs(compiled - plain).max() <= 1e-4 * abs(plain).max()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_upload_keeps_the_pixels(device):
+    if device != "cpu" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    pixels = torch.arange(12, dtype=torch.uint8).view(1, 3, 2, 2)
+    there = upload(pixels, torch.device(device))
+    assert str(there.device) == device
+    assert torch.equal(there.cpu(), pixels)

@@ -1,0 +1,263 @@
+import io
+import pickle
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile
+
+from extractors.images.decoding import DecodeError, decode
+
+RAMP = np.arange(0, 256, 4, dtype=np.uint8).reshape(8, 8)
+
+
+def encode(image: Image.Image, format: str = "PNG", **options) -> bytes:  # noqa: A002
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def pixels(data: bytes) -> np.ndarray:
+    image = decode(data)
+    assert image.mode == "RGB"
+    return np.asarray(image)
+
+
+def replicated(values: np.ndarray) -> np.ndarray:
+    return np.repeat(values[:, :, None], 3, axis=2)
+
+
+def png(width: int, height: int, depth: int, color: int, rows: bytes) -> bytes:
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+    data = chunk(b"IDAT", zlib.compress(rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + data + chunk(b"IEND", b"")
+
+
+def noise(height: int = 64, width: int = 48) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def reason_of(data: bytes, **options) -> str:
+    with pytest.raises(DecodeError, match=r"\w") as caught:
+        decode(data, **options)
+    return caught.value.reason
+
+
+@pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "WEBP"])
+def test_rgb_of_lossless_formats_is_as_stored(format):  # noqa: A002
+    image = noise()
+    options = {"lossless": True} if format == "WEBP" else {}
+    np.testing.assert_array_equal(pixels(encode(image, format, **options)), np.asarray(image))
+
+
+def test_jpeg_is_decoded_at_full_size_as_pillow_does():
+    data = encode(noise(), "JPEG")
+    np.testing.assert_array_equal(pixels(data), np.asarray(Image.open(io.BytesIO(data))))
+
+
+def test_grey_is_replicated():
+    np.testing.assert_array_equal(pixels(encode(Image.fromarray(RAMP))), replicated(RAMP))
+    assert pixels(encode(Image.fromarray(RAMP), "JPEG")).shape == (8, 8, 3)
+
+
+def test_black_and_white_is_0_and_255():
+    bits = Image.fromarray(np.where(RAMP > 100, 255, 0).astype(np.uint8)).convert("1")
+    np.testing.assert_array_equal(pixels(encode(bits)), replicated(np.where(RAMP > 100, 255, 0).astype(np.uint8)))
+
+
+@pytest.mark.parametrize("transparency", [None, 1, b"\x80\x00\xff"])
+def test_palette_is_looked_up_whatever_is_transparent(transparency, recwarn):
+    image = Image.new("P", (3, 1))
+    image.putpalette([255, 0, 0, 0, 128, 0, 1, 2, 3])
+    image.putdata([0, 1, 2])
+    options = {} if transparency is None else {"transparency": transparency}
+    assert pixels(encode(image, **options)).tolist() == [[[255, 0, 0], [0, 128, 0], [1, 2, 3]]]
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("alpha", [0, 7, 255])
+def test_alpha_is_dropped_not_composited(alpha):
+    assert pixels(encode(Image.new("RGBA", (2, 2), (10, 20, 30, alpha)))).tolist() == [[[10, 20, 30]] * 2] * 2
+    assert pixels(encode(Image.new("LA", (2, 2), (90, alpha)))).tolist() == [[[90] * 3] * 2] * 2
+
+
+def test_16_bit_grey_is_scaled_and_rounded():
+    values = np.array([[0, 128, 129, 257, 385, 386, 32768, 65407, 65535]], dtype=np.uint16)
+    expected = np.round(values / 257).astype(np.uint8)
+    assert expected.tolist() == [[0, 0, 1, 1, 1, 2, 128, 255, 255]]
+    for format in ("PNG", "TIFF"):  # noqa: A001
+        np.testing.assert_array_equal(pixels(encode(Image.fromarray(values), format)), replicated(expected))
+
+
+def test_16_bit_grey_is_not_what_a_plain_convert_gives():
+    data = encode(Image.fromarray(np.full((2, 2), 20000, dtype=np.uint16)))
+    assert np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).max() != 78
+    assert pixels(data).tolist() == [[[78] * 3] * 2] * 2
+
+
+def test_16_bit_rgb_and_grey_with_alpha_give_the_high_byte():
+    rgb = png(1, 1, 16, 2, b"\x00" + struct.pack(">HHH", 0x12FF, 0x80FF, 0xFF00))
+    assert pixels(rgb).tolist() == [[[0x12, 0x80, 0xFF]]]
+    grey_alpha = png(1, 1, 16, 4, b"\x00" + struct.pack(">HH", 0x42FF, 0x0100))
+    assert pixels(grey_alpha).tolist() == [[[0x42] * 3]]
+
+
+def test_32_bit_grey_is_scaled_like_16_bit_where_it_fits():
+    fitting = Image.fromarray(np.array([[0, 257, 65535]], dtype=np.int32))
+    assert pixels(encode(fitting, "TIFF")).tolist() == [[[0] * 3, [1] * 3, [255] * 3]]
+
+
+@pytest.mark.parametrize("value", [-1, 65536])
+def test_32_bit_grey_beyond_16_bits_is_unsupported(value):
+    data = encode(Image.fromarray(np.array([[0, value]], dtype=np.int32)), "TIFF")
+    assert reason_of(data) == "unsupported"
+
+
+def test_floats_and_lab_are_unsupported():
+    assert reason_of(encode(Image.fromarray(np.zeros((2, 2), dtype=np.float32)), "TIFF")) == "unsupported"
+    assert reason_of(encode(Image.new("LAB", (2, 2)), "TIFF")) == "unsupported"
+
+
+def test_12_bit_grey_is_unsupported():
+    short, tags = 3, [(256, 2), (257, 1), (258, 12), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, 3)]
+    entries = b"".join(struct.pack("<HHIHH", tag, short, 1, value, 0) for tag, value in tags)
+    data = b"II*\x00" + struct.pack("<I", 12) + bytes(4) + struct.pack("<H", len(tags)) + entries + bytes(4)
+    assert Image.open(io.BytesIO(data)).mode == "I;16"
+    with pytest.raises(DecodeError, match="12 bits, expected 8 or 16") as caught:
+        decode(data)
+    assert caught.value.reason == "unsupported"
+
+
+def test_cmyk_tiff_and_adobe_inverted_jpeg_have_the_colour_that_was_meant():
+    red = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
+    assert pixels(encode(red, "TIFF")).tolist() == [[[255, 0, 0]] * 16] * 16
+    jpeg = encode(red, "JPEG", quality=100)
+    assert b"Adobe" in jpeg  # Pillow writes CMYK as Photoshop does: inverted, with Adobe's marker
+    assert np.abs(pixels(jpeg).astype(int) - [255, 0, 0]).max() <= 2
+
+
+def test_ycck_jpeg_is_converted():
+    red = encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=100)
+    at = red.index(b"Adobe") + 11
+    assert red[at] == 0
+    ycck = red[:at] + b"\x02" + red[at + 1 :]  # the same samples, announced as YCCK
+    assert Image.open(io.BytesIO(ycck)).mode == "CMYK"
+    np.testing.assert_array_equal(pixels(ycck), np.asarray(Image.open(io.BytesIO(ycck)).convert("RGB")))
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_exif_orientation_is_not_applied(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for format in ("PNG", "JPEG"):  # noqa: A001
+        rotated = decode(encode(noise(), format, exif=exif))
+        assert rotated.size == (48, 64)
+        np.testing.assert_array_equal(np.asarray(rotated), pixels(encode(noise(), format)))
+
+
+def test_orientation_of_tiff_is_part_of_the_format():
+    data = encode(noise(), "TIFF", tiffinfo={274: 6})
+    np.testing.assert_array_equal(pixels(data), np.rot90(np.asarray(noise()), k=-1))
+
+
+@pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF", "MPO"])
+def test_the_first_frame_of_several_counts(format):  # noqa: A002
+    frames = [Image.new("RGB", (8, 8), color) for color in ((255, 0, 0), (0, 0, 255))]
+    data = encode(frames[0], format, save_all=True, append_images=frames[1:])
+    assert Image.open(io.BytesIO(data)).n_frames == 2
+    assert np.abs(pixels(data).astype(int) - [255, 0, 0]).max() <= 2
+
+
+def test_empty():
+    assert reason_of(b"") == "empty"
+
+
+@pytest.mark.parametrize("data", [b"\x00" * 100, b"<html>not found</html>", b"%PDF-1.4 ...", b"GIF"])
+def test_not_an_image(data):
+    assert reason_of(data) == "not_an_image"
+
+
+@pytest.mark.parametrize("format", ["PPM", "ICO", "EPS", "PDF"])
+def test_formats_outside_the_list_are_not_opened(format):  # noqa: A002
+    assert reason_of(encode(noise(), format)) == "not_an_image"
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "BMP"])
+@pytest.mark.parametrize("part", [0.5, 0.9])
+def test_a_file_cut_short_is_truncated(format, part):  # noqa: A002
+    data = encode(noise(), format)
+    assert reason_of(data[: int(len(data) * part)]) == "truncated"
+
+
+@pytest.mark.parametrize("format", ["TIFF", "WEBP"])
+def test_a_file_cut_short_fails_in_every_format(format):  # noqa: A002
+    data = encode(noise(), format)
+    assert reason_of(data[: len(data) // 2]) in ("truncated", "decode_error")
+
+
+def test_a_damaged_header_is_told_from_no_image():
+    with pytest.raises(DecodeError, match="begin like PNG, but the header cannot be read") as caught:
+        decode(b"\x89PNG\r\n\x1a\n" + bytes(50))
+    assert caught.value.reason == "decode_error"
+
+
+def test_damage_inside_a_png_is_a_decode_error():
+    data = bytearray(encode(noise()))
+    at = data.index(b"IDAT")
+    data[at + 40] ^= 0xFF
+    assert reason_of(bytes(data)) in ("decode_error", "truncated")
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow warns of what it finds in damaged headers
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP"])
+def test_random_damage_ends_in_pixels_or_a_reason(format):  # noqa: A002
+    clean, random = encode(noise(16, 16), format), np.random.default_rng(1)
+    for _ in range(200):
+        data = bytearray(clean)
+        for at in random.integers(0, len(data), 3):
+            data[at] = random.integers(0, 256)
+        try:
+            assert decode(bytes(data), max_pixels=10**6).mode == "RGB"
+        except DecodeError as error:
+            assert error.reason != "empty"  # noqa: PT017
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_pixels_are_counted_in_the_header_before_decoding():
+    bomb = png(10_000, 10_000, 8, 2, b"")  # has no pixels: decoding it would fail for another reason
+    with pytest.raises(DecodeError, match=r"10000×10000 pixels, expected at most 99999999 in all") as caught:
+        decode(bomb, max_pixels=99_999_999)
+    assert caught.value.reason == "too_large"
+    assert reason_of(bomb) != "too_large"
+
+
+def test_default_limit_refuses_what_pillow_would_and_does_not_need_it(monkeypatch):
+    bomb = png(20_000, 20_000, 8, 2, b"")
+    assert reason_of(bomb) == "too_large"
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert reason_of(bomb) == "too_large"
+
+
+def test_the_limit_itself_is_allowed():
+    assert decode(encode(noise(64, 48)), max_pixels=64 * 48).size == (48, 64)
+    assert reason_of(encode(noise(64, 48)), max_pixels=64 * 48 - 1) == "too_large"
+
+
+def test_tolerance_of_truncated_files_is_refused(monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    with pytest.raises(Exception, match="LOAD_TRUNCATED_IMAGES is set in this process"):
+        decode(encode(noise()))
+
+
+def test_error_travels_between_processes():
+    error = pickle.loads(pickle.dumps(DecodeError("empty", "no bytes")))
+    assert (error.reason, str(error)) == ("empty", "no bytes")
+
+
+def test_reasons_are_closed():
+    with pytest.raises(ValueError, match="reason is 'other', expected one of"):
+        DecodeError("other", "")

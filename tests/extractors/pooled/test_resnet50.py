@@ -1,0 +1,210 @@
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torchvision import transforms
+
+import extractors
+from extractors.base import Settings
+from extractors.pooled import resnet50
+from extractors.weights.finding import Weights, resolve_weights
+from schemas.errors import InputError, UsageError
+
+
+@pytest.fixture(scope="module")
+def extractor() -> resnet50.ResNet50Pool:
+    return extractors.load("resnet50-pool", weights="random:0")
+
+
+@pytest.fixture(scope="module")
+def crops(extractor, photos) -> torch.Tensor:
+    files = sorted((photos / "images").iterdir())
+    assert len(files) == 18
+    return extractor.collate([extractor.preprocess(extractors.decode(file.read_bytes())) for file in files])
+
+
+@pytest.fixture(scope="module")
+def features(extractor, crops) -> np.ndarray:
+    return extractor.extract(crops)
+
+
+@pytest.fixture(scope="module")
+def independent(photos) -> torch.Tensor:
+    """Features [18, 2048] by torchvision alone: its own transforms, model, and pool."""
+    steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
+    steps.append(transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    images = []
+    for file in sorted((photos / "images").iterdir()):
+        with Image.open(file) as image:
+            images.append(transforms.Compose(steps)(image.convert("RGB")))
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        torch.manual_seed(0)
+        model = torchvision.models.resnet50(weights=None).eval()
+        model.fc = torch.nn.Identity()
+        return torch.cat([model(torch.stack(images[i : i + 6])) for i in (0, 6, 12)])
+
+
+def test_features_equal_torchvisions(features, independent):
+    assert features.dtype == np.float32
+    assert features.shape == (18, 2048)
+    expected = independent.numpy()
+    assert np.abs(features - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_untrained_features_are_usable(features):
+    assert np.isfinite(features).all()
+    assert (features >= 0).all()
+    assert features.max() < 1e4
+    assert np.unique(features, axis=0).shape == features.shape
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def assert_same_bytes(extractor, crops, features, sizes) -> None:
+    for size in sizes:
+        parts = [extractor.extract(part) for part in crops.split(size)]
+        assert np.concatenate(parts).tobytes() == features[: len(crops)].tobytes(), size
+
+
+def test_features_are_the_same_bytes_in_any_batch(extractor, crops, features):
+    assert_same_bytes(extractor, crops[:8], features, (1, 3, 7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_features_are_the_same_bytes_whatever_the_threads_and_the_batch(extractor, crops, features, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert_same_bytes(extractor, crops, features, (1, 7, 16))
+        assert_same_bytes(extractor, crops.flip(0), np.ascontiguousarray(features[::-1]), (16,))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_features_are_the_same_bytes_in_one_thread(extractor, crops, features):
+    assert_same_bytes(extractor, crops[:7], features, (4, 7))
+
+
+def test_layout_of_the_batch_in_memory_does_not_matter(extractor, crops, features):
+    assert extractor.extract(crops[:3].contiguous()).tobytes() == features[:3].tobytes()
+
+
+def test_no_global_state_of_torch_changes(extractor, crops):
+    def state():
+        backends = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.get_float32_matmul_precision()
+        return torch.get_num_threads(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), backends
+
+    before, generator = state(), torch.random.get_rng_state()
+    extractor.extract(crops[:1])
+    assert state() == before
+    assert torch.equal(torch.random.get_rng_state(), generator)
+
+
+def test_columns_are_those_of_a_shard(extractor, crops, features):
+    columns = extractor.extract_columns(crops[:1])
+    assert list(columns) == ["feature"]
+    assert columns["feature"].tobytes() == features[:1].tobytes()
+
+
+def test_no_images(extractor, crops):
+    empty = extractor.extract(crops[:0])
+    assert (empty.shape, empty.dtype) == ((0, 2048), np.float32)
+
+
+@pytest.mark.parametrize("batch", [torch.zeros(1, 3, 224, 224), torch.zeros(1, 3, 256, 256, dtype=torch.uint8)])
+def test_other_batches_are_refused(extractor, batch):
+    with pytest.raises(ValueError, match=r"expected torch.uint8 \[B, 3, 224, 224\]"):
+        extractor.extract(batch)
+
+
+def test_channels_are_red_green_blue(extractor):
+    """A model whose first convolution sees only the first channel answers to pure red and not to pure blue."""
+    weights = resolve_weights("random:0", resnet50.ARCHITECTURE)
+    state = dict(weights.state) | {"conv1.weight": weights.state["conv1.weight"].clone()}
+    state["conv1.weight"][:, 1:] = 0
+    blind = resnet50.ResNet50Pool(Settings(extractor.spec), Weights("x", "", True, state), torch.device("cpu"))
+    black, red, blue = (Image.new("RGB", (300, 300), color) for color in ((0, 0, 0), (255, 0, 0), (0, 0, 255)))
+    batch = blind.collate([blind.preprocess(image) for image in (black, red, blue)])
+    assert batch.float().mean(dim=(2, 3)).tolist() == [[0, 0, 0], [255, 0, 0], [0, 0, 255]]
+    on_black, on_red, on_blue = blind.extract(batch)
+    np.testing.assert_array_equal(on_blue, on_black)
+    assert np.abs(on_red - on_black).max() > 1
+
+
+def test_bf16_is_close_and_another_fingerprint(extractor, crops, features):
+    half = extractors.load("resnet50-pool", weights="random:0", precision="bf16")
+    found = half.extract(crops[:2])
+    assert found.dtype == np.float32
+    difference = np.abs(found - features[:2]).max() / features[:2].max()
+    assert 0 < difference < 0.05
+    assert half.fingerprint != extractor.fingerprint
+
+
+def test_parameters_hold_all_that_decides_the_values(extractor):
+    parameters = extractor.parameters
+    assert json.loads(json.dumps(parameters)) == parameters
+    assert sorted(parameters) == ["decoding", "name", "precision", "transform", "untrained", "weights"]
+    assert (parameters["name"], parameters["precision"], parameters["untrained"]) == ("resnet50-pool", "fp32", True)
+    assert parameters["weights"]["name"] == "random:0"
+    assert parameters["transform"] == resnet50.PREPROCESSING.parameters()
+
+
+def test_describe_equals_load_and_is_picklable(extractor):
+    description = extractors.describe("resnet50-pool", weights="random:0")
+    assert pickle.loads(pickle.dumps(description)) == extractor.description
+    assert description.fingerprint == extractor.fingerprint
+    assert extractors.describe("resnet50-pool", weights="random:1").fingerprint != extractor.fingerprint
+    with pytest.raises(UsageError, match="precision is 'half'"):
+        extractors.describe("resnet50-pool", weights="random:0", precision="half")
+
+
+def test_precision_of_a_gpu_and_missing_gpu_are_refused_before_weights_are_read(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="precision 'tf32' needs a GPU"):
+        extractors.load("resnet50-pool", weights="/no/such", precision="tf32")
+    with pytest.raises(UsageError, match="device 'cuda' is not on this host"):
+        extractors.load("resnet50-pool", weights="/no/such", device="cuda")
+
+
+def test_weights_from_a_file_give_the_same_features(extractor, crops, features, tmp_path):
+    state = resolve_weights("random:0", resnet50.ARCHITECTURE).state
+    torch.save(state, tmp_path / "w.pth")
+    from_file = extractors.load("resnet50-pool", weights=str(tmp_path / "w.pth"))
+    assert from_file.extract(crops[:2]).tobytes() == features[:2].tobytes()
+    assert from_file.parameters["untrained"] is False
+    assert from_file.parameters["weights"]["name"] == "file"
+
+
+def test_weights_of_a_smaller_resnet_are_named(tmp_path):
+    torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "w.pth")
+    with pytest.raises(InputError, match="These look like ResNet18 weights"):
+        extractors.load("resnet50-pool", weights=str(tmp_path / "w.pth"))
+
+
+def test_default_is_the_file_of_2017_and_the_one_of_2021_is_refused():
+    assert resnet50.ARCHITECTURE.file_name == "resnet50-0676ba61.pth"
+    assert resnet50.ARCHITECTURE.hash_prefix == "0676ba61"
+    assert str(resnet50.ARCHITECTURE.default) == "ResNet50_Weights.IMAGENET1K_V1"
+    other = torchvision.models.ResNet50_Weights.IMAGENET1K_V2.url
+    assert [f"resnet50-{prefix}.pth" in other for prefix in resnet50.ARCHITECTURE.refused] == [True]
+    assert "IMAGENET1K_V2" in resnet50.ARCHITECTURE.refused["11ad3fa6"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-2), ("bf16", 5e-2), ("fp16", 1e-2)])
+def test_gpu_agrees_with_cpu(crops, features, precision, tolerance):
+    on_gpu = extractors.load("resnet50-pool", weights="random:0", device="cuda", precision=precision).extract(crops)
+    assert np.abs(on_gpu - features).max() < tolerance * features.max()

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from extractors.regions.bottom_up.last_stage import LastStage, _transforms
+from extractors.regions.bottom_up.network import Head, build, fold_norms
+
+
+@pytest.fixture(scope="module")
+def head():
+    torch.manual_seed(0)
+    head = build().head.eval().requires_grad_(False)
+    for name, buffer in head.named_buffers():
+        if "running_var" in name:
+            buffer.uniform_(0.5, 2)
+        elif "running_mean" in name or name.endswith("bias"):
+            buffer.normal_()
+    fold_norms(head)
+    return head
+
+
+def test_transforms_are_exact_on_one_axis():
+    before, filters, after = _transforms()
+    generator = np.random.default_rng(0)
+    values, taps = generator.normal(size=7), generator.normal(size=3)
+    padded = np.concatenate(([0], values, [0]))
+    expected = [sum(taps[k] * padded[i + k] for k in range(3)) for i in range(7)]
+    np.testing.assert_allclose(after @ ((before @ values) * (filters @ taps)), expected, rtol=0, atol=1e-14)
+    assert before.shape == (11, 7)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_products_equal_the_convolutions(head, count):
+    pooled = torch.randn(count, 1024, 14, 14).relu_()
+    exact = Head().requires_grad_(False)
+    fold_norms(exact)
+    exact.load_state_dict(head.state_dict())
+    exact.double()
+    with torch.inference_mode():
+        expected = exact.layer4(pooled.double()).mean(dim=(2, 3))
+        found = LastStage(head.layer4)(pooled)
+        plain = head(pooled)
+    assert found.shape == (count, 2048)
+    assert found.dtype == torch.float32
+    size = expected.abs().max()
+    assert (found - expected).abs().max() < 1e-6 * size
+    assert (plain - expected).abs().max() < 1e-6 * size
+
+
+def test_a_pixel_acts_on_its_own_parity_alone(head):
+    """The spread convolution of the first block, by itself: what a pixel of one parity changes has that parity."""
+    stage = LastStage(head.layer4)
+    weight = head.layer4[0].conv2.weight
+    values = torch.zeros(1, 512, 14, 14)
+    values[0, :, 5, 8] = 1.0
+    fields = values.view(1, 512, 7, 2, 7, 2).permute(2, 4, 3, 5, 0, 1).reshape(-1, 512)
+    found = stage._convolve(fields, stage._blocks[0].weight2)
+    found = found.view(7, 7, 2, 2, 1, 512).permute(4, 5, 0, 2, 1, 3).reshape(1, 512, 14, 14)
+    torch.testing.assert_close(found, F.conv2d(values, weight, padding=2, dilation=2), rtol=0, atol=1e-4)
+    touched = found[0].abs().amax(dim=0).gt(1e-3).nonzero().tolist()
+    assert touched == [[y, x] for y in (3, 5, 7) for x in (6, 8, 10)]

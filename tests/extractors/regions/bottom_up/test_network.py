@@ -1,0 +1,163 @@
+import numpy as np
+import pytest
+import torch
+from torchvision.ops import FrozenBatchNorm2d
+
+from extractors.regions.bottom_up.network import Backbone, Detector, RegionProposals, build, fold_norms, pool
+from extractors.regions.boxes import cell_anchors
+from tests.extractors.regions import reference_detector
+
+
+@pytest.fixture(scope="module")
+def detector():
+    torch.manual_seed(3)
+    return build().eval().requires_grad_(False)
+
+
+def test_names_and_shapes_of_the_state():
+    with torch.device("meta"):
+        state = {name: tuple(tensor.shape) for name, tensor in Detector().state_dict().items()}
+    assert state["backbone.conv1.weight"] == (64, 3, 7, 7)
+    assert state["backbone.layer3.22.bn3.running_var"] == (1024,)
+    assert state["backbone.layer2.0.downsample.1.bias"] == (512,)
+    assert state["rpn.conv.weight"] == (512, 1024, 3, 3)
+    assert state["rpn.scores.weight"] == (24, 512, 1, 1)
+    assert state["rpn.deltas.bias"] == (48,)
+    assert state["rpn.anchors"] == (12, 4)
+    assert state["head.layer4.2.conv2.weight"] == (512, 512, 3, 3)
+    assert state["head.classes.weight"] == (1601, 2048)
+    assert state["head.attribute_embedding.weight"] == (1601, 256)
+    assert state["head.attribute_hidden.weight"] == (512, 2304)
+    assert state["head.attributes.bias"] == (401,)
+    norms, convolutions = 104, 104  # 1 + 3 * 33 blocks + 4 shortcuts
+    assert len(state) == 4 * norms + convolutions + 6 + 1 + 7
+    assert not any("num_batches_tracked" in name for name in state)
+
+
+def test_random_weights_are_the_seeds(detector):
+    torch.manual_seed(3)
+    again = build().state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in detector.state_dict().items())
+    assert torch.equal(again["rpn.anchors"], cell_anchors())
+    assert all(bool(tensor.isfinite().all()) for tensor in again.values())
+
+
+def test_without_memory_there_are_shapes_alone():
+    with torch.device("meta"):
+        state = build(weights=None).state_dict()
+    assert {tensor.device.type for tensor in state.values()} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "rows", "columns"),
+    # Half, rounded up; half of that, rounded up without padding; then twice half, rounded up.
+    [(600, 33, 38, 2), (562, 33, 35, 2), (10, 1000, 1, 63), (33, 49, 2, 3), (35, 16, 3, 1)],
+)
+def test_size_of_the_map(detector, height, width, rows, columns):
+    seen = {}
+    stem = detector.backbone.layer1.register_forward_pre_hook(lambda _, inputs: seen.update(stem=inputs[0].shape))
+    with torch.inference_mode():
+        maps = detector.backbone(torch.zeros(1, 3, height, width))
+    stem.remove()
+    halved = (-(-height // 2), -(-width // 2))
+    pooled = tuple(max(-(-(side - 3) // 2) + 1, 1) for side in halved)  # Caffe's ceil, no padding
+    assert seen["stem"] == (1, 64, *pooled)
+    assert maps.shape == (1, 1024, rows, columns)
+
+
+def test_steps_are_taken_in_the_first_convolution_and_the_last_stage_takes_none(detector):
+    def geometry(block):
+        return [(conv.stride, conv.dilation) for conv in (block.conv1, block.conv2, block.conv3)]
+
+    one, two = (1, 1), (2, 2)
+    for layer in (detector.backbone.layer2, detector.backbone.layer3):
+        assert geometry(layer[0]) == [(two, one), (one, one), (one, one)]
+        assert layer[0].downsample[0].stride == two
+    assert all(geometry(block) == [(one, one), (one, two), (one, one)] for block in detector.head.layer4)
+    assert detector.head.layer4[0].downsample[0].stride == one
+
+
+def test_backbone_equals_the_reference(detector):
+    image = torch.randn(1, 3, 75, 101) * 50
+    with torch.inference_mode():
+        expected = reference_detector.backbone(detector.state_dict(), image)
+        found = detector.backbone(image)
+    assert expected.std() > 0.01
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.max()))
+
+
+def test_folded_norms_change_nothing_but_rounding(detector):
+    torch.manual_seed(4)
+    backbone = Backbone().eval().requires_grad_(False)
+    backbone.load_state_dict(detector.backbone.state_dict())
+    for name, buffer in backbone.named_buffers():
+        if "running_var" in name:
+            buffer.uniform_(0.5, 2)
+        elif "running_mean" in name:
+            buffer.normal_()
+    image = torch.randn(1, 3, 64, 80) * 50
+    with torch.inference_mode():
+        expected = backbone(image)
+        fold_norms(backbone)
+        found = backbone(image)
+    assert not any(isinstance(module, FrozenBatchNorm2d) for module in backbone.modules())
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5 * float(expected.max()))
+
+
+def test_pooling_equals_the_loops():
+    generator = np.random.default_rng(0)
+    maps = torch.randn(1, 5, 20, 30)
+    corners = generator.uniform(0, 1, (60, 2, 2)) * (479, 319)
+    corners[:20] = np.round(corners[:20] / 8) * 8  # halves of a cell, where rounding matters
+    boxes = np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1).astype(np.float32)
+    found = pool(maps, torch.from_numpy(boxes))
+    for box, pooled in zip(boxes, found, strict=True):
+        assert torch.equal(pooled, reference_detector.roi_pool(maps[0], box))
+
+
+def test_a_half_cell_is_rounded_up():
+    maps = torch.arange(12.0).view(1, 1, 1, 12)
+    pooled = pool(maps, torch.tensor([[24.0, 0, 24, 0], [8, 0, 8, 0], [7.9, 0, 7.9, 0]]))  # 1.5, 0.5 and less cells
+    assert pooled[:, 0, 0, 0].tolist() == [2, 1, 0]
+
+
+def test_proposals_equal_the_reference(detector):
+    torch.manual_seed(5)
+    maps = torch.randn(1, 1024, 8, 13).relu_()
+    state = detector.state_dict()
+    with torch.inference_mode():
+        expected = reference_detector.propose(state, maps, 199, 121, 0.5)
+        found = detector.rpn.propose(maps, 199, 121, 0.5).numpy()
+    assert len(found) == len(expected) > 50
+    distances = np.abs(found[:, None] - expected).max(axis=2)
+    assert distances.min(axis=1).max() < 1e-2
+    assert sorted(distances.argmin(axis=1)) == list(range(len(expected)))
+
+
+def test_a_checkpoints_own_anchors_are_used(detector):
+    rpn = RegionProposals().eval().requires_grad_(False)
+    rpn.load_state_dict(detector.rpn.state_dict() | {"anchors": torch.full((12, 4), 3.0) + torch.tensor([0.0, 0, 60, 40])})
+    for layer in (rpn.deltas, rpn.scores):
+        layer.weight.zero_()
+    boxes = rpn.propose(torch.zeros(1, 1024, 1, 1), 600, 600, 1.0)
+    assert boxes.tolist() == [[3, 3, 64, 44]]  # decoded with zeros: one longer
+
+
+def test_no_proposal_of_more_than_sixteen_original_pixels(detector):
+    assert detector.rpn.propose(torch.randn(1, 1024, 3, 3), 48, 48, 3.0).shape == (0, 4)
+    assert detector.rpn.propose(torch.randn(1, 1024, 3, 3), 49, 48, 3.0).shape == (0, 4)
+    assert len(detector.rpn.propose(torch.randn(1, 1024, 4, 4), 49, 49, 3.0)) > 0
+
+
+def test_attributes_depend_on_the_most_probable_class(detector):
+    features = torch.rand(6, 2048)
+    state = detector.state_dict()
+    with torch.inference_mode():
+        classes, attributes = detector.head.classify(features)
+        expected = reference_detector.classify(state, features)
+    np.testing.assert_allclose(classes.numpy(), expected[0], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(attributes.numpy(), expected[1], rtol=0, atol=1e-6)
+    detector.head.attribute_embedding.weight[int(classes[0].argmax())] += 1
+    changed = detector.head.classify(features)[1]
+    detector.head.load_state_dict({name.removeprefix("head."): state[name] for name in state if name.startswith("head.")})
+    assert not torch.allclose(changed[0], attributes[0], atol=1e-3)

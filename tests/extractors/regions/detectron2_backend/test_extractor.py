@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import extractors
+from extractors.regions.bottom_up.network import build
+from extractors.settings import RegionOptions
+from schemas.errors import UsageError
+
+pytest.importorskip("detectron2", reason="needs detectron2: extractors.catalogue says how to install it")
+
+from extractors.regions.detectron2_backend.extractor import detectron2_state
+from extractors.regions.detectron2_backend.modules import CONFIG
+from extractors.regions.detectron2_backend.networks import build as build_detectron2
+from extractors.regions.detectron2_backend.networks import merged_config
+
+NAME = "faster-rcnn-36"
+
+
+def load(backend: str, weights: str = "random:0", **options):
+    return extractors.load(NAME, weights=weights, regions=RegionOptions(backend=backend, **options))
+
+
+@pytest.fixture(scope="module")
+def backends():
+    return load("detectron2"), load("torchvision")
+
+
+def noise(width: int, height: int) -> Image.Image:
+    coarse = np.random.default_rng(width).integers(0, 256, (height // 9 + 1, width // 9 + 1, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height))
+
+
+def columns(extractor, *images: Image.Image) -> dict[str, np.ndarray]:
+    return extractor.extract_columns(extractor.collate([extractor.preprocess(image) for image in images]))
+
+
+def overlaps(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    near = np.maximum(boxes[:, None, :2], others[None, :, :2])
+    far = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
+    shared = np.clip(far - near + 1, 0, None).prod(axis=2)
+    areas = [(some[:, 2:] - some[:, :2] + 1).prod(axis=1) for some in (boxes, others)]
+    return shared / (areas[0][:, None] + areas[1][None] - shared)
+
+
+def check_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    """The same regions of one image, in any order."""
+    count = int(expected["num_regions"][0])
+    assert {column: array[0] for column, array in found.items() if array.ndim == 1} == {
+        column: array[0] for column, array in expected.items() if array.ndim == 1
+    }
+    found, expected = ({key: array[0, :count] for key, array in some.items() if array.ndim > 1} for some in (found, expected))
+    iou = overlaps(found["boxes"], expected["boxes"])
+    match = iou.argmax(axis=0)
+    assert sorted(match) == list(range(count))
+    assert iou.max(axis=0).min() > 0.999
+    assert np.abs(found["features"][match] - expected["features"]).max() < 1e-4 * expected["features"].max()
+    for ids, scores in (("class_ids", "class_scores"), ("attribute_ids", "attribute_scores")):
+        assert found[ids][match].tolist() == expected[ids].tolist()
+        np.testing.assert_allclose(found[scores][match], expected[scores], atol=1e-4)
+
+
+def test_the_model_has_the_weights_of_the_other_one_by_milvlgs_names():
+    with torch.device("meta"):
+        expected, found = build().state_dict(), build_detectron2(merged_config(CONFIG)).state_dict()
+    renamed = detectron2_state(expected)
+    assert {name: tensor.shape for name, tensor in renamed.items()} == {name: tensor.shape for name, tensor in found.items()}
+    assert len(renamed) == len(expected) - 1  # the anchors
+    for ours, theirs in (
+        ("backbone.conv1.weight", "backbone.stem.conv1.weight"),
+        ("backbone.bn1.running_var", "backbone.stem.conv1.norm.running_var"),
+        ("backbone.layer3.22.conv3.weight", "backbone.res4.22.conv3.weight"),
+        ("backbone.layer1.0.downsample.1.bias", "backbone.res2.0.shortcut.norm.bias"),
+        ("head.layer4.0.downsample.0.weight", "roi_heads.res5.0.shortcut.weight"),
+        ("head.layer4.2.bn2.running_mean", "roi_heads.res5.2.conv2.norm.running_mean"),
+        ("rpn.scores.bias", "proposal_generator.rpn_head.objectness_logits.bias"),
+        ("head.attribute_embedding.weight", "roi_heads.box_predictor.cls_embed.weight"),
+        ("head.attribute_hidden.bias", "roi_heads.box_predictor.attr_linear1.bias"),
+    ):
+        assert renamed[theirs] is expected[ours]
+
+
+@pytest.mark.slow
+def test_regions_of_a_thin_image_equal_the_other_backends(backends):
+    found, expected = (columns(extractor, noise(20, 500)) for extractor in backends)
+    check_same(found, expected)
+    assert (found["width"][0], found["height"][0]) == (20, 500)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("photo", ["voc_000456.jpg", "china.jpg"])
+def test_regions_of_photographs_equal_the_other_backends(backends, photos, photo):
+    image = extractors.decode((photos / "images" / photo).read_bytes())
+    found, expected = (columns(extractor, image) for extractor in backends)
+    assert expected["num_regions"][0] == 36
+    check_same(found, expected)
+
+
+@pytest.mark.slow
+def test_anchors_of_the_weights_are_used(tmp_path):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        state = build().state_dict()
+    state["rpn.anchors"] = state["rpn.anchors"] * 0.7 + 3
+    torch.save(state, tmp_path / "other.pth")
+    image = noise(333, 31)
+    found, expected = (columns(load(backend, str(tmp_path / "other.pth")), image) for backend in ("detectron2", "torchvision"))
+    check_same(found, expected)
+    usual = columns(load("torchvision"), image)
+    assert usual["boxes"].tobytes() != expected["boxes"].tobytes()
+
+
+@pytest.mark.slow
+def test_the_backend_is_in_the_parameters_and_in_nothing_else():
+    found, expected = (
+        extractors.describe(NAME, weights="random:0", regions=RegionOptions(backend=name))
+        for name in ("detectron2", "torchvision")
+    )
+    assert found.parameters == expected.parameters | {"backend": "detectron2"}
+    assert (found.spec, found.kind, found.batch_size) == (expected.spec, expected.kind, expected.batch_size)
+    assert found.fingerprint != expected.fingerprint
+
+
+def test_compiling_is_refused():
+    with pytest.raises(UsageError, match=r"--compile is not for models of detectron2's.*--backend torchvision"):
+        extractors.describe(NAME, weights="random:0", compile=True, regions=RegionOptions(backend="detectron2"))

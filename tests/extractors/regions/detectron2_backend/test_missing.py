@@ -1,0 +1,35 @@
+"""Without detectron2 everything else works, and what needs it says how to install it."""
+
+import sys
+
+import pytest
+
+import extractors
+from extractors.settings import RegionOptions
+from schemas.errors import InputError, UsageError
+
+HOW = r"'detectron2'.*--no-build-isolation.*github\.com/facebookresearch/detectron2\.git@[0-9a-f]{40}"
+
+
+@pytest.fixture(autouse=True)
+def _without_detectron2(monkeypatch):
+    for module in [name for name in sys.modules if name.startswith(("detectron2", "extractors.detectron2_"))]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "detectron2", None)
+
+
+@pytest.mark.parametrize("function", [extractors.describe, extractors.load])
+def test_the_backend_says_how_to_install_it(function):
+    with pytest.raises(UsageError, match=f"'faster-rcnn-36' with detectron2 needs the package {HOW}"):
+        function("faster-rcnn-36", weights="random:0", regions=RegionOptions(backend="detectron2"))
+
+
+@pytest.mark.parametrize("function", [extractors.spec, extractors.describe, extractors.load])
+def test_models_of_detectron2s_say_so_too(function):
+    with pytest.raises(UsageError, match=rf"'detectron2:a\.yaml\+b\.pth' with detectron2 needs the package {HOW}"):
+        function("detectron2:a.yaml+b.pth")
+
+
+def test_the_other_backend_does_without():
+    with pytest.raises(InputError, match=r"no weights file 'nowhere\.pth'"):
+        extractors.describe("faster-rcnn-36", weights="nowhere.pth", regions=RegionOptions(backend="torchvision"))

@@ -1,0 +1,267 @@
+import json
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import extractors
+from extractors import DecodeError, decode
+from extractors.base import Settings
+from extractors.regions import faster_rcnn
+from extractors.regions.faster_rcnn import ARCHITECTURE
+from extractors.settings import RegionOptions
+from extractors.weights.finding import resolve_weights
+from schemas.errors import InputError, UsageError
+from schemas.kinds import regions_schema
+from tests.extractors.regions import reference_detector
+
+
+@pytest.fixture(scope="module")
+def extractor():
+    return extractors.load("faster-rcnn-36", weights="random:0")
+
+
+@pytest.fixture(scope="module")
+def state():
+    return resolve_weights("random:0", ARCHITECTURE).state
+
+
+def picture(width, height, seed=0):
+    """Coarse noise: smooth enough to look like something, of any size."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (7, 9, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def regions(extractor, *images):
+    return extractor.extract_columns(extractor.collate([extractor.preprocess(image) for image in images]))
+
+
+def check_agrees(found, expected, *, image=0):
+    """The same boxes as a set, and of matched boxes the same features and classes."""
+    count = int(found["num_regions"][image])
+    assert count == len(expected["boxes"])
+    boxes = found["boxes"][image, :count]
+    sides = np.minimum(boxes[:, None, 2:], expected["boxes"][:, 2:]) - np.maximum(boxes[:, None, :2], expected["boxes"][:, :2])
+    shared = (sides + 1).clip(0).prod(axis=2)
+    areas, others = ((b[:, 2:] - b[:, :2] + 1).prod(axis=1) for b in (boxes, expected["boxes"]))
+    overlaps = shared / (areas[:, None] + others - shared)
+    match = overlaps.argmax(axis=1)
+    assert sorted(match) == list(range(count))
+    assert overlaps.max(axis=1).min() > 0.999
+    size = expected["features"].max()
+    np.testing.assert_allclose(found["features"][image, :count], expected["features"][match], rtol=0, atol=1e-5 * size)
+    for label in ("class", "attribute"):
+        np.testing.assert_array_equal(found[f"{label}_ids"][image, :count], expected[f"{label}_ids"][match])
+        np.testing.assert_allclose(found[f"{label}_scores"][image, :count], expected[f"{label}_scores"][match], atol=1e-4)
+
+
+def check_is_empty(found, *, image=0):
+    assert found["num_regions"][image] == 0
+    assert not any(values[image].any() for name, values in found.items() if name not in ("width", "height"))
+
+
+def test_preprocessing_hands_the_pixels_on(extractor):
+    image = picture(40, 30)
+    pixels = extractor.preprocess(image)
+    assert (pixels.dtype, pixels.shape) == (torch.uint8, (3, 30, 40))
+    np.testing.assert_array_equal(pixels.permute(1, 2, 0).numpy(), np.asarray(image))
+    with pytest.raises(DecodeError, match=r"resized to 0×1000, expected .* no side under 3"):
+        extractor.preprocess(picture(1, 10000))
+
+
+def test_the_thinnest_pictures_are_refused_or_computed(extractor):
+    for size in ((1, 500), (2000, 5)):
+        with pytest.raises(DecodeError, match="no side under 3"):
+            extractor.preprocess(picture(*size))
+    check_is_empty(regions(extractor, picture(3, 1000)))
+
+
+def test_a_small_picture_equals_the_reference(extractor, state):
+    image = picture(60, 18)
+    expected = reference_detector.detect(state, np.asarray(image))
+    assert 0 < len(expected["boxes"]) <= 36
+    check_agrees(regions(extractor, image), expected)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (16, 200), (300, 10)])
+def test_a_picture_without_proposals_has_no_regions(extractor, size):
+    found = regions(extractor, picture(*size))
+    assert (found["width"].tolist(), found["height"].tolist()) == ([size[0]], [size[1]])
+    check_is_empty(found)
+
+
+def test_no_picture_at_all(extractor):
+    found = extractor.extract_columns([])
+    assert {name: len(values) for name, values in found.items()} == dict.fromkeys(found, 0)
+    assert extractor.extract([]).shape == (0, 36, 2048)
+
+
+def test_columns_and_types(extractor):
+    found = regions(extractor, picture(60, 18))
+    schema = regions_schema(extractor.spec)
+    assert [*found] == [name for name in schema.names if name != "image_id"]
+    for name, values in found.items():
+        field = schema.field(name).type
+        of_list = hasattr(field, "value_type")
+        assert values.dtype == (field.value_type if of_list else field).to_pandas_dtype()
+        assert values[0].size == (field.list_size if of_list else 1)
+    count = found["num_regions"][0]
+    boxes = found["boxes"][0, :count]
+    assert (boxes[:, 2:] > boxes[:, :2]).all()
+    assert boxes.min() >= 0
+    # Not 60: the last column of the resized image, which is 1000 wide.
+    assert boxes[:, 2].max() == pytest.approx(999 * 60 / 1000)
+    assert (found["features"][0, :count] >= 0).all()
+    assert (found["class_ids"][0, :count] >= 1).all()
+    assert (found["class_scores"][0, :count] > 0).all()
+
+
+def test_grey_is_three_equal_channels(extractor):
+    grey = picture(60, 18).convert("L")
+    found = regions(extractor, grey.convert("RGB"))
+    stacked = regions(extractor, Image.fromarray(np.stack([np.asarray(grey)] * 3, axis=2)))
+    assert found["num_regions"][0] > 0
+    assert all(values.tobytes() == stacked[name].tobytes() for name, values in found.items())
+
+
+def test_bytes_do_not_depend_on_the_batch_nor_on_threads(extractor):
+    images = [picture(60, 18), picture(200, 16), picture(40, 18)]
+    together = regions(extractor, *images)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            alone = [regions(extractor, image) for image in images]
+            for name, values in together.items():
+                assert values.tobytes() == b"".join(found[name].tobytes() for found in alone)
+    finally:
+        torch.set_num_threads(before)
+    assert (together["num_regions"] > 0).tolist() == [True, False, True]
+    np.testing.assert_array_equal(extractor.extract([extractor.preprocess(images[0])])[0], together["features"][0])
+
+
+def test_adaptive_numbers_of_regions():
+    options = RegionOptions(min_regions=2, max_regions=4, score_threshold=0.01)
+    adaptive = extractors.load("faster-rcnn-36", weights="random:0", regions=options)
+    assert (adaptive.spec.name, adaptive.spec.shape) == ("faster-rcnn-2-4", (4, 2048))
+    assert "2 to 4 best regions" in adaptive.spec.source
+    found = regions(adaptive, picture(60, 18))
+    assert 2 <= found["num_regions"][0] <= 4
+    assert found["features"].shape == (1, 4, 2048)
+
+
+def test_the_way_of_a_gpu_gives_the_same_regions(extractor, monkeypatch):
+    """On the CPU, where its arithmetic can be compared: padded regions of several images in one pass."""
+    monkeypatch.setattr(faster_rcnn, "PROPOSALS", 30)  # 300 of three images take minutes
+    images = [extractor.preprocess(image) for image in (picture(60, 18), picture(200, 16), picture(40, 18))]
+    one_by_one, together = extractor._on_cpu(images), extractor._on_gpu(images)
+    assert [len(found.boxes) > 0 for found in together] == [True, False, True]
+    assert [len(found.boxes) for found in together] == [len(found.boxes) for found in one_by_one]
+    for found, expected in zip(together, one_by_one, strict=True):
+        assert (found.width, found.height) == (expected.width, expected.height)
+        for name in ("boxes", "features", "classes", "attributes"):
+            torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-4)
+
+
+def test_parameters_hold_all_that_decides_the_values(extractor):
+    parameters = extractor.parameters
+    assert json.loads(json.dumps(parameters)) == parameters
+    assert sorted(parameters) == [
+        "backend",
+        "decoding",
+        "name",
+        "precision",
+        "regions",
+        "transform",
+        "untrained",
+        "weights",
+    ]
+    assert parameters["regions"] == {"min": 36, "max": 36, "score_threshold": 0.2}
+    assert parameters["transform"]["mean"] == [102.9801, 115.9465, 122.7717]
+    assert parameters["untrained"] is True
+
+
+def test_describe_equals_load_and_is_picklable(extractor):
+    description = extractors.describe("faster-rcnn-36", weights="random:0")
+    assert pickle.loads(pickle.dumps(description)) == extractor.description
+    assert (description.kind, description.batch_size) == ("regions", 2)
+    assert (description.classes, description.attributes) == (1600, 400)
+    weights = resolve_weights("random:0", ARCHITECTURE)
+
+    def fingerprint(options: RegionOptions) -> str:
+        return faster_rcnn.describe(Settings(extractors.spec("faster-rcnn-36"), regions=options), weights).fingerprint
+
+    for options in (RegionOptions(10, 100), RegionOptions(score_threshold=0.3), RegionOptions(backend="detectron2")):
+        assert fingerprint(options) != description.fingerprint
+    assert fingerprint(RegionOptions(class_names="names.txt")) == description.fingerprint
+
+
+def test_wrong_requests_are_refused():
+    with pytest.raises(InputError, match="no default weights for this extractor: no package distributes them"):
+        extractors.load("faster-rcnn-36")
+    with pytest.raises(UsageError, match="--compile needs a GPU"):
+        extractors.load("faster-rcnn-36", weights="random:0", compile=True)
+    with pytest.raises(UsageError, match="precision 'tf32' needs a GPU"):
+        extractors.load("faster-rcnn-36", weights="random:0", precision="tf32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["china.jpg", "cat_gray.jpg"])
+def test_photographs_equal_the_reference(extractor, state, photos, name):
+    image = decode((photos / "images" / name).read_bytes())
+    expected = reference_detector.detect(state, np.asarray(image))
+    assert len(expected["proposals"]) == 300
+    assert len(set(expected["class_ids"].tolist())) > 1
+    check_agrees(regions(extractor, image), expected)
+
+
+@pytest.mark.slow
+def test_a_thin_picture_equals_the_reference(extractor, state):
+    image = picture(2000, 20)
+    expected = reference_detector.detect(state, np.asarray(image))
+    assert len(expected["proposals"]) > 36
+    check_agrees(regions(extractor, image), expected)
+
+
+@pytest.mark.slow
+def test_bf16_is_close_and_has_the_same_proposals(extractor, photos):
+    image = decode((photos / "images" / "coffee.png").read_bytes())
+    half = extractors.load("faster-rcnn-36", weights="random:0", precision="bf16")
+    assert half.fingerprint != extractor.fingerprint
+    maps, exact = (e._map(e.preprocess(image)) for e in (half, extractor))
+    boxes, found = (e._propose(e.preprocess(image), each)[:40] for e, each in ((extractor, exact), (half, maps)))
+    assert torch.equal(found, boxes)
+    rough, fine = (e._model.head(reference_pool(exact, boxes)) for e in (half, extractor))
+    assert 0 < (rough - fine).abs().max() < 0.05 * fine.max()
+
+
+def reference_pool(maps, boxes):
+    return torch.stack([reference_detector.roi_pool(maps[0], box) for box in boxes.numpy()])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_gpu_agrees_with_cpu(extractor, precision):
+    images = [picture(640, 480), picture(500, 375, seed=1)]
+    on_gpu = extractors.load("faster-rcnn-36", weights="random:0", device="cuda", precision=precision)
+    expected, found = regions(extractor, *images), regions(on_gpu, *images)
+    assert found["num_regions"].tolist() == expected["num_regions"].tolist()
+    if precision == "fp32":
+        for i in range(len(images)):
+            check_agrees(found, {name: values[i] for name, values in expected.items()}, image=i)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_compiled_agrees(extractor):
+    compiled = extractors.load("faster-rcnn-36", weights="random:0", device="cuda", compile=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = regions(compiled, picture(640, 480))
+    expected = regions(extractor, picture(640, 480))
+    check_agrees(found, {name: values[0] for name, values in expected.items()})
+    assert compiled.parameters["compiled"] is True

@@ -1,0 +1,182 @@
+import random
+import struct
+
+import numpy as np
+import pytest
+
+from extractors.weights import caffemodel
+from extractors.weights.caffemodel import read_layers
+from schemas.errors import InputError
+
+LAYERS = {
+    "conv1_1": [np.arange(24, dtype=np.float32).reshape(4, 3, 2, 1) / 7, np.array([1.5, -2, 3, 0], dtype=np.float32)],
+    "fc6": [np.arange(300, dtype=np.float32).reshape(3, 100) * -0.25, np.array([9, 8, 7], dtype=np.float32)],
+}
+
+
+# --- a tiny writer of protobuf's wire format ---------------------------------------------------------------------------
+
+
+def varint(value: int) -> bytes:
+    value %= 2**64
+    out = b""
+    while value >= 128:
+        out += bytes([value % 128 + 128])
+        value //= 128
+    return out + bytes([value])
+
+
+def number(field: int, value: int) -> bytes:
+    return varint(field * 8) + varint(value)
+
+
+def message(field: int, content: bytes) -> bytes:
+    return varint(field * 8 + 2) + varint(len(content)) + content
+
+
+def blob(array: np.ndarray, *, legacy: bool = False, packed: bool = True, double: bool = False) -> bytes:
+    if legacy:
+        dims = (1,) * (4 - array.ndim) + array.shape
+        shape = b"".join(number(i + 1, dim) for i, dim in enumerate(dims))
+    elif packed:
+        shape = message(7, message(1, b"".join(varint(dim) for dim in array.shape)))
+    else:
+        shape = message(7, b"".join(number(1, dim) for dim in array.shape))
+    field, code, wire = (8, "<d", 1) if double else (5, "<f", 5)
+    if packed:
+        return shape + message(field, array.astype(code).tobytes())
+    return b"".join(varint(field * 8 + wire) + struct.pack(code, value) for value in array.ravel()) + shape
+
+
+def layer(name: str, blobs: list[bytes], *, old: bool = False) -> bytes:
+    name_field, blobs_field, layers_field = (4, 6, 2) if old else (1, 7, 100)
+    kind = number(5, 4) if old else message(2, b"Convolution")
+    content = message(3, b"top") + message(name_field, name.encode()) + kind
+    return message(layers_field, content + b"".join(message(blobs_field, blob) for blob in blobs))
+
+
+def net(layers: dict[str, list[np.ndarray]], *, old: bool = False, **options: bool) -> bytes:
+    """A whole model with fields around the layers that nobody needs."""
+    head = message(1, b"VGG_ILSVRC_19_layers") + message(3, b"data") + number(4, 10) + varint(99 * 8 + 1) + bytes(8)
+    body = b"".join(layer(name, [blob(array, **options) for array in arrays], old=old) for name, arrays in layers.items())
+    return head + layer("relu1_1", [], old=old) + body + varint(98 * 8 + 5) + bytes(4)
+
+
+# --- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read(tmp_path, data: bytes) -> dict[str, list[np.ndarray]]:
+    path = tmp_path / "net.caffemodel"
+    path.write_bytes(data)
+    return read_layers(path)
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("double", [False, True])
+def test_round_trip(tmp_path, old, legacy, packed, double):
+    found = read(tmp_path, net(LAYERS, old=old, legacy=legacy, packed=packed, double=double))
+    assert list(found) == list(LAYERS)
+    for name, arrays in LAYERS.items():
+        for array, expected in zip(found[name], arrays, strict=True):
+            assert array.dtype == np.float32
+            np.testing.assert_array_equal(array, expected)
+
+
+def test_numbers_in_several_pieces_are_joined(tmp_path):
+    values = np.arange(5, dtype="<f4")
+    single = varint(5 * 8 + 5) + values[:1].tobytes()
+    pieces = single + message(5, values[1:3].tobytes()) + number(1, 1) + message(5, values[3:].tobytes())
+    shape = message(7, number(1, 5))
+    found = read(tmp_path, layer("x", [pieces + shape]))
+    np.testing.assert_array_equal(found["x"][0], values)
+
+
+def test_gradients_and_unknown_fields_of_a_blob_are_stepped_over(tmp_path):
+    values = np.arange(3, dtype="<f4")
+    extra = message(6, values.tobytes()) + message(9, bytes(24)) + number(1000, 5)
+    np.testing.assert_array_equal(read(tmp_path, layer("x", [extra + blob(values)]))["x"][0], values)
+
+
+def test_arrays_outlive_the_file(tmp_path):
+    found = read(tmp_path, net(LAYERS))
+    (tmp_path / "net.caffemodel").write_bytes(b"")
+    found["fc6"][0] += 1
+    np.testing.assert_array_equal(found["fc6"][0], LAYERS["fc6"][0] + 1)
+
+
+# --- refusing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_cut_is_refused_or_loses_whole_layers(tmp_path, packed):
+    data = net(LAYERS, packed=packed)
+    whole = read(tmp_path, data)
+    for size in range(0, len(data), 5):
+        try:
+            found = read(tmp_path, data[:size])
+        except InputError:
+            continue
+        assert list(found) in (["conv1_1"], ["conv1_1", "fc6"])
+        assert all(np.array_equal(a, b) for name in found for a, b in zip(found[name], whole[name], strict=True))
+
+
+def test_garbage_is_read_or_refused_but_never_another_error(tmp_path):
+    chance = random.Random(0)
+    good, refused = net(LAYERS), 0
+    for turn in range(200):
+        data = bytearray(chance.randbytes(chance.randrange(1, 300)) if turn % 2 else good)
+        for _ in range(chance.randrange(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        try:
+            read(tmp_path, bytes(data))
+        except InputError:
+            refused += 1
+    assert refused > 90
+
+
+SHAPE_OF_FOUR = message(7, number(1, 4))
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "has 0 bytes"),
+        (message(1, b"only a name"), "holds no layer with weights"),
+        (b'name: "VGG"\nlayers { name: "conv1_1" }', "cannot be read as a .caffemodel"),
+        (layer("x", [SHAPE_OF_FOUR + message(5, bytes(12))]), r"3 numbers for the shape \[4\]"),
+        (layer("x", [SHAPE_OF_FOUR + message(5, bytes(15))]), "15 bytes of numbers"),
+        (layer("x", [SHAPE_OF_FOUR * 2 + message(5, bytes(16))]), "two shapes for one blob"),
+        (layer("x", [message(7, number(1, -4)) + message(5, bytes(16))]), r"4 numbers for the shape \[18446744073709551612\]"),
+        (layer("x", [message(7, number(1, 2**40) * 2) + message(5, bytes(16))]), "4 numbers for the shape"),
+        (layer("x", [message(7, number(1, 1) * 40) + message(5, bytes(4))]), "more than 32 sides"),
+        (layer("x", [message(7, message(1, varint(1) * 10**6)) + message(5, bytes(4))]), "more than 32 sides"),
+        (layer("x", [number(5, 3)]), "field 5 has wire type 0, expected 5"),
+        (number(100, 1), "field 100 has wire type 0, expected 2"),
+        (layer("x", [blob(np.ones(2))]) * 2, "two layers are named 'x'"),
+        (varint(100 * 8 + 2) + varint(2**62), "a field of 4611686018427387904 bytes where 0 are left"),
+        (varint(100 * 8 + 3), "unknown wire type 3"),
+        (b"\x00\x00", "no field has the number 0"),
+        (b"\x80" * 11, "a number of more than ten bytes"),
+        (b"\x80", "a number is cut off"),
+        (layer("x", [b"\xad\x00" + bytes(4) + SHAPE_OF_FOUR]), "a tag that is longer than it needs to be"),
+    ],
+)
+def test_malformed_files_are_refused_and_named(tmp_path, data, problem):
+    with pytest.raises(InputError, match=problem):
+        read(tmp_path, data)
+
+
+def test_size_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(caffemodel, "MAX_BYTES", 100)
+    with pytest.raises(InputError, match=r"bytes, expected 1 to 100 of a \.caffemodel"):
+        read(tmp_path, net(LAYERS))
+
+
+def test_many_short_runs_stay_cheap(tmp_path):
+    """Single numbers with another field between each two; looking ahead to the end each time would take minutes."""
+    pair = varint(5 * 8 + 5) + bytes(4) + number(1, 1)
+    count = 30_000
+    found = read(tmp_path, layer("x", [pair * count + message(7, number(1, count))]))
+    assert found["x"][0].shape == (count,)

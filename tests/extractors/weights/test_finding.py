@@ -1,0 +1,264 @@
+import hashlib
+import pathlib
+import urllib.error
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from extractors.weights.finding import Architecture, Weights, resolve_weights, state_sha256
+from schemas.errors import InputError, UsageError
+
+
+class Default:
+    """Stands for a member of torchvision's enumeration of weights."""
+
+    url = "https://example.org/models/tiny-0123abcd.pth"
+
+    def __str__(self) -> str:
+        return "Tiny_Weights.V1"
+
+
+def build(weights: None = None) -> nn.Module:
+    return nn.Sequential(OrderedDict(conv1=nn.Conv2d(3, 4, 3), bn1=nn.BatchNorm2d(4)))
+
+
+ARCHITECTURE = Architecture(build=build, default=Default())
+
+
+class Trap:
+    """Writes a file when unpickled."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (pathlib.Path.touch, (self.path,))
+
+
+@pytest.fixture
+def state() -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(3)
+    return {
+        name: torch.rand(value.shape, generator=random) if value.is_floating_point() else value
+        for name, value in build().state_dict().items()
+    }
+
+
+def saved(path: pathlib.Path, content: object) -> str:
+    torch.save(content, path)
+    return str(path)
+
+
+def assert_same(found: Weights, state: dict[str, torch.Tensor]) -> None:
+    assert sorted(found.state) == sorted(state)
+    for name, value in state.items():
+        assert torch.equal(found.state[name], value), name
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pt", ".safetensors"])
+def test_file_round_trip(tmp_path, state, suffix):
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".safetensors":
+        save_file(state, path)
+    else:
+        torch.save(state, path)
+    found = resolve_weights(str(path), ARCHITECTURE)
+    assert_same(found, state)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert found.parameters() == {"weights": {"name": "file", "sha256": sha256}, "untrained": False}
+
+
+def test_moving_a_file_changes_no_parameter(tmp_path, state):
+    here = resolve_weights(saved(tmp_path / "a.pth", state), ARCHITECTURE)
+    (tmp_path / "a.pth").rename(tmp_path / "b.pt")
+    assert resolve_weights(str(tmp_path / "b.pt"), ARCHITECTURE).parameters() == here.parameters()
+
+
+@pytest.mark.parametrize("wrap", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}, lambda s: OrderedDict(s)])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_wrappings_of_training_scripts_are_taken_off(tmp_path, state, wrap, prefix):
+    content = wrap({prefix + name: value for name, value in state.items()})
+    assert_same(resolve_weights(saved(tmp_path / "w.pth", content), ARCHITECTURE), state)
+
+
+def test_old_files_without_batch_counters_are_read(tmp_path, state):
+    del state["bn1.num_batches_tracked"]
+    found = resolve_weights(saved(tmp_path / "w.pth", state), ARCHITECTURE)
+    assert_same(found, state | {"bn1.num_batches_tracked": torch.tensor(0)})
+
+
+def test_files_of_16_bits_are_widened(tmp_path, state):
+    halves = {name: value.half() if value.is_floating_point() else value for name, value in state.items()}
+    found = resolve_weights(saved(tmp_path / "w.pth", halves), ARCHITECTURE)
+    assert_same(found, {name: value.to(state[name].dtype) for name, value in halves.items()})
+    assert {name: value.dtype for name, value in found.state.items()} == {name: value.dtype for name, value in state.items()}
+
+
+def test_file_that_does_not_exist():
+    with pytest.raises(
+        InputError, match=r"there is no weights file '/no/such.pth': expected 'default', 'random:SEED', or the path"
+    ):
+        resolve_weights("/no/such.pth", ARCHITECTURE)
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "w.pth").touch()
+    monkeypatch.setattr(pathlib.Path, "open", refuse)
+    with pytest.raises(InputError, match=r"cannot read the weights file '.*w.pth' \(Permission denied\)"):
+        resolve_weights(str(tmp_path / "w.pth"), ARCHITECTURE)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"conv1.weight": None}, r"1 missing: conv1.weight\. These look like an unknown model's weights"),
+        ({"fc.weight": torch.zeros(2)}, r"1 unexpected: fc.weight\."),
+        ({"conv1.bias": torch.zeros(5)}, r"1 of another shape: conv1.bias \[5\] for \[4\]\."),
+        (
+            {f"features.{i}.weight": torch.zeros(1) for i in range(35)},
+            r"35 unexpected: .*, …\. These look like VGG19 weights",
+        ),
+        ({"layer3.22.conv3.weight": torch.zeros(1)}, "These look like ResNet101 weights"),
+    ],
+)
+def test_weights_of_another_model_are_refused_with_names(tmp_path, state, change, message):
+    content = {name: value for name, value in (state | change).items() if value is not None}
+    with pytest.raises(InputError, match=message):
+        resolve_weights(saved(tmp_path / "w.pth", content), ARCHITECTURE)
+
+
+def test_values_that_are_not_finite_are_refused(tmp_path, state):
+    state["conv1.bias"][1] = np.nan
+    with pytest.raises(InputError, match=r"not finite, in conv1.bias: the file is damaged"):
+        resolve_weights(saved(tmp_path / "w.pth", state), ARCHITECTURE)
+
+
+def test_pickles_that_run_code_are_refused_and_not_run(tmp_path, state):
+    request = saved(tmp_path / "w.pth", {"state_dict": state, "trap": Trap(tmp_path / "ran")})
+    with pytest.raises(InputError, match=r"is refused: .*could run code when read .*Save model\.state_dict\(\) alone"):
+        resolve_weights(request, ARCHITECTURE)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("suffix", "kind"), [(".pth", "damaged"), (".safetensors", "cannot be read as safetensors")])
+@pytest.mark.parametrize("part", [0, 20, -1])
+def test_damaged_files_are_refused(tmp_path, state, suffix, kind, part):
+    path = tmp_path / f"w{suffix}"
+    if suffix == ".safetensors":
+        save_file(state, path)
+    else:
+        torch.save(state, path)
+    path.write_bytes(path.read_bytes()[:part])
+    with pytest.raises(InputError, match=kind):
+        resolve_weights(str(path), ARCHITECTURE)
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "w.h5").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"ends in '.h5', expected .pth, .pt or .safetensors"):
+        resolve_weights(str(tmp_path / "w.h5"), ARCHITECTURE)
+    with pytest.raises(InputError, match=r"holds a list, expected names and tensors"):
+        resolve_weights(saved(tmp_path / "w.pth", [1]), ARCHITECTURE)
+    with pytest.raises(InputError, match=r"holds a dict with 'epoch', expected names and tensors"):
+        resolve_weights(saved(tmp_path / "e.pth", {"epoch": 1}), ARCHITECTURE)
+
+
+def test_known_wrong_files_are_refused_by_their_hash(tmp_path, state):
+    request = saved(tmp_path / "w.pth", state)
+    prefix = hashlib.sha256(pathlib.Path(request).read_bytes()).hexdigest()[:8]
+    with pytest.raises(InputError, match="are not the ones wanted: they are of 2021"):
+        resolve_weights(request, Architecture(build=build, default=Default(), refused={prefix: "they are of 2021"}))
+
+
+def offer(monkeypatch, tmp_path, state) -> Architecture:
+    """An architecture whose default weights can be downloaded, from a file."""
+    source = tmp_path / "source.pth"
+    torch.save(state, source)
+    prefix = hashlib.sha256(source.read_bytes()).hexdigest()[:8]
+    default = Default()
+    default.url = f"https://example.org/tiny-{prefix}.pth"
+
+    def download(url, dst, hash_prefix=None, progress=True):
+        assert (url, hash_prefix, progress) == (default.url, prefix, False)
+        pathlib.Path(dst).write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    return Architecture(build=build, default=default)
+
+
+def test_default_weights_are_downloaded_once_and_have_one_name(monkeypatch, tmp_path, state):
+    architecture = offer(monkeypatch, tmp_path, state)
+    found = resolve_weights("default", architecture)
+    assert_same(found, state)
+    assert found.name == "Tiny_Weights.V1"
+    monkeypatch.setattr(torch.hub, "download_url_to_file", None)
+    assert resolve_weights("default", architecture).parameters() == found.parameters()
+    assert resolve_weights(str(tmp_path / "source.pth"), architecture).parameters() == found.parameters()
+
+
+def test_damaged_file_in_the_cache_is_found(monkeypatch, tmp_path, state):
+    architecture = offer(monkeypatch, tmp_path, state)
+    cached = tmp_path / "hub" / "checkpoints" / architecture.file_name
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(b"half")
+    with pytest.raises(
+        InputError, match=f"expected one that begins with {architecture.hash_prefix}: the file is damaged; delete it"
+    ):
+        resolve_weights("default", architecture)
+
+
+@pytest.mark.parametrize("error", [urllib.error.URLError("no route"), RuntimeError("invalid hash value"), TimeoutError("slow")])
+def test_no_network_says_how_to_get_the_file(monkeypatch, tmp_path, error):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    with pytest.raises(InputError, match=rf"cannot download .*Fetch {Default.url} elsewhere and pass it with --weights PATH"):
+        resolve_weights("default", ARCHITECTURE)
+
+
+def test_random_weights_are_those_of_a_seeded_torchvision_model():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        expected = build().state_dict()
+    found = resolve_weights("random:7", ARCHITECTURE)
+    assert_same(found, expected)
+    assert found.parameters() == {"weights": {"name": "random:7", "sha256": state_sha256(expected)}, "untrained": True}
+
+
+def test_random_weights_neither_read_nor_change_the_global_generator():
+    torch.rand(5)
+    before = torch.random.get_rng_state()
+    first = resolve_weights("random:7", ARCHITECTURE)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.rand(5)
+    assert resolve_weights("random:7", ARCHITECTURE).sha256 == first.sha256
+    assert resolve_weights("random:8", ARCHITECTURE).sha256 != first.sha256
+
+
+@pytest.mark.parametrize("request_", ["random:", "random:x", "random:-1", "random:1.5", f"random:{2**63}"])
+def test_other_seeds_are_refused(request_):
+    with pytest.raises(UsageError, match="expected 'random:SEED' with a whole number"):
+        resolve_weights(request_, ARCHITECTURE)
+
+
+def test_hash_of_a_state_sees_name_type_shape_and_values_but_not_order(state):
+    name = "conv1.bias"
+    variants = [
+        state,
+        {("bias" if key == name else key): value for key, value in state.items()},
+        state | {name: state[name].double()},
+        state | {name: state[name].view(2, 2)},
+        state | {name: state[name] + 1},
+    ]
+    assert len({state_sha256(variant) for variant in variants}) == len(variants)
+    assert state_sha256(dict(reversed(state.items()))) == state_sha256(state)

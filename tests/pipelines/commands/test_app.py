@@ -1,0 +1,190 @@
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pipelines.commands import app as cli
+from pipelines.commands.options import several
+from schemas.errors import DatasetError, UsageError
+from schemas.manifest import Manifest, ShardEntry
+
+COMMANDS = (
+    *("captions", "vocabulary", "encode", "features", "import", "export"),
+    *("inspect", "view", "validate", "diff", "demo"),
+    *("train", "evaluate", "embed", "search", "tables"),
+)
+ROOT = Path(cli.__file__).parents[1]
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Runs the entry point in this process; gives exit code, standard output and standard error."""
+
+    def run(*arguments: str):
+        monkeypatch.setattr(sys, "argv", ["imagepivot", *arguments])
+        for console in (cli.console, cli.notes):
+            monkeypatch.setattr(console, "_width", 200)
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capsys.readouterr()
+        return caught.value.code, out, err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", ()), ("en", ("en",)), ("en,de", ("en", "de")), (" en , de ,", ("en", "de")), (",,", ())],
+)
+def test_lists_are_cut_at_commas(text, expected):
+    assert several(text) == expected
+
+
+def test_the_commands_are_those_that_the_tests_know():
+    assert {command.name or command.callback.__name__ for command in cli.app.registered_commands} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_holds_an_example_that_is_the_command(name):
+    shown = CliRunner().invoke(cli.app, [name, "--help"], env={"COLUMNS": "200"}, terminal_width=200)
+    assert shown.exit_code == 0
+    assert f"Example: imagepivot {name} " in " ".join(shown.output.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_option_has_help(name):
+    command = typer.main.get_command(cli.app).commands[name]
+    assert [each.name for each in command.params if not getattr(each, "help", None)] == []
+
+
+def test_examples_can_be_parsed():
+    for each in cli.app.registered_commands:
+        command = typer.main.get_command(cli.app).commands[each.name or each.callback.__name__]
+        arguments = shlex.split(each.epilog.removeprefix("Example: imagepivot "))
+        assert arguments[0] == command.name
+        assert command.make_context(command.name, arguments[1:], resilient_parsing=False).params
+
+
+def test_starting_loads_neither_beam_nor_torch():
+    code = (
+        "import sys, pipelines.commands.app; from typer.testing import CliRunner\n"
+        "for name in sys.argv[1:]: assert CliRunner().invoke(pipelines.commands.app.app, [name, '--help']).exit_code == 0\n"
+        "heavy = {'apache_beam', 'torch', 'torchvision', 'PIL', 'pyarrow', 'numpy', 'sacremoses'} & set(sys.modules)\n"
+        "print(sorted(heavy & {'apache_beam', 'torch', 'torchvision', 'sacremoses', 'PIL'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *COMMANDS], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+def test_the_version(call):
+    code, out, _ = call("--version")
+    assert code == 0
+    assert out.startswith("imagepivot 0.")
+
+
+def test_no_command_shows_the_help(call):
+    code, out, err = call()
+    assert code == 2
+    assert "Commands" in out + err
+
+
+@pytest.mark.parametrize("error", [DatasetError("a [bold]folder[/bold] is wrong"), UsageError("--x is [0]")])
+def test_an_error_of_the_user_is_one_line(call, monkeypatch, error):
+    def broken(*_, **__):
+        raise error
+
+    monkeypatch.setattr("schemas.validation.validate", broken)
+    code, out, err = call("validate", "folder")
+    assert code == (2 if isinstance(error, UsageError) else 1)
+    assert (out, err) == ("", f"Error: {error}\n")
+
+
+@pytest.mark.parametrize(("module", "extra"), [("torch", "extractors"), ("apache_beam.io", "pipelines"), ("PIL", "extractors")])
+def test_a_missing_extra_is_named(call, monkeypatch, module, extra):
+    def broken(*_, **__):
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr("schemas.validation.validate", broken)
+    code, _, err = call("validate", "folder")
+    assert code == 1
+    assert err == f"Error: this command needs {module}, which is not installed: pip install 'imagepivot[{extra}]'\n"
+
+
+def test_training_without_torch_names_its_own_extra(call, monkeypatch):
+    def broken(*_, **__):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("train.config.sections.resolve", broken)
+    code, _, err = call("train", "vsepp", "run")
+    assert code == 1
+    assert err == "Error: this command needs torch, which is not installed: pip install 'imagepivot[train]'\n"
+
+
+def test_a_missing_module_of_nobodys_is_our_fault(monkeypatch):
+    def broken(*_, **__):
+        raise ModuleNotFoundError("No module named 'ours'", name="ours")
+
+    monkeypatch.setattr("schemas.validation.validate", broken)
+    monkeypatch.setattr(sys, "argv", ["imagepivot", "validate", "folder"])
+    with pytest.raises(ModuleNotFoundError, match="ours"):
+        cli.main()
+
+
+def test_ctrl_c_says_that_finished_shards_are_kept(call, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("schemas.validation.validate", interrupted)
+    code, _, err = call("validate", "folder")
+    assert code == 130
+    assert "finished shards are kept, the same command goes on from here" in err
+
+
+def test_ctrl_c_during_training_says_how_to_go_on(call, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("train.config.sections.resolve", interrupted)
+    code, _, err = call("train", "vsepp", "run")
+    assert code == 130
+    assert "the last checkpoint is kept, --resume goes on from it" in err
+
+
+def manifest(rows: int, failed: int = 0) -> Manifest:
+    entry = ShardEntry("part-00000-of-00001.parquet", 1, "0" * 64, rows)
+    failures = (ShardEntry("failures/part-00000-of-00001.parquet", 1, "0" * 64, failed),) if failed else ()
+    return Manifest(
+        kind="features",
+        fingerprint="abcdef0123456789",
+        parameters={},
+        inputs=(),
+        libraries={},
+        shards=(entry,),
+        failures=failures,
+        failure_reasons={"truncated": 1, "empty": failed - 1} if failed else {},
+    )
+
+
+def test_the_end_of_a_run_is_one_line(capsys):
+    cli._finish(manifest(1234), "out[1]")
+    out, err = capsys.readouterr()
+    assert out == "features: 1,234 rows in 1 shards in out[1] (fingerprint abcdef012345)\n"
+    assert err == ""
+
+
+@pytest.mark.parametrize(("most", "code"), [(0, 3), (4, 3), (5, None), (6, None)])
+def test_more_failures_than_allowed_are_exit_code_3(capsys, most, code):
+    if code is None:
+        cli._finish(manifest(7, 5), "o[red]t", most)
+    else:
+        with pytest.raises(typer.Exit) as caught:
+            cli._finish(manifest(7, 5), "o[red]t", most)
+        assert caught.value.exit_code == code
+    err = capsys.readouterr().err
+    assert err == "5 inputs failed: 4 empty, 1 truncated. They are listed by: imagepivot inspect o[red]t\n"

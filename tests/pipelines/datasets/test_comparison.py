@@ -1,0 +1,287 @@
+import hashlib
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from pipelines.datasets.comparison import Comparison, ParameterDifference, Some, compare
+from pipelines.datasets.comparison_tables import comparison_table
+from schemas import batches
+from schemas.dataset import Dataset, open_dataset
+from schemas.errors import DatasetError, UsageError
+from schemas.features import FeatureSpec
+from schemas.fingerprints import Identity
+from schemas.kinds import KEY_COLUMNS, schema_of
+from schemas.output import Output, commit
+from schemas.shards import write_shard
+from schemas.storage import Folder
+
+IMAGES = [f"image-{number:02d}" for number in range(20)]
+WIDTH, REGIONS = 6, 4
+
+
+def write(
+    path: Path, kind: str, rows: list[dict], spec: FeatureSpec | None = None, *, shards: int = 3, inputs=(), **parameters: Any
+) -> Dataset:
+    stored = {} if spec is None else {"feature": {**vars(spec), "shape": list(spec.shape)}}
+    identity = Identity(kind=kind, parameters={**stored, **parameters}, inputs=inputs, shards=shards)
+    output = Output(folder=Folder(str(path)), identity=identity)
+    schema = schema_of(kind, spec)
+    for shard in range(shards):
+        mine = [row for row in rows if kind == "vocabulary" or shard_of(row["image_id"], shards) == shard]
+        flat = [{k: v.ravel() if isinstance(v, np.ndarray) else v for k, v in row.items()} for row in mine]
+        flat.sort(key=lambda row: tuple(row[name] for name in KEY_COLUMNS[kind]))
+        table = pa.Table.from_pylist(flat, schema=schema)
+        write_shard(output.folder, output.names()[shard], [table], schema=schema, identity=identity)
+    commit(output, statistics=lambda footers: {}, libraries=())
+    return open_dataset(path)
+
+
+def shard_of(image_id: str, shards: int) -> int:
+    return int(hashlib.blake2b(image_id.encode()).hexdigest(), 16) % shards
+
+
+def vectors(images=IMAGES, width: int = WIDTH, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {each: rng.standard_normal(width).astype("float32") for each in images}
+
+
+def features(path: Path, values: dict[str, np.ndarray], *, dtype: str = "float32", **options: Any) -> Dataset:
+    spec = FeatureSpec("toy", next(iter(values.values())).shape, dtype)
+    rows = [{"image_id": each, "feature": value.astype(dtype)} for each, value in values.items()]
+    return write(path, "features", rows, spec, **options)
+
+
+def region_rows(images=IMAGES, regions: int = REGIONS) -> list[dict]:
+    rng = np.random.default_rng(1)
+    rows = []
+    for number, image_id in enumerate(images):
+        used = (np.arange(regions) < number % (REGIONS + 1))[:, None]
+        draw = lambda *shape, used=used: (rng.random((REGIONS, *shape)).astype("float32")[:regions] * used).squeeze()  # noqa: E731
+        row = {"image_id": image_id, "width": 640, "height": 480, "num_regions": int(used.sum()), "boxes": draw(4)}
+        row |= {"features": draw(WIDTH), "class_ids": (draw(1) * 100).astype("int16"), "class_scores": draw(1)}
+        rows.append({**row, "attribute_ids": (draw(1) * 100).astype("int16"), "attribute_scores": draw(1)})
+    return rows
+
+
+def regions_dataset(path: Path, rows: list[dict], regions: int = REGIONS, **options: Any) -> Dataset:
+    return write(path, "regions", rows, FeatureSpec("toy", (regions, WIDTH)), **options)
+
+
+def caption_rows() -> list[dict]:
+    return [
+        {
+            "image_id": each,
+            "language": "de",
+            "portion": "comparable",
+            "index": n,
+            "split": "train",
+            "text": f"{each} {n}",
+            "tokens": [each],
+        }
+        for each in IMAGES
+        for n in range(2)
+    ]
+
+
+def shown(comparison: Comparison) -> str:
+    file = io.StringIO()
+    Console(file=file, width=200).print(comparison_table(comparison))
+    return " ".join(file.getvalue().split())
+
+
+@pytest.mark.parametrize("shards", [(3, 3), (3, 6), (4, 6), (2, 5), (1, 7)])
+def test_equal_features_in_any_number_of_shards(tmp_path, shards, monkeypatch):
+    monkeypatch.setattr(batches, "_BATCH_BYTES", 1)
+    a, b = (features(tmp_path / name, vectors(), shards=n) for name, n in zip("ab", shards, strict=True))
+    found = compare(a, b)
+    assert not found.differs()
+    assert (found.rows_a, found.rows_b, found.common) == (20, 20, 20)
+    assert found.missing_in_a == found.missing_in_b == found.differing == Some()
+    (feature,) = found.vectors
+    assert (feature.rows, feature.largest, feature.mean, feature.relative, feature.cosine_mean) == (0, 0, 0, 0, 1)
+    same = shards[0] == shards[1]
+    assert found.parameters == (() if same else (ParameterDifference("shards", *shards),))
+
+
+@pytest.mark.parametrize("shards", [(3, 3), (4, 6)])
+def test_differences_of_features_are_those_of_numpy(tmp_path, shards):
+    left, right = vectors(), vectors()
+    rng = np.random.default_rng(2)
+    for image_id in IMAGES[:7]:
+        right[image_id] = right[image_id] + rng.standard_normal(WIDTH).astype("float32") / 10
+    del left["image-19"], right["image-00"], right["image-10"]
+    a, b = features(tmp_path / "a", left, shards=shards[0]), features(tmp_path / "b", right, shards=shards[1])
+    found = compare(a, b)
+    common = [each for each in IMAGES if each in left and each in right]
+    x, y = (np.stack([side[each] for each in common]).astype("float64") for side in (left, right))
+    gaps = np.abs(x - y)
+    cosines = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
+    assert found.common == 17
+    assert (found.missing_in_a, found.missing_in_b) == (Some(1, ("image-19",)), Some(2, found.missing_in_b.first))
+    assert set(found.missing_in_b.first) == {"image-00", "image-10"}
+    assert found.differing.count == 6
+    assert set(found.differing.first) < set(IMAGES[1:7])
+    (feature,) = found.vectors
+    assert feature.rows == 6
+    assert feature.largest == gaps.max()
+    assert feature.largest_key == common[gaps.max(1).argmax()]
+    assert feature.mean == pytest.approx(gaps.mean())
+    assert feature.relative == pytest.approx(gaps.max() / max(np.abs(x).max(), np.abs(y).max()))
+    assert feature.cosine_mean == pytest.approx(cosines.mean())
+    assert feature.cosine_least == pytest.approx(cosines.min())
+    assert feature.cosine_least_key == common[cosines.argmin()]
+    assert found.differs(1e9)  # Keys are missing: no tolerance helps.
+
+
+def test_the_tolerance_is_the_largest_difference_that_counts_as_equal(tmp_path):
+    right = vectors()
+    right["image-03"] = right["image-03"].copy()
+    right["image-03"][0] += np.float32(0.25)
+    found = compare(features(tmp_path / "a", vectors()), features(tmp_path / "b", right))
+    gap = found.vectors[0].largest
+    assert [found.differs(), found.differs(gap * 0.999), found.differs(gap)] == [True, True, False]
+
+
+def test_zero_vectors_have_a_cosine(tmp_path):
+    left = {each: np.zeros(WIDTH, "float32") for each in IMAGES[:2]}
+    right = {"image-00": left["image-00"], "image-01": np.ones(WIDTH, "float32")}
+    (feature,) = compare(features(tmp_path / "a", left), features(tmp_path / "b", right)).vectors
+    assert (feature.cosine_mean, feature.cosine_least, feature.cosine_least_key) == (0.5, 0, "image-01")
+
+
+def test_float16_is_compared_with_float32_by_value(tmp_path):
+    left, right = vectors(), {each: value.astype("float16") for each, value in vectors().items()}
+    found = compare(features(tmp_path / "a", left), features(tmp_path / "b", right, dtype="float16"))
+    assert 0 < found.vectors[0].largest < 2e-3
+    assert found.parameters == (ParameterDifference("feature.dtype", "float32", "float16"),)
+    assert not found.differs(2e-3)
+
+
+def test_parameters_and_inputs_are_named_by_their_path_and_do_not_count(tmp_path):
+    one = {"extractor": {"precision": "fp32", "weights": {"name": "random:0"}}, "inputs": [{"name": "x", "sha256": "1"}]}
+    two = {
+        "extractor": {"precision": "bf16", "weights": {"name": "random:0"}, "more": 1},
+        "inputs": [{"name": "x", "sha256": "2"}],
+    }
+    a, b = features(tmp_path / "a", vectors(), **one), features(tmp_path / "b", vectors(), **two)
+    found = compare(a, b)
+    assert found.parameters == (
+        ParameterDifference("extractor.more", None, 1),
+        ParameterDifference("extractor.precision", "fp32", "bf16"),
+        ParameterDifference("inputs.0.sha256", "1", "2"),
+    )
+    assert not found.differs()
+    assert "extractor.precision │ fp32 │ bf16" in shown(found)
+    assert "extractor.more │ nothing │ 1" in shown(found)
+
+
+def test_features_of_other_shapes_are_not_compared(tmp_path):
+    found = compare(features(tmp_path / "a", vectors()), features(tmp_path / "b", vectors(width=7)))
+    assert found.incomparable == "the features have shapes [6] and [7]"
+    assert (found.common, found.vectors, found.differs(1e9)) == (20, (), True)
+    assert "values not compared" in shown(found)
+
+
+def test_equal_regions(tmp_path):
+    found = compare(regions_dataset(tmp_path / "a", region_rows()), regions_dataset(tmp_path / "b", region_rows(), shards=5))
+    assert not found.differs()
+    assert [each.column for each in found.vectors] == ["boxes", "features", "class_scores", "attribute_scores"]
+    assert [each.cosine_mean for each in found.vectors] == [None, pytest.approx(1), None, None]
+
+
+def test_regions_are_compared_one_by_one_as_far_as_both_use_them(tmp_path):
+    rows = region_rows()
+    by_id = {row["image_id"]: row for row in rows}
+    changed = by_id["image-04"]  # Four regions in use.
+    changed["features"] = changed["features"].copy()
+    changed["features"][2] *= -1
+    changed["boxes"] = changed["boxes"] + np.float32(0.5)
+    changed["class_ids"] = changed["class_ids"] + np.int16(1)
+    fewer = by_id["image-03"]  # Three.
+    fewer["num_regions"] = 2
+    for name in ("boxes", "features", "class_ids", "class_scores", "attribute_ids", "attribute_scores"):
+        fewer[name] = fewer[name].copy()
+        fewer[name][2] = 0
+    found = compare(regions_dataset(tmp_path / "a", region_rows()), regions_dataset(tmp_path / "b", rows))
+    assert found.columns == {"width": 0, "height": 0, "num_regions": 1, "class_ids": 1, "attribute_ids": 0}
+    assert found.differing == Some(2, found.differing.first)
+    by_column = {each.column: each for each in found.vectors}
+    assert by_column["boxes"].largest == pytest.approx(0.5, abs=1e-6)
+    assert by_column["boxes"].largest_key == "image-04"
+    assert (by_column["features"].rows, by_column["features"].cosine_least) == (1, pytest.approx(-1))
+    used = sum(number % 5 for number in range(20)) - 1
+    assert by_column["features"].cosine_mean == pytest.approx((used - 2) / used)
+    assert by_column["class_scores"].rows == 0
+    assert found.differs(1e9)
+
+
+def test_regions_of_another_padding_are_equal(tmp_path):
+    wide = region_rows()
+    for row in wide:
+        for name in ("boxes", "features", "class_ids", "class_scores", "attribute_ids", "attribute_scores"):
+            row[name] = np.concatenate([row[name], np.zeros((2, *row[name].shape[1:]), row[name].dtype)])
+    found = compare(regions_dataset(tmp_path / "a", region_rows()), regions_dataset(tmp_path / "b", wide, regions=REGIONS + 2))
+    assert not found.differs()
+    assert found.parameters == (ParameterDifference("feature.shape", [4, 6], [6, 6]),)
+
+
+def test_captions_that_differ_are_counted(tmp_path):
+    rows = caption_rows()
+    for row in rows[:14]:
+        row["text"] = row["text"].upper()
+    rows[3]["split"] = "val"
+    rows.append({**rows[0], "language": "en"})
+    found = compare(write(tmp_path / "a", "captions", caption_rows()), write(tmp_path / "b", "captions", rows, shards=4))
+    assert (found.common, found.differing.count, len(found.differing.first)) == (40, 14, 5)
+    assert found.columns == {"split": 1, "text": 14, "tokens": 0}
+    assert found.missing_in_a == Some(1, ("image-00/en/comparable/0",))
+    text = shown(found)
+    assert "only in B │ 1 │ image-00/en/comparable/0" in text
+    assert "in both, with a difference │ 14" in text
+    assert "text differs │ 14" in text
+
+
+@pytest.mark.parametrize("kind", ["encoded", "vocabulary"])
+def test_encoded_captions_and_vocabularies(tmp_path, kind):
+    if kind == "encoded":
+        key = {"language": "de", "portion": "comparable", "index": 0, "split": "train"}
+        rows = [{"image_id": each, **key, "token_ids": [1, 5, 2], "length": 3} for each in IMAGES]
+        change: dict[str, Any] = {"token_ids": [1, 6, 2]}
+    else:
+        tokens = ["<pad>", "<start>", "<end>", "<unk>", "hund", "dog"]
+        rows = [{"id": n, "token": each, "count": n, "counts": [("de", n)]} for n, each in enumerate(tokens)]
+        change = {"counts": [("en", 4)]}
+    shards = 1 if kind == "vocabulary" else 3
+    a = write(tmp_path / "a", kind, rows, shards=shards)
+    assert not compare(a, write(tmp_path / "b", kind, rows, shards=shards)).differs()
+    found = compare(a, write(tmp_path / "c", kind, [*rows[:4], {**rows[4], **change}, *rows[5:]], shards=shards))
+    assert found.differs()
+    assert found.differing == Some(1, ("image-04/de/comparable/0" if kind == "encoded" else "4",))
+    assert {name: count for name, count in found.columns.items() if count} == dict.fromkeys(change, 1)
+
+
+def test_the_table_names_the_worst_image(tmp_path):
+    right = vectors()
+    right["image-07"] = -right["image-07"]
+    text = shown(compare(features(tmp_path / "a", vectors()), features(tmp_path / "b", right)))
+    assert "rows that differ │ 1" in text
+    assert "least cosine │ -1.000000000 (image-07)" in text
+    assert "mean cosine │ 0.900000000" in text
+
+
+def test_other_kinds_are_not_compared(tmp_path):
+    a, b = features(tmp_path / "a", vectors()), write(tmp_path / "b", "captions", caption_rows())
+    with pytest.raises(UsageError, match=r"holds features, .* holds captions: only datasets of one kind compare"):
+        compare(a, b)
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    a, b = features(tmp_path / "a", vectors()), features(tmp_path / "b", vectors())
+    (tmp_path / "b" / "part-00001-of-00003.parquet").unlink()
+    with pytest.raises(DatasetError, match=r"part-00001-of-00003\.parquet is listed in the manifest but not there"):
+        compare(a, b)

@@ -1,0 +1,154 @@
+import io
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from pipelines.datasets.inspection import describe, statistics_table
+from schemas.dataset import open_dataset
+from schemas.features import FeatureSpec
+from schemas.fingerprints import Identity
+from schemas.keys import shard_of
+from schemas.kinds import VOCABULARY, features_schema
+from schemas.output import Output, commit
+from schemas.shards import write_shard
+from schemas.storage import Folder
+
+SPEC = FeatureSpec("fake", (6,))
+
+
+def shown(what, width: int = 160) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width).print(what)
+    return file.getvalue()
+
+
+def squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
+def make_features(folder, *, untrained=False, failures=(), names=("b", "a", "c"), statistics=None):
+    identity = Identity(
+        "features",
+        {
+            "feature": {"name": "fake", "shape": [6], "dtype": "float32", "source": ""},
+            "extractor": {"name": "fake", "weights": {"name": "random:0", "sha256": "0" * 64}, "untrained": untrained},
+        },
+        inputs=[{"name": f"file{n}", "bytes": n} for n in range(8)],
+        shards=2,
+    )
+    output, schema = Output(Folder(str(folder)), identity), features_schema(SPEC)
+    for number, name in enumerate(output.names()):
+        ids = sorted(key for key in names if shard_of(key, 2) == number)
+        values = pa.FixedSizeListArray.from_arrays(
+            pa.array(np.arange(6 * len(ids), dtype=np.float32) / 8), type=schema.field(1).type
+        )
+        table = pa.Table.from_arrays([pa.array(ids, pa.string()), values], schema=schema)
+        failed = [row for row in failures if shard_of(row["key"], 2) == number]
+        write_shard(output.folder, name, [table], schema=schema, identity=identity, failures=failed)
+    commit(output, statistics=lambda _: statistics or {}, libraries=())
+    return open_dataset(folder)
+
+
+def failure(key: str, reason: str, message: str) -> dict[str, str]:
+    return {"key": key, "uri": f"folder/[bold]{key}.jpg", "stage": "decode", "reason": reason, "message": message}
+
+
+def test_an_overview_says_what_it_is(tmp_path):
+    text = squeezed(shown(describe(make_features(tmp_path / "f"))))
+    assert str(tmp_path / "f") in text
+    assert "kind │ features" in text
+    assert "rows │ 3 in 2 shards, " in text
+    assert open_dataset(tmp_path / "f").fingerprint in text
+    assert "float[6]" in text
+    assert "stable key of the image" in text
+    assert 'from file0 │ {"bytes":0}' in text
+    assert "2 more files, all in the manifest" in text
+    assert "pyarrow" in text
+
+
+def test_sample_rows_are_those_of_the_first_shards(tmp_path):
+    dataset = make_features(tmp_path / "f", names=[f"image{n}" for n in range(9)])
+    ids = dataset.image_ids()
+    text = shown(describe(dataset, rows=7))
+    sample = text[text.index("first rows") :]
+    assert [name for name in ids if f" {name} " in sample] == ids[:7]
+    assert "[0.000, 0.125, 0.250, 0.375, ...] 6 values" in sample
+    assert "first rows" not in shown(describe(dataset, rows=0))
+
+
+@pytest.mark.parametrize("untrained", [True, False])
+def test_untrained_features_are_marked(tmp_path, untrained):
+    text = shown(describe(make_features(tmp_path / "f", untrained=untrained)))
+    assert ("untrained: the weights are random, the features mean nothing" in text) == untrained
+
+
+def test_failures_are_counted_by_reason_with_the_first_of_each(tmp_path):
+    failures = [failure("x", "empty", "no bytes"), failure("y", "truncated", "ends"), failure("z", "truncated", "ends")]
+    text = shown(describe(make_features(tmp_path / "f", failures=failures)))
+    assert "3 failures" in text
+    lines = {reason: squeezed(next(line for line in text.splitlines() if reason in line)) for reason in ("empty", "truncated")}
+    assert "│ empty │ 1 │ folder/[bold]x.jpg │ no bytes │" in lines["empty"]
+    assert "│ truncated │ 2 │ folder/[bold]" in lines["truncated"]
+
+
+def test_a_dataset_without_rows(tmp_path):
+    text = squeezed(shown(describe(make_features(tmp_path / "f", names=()))))
+    assert "rows │ 0 in 2 shards" in text
+
+
+def test_a_folder_whose_name_is_markup(tmp_path):
+    assert "[red]f" in shown(describe(make_features(tmp_path / "[red]f")))
+
+
+def test_a_narrow_terminal_loses_nothing_of_the_fingerprint(tmp_path):
+    dataset = make_features(tmp_path / "f")
+    text = shown(describe(dataset), width=60)
+    assert dataset.fingerprint in text.replace("\n", "").replace(" ", "").replace("│", "")
+
+
+def test_statistics_of_captions(tmp_path):
+    statistics = {
+        "captions": {
+            "translation/val/fr": {"captions": 2, "tokens": 12345},
+            "comparable/train/en": {"captions": 1000, "tokens": 7},
+        }
+    }
+    manifest = make_features(tmp_path / "f", statistics=statistics).manifest
+    object.__setattr__(manifest, "kind", "captions")
+    lines = [squeezed(line) for line in shown(statistics_table(manifest)).splitlines()]
+    rows = [line for line in lines if "train" in line or "val" in line]
+    assert rows == ["│ comparable │ train │ en │ 1,000 │ 7 │", "│ translation │ val │ fr │ 2 │ 12,345 │"]
+
+
+def test_statistics_of_a_vocabulary(tmp_path):
+    statistics = {
+        "tokens": {"de": 2, "en": 3},
+        "sum": 5,
+        "union": 4,
+        "jaccard": {"de/en": 0.625},
+        "singletons": {"de": 1, "en": 0},
+        "types": {"de": 3000, "en": 4},
+        "occurrences": {"de": 8, "en": 9},
+        "unknown": {"de": {"train": 0.05}, "en": {"train": 0.125, "val": 0.5}},
+    }
+    identity = Identity("vocabulary", {})
+    output = Output(Folder(str(tmp_path / "v")), identity)
+    write_shard(output.folder, output.names()[0], [VOCABULARY.empty_table()], schema=VOCABULARY, identity=identity)
+    manifest = commit(output, statistics=lambda _: statistics, libraries=())
+    lines = [squeezed(line) for line in shown(statistics_table(manifest)).splitlines()]
+    assert "│ tokens in the vocabulary │ 2 │ 3 │ 5 │ 4 │" in lines
+    assert "│ different tokens counted │ 3,000 │ 4 │ │ │" in lines
+    assert "│ Jaccard with de │ │ 0.6250 │ │ │" in lines
+    assert "│ <unk> in train │ 5.00% │ 12.50% │ │ │" in lines
+    assert "│ <unk> in val │ │ 50.00% │ │ │" in lines
+
+
+def test_statistics_of_other_kinds_are_names_and_numbers(tmp_path):
+    manifest = make_features(tmp_path / "f", statistics={"captions_cut": 1234}).manifest
+    assert "│ captions cut │ 1,234 │" in squeezed(shown(statistics_table(manifest)))
+
+
+def test_no_statistics_make_no_table(tmp_path):
+    assert statistics_table(make_features(tmp_path / "f").manifest) is None

@@ -1,0 +1,320 @@
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from extractors.images.preprocess import Preprocessing, resize_and_crop
+from pipelines.commands import app as cli
+from pipelines.datasets import viewing
+from pipelines.datasets.drawing import LabelledBox, draw_boxes
+from pipelines.datasets.viewing import center_crop_box, draw_view
+from pipelines.exchange.importers.base import table_of
+from pipelines.inputs.images.opening import open_images
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.features import FeatureSpec
+from schemas.fingerprints import Identity
+from schemas.keys import shard_of
+from schemas.kinds import schema_of
+from schemas.output import Output, commit
+from schemas.shards import write_shard
+from schemas.storage import Folder
+
+CAFFE = {
+    "resize_short": 256,
+    "crop": 224,
+    "interpolation": "bilinear",
+    "antialias": False,
+    "channel_order": "BGR",
+    "divisor": 1.0,
+    "mean": [103.939, 116.779, 123.68],
+    "std": [1.0, 1.0, 1.0],
+    "resize_with": "imagepivot",
+    "crops": 10,
+    "center": "floor",
+}
+
+
+def write(folder: Path, kind: str, columns: dict[str, dict], spec: FeatureSpec, extractor=None, files=None, failures=()):
+    """A dataset of two shards whose rows are given by image id."""
+    feature = {"name": spec.name, "shape": list(spec.shape), "dtype": "float32", "source": ""}
+    identity = Identity(kind, {"feature": feature, **({"extractor": extractor} if extractor else {})}, shards=2)
+    output, schema = Output(Folder(str(folder)), identity, files=files or {}), schema_of(kind, spec)
+    output.prepare(overwrite=False)
+    for number, name in enumerate(output.names()):
+        ids = sorted(key for key in columns if shard_of(key, 2) == number)
+        arrays = {key: np.array([columns[each][key] for each in ids]) for key in schema.names[1:]} if ids else None
+        tables = [table_of(ids, arrays, kind, spec)] if arrays else [schema.empty_table()]
+        failed = [row for row in failures if shard_of(row["key"], 2) == number]
+        write_shard(output.folder, name, tables, schema=schema, identity=identity, failures=failed)
+    commit(output, statistics=lambda _: {}, libraries=())
+    return open_dataset(folder)
+
+
+def region_row(size_wh=(640, 480), used=3, scores=(0.25, 0.75, 0.5), classes=(1, 2, 2), attributes=(0, 1, 3)) -> dict:
+    row = {
+        "width": size_wh[0],
+        "height": size_wh[1],
+        "num_regions": used,
+        "boxes": np.array([[10, 20, 110, 220], [200, 30, 400, 300], [5, 5, 635, 475], [0, 0, 0, 0]], np.float32),
+        "features": np.zeros((4, 2), np.float32),
+        "class_ids": np.array([*classes, 0]),
+        "class_scores": np.array([*scores, 0]),
+        "attribute_ids": np.array([*attributes, 0]),
+        "attribute_scores": np.zeros(4),
+    }
+    for name in ("boxes", "class_ids", "class_scores", "attribute_ids"):
+        row[name][used:] = 0
+    return row
+
+
+REGIONS = FeatureSpec("fake-regions", (4, 2))
+FAILED = {"key": "broken", "uri": "broken.jpg", "stage": "decode", "reason": "truncated", "message": "ends too early"}
+
+
+@pytest.fixture
+def photos_here(tmp_path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    generator = np.random.default_rng(1)
+    for name, (width, height) in {"cat": (640, 480), "dog-01": (900, 600), "thin": (20, 2000)}.items():
+        small = generator.integers(0, 256, (5, 5, 3), dtype=np.uint8)
+        Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(folder / f"{name}.png")
+    return folder
+
+
+@pytest.fixture
+def regions(tmp_path):
+    rows = {
+        "cat": region_row(),
+        "thin": region_row((20, 2000)),
+        "nowhere": region_row(),
+        "dog-01": region_row((900, 600), used=0),
+    }
+    return write(tmp_path / "regions", "regions", rows, REGIONS, failures=[FAILED])
+
+
+def pixels(path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list:
+    """What was handed to the drawing: picture and boxes."""
+    seen = []
+
+    def record(image, boxes):
+        seen.append((image, list(boxes)))
+        return image
+
+    monkeypatch.setattr(viewing, "draw_boxes", record)
+    return seen
+
+
+# --- regions ---------------------------------------------------------------------------------------------------------
+
+
+def test_regions_are_drawn_best_first_with_ids(regions, photos_here, tmp_path):
+    words = draw_view(regions, open_images(photos_here), "cat", str(tmp_path / "out.png"))
+    expected = [
+        LabelledBox((200, 30, 400, 300), "class 2, attribute 1 0.75", 2),
+        LabelledBox((5, 5, 635, 475), "class 2, attribute 3 0.50", 2),
+        LabelledBox((10, 20, 110, 220), "class 1 0.25", 1),
+    ]
+    with Image.open(photos_here / "cat.png") as picture:
+        np.testing.assert_array_equal(pixels(tmp_path / "out.png"), np.asarray(draw_boxes(picture.convert("RGB"), expected)))
+    assert words == "3 regions of 'cat'"
+
+
+def test_regions_are_drawn_with_names(photos_here, tmp_path, drawn):
+    files = {"names/classes.txt": b"sky\nbus stop,busstop\n", "names/attributes.txt": b"blue\nold\nwet\n"}
+    dataset = write(tmp_path / "named", "regions", {"cat": region_row()}, REGIONS, files=files)
+    draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "out.png"), most=2)
+    assert [box.label for box in drawn[0][1]] == ["blue bus stop 0.75", "wet bus stop 0.50"]
+
+
+def test_regions_without_classes_have_numbers(photos_here, tmp_path, drawn):
+    row = region_row((0, 0), scores=(0, 0, 0), classes=(0, 0, 0), attributes=(0, 0, 0))
+    dataset = write(tmp_path / "imported", "regions", {"cat": row}, REGIONS)
+    draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "out.png"))
+    assert [box.label for box in drawn[0][1]] == ["region 1", "region 2", "region 3"]
+
+
+def test_an_image_without_regions_is_drawn_as_it_is(regions, photos_here, tmp_path):
+    assert draw_view(regions, open_images(photos_here), "dog-01", str(tmp_path / "out.png")) == "0 regions of 'dog-01'"
+    np.testing.assert_array_equal(pixels(tmp_path / "out.png"), pixels(photos_here / "dog-01.png"))
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".JPEG", ".webp"])
+def test_the_extension_says_the_format(regions, photos_here, tmp_path, suffix):
+    output = tmp_path / "new" / f"out{suffix}"
+    draw_view(regions, open_images(photos_here), "thin", str(output))
+    with Image.open(output) as image:
+        assert image.size == (20, 2000)
+        assert image.format == {".png": "PNG", ".webp": "WEBP"}.get(suffix, "JPEG")
+
+
+# --- crops -----------------------------------------------------------------------------------------------------------
+
+
+def features_of(folder: Path, transform: dict | None, ids=("cat", "thin")):
+    extractor = {"name": "x", "transform": transform} if transform else None
+    return write(folder, "features", {key: {"feature": np.zeros(2)} for key in ids}, FeatureSpec("x", (2,)), extractor)
+
+
+def test_ten_crops_are_drawn_over_the_resized_picture(photos_here, tmp_path, drawn):
+    dataset = features_of(tmp_path / "f", CAFFE)
+    words = draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "out.png"))
+    picture, boxes = drawn[0]
+    assert picture.size == (341, 256)
+    assert words == "ten crops over the 341×256 pixels of 'cat'"
+    # 341 - 224 = 117 and 256 - 224 = 32; half of 117, rounded down, is 58.
+    corners = [(0, 0), (117, 0), (0, 32), (117, 32), (58, 16)]
+    assert [box.xyxy for box in boxes] == [(x, y, x + 223, y + 223) for x, y in corners]
+    assert [box.label for box in boxes][:2] == ["1 top left, 6 top left mirrored", "2 top right, 7 top right mirrored"]
+
+
+def test_a_mirrored_crop_of_other_columns_has_a_box_of_its_own(photos_here, tmp_path, drawn):
+    Image.new("RGB", (1364, 1024)).save(photos_here / "cat.png")
+    nearest = CAFFE | {"antialias": True, "channel_order": "RGB", "center": "nearest"}
+    draw_view(features_of(tmp_path / "f", nearest), open_images(photos_here), "cat", str(tmp_path / "out.png"))
+    # torchvision mirrors first: 117 - round(58.5) = 59, and round(58.5) = 58.
+    assert [box.xyxy[0] for box in drawn[0][1]] == [0, 117, 0, 117, 58, 59]
+    assert drawn[0][1][5].label == "10 centre mirrored"
+
+
+@pytest.mark.parametrize("size_wh", [(512, 512), (700, 500), (301, 803), (256, 256)])
+def test_the_centre_crop_is_where_the_model_looks(size_wh):
+    """A picture whose pixels say where they are: what the crop shows at its edges is what the box says."""
+    width, height = size_wh
+    across = np.linspace(0, 255, width, dtype=np.float64)
+    down = np.linspace(0, 255, height, dtype=np.float64)
+    rows = np.stack(np.broadcast_arrays(across[None, :], down[:, None], 0.0), axis=2)
+    preprocessing = Preprocessing(resize_short=256, crop=224, mean=(0, 0, 0), std=(1, 1, 1))
+    crop = resize_and_crop(Image.fromarray(np.rint(rows).astype(np.uint8)), preprocessing).to(torch.float64)
+    box = center_crop_box(size_wh, resize_short=256, crop_wh=(224, 224))
+    found = (crop[0, 112, 0], crop[1, 0, 112], crop[0, 112, -1], crop[1, -1, 112])
+    for value, edge, side in zip(found, box, (width, height, width, height), strict=True):
+        assert value.item() / 255 * (side - 1) == pytest.approx(edge, abs=2.5 * side / 224)
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected", "words"),
+    [
+        ({"resize_short": 256, "crop": 224}, (110, 30, 530, 450), "the centre crop of 'cat'"),
+        # timm resizes to floor(224 / 0.875) = 256.
+        (
+            {"input_size": [3, 224, 224], "crop_pct": 0.875, "crop_mode": "center"},
+            (110, 30, 530, 450),
+            "the centre crop of 'cat'",
+        ),
+        ({"input_size": [3, 224, 224], "crop_pct": 1.0, "crop_mode": "squash"}, (0, 0, 640, 480), "the whole image of 'cat'"),
+    ],
+)
+def test_one_crop_is_drawn_over_the_picture(photos_here, tmp_path, drawn, transform, expected, words):
+    dataset = features_of(tmp_path / "f", transform)
+    assert draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "out.png")) == words
+    assert drawn[0][1][0].xyxy == pytest.approx(expected)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ("dog-1", r"'dog-1' is not in '.*regions': did you mean 'dog-01'\?"),
+        ("cat.png", r"did you mean 'cat'\?"),
+        ("zebra", r"ids there are such as 'cat', 'dog-01', 'nowhere'"),
+        ("broken", r"'broken' is not in '.*': it failed there with truncated, 'ends too early'"),
+        ("nowhere", r"'nowhere' is not among the images in '.*photos': .*--ids path makes ids of whole paths"),
+    ],
+)
+def test_an_unknown_image(regions, photos_here, tmp_path, image, message):
+    with pytest.raises(InputError, match=message):
+        draw_view(regions, open_images(photos_here), image, str(tmp_path / "out.png"))
+    assert not (tmp_path / "out.png").exists()
+
+
+def test_a_picture_of_another_size(regions, photos_here, tmp_path):
+    Image.new("RGB", (480, 640)).save(photos_here / "cat.png")
+    with pytest.raises(InputError, match=r"'cat' is 480×640 pixels, its regions are those of a picture of 640×480"):
+        draw_view(regions, open_images(photos_here), "cat", str(tmp_path / "out.png"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: path.write_bytes(b"no picture"), "'cat.png' cannot be decoded"),
+        (lambda path: (path.unlink(), path.symlink_to("nowhere")), "'cat.png' cannot be read: No such file"),
+    ],
+)
+def test_a_picture_that_cannot_be_read(regions, photos_here, tmp_path, spoil, message):
+    spoil(photos_here / "cat.png")
+    with pytest.raises(InputError, match=message):
+        draw_view(regions, open_images(photos_here), "cat", str(tmp_path / "out.png"))
+
+
+def test_a_file_that_is_there(regions, photos_here, tmp_path):
+    original = (photos_here / "cat.png").read_bytes()
+    with pytest.raises(UsageError, match=r"cat.png' is there: give --overwrite"):
+        draw_view(regions, open_images(photos_here), "cat", str(photos_here / "cat.png"))
+    assert (photos_here / "cat.png").read_bytes() == original
+    draw_view(regions, open_images(photos_here), "cat", str(photos_here / "cat.png"), overwrite=True)
+    assert (photos_here / "cat.png").read_bytes() != original
+
+
+@pytest.mark.parametrize("name", ["out", "out.pdf"])
+def test_an_unknown_format(regions, photos_here, tmp_path, name):
+    with pytest.raises(UsageError, match=r"expected a name that ends in \.png, \.jpg, \.jpeg, \.webp"):
+        draw_view(regions, open_images(photos_here), "cat", str(tmp_path / name))
+
+
+def test_imported_features_have_nothing_to_draw(photos_here, tmp_path):
+    with pytest.raises(DatasetError, match="does not say what its features were made of: they were imported"):
+        draw_view(features_of(tmp_path / "f", None), open_images(photos_here), "cat", str(tmp_path / "out.png"))
+
+
+def test_other_kinds_have_nothing_to_draw(photos_here, tmp_path):
+    dataset = features_of(tmp_path / "f", CAFFE)
+    object.__setattr__(dataset.manifest, "kind", "captions")
+    with pytest.raises(DatasetError, match="holds captions, expected regions or features"):
+        draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "out.png"))
+
+
+# --- command ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["imagepivot", "view", *map(str, arguments)])
+        for console in (cli.console, cli.notes):
+            monkeypatch.setattr(console, "_width", 200)
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command(regions, photos_here, tmp_path, call):
+    arguments = (regions.folder.location, photos_here, "--image", "cat", "-o", tmp_path / "out.png", "--most", "1")
+    assert call(*arguments) == (0, f"{tmp_path / 'out.png'}: 1 region of 'cat'\n", "")
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: ")
+    assert call(*arguments, "--overwrite")[0] == 0
+    with Image.open(io.BytesIO((tmp_path / "out.png").read_bytes())) as image:
+        assert image.size == (800, 600)
+
+
+def test_the_command_names_what_is_missing(regions, photos_here, tmp_path, call):
+    code, _, err = call(regions.folder.location, photos_here, "-o", tmp_path / "out.png")
+    assert code == 2
+    assert "Missing option '--image'" in err

@@ -1,0 +1,312 @@
+"""Drawn scenes: what stands where in the pictures, and the folder that is written."""
+
+import csv
+import hashlib
+import math
+
+import pytest
+from PIL import Image, ImageChops
+
+from pipelines.demo.scene_captions import captions
+from pipelines.demo.scenes import (
+    BACKGROUNDS,
+    COLOURS,
+    POSITIONS,
+    SHAPES,
+    SIZES,
+    Group,
+    Scene,
+    draw,
+    layout,
+    make_scenes,
+    picture_size_wh,
+    split_of,
+    write_scenes,
+)
+from schemas.errors import UsageError
+
+TOLERANCE = 42  # of each channel: shapes are shaded and pictures compressed
+
+
+def single(shape="circle", colour="red", size="large", count=1, position="left", background="white", variant=0):
+    return Scene(background=background, groups=(Group(shape, colour, size, count, position),), variant=variant)
+
+
+def patches(picture, colour):
+    """Find the connected patches of a colour, each a set of pixels; specks are left out."""
+    red, green, blue = ImageChops.difference(picture, Image.new("RGB", picture.size, COLOURS[colour])).split()
+    distance = ImageChops.lighter(ImageChops.lighter(red, green), blue).tobytes()
+    left = {divmod(i, picture.width)[::-1] for i, value in enumerate(distance) if value <= TOLERANCE}
+    found = []
+    while left:
+        queue = [left.pop()]
+        patch = set(queue)
+        while queue:
+            x, y = queue.pop()
+            for other in ((x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1)):
+                if other in left:
+                    left.remove(other)
+                    patch.add(other)
+                    queue.append(other)
+        found.append(patch)
+    return [patch for patch in found if len(patch) >= 40]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scenes") / "new" / "demo"
+    write_scenes(path, count=30)
+    return path
+
+
+def rows_of(folder):
+    with (folder / "captions.tsv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+@pytest.mark.parametrize("variant", [0, 1, 2])
+def test_red_circle_is_where_it_should_be(variant):
+    scene = single(variant=variant)
+    picture = draw(scene)
+    (placed,) = layout(scene)
+    (patch,) = patches(picture, "red")
+    x, y = placed.centre_xy
+    assert (round(x), round(y)) in patch
+    assert all(math.dist((px + 0.5, py + 0.5), placed.centre_xy) <= placed.radius + 1 for px, py in patch)
+    assert len(patch) == pytest.approx(math.pi * (0.9 * placed.radius) ** 2, rel=0.05)
+    assert max(px for px, _ in patch) < picture.width / 2
+    corner = picture.getpixel((picture.width - 3, 3))
+    assert max(abs(a - b) for a, b in zip(corner, BACKGROUNDS["white"], strict=True)) < 30
+
+
+def test_ring_has_a_hole():
+    scene = single(shape="ring", colour="blue", background="grey")
+    (placed,) = layout(scene)
+    (patch,) = patches(draw(scene), "blue")
+    x, y = (round(value) for value in placed.centre_xy)
+    assert (x, y) not in patch
+    assert (round(x + 0.7 * placed.radius), y) in patch
+
+
+@pytest.mark.parametrize("colour", sorted(COLOURS))
+@pytest.mark.parametrize("background", sorted(BACKGROUNDS))
+def test_each_colour_on_each_background(colour, background):
+    shapes = sorted(SHAPES)
+    number = sorted(COLOURS).index(colour) + sorted(BACKGROUNDS).index(background)
+    for size in SIZES:
+        scene = single(shapes[number % len(shapes)], colour, size, 2, "centre", background, variant=number)
+        assert len(patches(draw(scene), colour)) == 2
+
+
+def test_patches_count_as_told():
+    for _, scene in make_scenes(25, seed=7):
+        picture = draw(scene)
+        for group in scene.groups:
+            found = patches(picture, group.colour)
+            assert len(found) == group.count, scene
+            box = POSITIONS[group.position]
+            for patch in found:
+                x = sum(x for x, _ in patch) / len(patch) / picture.width
+                y = sum(y for _, y in patch) / len(patch) / picture.height
+                assert box[0] <= x <= box[2], scene
+                assert box[1] <= y <= box[3], scene
+
+
+def test_shapes_stay_inside_and_apart():
+    crowded = [
+        single("star", "red", size, count, position, variant=variant)
+        for size in SIZES
+        for count in (1, 2, 3, 4)
+        for position in POSITIONS
+        for variant in range(12)
+    ]
+    for scene in crowded + [scene for _, scene in make_scenes(500, seed=3)]:
+        width, height = picture_size_wh(scene)
+        placed = layout(scene)
+        assert len(placed) == sum(group.count for group in scene.groups)
+        for number, shape in enumerate(placed):
+            x, y = shape.centre_xy
+            assert shape.radius <= x <= width - shape.radius
+            assert shape.radius <= y <= height - shape.radius
+            for other in placed[:number]:
+                assert math.dist(shape.centre_xy, other.centre_xy) > shape.radius + other.radius
+
+
+def test_outlines_lie_in_the_unit_circle():
+    for name, outlines in SHAPES.items():
+        assert max(math.hypot(x, y) for outline in outlines for x, y in outline) <= 1 + 1e-9, name
+
+
+def test_picture_sizes_vary():
+    assert {draw(single(variant=variant)).size for variant in range(6)} == {(320, 240), (240, 320), (300, 300)}
+
+
+def test_drawing_depends_on_the_variant_only():
+    assert draw(single(variant=5)).tobytes() == draw(single(variant=5)).tobytes()
+    assert draw(single(variant=5)).tobytes() != draw(single(variant=8)).tobytes()
+
+
+def test_scenes_are_distinct_and_numbered():
+    made = list(make_scenes(2000))
+    assert [image_id for image_id, _ in made[:2]] == ["scene-00000", "scene-00001"]
+    assert len({(scene.background, scene.groups) for _, scene in made}) == 2000
+    assert list(make_scenes(50)) == made[:50]
+    assert list(make_scenes(50, seed=1)) != made[:50]
+    assert {group.shape for _, scene in made for group in scene.groups} == set(SHAPES)
+    assert {len(scene.groups) for _, scene in made} == {1, 2}
+
+
+def test_captions_of_seed_0_never_change():
+    text = "".join(f"{each.text}\n" for _, scene in make_scenes(300) for each in captions(scene))
+    assert hashlib.sha256(text.encode()).hexdigest() == "d04c42820673c2564d5b1230487bc9862d55264523e6692d552f84a7de1a829c"
+
+
+@pytest.mark.parametrize(
+    ("language", "texts"),
+    [
+        (
+            "en",
+            [
+                "There are four small green crosses to the right of four large yellow stars, on a light green background.",
+                "The picture shows four large green rings above four large black triangles, and the background is grey.",
+                "There are two large orange rings at the top, on a pink background.",
+            ],
+        ),
+        (
+            "de",
+            [
+                "Auf hellgrünem Hintergrund sind vier kleine grüne Kreuze rechts von vier großen gelben Sternen zu sehen.",
+                "Das Bild zeigt vier große grüne Ringe über vier großen schwarzen Dreiecken, und der Hintergrund ist grau.",
+                "Auf rosafarbenem Hintergrund sind oben zwei große orangefarbene Ringe zu sehen.",
+            ],
+        ),
+        (
+            "fr",
+            [
+                "Il y a quatre petites croix vertes à droite de quatre grandes étoiles jaunes, sur un fond vert clair.",
+                "L'image montre quatre grands anneaux verts au-dessus de quatre grands triangles noirs, et le fond est gris.",
+                "Il y a deux grands anneaux orange en haut, sur un fond rose.",
+            ],
+        ),
+        (
+            "cs",
+            [
+                "Na světle zeleném pozadí jsou čtyři malé zelené kříže vpravo od čtyř velkých žlutých hvězd.",
+                "Obrázek ukazuje čtyři velké zelené prstence nad čtyřmi velkými černými trojúhelníky a pozadí je šedé.",
+                "Nahoře na růžovém pozadí jsou dva velké oranžové prstence.",
+            ],
+        ),
+    ],
+)
+def test_first_translations_of_seed_0(language, texts):
+    made = [each for _, scene in make_scenes(3) for each in captions(scene) if each.portion == "translation"]
+    assert [each.text for each in made if each.language == language] == texts
+
+
+def test_splits():
+    assert [split_of(number) for number in range(11)] == ["train"] * 8 + ["val", "test", "train"]
+
+
+def test_folder(folder):
+    assert sorted(path.name for path in folder.iterdir()) == ["captions.tsv", "images"]
+    image_ids = [f"scene-{number:05d}" for number in range(30)]
+    assert sorted(path.name for path in (folder / "images").iterdir()) == [f"{image_id}.jpg" for image_id in image_ids]
+    lines = (folder / "captions.tsv").read_bytes().decode("utf-8").split("\n")
+    assert lines[0] == "image_id\tlanguage\tportion\tindex\tsplit\ttext"
+    assert lines[-1] == ""
+    assert lines[1:-1] == sorted(lines[1:-1])
+    rows = rows_of(folder)
+    assert len(rows) == 30 * 14
+    splits = {row["image_id"]: row["split"] for row in rows}
+    assert [list(splits.values()).count(split) for split in ("train", "val", "test")] == [24, 3, 3]
+
+
+def test_table_holds_the_captions(folder):
+    made = {
+        (image_id, each.language, each.portion, str(each.index)): each.text
+        for image_id, scene in make_scenes(30)
+        for each in captions(scene)
+    }
+    assert {(row["image_id"], row["language"], row["portion"], row["index"]): row["text"] for row in rows_of(folder)} == made
+
+
+def test_pictures_survive_jpeg(folder):
+    for image_id, scene in list(make_scenes(30))[:6]:
+        with Image.open(folder / "images" / f"{image_id}.jpg") as picture:
+            assert (picture.format, picture.mode, picture.size) == ("JPEG", "RGB", picture_size_wh(scene))
+            for group in scene.groups:
+                assert len(patches(picture, group.colour)) == group.count
+
+
+def test_two_runs_are_byte_equal(folder, tmp_path):
+    write_scenes(tmp_path, count=30)
+    write_scenes(tmp_path, count=30)
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    assert len(files) == 31
+    assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()} == set(files)
+    for path in files:
+        assert (tmp_path / path).read_bytes() == (folder / path).read_bytes()
+
+
+def test_seed_changes_the_folder(folder, tmp_path):
+    write_scenes(tmp_path, count=1, seed=1)
+    name = "images/scene-00000.jpg"
+    assert (tmp_path / name).read_bytes() != (folder / name).read_bytes()
+    assert rows_of(tmp_path) != [row for row in rows_of(folder) if row["image_id"] == "scene-00000"]
+
+
+@pytest.mark.parametrize("count", [0, -1, 100_001])
+def test_count_out_of_range(tmp_path, count):
+    with pytest.raises(UsageError, match=f"from 1 to 100000, found {count}"):
+        write_scenes(tmp_path / "demo", count=count)
+    assert not (tmp_path / "demo").exists()
+    with pytest.raises(UsageError, match="count of scenes"):
+        make_scenes(count)
+
+
+def test_folder_with_other_pictures_is_refused(tmp_path):
+    write_scenes(tmp_path, count=3)
+    before = (tmp_path / "captions.tsv").read_bytes()
+    with pytest.raises(UsageError, match=r"found 'scene-00002.jpg'.*give an empty folder"):
+        write_scenes(tmp_path, count=2)
+    assert (tmp_path / "captions.tsv").read_bytes() == before
+
+
+def test_file_in_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "demo").write_text("x")
+    with pytest.raises(UsageError, match="found a file"):
+        write_scenes(tmp_path / "demo", count=1)
+
+
+def test_broken_run_leaves_no_table(tmp_path, monkeypatch):
+    write_scenes(tmp_path, count=2)
+
+    def fail(scene):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("pipelines.demo.scenes.draw", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_scenes(tmp_path, count=2)
+    assert not (tmp_path / "captions.tsv").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("shape", "cube"), ("colour", "pink"), ("size", "huge"), ("count", 5), ("position", "middle")]
+)
+def test_group_refuses_unknown_words(field, value):
+    words = {"shape": "star", "colour": "red", "size": "small", "count": 1, "position": "left"}
+    with pytest.raises(ValueError, match=f"{field} of a group is {value!r}"):
+        Group(**{**words, field: value})
+
+
+def test_scene_refuses_what_cannot_be_told():
+    left, right = Group("star", "red", "small", 1, "left"), Group("ring", "blue", "small", 1, "right")
+    with pytest.raises(ValueError, match="background of a scene is 'red'"):
+        Scene("red", (left,))
+    with pytest.raises(ValueError, match="has 0 groups"):
+        Scene("white", ())
+    with pytest.raises(ValueError, match="expected two colours"):
+        Scene("white", (left, Group("ring", "red", "small", 1, "right")))
+    with pytest.raises(ValueError, match="opposite sides"):
+        Scene("white", (left, Group("ring", "blue", "small", 1, "top")))
+    assert Scene("white", (left, right)).groups == (left, right)

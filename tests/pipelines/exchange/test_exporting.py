@@ -1,0 +1,512 @@
+"""The loaders here read as the code bases do that the layouts are for, with numpy, csv, base64 and tarfile only."""
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import re
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipelines.exchange.exporters import arrays
+from pipelines.exchange.exporting import ExportJob, export_dataset, parse_split_names
+from pipelines.exchange.importing import ImportJob, import_features
+from schemas import batches
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, UsageError
+from schemas.features import FeatureSpec
+from schemas.fingerprints import Identity
+from schemas.kinds import schema_of
+from schemas.output import Output, commit
+from schemas.shards import write_shard
+from schemas.storage import Folder
+
+IMAGES = ["30", "9", "1000092795", "bild-ä", "猫", "x"]
+SPLITS = {"30": "train", "9": "val", "1000092795": "train", "bild-ä": "val", "猫": "train", "x": "train"}
+WIDTH, REGIONS, SHARDS = 6, 4, 3
+
+
+def write_dataset(path: Path, kind: str, rows: list[dict], spec: FeatureSpec | None = None, shards: int = SHARDS) -> Path:
+    parameters = {} if spec is None else {"feature": {**vars(spec), "shape": list(spec.shape)}}
+    identity = Identity(kind=kind, parameters=parameters, shards=shards)
+    output = Output(folder=Folder(str(path)), identity=identity)
+    key = ("image_id", "language", "portion", "index") if kind == "captions" else ("image_id",)
+    for shard in range(shards):
+        mine = [row for row in rows if int(hashlib.blake2b(row["image_id"].encode()).hexdigest(), 16) % shards == shard]
+        flat = [{k: v.ravel() if isinstance(v, np.ndarray) else v for k, v in row.items()} for row in mine]
+        flat.sort(key=lambda row: tuple(row[name] for name in key))
+        schema = schema_of(kind, spec)
+        table = pa.Table.from_pylist(flat, schema=schema)
+        write_shard(output.folder, output.names()[shard], [table], schema=schema, identity=identity)
+    commit(output, statistics=lambda footers: {}, libraries=())
+    return path
+
+
+@pytest.fixture
+def features(tmp_path):
+    """Features of all images: the folder, and the vectors by image id."""
+    return make_features(tmp_path / "features")
+
+
+def make_features(path: Path, *shape: int, dtype: str = "float32", scale: float = 1.0, images=IMAGES):
+    shape = shape or (WIDTH,)
+    rng = np.random.default_rng(3)
+    values = {each: (scale * rng.standard_normal(shape)).astype(dtype) for each in images}
+    rows = [{"image_id": each, "feature": value} for each, value in values.items()]
+    return write_dataset(path, "features", rows, FeatureSpec("toy", shape, dtype)), values
+
+
+@pytest.fixture
+def regions(tmp_path):
+    """Regions of all images, with 0 to 4 of them in use: the folder, and the rows by image id."""
+    rng = np.random.default_rng(5)
+    rows = []
+    for number, image_id in enumerate(IMAGES):
+        used = np.arange(REGIONS) < number % (REGIONS + 1)
+        rows.append(
+            {
+                "image_id": image_id,
+                "width": 640 + number,
+                "height": 480 - number,
+                "num_regions": int(used.sum()),
+                "boxes": (rng.random((REGIONS, 4)).astype("float32") * used[:, None]),
+                "features": (rng.random((REGIONS, WIDTH)).astype("float32") * used[:, None]),
+                "class_ids": (rng.integers(1, 1600, REGIONS) * used).astype("int16"),
+                "class_scores": rng.random(REGIONS).astype("float32") * used,
+                "attribute_ids": (rng.integers(1, 400, REGIONS) * used).astype("int16"),
+                "attribute_scores": rng.random(REGIONS).astype("float32") * used,
+            }
+        )
+    path = write_dataset(tmp_path / "regions", "regions", rows, FeatureSpec("toy", (REGIONS, WIDTH)))
+    return path, {row["image_id"]: row for row in rows}
+
+
+def make_captions(path: Path, counts: dict[str, int] | None = None, *, extra: list[dict] = (), shards: int = SHARDS) -> Path:
+    rows = []
+    for image_id, count in (counts or dict.fromkeys(IMAGES, 5)).items():
+        for index in range(count):
+            row = {"image_id": image_id, "language": "de", "portion": "comparable", "index": index, "split": SPLITS[image_id]}
+            tokens = ["ein", "hund", image_id, str(index)]
+            rows.append({**row, "text": f"Ein Hund\n, {image_id} {index}", "tokens": tokens})
+    return write_dataset(path, "captions", [*rows, *extra], shards=shards)
+
+
+@pytest.fixture
+def captions(tmp_path):
+    return make_captions(tmp_path / "captions")
+
+
+class PrecompLoader:
+    """Reads a split as the loaders of VSE++ and SCAN do: by line and row number."""
+
+    def __init__(self, folder: Path, split: str) -> None:
+        self.captions = [line.strip().decode() for line in (folder / f"{split}_caps.txt").open("rb")]
+        self.images = np.load(folder / f"{split}_ims.npy")
+        self.ids = [line.strip().decode() for line in (folder / f"{split}_ids.txt").open("rb")]
+        self.im_div = 5 if self.images.shape[0] != len(self.captions) else 1
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, str, str]:
+        image = index // self.im_div
+        return self.images[image], self.captions[index], self.ids[image]
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- scan ------------------------------------------------------------------------------------------------------------
+
+
+def scan_job(tmp_path, features, captions, **options) -> ExportJob:
+    return ExportJob("scan", str(features), str(tmp_path / "out"), captions=str(captions), **options)
+
+
+@pytest.mark.parametrize("text", ["text", "tokens"])
+def test_scan_files_pair_images_with_their_captions(tmp_path, features, captions, text):
+    path, values = features
+    notes = []
+    job = scan_job(tmp_path, path, captions, split_names=(("val", "dev"),), text=text)
+    written = export_dataset(job, note=notes.append)
+    assert sorted(each.name for each in written) == files_of(tmp_path / "out")
+    assert files_of(tmp_path / "out") == [f"{s}_{e}" for s in ("dev", "train") for e in ("caps.txt", "ids.txt", "ims.npy")]
+    for split, name in (("train", "train"), ("val", "dev")):
+        loader = PrecompLoader(tmp_path / "out", name)
+        images = sorted(each for each in IMAGES if SPLITS[each] == split)
+        assert loader.ids == images
+        assert loader.images.dtype == np.float32
+        assert len(loader.captions) == 5 * len(images)
+        for number, image_id in enumerate(images):
+            for index in range(5):
+                image, caption, found = loader[5 * number + index]
+                assert found == image_id
+                assert image.tobytes() == values[image_id].tobytes()
+                expected = f"Ein Hund , {image_id} {index}" if text == "text" else f"ein hund {image_id} {index}"
+                assert caption == expected
+    assert len(notes) == 1
+    assert "split 'dev' has 10 captions" in notes[0]
+
+
+def test_scan_of_regions_and_l2(tmp_path, regions, captions):
+    path, rows = regions
+    export_dataset(scan_job(tmp_path, path, captions, l2=True))
+    loader = PrecompLoader(tmp_path / "out", "train")
+    assert loader.images.shape == (4, REGIONS, WIDTH)
+    for image_id, image in zip(loader.ids, loader.images, strict=True):
+        for vector, stored in zip(image, rows[image_id]["features"], strict=True):
+            norm = np.linalg.norm(stored)
+            np.testing.assert_allclose(vector, stored / norm if norm else stored, rtol=1e-6)
+
+
+def test_scan_goes_back_to_the_same_bytes(tmp_path, features, captions):
+    path, values = features
+    export_dataset(scan_job(tmp_path, path, captions))
+    sources = tuple(str(tmp_path / "out" / f"{split}_ims.npy") for split in ("train", "val"))
+    import_features(ImportJob(sources=sources, output=str(tmp_path / "back"), name="toy", shards=SHARDS))
+    back = open_dataset(tmp_path / "back")
+    assert sorted(back.image_ids()) == sorted(IMAGES)
+    for shard in range(SHARDS):
+        assert back.shard(shard).equals(open_dataset(path).shard(shard))
+    assert back.get("猫")["feature"].tobytes() == values["猫"].tobytes()
+
+
+def test_one_caption_an_image_and_the_first_of_several(tmp_path, features):
+    path, _ = features
+    captions = make_captions(tmp_path / "uneven", {"30": 5, "1000092795": 2, "猫": 3, "9": 1})
+    with pytest.raises(
+        DatasetError, match=r"images of split 'train' have 2 to 5 captions, image '1000092795' has 2: .* the same"
+    ):
+        export_dataset(scan_job(tmp_path, path, captions))
+    with pytest.raises(UsageError, match="have 2 captions each, but the loaders of this layout take 5, or 1"):
+        export_dataset(scan_job(tmp_path, path, captions, captions_per_image=2, splits=("train",)))
+    with pytest.raises(DatasetError, match="this layout needs 5 of each; give --captions-per-image 2"):
+        export_dataset(scan_job(tmp_path, path, captions, captions_per_image=5, splits=("train",)))
+    export_dataset(scan_job(tmp_path, path, captions, captions_per_image=1))
+    loader = PrecompLoader(tmp_path / "out", "train")
+    assert [loader[number][1:] for number in range(3)] == [(f"Ein Hund , {each} 0", each) for each in loader.ids]
+
+
+def test_scan_needs_one_language_and_portion(tmp_path, features):
+    row = {
+        "image_id": "30",
+        "language": "en",
+        "portion": "comparable",
+        "index": 0,
+        "split": "train",
+        "text": "a",
+        "tokens": ["a"],
+    }
+    extra = [row, {**row, "portion": "translation"}]
+    captions = make_captions(tmp_path / "two", extra=extra)
+    with pytest.raises(UsageError, match=r"several values of language \(de, en\): choose one with --language"):
+        export_dataset(scan_job(tmp_path, features[0], captions))
+    with pytest.raises(UsageError, match=r"several values of portion \(comparable, translation\): choose one with --portion"):
+        export_dataset(scan_job(tmp_path, features[0], captions, language="en"))
+    with pytest.raises(UsageError, match="holds no captions of language 'fr', only de, en"):
+        export_dataset(scan_job(tmp_path, features[0], captions, language="fr"))
+    with pytest.raises(UsageError, match="no captions of this language, portion and split together"):
+        export_dataset(scan_job(tmp_path, features[0], captions, language="de", portion="translation"))
+    export_dataset(scan_job(tmp_path, features[0], captions, language="en", portion="translation"))
+    assert PrecompLoader(tmp_path / "out", "train").captions == ["a"]
+
+
+def test_images_without_features_are_named(tmp_path, captions):
+    path, _ = make_features(tmp_path / "few", images=["30", "9", "bild-ä"])
+    with pytest.raises(
+        DatasetError, match=r"3 of 4 images of split 'train' have no row in .*few', e.g. '1000092795', 'x', '猫'"
+    ):
+        export_dataset(scan_job(tmp_path, path, captions))
+    assert not (tmp_path / "out").exists()
+    export_dataset(scan_job(tmp_path, path, captions, splits=("val",)))
+
+
+# --- mulisera and npy ------------------------------------------------------------------------------------------------
+
+
+def test_mulisera_rows_follow_the_lists(tmp_path, features):
+    path, values = features
+    (tmp_path / "train.txt").write_text("x.jpg\n30.jpg\n")
+    (tmp_path / "test_2016_flickr.txt").write_text("9.jpg#11\n猫.jpg\n9.jpg#12\n", encoding="utf-8")
+    lists = tuple(str(tmp_path / name) for name in ("train.txt", "test_2016_flickr.txt"))
+    names = (("test_2016_flickr", "test_2016"),)
+    export_dataset(ExportJob("mulisera", str(path), str(tmp_path / "imgfeats"), lists=lists, split_names=names))
+    for split, images in (("train", ["x", "30"]), ("test_2016", ["9", "猫", "9"])):
+        array = np.load(tmp_path / "imgfeats" / f"{split}-resnet50-avgpool.npy")
+        assert array.dtype == np.float16
+        expected = np.stack([values[each].astype(np.float16) for each in images])
+        np.testing.assert_array_equal(array.astype("float32"), expected.astype("float32"))
+
+
+def test_mulisera_goes_back_to_the_same_bytes(tmp_path):
+    path, values = make_features(tmp_path / "half", dtype="float16")
+    (tmp_path / "train.txt").write_text("".join(f"{each}.jpg\n" for each in IMAGES), encoding="utf-8")
+    list_ = str(tmp_path / "train.txt")
+    (array,) = export_dataset(ExportJob("mulisera", str(path), str(tmp_path / "out"), lists=(list_,)))
+    import_features(ImportJob(sources=(str(array),), ids=(list_,), output=str(tmp_path / "back"), name="toy", shards=1))
+    for image_id, value in values.items():
+        assert open_dataset(tmp_path / "back").get(image_id)["feature"].tobytes() == value.tobytes()
+
+
+def test_mulisera_refuses_what_it_cannot_hold(tmp_path, features, regions):
+    job = {"format": "mulisera", "output": str(tmp_path / "out")}
+    (tmp_path / "train.txt").write_text("30\nnot-there\n")
+    lists = (str(tmp_path / "train.txt"),)
+    with pytest.raises(UsageError, match="give the lists with --lists"):
+        export_dataset(ExportJob(dataset=str(features[0]), **job))
+    with pytest.raises(DatasetError, match=r"1 of 2 images of split 'train' have no row in .*'not-there'"):
+        export_dataset(ExportJob(dataset=str(features[0]), lists=lists, **job))
+    with pytest.raises(DatasetError, match=r"does not hold features \[D\]"):
+        export_dataset(ExportJob(dataset=str(regions[0]), lists=lists, **job))
+    with pytest.raises(UsageError, match="two of the lists are for the same split"):
+        export_dataset(ExportJob(dataset=str(features[0]), lists=lists * 2, **job))
+    large, _ = make_features(tmp_path / "large", scale=1e6)
+    (tmp_path / "train.txt").write_text("30\n")
+    with pytest.raises(DatasetError, match="a value of image '30' is too large for float16"):
+        export_dataset(ExportJob(dataset=str(large), lists=lists, **job))
+    assert files_of(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_npy_goes_back_to_the_same_dataset(tmp_path, dtype):
+    path, values = make_features(tmp_path / "features", 2, 3, dtype=dtype)
+    written = export_dataset(ExportJob("npy", str(path), str(tmp_path / "out")))
+    assert [each.name for each in written] == ["features.npy", "ids.txt"]
+    array, ids = np.load(written[0]), written[1].read_text(encoding="utf-8").splitlines()
+    assert (array.dtype, array.shape) == (np.dtype(dtype), (6, 2, 3))
+    for image_id, row in zip(ids, array, strict=True):
+        assert row.tobytes() == values[image_id].tobytes()
+    import_features(ImportJob(sources=(str(written[0]),), output=str(tmp_path / "back"), name="toy", shards=SHARDS))
+    for shard in range(SHARDS):
+        assert open_dataset(tmp_path / "back").shard(shard).equals(open_dataset(path).shard(shard))
+
+
+def test_npy_in_the_order_of_a_list_whatever_the_batches(tmp_path, features, monkeypatch):
+    path, values = features
+    monkeypatch.setattr(arrays, "_BATCH_BYTES", 1)
+    (tmp_path / "order.txt").write_text("猫\n30\n", encoding="utf-8")
+    written = export_dataset(ExportJob("npy", str(path), str(tmp_path / "out"), lists=(str(tmp_path / "order.txt"),)))
+    np.testing.assert_array_equal(np.load(written[0]), np.stack([values["猫"], values["30"]]))
+
+
+def test_regions_as_npy_go_back(tmp_path, regions):
+    path, rows = regions
+    written = export_dataset(ExportJob("npy", str(path), str(tmp_path / "out")))
+    array, _, boxes, sizes = map(str, written)
+    job = ImportJob((array,), str(tmp_path / "back"), "toy", boxes=(boxes,), sizes=(sizes,), max_regions=REGIONS, shards=SHARDS)
+    import_features(job)
+    back = open_dataset(tmp_path / "back", kind="regions")
+    for image_id, row in rows.items():
+        found = back.get(image_id)
+        for name in ("width", "height", "num_regions"):
+            assert found[name] == row[name]
+        for name in ("boxes", "features"):
+            assert found[name].tobytes() == row[name].tobytes()
+
+
+# --- tsv -------------------------------------------------------------------------------------------------------------
+
+TSV = ["image_id", "image_w", "image_h", "num_boxes", "boxes", "features"]
+TSV_LXMERT = [
+    "img_id",
+    "img_h",
+    "img_w",
+    "objects_id",
+    "objects_conf",
+    "attrs_id",
+    "attrs_conf",
+    "num_boxes",
+    "boxes",
+    "features",
+]
+
+
+@pytest.mark.parametrize("columns", ["bottom-up", "lxmert"])
+def test_a_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns):
+    path, rows = regions
+    (file,) = export_dataset(ExportJob("tsv", str(path), str(tmp_path / "out"), columns=columns))
+    csv.field_size_limit(sys.maxsize)
+    fields = TSV if columns == "bottom-up" else TSV_LXMERT
+    with file.open(encoding="utf-8") as stream:
+        items = list(csv.DictReader(stream, fields, delimiter="\t"))
+    assert sorted(item[fields[0]] for item in items) == sorted(IMAGES)
+    names = {"boxes": "boxes", "features": "features"}
+    if columns == "lxmert":
+        names |= dict(zip(TSV_LXMERT[3:7], ("class_ids", "class_scores", "attribute_ids", "attribute_scores"), strict=True))
+    for item in items:
+        row, boxes = rows[item[fields[0]]], int(item["num_boxes"])
+        prefix = "image" if columns == "bottom-up" else "img"
+        assert (int(item[f"{prefix}_w"]), int(item[f"{prefix}_h"]), boxes) == (row["width"], row["height"], row["num_regions"])
+        for theirs, ours in names.items():
+            found = np.frombuffer(base64.b64decode(item[theirs]), np.int64 if theirs.endswith("_id") else np.float32)
+            if theirs.endswith("_id"):
+                found = found + 1  # Theirs count from 0.
+            np.testing.assert_array_equal(
+                found.reshape(boxes, -1) if boxes else found, row[ours][:boxes].reshape(boxes, -1) if boxes else []
+            )
+
+
+def test_a_tsv_with_classes_goes_back_to_the_same_dataset(tmp_path, regions):
+    path, _ = regions
+    (file,) = export_dataset(ExportJob("tsv", str(path), str(tmp_path / "out"), columns="lxmert"))
+    import_features(ImportJob((str(file),), str(tmp_path / "back"), "toy", max_regions=REGIONS, shards=SHARDS))
+    for shard in range(SHARDS):
+        assert open_dataset(tmp_path / "back").shard(shard).equals(open_dataset(path).shard(shard))
+
+
+def test_a_tsv_holds_regions_only(tmp_path, features):
+    with pytest.raises(DatasetError, match="holds features, expected regions"):
+        export_dataset(ExportJob("tsv", str(features[0]), str(tmp_path / "out")))
+
+
+# --- webdataset ------------------------------------------------------------------------------------------------------
+
+
+def samples_of(folder: Path) -> dict[str, dict[str, bytes]]:
+    """Groups the files of tar files as WebDataset does: by what stands before the first dot."""
+    samples: dict[str, dict[str, bytes]] = {}
+    for path in sorted(folder.glob("*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                assert (member.mtime, member.uid, member.gid, member.uname, member.mode) == (0, 0, 0, "", 0o644)
+                key, _, extension = member.name.partition(".")
+                samples.setdefault(key, {})[extension] = tar.extractfile(member).read()
+    return samples
+
+
+@pytest.mark.parametrize("shards", [SHARDS, 2])
+def test_webdataset_samples_hold_feature_and_captions(tmp_path, features, shards, monkeypatch):
+    path, values = features
+    monkeypatch.setattr(batches, "_BATCH_BYTES", 1)
+    captions = make_captions(tmp_path / "captions", shards=shards)
+    written = export_dataset(ExportJob("webdataset", str(path), str(tmp_path / "out"), captions=str(captions)))
+    assert [each.name for each in written] == [f"part-{n:05d}.tar" for n in range(SHARDS)]
+    samples = samples_of(tmp_path / "out")
+    assert set(samples) == set(IMAGES)
+    for image_id, sample in samples.items():
+        assert list(sample) == ["captions.json", "feature.npy"]
+        assert np.load(io.BytesIO(sample["feature.npy"])).tobytes() == values[image_id].tobytes()
+        found = json.loads(sample["captions.json"])
+        assert [each["index"] for each in found] == [0, 1, 2, 3, 4]
+        assert found[2] == {
+            "language": "de",
+            "portion": "comparable",
+            "index": 2,
+            "split": SPLITS[image_id],
+            "text": f"Ein Hund\n, {image_id} 2",
+            "tokens": ["ein", "hund", image_id, "2"],
+        }
+    first = {each.name: each.read_bytes() for each in written}
+    export_dataset(ExportJob("webdataset", str(path), str(tmp_path / "again"), captions=str(captions)))
+    assert {each.name: each.read_bytes() for each in (tmp_path / "again").iterdir()} == first
+
+
+def test_webdataset_takes_the_chosen_split_only(tmp_path, features, captions):
+    notes = []
+    job = ExportJob("webdataset", str(features[0]), str(tmp_path / "out"), captions=str(captions), splits=("val",))
+    export_dataset(job, note=notes.append)
+    assert set(samples_of(tmp_path / "out")) == {"9", "bild-ä"}
+    assert notes == ["4 images without a chosen caption were left out"]
+
+
+def test_webdataset_of_regions(tmp_path, regions):
+    path, rows = regions
+    export_dataset(ExportJob("webdataset", str(path), str(tmp_path / "out")))
+    for image_id, sample in samples_of(tmp_path / "out").items():
+        assert list(sample) == ["boxes.npy", "feature.npy", "regions.json"]
+        np.testing.assert_array_equal(np.load(io.BytesIO(sample["boxes.npy"])), rows[image_id]["boxes"])
+        np.testing.assert_array_equal(np.load(io.BytesIO(sample["feature.npy"])), rows[image_id]["features"])
+        found = json.loads(sample["regions.json"])
+        assert (found["width"], found["num_regions"]) == (rows[image_id]["width"], rows[image_id]["num_regions"])
+        assert found["class_ids"] == rows[image_id]["class_ids"].tolist()
+
+
+@pytest.mark.parametrize("image_id", ["a.b", "/etc/x", "a//b", "../x"])
+def test_webdataset_refuses_ids_that_it_would_cut(tmp_path, image_id):
+    path, _ = make_features(tmp_path / "features", images=["30", image_id])
+    with pytest.raises(DatasetError, match=rf"image id {image_id!r} holds a dot or is no relative path"):
+        export_dataset(ExportJob("webdataset", str(path), str(tmp_path / "out")))
+    assert files_of(tmp_path / "out") == []
+
+
+def test_fewer_tar_files_leave_none_of_the_old(tmp_path, features):
+    export_dataset(ExportJob("webdataset", str(features[0]), str(tmp_path / "out")))
+    rows = [{"image_id": "30", "feature": np.zeros(WIDTH, "float32")}]
+    small = write_dataset(tmp_path / "small", "features", rows, FeatureSpec("toy", (WIDTH,)), shards=1)
+    with pytest.raises(DatasetError, match=r"holds 'part-00000.tar' already"):
+        export_dataset(ExportJob("webdataset", str(small), str(tmp_path / "out")))
+    export_dataset(ExportJob("webdataset", str(small), str(tmp_path / "out"), overwrite=True))
+    assert files_of(tmp_path / "out") == ["part-00000.tar"]
+
+
+# --- all -------------------------------------------------------------------------------------------------------------
+
+
+def test_files_are_not_overwritten_unasked_and_never_half(tmp_path, features, monkeypatch):
+    job = {"format": "npy", "dataset": str(features[0]), "output": str(tmp_path / "out")}
+    export_dataset(ExportJob(**job))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(DatasetError, match=r"holds 'features.npy' already: nothing was written.*--overwrite"):
+        export_dataset(ExportJob(**job))
+
+    def fail(path, image_ids):
+        raise DatasetError("stopped on the way")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arrays, "write_ids", fail)
+        with pytest.raises(DatasetError, match="stopped"):
+            export_dataset(ExportJob(**job, l2=True, overwrite=True))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    export_dataset(ExportJob(**job, l2=True, overwrite=True))
+    np.testing.assert_allclose(np.linalg.norm(np.load(tmp_path / "out" / "features.npy"), axis=1), 1, rtol=1e-6)
+
+
+def test_ids_with_line_breaks_do_not_go_into_lists(tmp_path):
+    path, _ = make_features(tmp_path / "features", images=["a\nb"])
+    with pytest.raises(DatasetError, match="cannot stand on a line of its own"):
+        export_dataset(ExportJob("npy", str(path), str(tmp_path / "out")))
+
+
+def test_other_kinds_are_refused(tmp_path, features, captions):
+    for format_ in ("npy", "webdataset"):
+        with pytest.raises(DatasetError, match="holds captions, expected features or regions"):
+            export_dataset(ExportJob(format_, str(captions), str(tmp_path / "out")))
+    with pytest.raises(DatasetError, match="holds features, expected captions"):
+        export_dataset(scan_job(tmp_path, features[0], features[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "zip"}, "--format is 'zip', expected one of scan, mulisera, tsv, webdataset, npy"),
+        ({"format": "scan"}, "give their dataset with --captions"),
+        ({"format": "scan", "captions": "c", "text": "raw"}, "--text is 'raw', expected one of text, tokens"),
+        ({"format": "tsv", "columns": "all"}, "--columns is 'all'"),
+        ({"format": "npy", "captions": "c"}, "--captions is for scan and webdataset, not for npy"),
+        ({"format": "webdataset", "l2": True}, "--l2 is for scan and mulisera and npy, not for webdataset"),
+        ({"format": "webdataset", "language": "de"}, "--language, --portion and --splits choose captions"),
+        ({"format": "npy", "lists": ("a", "b")}, "npy takes one list for the order of the rows, found 2"),
+        ({"format": "scan", "captions": "c", "captions_per_image": -1}, "--captions-per-image is -1"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        ExportJob(**{"dataset": "d", "output": "o", **options})
+
+
+def test_exports_are_local(tmp_path, features):
+    with pytest.raises(UsageError, match="cannot export to 'gs://bucket/x': give a local folder"):
+        export_dataset(ExportJob("npy", str(features[0]), "gs://bucket/x"))
+
+
+def test_split_names_are_pairs(tmp_path, features, captions):
+    assert parse_split_names("val=dev, test_2016_flickr=test,") == (("val", "dev"), ("test_2016_flickr", "test"))
+    for text in ("val", "val=", "=dev", "val=a/b", "val=a,val=b"):
+        with pytest.raises(UsageError, match="expected pairs of our name and the layout's"):
+            parse_split_names(text)
+    with pytest.raises(UsageError, match="two splits would both be called 'train'"):
+        export_dataset(scan_job(tmp_path, features[0], captions, split_names=(("val", "train"),)))

@@ -1,0 +1,482 @@
+import base64
+import csv
+import hashlib
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.exchange import importing
+from pipelines.exchange.importers.base import make_image_id
+from pipelines.exchange.importing import ImportJob, format_of, import_features
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.validation import validate
+
+IDS = ["1000092795", "bild-ä", "猫", "a.b", "x1", "x2", "x3", "x4", "x5", "x6"]
+WIDTH = 6
+
+
+def shard_by_hand(image_id: str, shards: int) -> int:
+    return int(hashlib.blake2b(image_id.encode()).hexdigest(), 16) % shards
+
+
+def make_rows(rows: int, *shape: int, dtype="float32", seed=0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, *shape)).astype(dtype)
+
+
+def write_pair(folder: Path, stem: str, values: np.ndarray, ids: list[str], *, end=".jpg") -> tuple[str, str]:
+    np.save(folder / f"{stem}.npy", values)
+    (folder / f"{stem}.txt").write_text("".join(f"{name}{end}\n" for name in ids), encoding="utf-8")
+    return str(folder / f"{stem}.npy"), str(folder / f"{stem}.txt")
+
+
+def npy_job(folder: Path, values: np.ndarray, ids: list[str], **options) -> ImportJob:
+    array, list_ = write_pair(folder, "train", values, ids)
+    return ImportJob(
+        **{"sources": (array,), "output": str(folder / "out"), "name": "toy", "ids": (list_,), "shards": 3, **options}
+    )
+
+
+def tsv_line(image_id, boxes, features, *, width=640, height=480, lxmert=None) -> list:
+    text = lambda array, dtype: base64.b64encode(np.asarray(array, dtype).tobytes()).decode()  # noqa: E731
+    if lxmert is None:
+        return [image_id, width, height, len(boxes), text(boxes, "<f4"), text(features, "<f4")]
+    objects, conf, attrs, attrs_conf = lxmert
+    middle = [text(objects, "<i8"), text(conf, "<f4"), text(attrs, "<i8"), text(attrs_conf, "<f4")]
+    return [image_id, height, width, *middle, len(boxes), text(boxes, "<f4"), text(features, "<f4")]
+
+
+def write_tsv(path: Path, lines: list[list], **options) -> str:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter="\t", **options).writerows(lines)
+    return str(path)
+
+
+# --- npy -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_rows_of_an_npy_are_kept_bit_for_bit_by_image_id(tmp_path, dtype):
+    values = make_rows(len(IDS), WIDTH, dtype=dtype)
+    manifest = import_features(npy_job(tmp_path, values, IDS, source="a tool"))
+    dataset = open_dataset(tmp_path / "out", kind="features")
+    assert validate(tmp_path / "out") == []
+    assert sorted(dataset.image_ids()) == sorted(IDS)
+    for number, image_id in enumerate(IDS):
+        assert dataset.get(image_id)["feature"].tobytes() == values[number].tobytes()
+    for shard in range(3):
+        expected = sorted(each for each in IDS if shard_by_hand(each, 3) == shard)
+        assert dataset.shard(shard)["image_id"].to_pylist() == expected
+    assert manifest.parameters == {
+        "feature": {"name": "toy", "shape": [WIDTH], "dtype": dtype, "source": "a tool"},
+        "imported": {"format": "npy", "name": "toy", "dtype": dtype, "id_rule": "name"},
+    }
+    data = (tmp_path / "train.npy").read_bytes()
+    assert manifest.inputs[0] == {"name": "train.npy", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert [each["name"] for each in manifest.inputs] == ["train.npy", "train.txt"]
+
+
+@pytest.mark.parametrize(("dtype", "order"), [("<f8", "C"), (">f4", "C"), ("<f4", "F")])
+def test_other_layouts_of_numbers_become_float32(tmp_path, dtype, order):
+    values = make_rows(4, WIDTH).astype(dtype)
+    manifest = import_features(npy_job(tmp_path, np.asarray(values, order=order), IDS[:4]))
+    assert manifest.parameters["imported"]["dtype"] == ("float64" if dtype == "<f8" else "float32")
+    stored = open_dataset(tmp_path / "out")
+    np.testing.assert_array_equal(stored.get(IDS[2])["feature"], values[2].astype(np.float32))
+
+
+def test_several_arrays_become_one_dataset(tmp_path):
+    first, second = make_rows(4, WIDTH, seed=1), make_rows(6, WIDTH, seed=2)
+    pairs = [write_pair(tmp_path, "train", first, IDS[:4]), write_pair(tmp_path, "val", second, IDS[4:])]
+    arrays, lists = zip(*pairs, strict=True)
+    import_features(ImportJob(sources=arrays, ids=lists, output=str(tmp_path / "out"), name="toy", shards=2))
+    dataset = open_dataset(tmp_path / "out")
+    both = dict(zip(IDS, [*first, *second], strict=True))
+    for image_id, row in both.items():
+        np.testing.assert_array_equal(dataset.get(image_id)["feature"], row)
+
+
+@pytest.mark.parametrize(
+    ("array", "list_"),
+    [
+        ("train-surrogate.npy", "train-surrogate.ids"),
+        ("train.npy", "train.txt"),
+        ("dev_ims.npy", "dev_ids.txt"),
+        ("features.npy", "ids.txt"),
+    ],
+)
+def test_the_list_beside_an_array_is_found(tmp_path, array, list_):
+    np.save(tmp_path / array, make_rows(2, WIDTH))
+    (tmp_path / list_).write_text("a.jpg\nb.jpg\n")
+    import_features(ImportJob(sources=(str(tmp_path / array),), output=str(tmp_path / "out"), name="toy"))
+    assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["a", "b"]
+
+
+def test_regions_as_one_feature_keep_their_shape(tmp_path):
+    values = make_rows(2, 36, 4)
+    import_features(npy_job(tmp_path, values, IDS[:2]))
+    dataset = open_dataset(tmp_path / "out", kind="features")
+    assert dataset.spec.shape == (36, 4)
+    np.testing.assert_array_equal(dataset.get(IDS[1])["feature"], values[1])
+
+
+def test_boxes_make_an_array_regions_and_zero_rows_at_the_end_are_padding(tmp_path):
+    values, boxes = make_rows(3, 5, 4), np.abs(make_rows(3, 5, 4, seed=3))
+    values[1, 3:], boxes[1, 3:] = 0, 0
+    values[2, 1], boxes[2, 1] = 0, 0  # Between others: a region.
+    np.save(tmp_path / "boxes.npy", boxes)
+    np.save(tmp_path / "sizes.npy", np.array([[640, 480], [500, 375], [3, 4]]))
+    job = npy_job(tmp_path, values, IDS[:3], boxes=(str(tmp_path / "boxes.npy"),), sizes=(str(tmp_path / "sizes.npy"),))
+    import_features(job)
+    assert validate(tmp_path / "out") == []
+    dataset = open_dataset(tmp_path / "out", kind="regions")
+    assert dataset.spec.shape == (36, 4)
+    row = dataset.get(IDS[1])
+    assert (row["width"], row["height"], row["num_regions"]) == (500, 375, 3)
+    np.testing.assert_array_equal(row["features"][:5], values[1])
+    np.testing.assert_array_equal(row["boxes"][:5], boxes[1])
+    assert not row["features"][5:].any()
+    assert [dataset.get(each)["num_regions"] for each in (IDS[0], IDS[2])] == [5, 5]
+
+
+@pytest.mark.parametrize("case", ["ids of rows", "ids of images", "ids of captions"])
+def test_repeated_rows_collapse(tmp_path, case):
+    values = make_rows(3, WIDTH)
+    rows = values if case == "ids of captions" else np.repeat(values, 5, axis=0)
+    ids = IDS[:3] if case == "ids of images" else [each for each in IDS[:3] for _ in range(5)]
+    import_features(npy_job(tmp_path, rows, ids, repeats=1 if case == "ids of rows" else 5))
+    dataset = open_dataset(tmp_path / "out")
+    assert len(dataset) == 3
+    for number in range(3):
+        np.testing.assert_array_equal(dataset.get(IDS[number])["feature"], values[number])
+
+
+@pytest.mark.parametrize(
+    ("entry", "rule", "image_id"),
+    [
+        ("1000092795.jpg", "name", "1000092795"),
+        ("1000092795.jpg#4", "name", "1000092795"),
+        ("COCO_train2014_000000000009.JPEG#123456", "name", "COCO_train2014_000000000009"),
+        ("images/train/7.png ", "name", "7"),
+        ("images/train/7.png", "path", "images/train/7"),
+        ("images/7.png#1", "exact", "images/7.png#1"),
+        ("a.b", "name", "a.b"),
+        ("猫", "name", "猫"),
+        ("no#tag", "name", "no#tag"),
+    ],
+)
+def test_image_ids_are_made_of_entries(entry, rule, image_id):
+    assert make_image_id(entry, rule, place="line 1") == image_id
+
+
+@pytest.mark.parametrize("entry", ["", "  ", ".jpg", "a\tb", "folder/"])
+def test_entries_that_are_no_image_ids_are_refused(entry):
+    with pytest.raises(InputError, match=r"list, line 3: .* is no image id"):
+        make_image_id(entry, "name", place="list, line 3")
+
+
+def test_the_same_command_again_keeps_finished_shards(tmp_path, monkeypatch):
+    job = npy_job(tmp_path, make_rows(len(IDS), WIDTH), IDS)
+    manifest = import_features(job)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert import_features(job) == manifest
+    (tmp_path / "out" / "manifest.json").unlink()
+    (tmp_path / "out" / "part-00001-of-00003.parquet").unlink()
+    written = []
+    whole = importing.write_shard
+    monkeypatch.setattr(
+        importing, "write_shard", lambda folder, name, *a, **k: (written.append(name), whole(folder, name, *a, **k))
+    )
+    import_features(job)
+    assert written == ["part-00001-of-00003.parquet"]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_blocks_do_not_change_a_byte(tmp_path, monkeypatch):
+    values = make_rows(len(IDS), WIDTH)
+    import_features(npy_job(tmp_path, values, IDS))
+    monkeypatch.setattr(importing, "_BLOCK_BYTES", 1)
+    import_features(npy_job(tmp_path, values, IDS, output=str(tmp_path / "again")))
+    for path in (tmp_path / "out").iterdir():
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_another_dataset_is_not_overwritten_unasked(tmp_path):
+    import_features(npy_job(tmp_path, make_rows(2, WIDTH), IDS[:2]))
+    other = npy_job(tmp_path, make_rows(2, WIDTH, seed=9), IDS[:2])
+    with pytest.raises(DatasetError, match="holds another dataset"):
+        import_features(other)
+    import_features(npy_job(tmp_path, make_rows(2, WIDTH, seed=9), IDS[:2], overwrite=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v, i: (v, i[:-1]), "train.txt has 9 ids but train.npy has 10 rows: they do not belong together$"),
+        (lambda v, i: (v, i[:5]), "has 5 ids but train.npy has 10 rows: .* give --repeats 2"),
+        (lambda v, i: (v, [i[0], *i[:9]]), r"image '1000092795' stands at train.npy, row 0 and again, .* at train.npy, row 1"),
+        (
+            lambda v, i: (np.where(np.arange(10)[:, None] == 3, np.nan, v), i),
+            r"6 values of 1 images .*'a.b' \(train.npy, row 3",
+        ),
+        (lambda v, i: (v.astype("float64") * 1e300, i), "not finite as float32, first of image '1000092795'"),
+        (lambda v, i: (v.astype(int), i), "holds int64, expected float16, float32 or float64"),
+        (lambda v, i: (v[:, 0], i), r"train.npy has shape \(10,\), expected a row an image"),
+        (lambda v, i: (v[:0], []), r"has shape \(0, 6\), expected a row"),
+        (lambda v, i: (v.astype(object), i), "cannot be read as an npy array of numbers"),
+        (lambda v, i: (v, [*i[:4], "", *i[5:]]), "train.txt, line 5: '' is no image id"),
+    ],
+)
+def test_broken_arrays_are_refused_and_nothing_is_written(tmp_path, change, message):
+    values, ids = change(make_rows(len(IDS), WIDTH), IDS)
+    array, list_ = str(tmp_path / "train.npy"), tmp_path / "train.txt"
+    np.save(array, values)
+    list_.write_text("".join(f"{each}\n" for each in ids))
+    job = ImportJob(sources=(array,), ids=(str(list_),), output=str(tmp_path / "out"), name="toy")
+    with pytest.raises(InputError, match=message):
+        import_features(job)
+    assert not (tmp_path / "out").exists()
+
+
+def test_captions_that_do_not_stand_in_runs_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"train.txt, line 2: image 'b' among the 2 lines of image 'a'"):
+        import_features(npy_job(tmp_path, make_rows(2, WIDTH), ["a", "b", "a", "b"], repeats=2))
+
+
+def test_files_that_do_not_fit_together_are_refused(tmp_path):
+    one = write_pair(tmp_path, "one", make_rows(2, WIDTH), ["a", "b"])
+    two = write_pair(tmp_path, "two", make_rows(2, WIDTH + 1), ["c", "d"])
+    job = {"output": str(tmp_path / "out"), "name": "toy"}
+    with pytest.raises(InputError, match=r"two.npy has rows float32 \(7,\), one.npy has float32 \(6,\)"):
+        import_features(ImportJob(sources=(one[0], two[0]), **job))
+    with pytest.raises(UsageError, match="2 arrays but 1 files with --ids"):
+        import_features(ImportJob(sources=(one[0], two[0]), ids=(one[1],), **job))
+    with pytest.raises(InputError, match=r"no such file: .*nothing\.npy"):
+        import_features(ImportJob(sources=(str(tmp_path / "nothing.npy"),), **job))
+    with pytest.raises(UsageError, match="copy them to this machine first"):
+        import_features(ImportJob(sources=("gs://bucket/x.npy",), **job))
+    np.save(tmp_path / "lonely.npy", make_rows(2, WIDTH))
+    with pytest.raises(UsageError, match=r"no list of image ids beside 'lonely.npy' \(looked for lonely.ids, lonely.txt\)"):
+        import_features(ImportJob(sources=(str(tmp_path / "lonely.npy"),), **job))
+    with pytest.raises(InputError, match=r"one.npy has shape \(2, 6\), expected \[N, R, D\] as --boxes is given"):
+        import_features(ImportJob(sources=(one[0],), boxes=(one[0],), **job))
+    with pytest.raises(UsageError, match="--sizes is for regions"):
+        import_features(ImportJob(sources=(one[0],), sizes=(one[0],), **job))
+    (tmp_path / "latin.txt").write_bytes(b"\xe4.jpg\nb.jpg\n")
+    with pytest.raises(InputError, match=r"latin\.txt' is no text in UTF-8"):
+        import_features(ImportJob(sources=(one[0],), ids=(str(tmp_path / "latin.txt"),), **job))
+    np.savez(tmp_path / "z.npz", a=np.zeros(2))
+    with pytest.raises(InputError, match="is an npz archive"):
+        import_features(ImportJob(sources=(str(tmp_path / "z.npz"),), format="npy", ids=(one[1],), **job))
+
+
+def test_boxes_of_other_shapes_are_refused(tmp_path):
+    array, _ = write_pair(tmp_path, "r", make_rows(2, 37, 4), ["a", "b"])
+    np.save(tmp_path / "boxes.npy", np.zeros((2, 36, 4)))
+    job = {"sources": (array,), "boxes": (str(tmp_path / "boxes.npy"),), "output": str(tmp_path / "out"), "name": "toy"}
+    with pytest.raises(InputError, match="has 37 regions an image, at most 36 are stored: give --max-regions 37"):
+        import_features(ImportJob(**job))
+    with pytest.raises(InputError, match=r"boxes.npy holds float64 \(2, 36, 4\), expected numbers \(2, 37, 4\)"):
+        import_features(ImportJob(**job, max_regions=37))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "csv"}, "format 'csv' is unknown, expected one of npy, tsv, hdf5"),
+        ({"name": "my name"}, "--name is 'my name'"),
+        ({"name": ""}, "--name is ''"),
+        ({"repeats": 0}, "--repeats is 0, expected 1 or more"),
+        ({"max_regions": 0}, "--max-regions is 0"),
+        ({"shards": 0}, "the number of shards is 0"),
+        ({"sources": ()}, "no files are given"),
+        ({"sources": ("x.bin",)}, "cannot tell the format of 'x.bin'"),
+        ({"id_rule": "other"}, "--id-rule is 'other'"),
+        ({"sources": ("x.tsv",), "ids": ("a",)}, "--ids is for npy and hdf5, these files are tsv"),
+        ({"array": "a"}, "--array is for hdf5, these files are npy"),
+        ({"sources": ("x.h5", "y.h5")}, "of hdf5 one file is imported at a time"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        ImportJob(**{"sources": ("x.npy",), "output": "out", "name": "toy", **options})
+
+
+def test_the_format_is_known_by_the_extension():
+    assert [format_of(name) for name in ("a.npy", "B.TSV", "c.h5", "d.hdf5")] == ["npy", "tsv", "hdf5", "hdf5"]
+
+
+# --- tsv -------------------------------------------------------------------------------------------------------------
+
+
+def regions_of(image: int, boxes: int, width: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    return np.abs(make_rows(boxes, 4, seed=image)), np.abs(make_rows(boxes, width, seed=image + 100))
+
+
+@pytest.mark.parametrize("header", [False, True])
+def test_a_bottom_up_tsv_becomes_regions(tmp_path, header):
+    images = {image_id: regions_of(n, boxes) for n, (image_id, boxes) in enumerate({"9": 36, "25": 10, "30": 1}.items())}
+    names = [["image_id", "image_w", "image_h", "num_boxes", "boxes", "features"]] if header else []
+    lines = [tsv_line(image_id, *arrays) for image_id, arrays in images.items()]
+    path = write_tsv(tmp_path / "trainval.tsv", [*names, *lines])
+    manifest = import_features(ImportJob(sources=(path,), output=str(tmp_path / "out"), name="faster-rcnn-36", shards=2))
+    assert validate(tmp_path / "out") == []
+    assert manifest.inputs[0]["sha256"] == hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    dataset = open_dataset(tmp_path / "out", kind="regions")
+    assert dataset.spec.shape == (36, 8)
+    for image_id, (boxes, features) in images.items():
+        row = dataset.get(image_id)
+        assert (row["width"], row["height"], row["num_regions"]) == (640, 480, len(boxes))
+        assert row["boxes"][: len(boxes)].tobytes() == boxes.tobytes()
+        assert row["features"][: len(boxes)].tobytes() == features.tobytes()
+        for name in ("boxes", "features"):
+            assert not row[name][len(boxes) :].any()
+        for name in ("class_ids", "class_scores", "attribute_ids", "attribute_scores"):
+            assert not row[name].any()
+
+
+def test_the_lxmert_tsv_brings_classes_and_attributes(tmp_path):
+    boxes, features = regions_of(1, 3)
+    labels = ([7, 1599, 0], [0.5, 0.25, 1], [399, -1, 2], [0.125, 0.5, 0.75])
+    path = write_tsv(tmp_path / "a.tsv", [tsv_line("a.jpg", boxes, features, lxmert=labels)])
+    import_features(ImportJob(sources=(path,), output=str(tmp_path / "out"), name="x", max_regions=4))
+    row = open_dataset(tmp_path / "out").get("a")
+    assert (row["width"], row["height"]) == (640, 480)
+    # argmax over the probabilities without background in the file, so 0 is the first class; here that is 1, and 0 is none.
+    assert row["class_ids"].tolist() == [8, 1600, 1, 0]
+    assert row["attribute_ids"].tolist() == [400, 0, 3, 0]
+    assert row["class_scores"].tolist() == [0.5, 0.25, 1, 0]
+    assert row["attribute_scores"].tolist() == [0.125, 0.5, 0.75, 0]
+
+
+def test_an_image_without_regions_is_a_row_of_zeros(tmp_path):
+    lines = [tsv_line("a", *regions_of(1, 2)), tsv_line("b", np.zeros((0, 4)), np.zeros((0, 8)))]
+    import_features(ImportJob(sources=(write_tsv(tmp_path / "a.tsv", lines),), output=str(tmp_path / "out"), name="x"))
+    assert validate(tmp_path / "out") == []
+    assert open_dataset(tmp_path / "out").get("b")["num_regions"] == 0
+
+
+def test_lines_that_stand_in_two_files_become_one_row(tmp_path):
+    line = tsv_line("a", *regions_of(1, 2))
+    paths = [write_tsv(tmp_path / "0.tsv", [line]), write_tsv(tmp_path / "1.tsv", [line, tsv_line("b", *regions_of(2, 2))])]
+    import_features(ImportJob(sources=tuple(paths), output=str(tmp_path / "out"), name="x"))
+    assert len(open_dataset(tmp_path / "out")) == 2
+    write_tsv(tmp_path / "1.tsv", [tsv_line("a", *regions_of(3, 2))])
+    with pytest.raises(InputError, match=r"image 'a' stands at 0.tsv, line 1 and again, with other values, at 1.tsv, line 1"):
+        import_features(ImportJob(sources=tuple(paths), output=str(tmp_path / "other"), name="x"))
+
+
+GOOD = tsv_line("a", *regions_of(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([GOOD[:5]], "t.tsv has 5 columns and lacks image_id, .*expected the 6 columns of bottom-up-attention"),
+        ([GOOD, GOOD[:5]], "t.tsv, line 2 has 5 columns, expected 6"),
+        ([[*GOOD[:5], "AAA"]], "t.tsv, line 1: column 'features' is no base64"),
+        ([[*GOOD[:4], "AAAA", GOOD[5]]], "column 'boxes' has 3 bytes, expected 32 for 2 boxes"),
+        ([[*GOOD[:5], "AAAA"]], "column 'features' has 3 bytes, expected a multiple of 8 for 2 boxes"),
+        ([["a", "wide", *GOOD[2:]]], "width, height and num_boxes must be numbers"),
+        ([["a", -1, *GOOD[2:]]], "width -1, .* are no sizes"),
+        ([GOOD, tsv_line("b", *regions_of(2, 2, width=9))], "line 2: image 'b' has features of 9 values, those before it 8"),
+        ([tsv_line("b", *regions_of(2, 40))], "t.tsv, line 1: an image with 40 regions, .* give --max-regions 40"),
+        ([tsv_line("b", np.zeros((0, 4)), [])], "holds no regions at all"),
+        ([tsv_line("b", np.full((1, 4), np.inf), np.ones((1, 8)))], "4 values of 1 images are not finite as float32"),
+        ([tsv_line("b", np.ones((1, 4)), np.ones((1, 8)), lxmert=([40000], [1], [1], [1]))], "class_ids lie between 40000"),
+        ([], "t.tsv is empty"),
+        ([["image_id", "image_w", "image_h", "num_boxes", "boxes", "features"]], "holds no images"),
+    ],
+)
+def test_broken_tsv_files_are_refused(tmp_path, lines, message):
+    job = ImportJob(sources=(write_tsv(tmp_path / "t.tsv", lines),), output=str(tmp_path / "out"), name="x")
+    with pytest.raises(InputError, match=message):
+        import_features(job)
+    assert not (tmp_path / "out").exists()
+
+
+# --- hdf5 ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hdf5(tmp_path):
+    """Writes an HDF5 file of named arrays; gives a job for it."""
+    h5py = pytest.importorskip("h5py")
+
+    def write(arrays, **options) -> ImportJob:
+        with h5py.File(tmp_path / "f.h5", "w") as file:
+            for name, values in arrays.items():
+                file[name] = values
+        return ImportJob(sources=(str(tmp_path / "f.h5"),), output=str(tmp_path / "out"), name="toy", shards=2, **options)
+
+    return write
+
+
+@pytest.mark.parametrize("ids", [[b"a.jpg", b"b.jpg", b"c.jpg"], [30, 9, 25]])
+def test_an_hdf5_array_with_ids_beside_it(tmp_path, hdf5, ids):
+    values = make_rows(3, 2, WIDTH, dtype="float16")
+    import_features(hdf5({"train/features": values, "train/ids": ids}, array="train/features", id_array="train/ids"))
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset.spec.dtype == "float16"
+    for number, each in enumerate(ids):
+        image_id = each.decode()[0] if isinstance(each, bytes) else str(each)
+        assert dataset.get(image_id)["feature"].tobytes() == values[number].tobytes()
+
+
+def test_an_hdf5_array_with_a_list_of_ids(tmp_path, hdf5):
+    (tmp_path / "ids.txt").write_text("c\nc\na\na\n")
+    values = np.repeat(make_rows(2, WIDTH), 2, axis=0)
+    import_features(hdf5({"features": values}, array="features", ids=(str(tmp_path / "ids.txt"),)))
+    np.testing.assert_array_equal(open_dataset(tmp_path / "out").get("a")["feature"], values[2])
+
+
+@pytest.mark.parametrize("group", ["", "pool5"])
+def test_one_hdf5_array_an_image(tmp_path, hdf5, group):
+    values = make_rows(3, WIDTH)
+    names = [f"{group}/{each}" if group else each for each in ("b", "a", "c")]
+    import_features(hdf5(dict(zip(names, values, strict=True)), array=group))
+    dataset = open_dataset(tmp_path / "out")
+    np.testing.assert_array_equal(dataset.get("b")["feature"], values[0])
+    np.testing.assert_array_equal(dataset.get("c")["feature"], values[2])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "error", "message"),
+    [
+        ({"x": np.ones((2, 3))}, {"array": "y"}, UsageError, "f.h5 holds no 'y'. f.h5 holds 'x'"),
+        ({"x": np.ones((2, 3))}, {"array": "x"}, UsageError, "the ids of f.h5:x are not known"),
+        (
+            {"x": np.ones((2, 3)), "i": [1]},
+            {"array": "x", "id_array": "i"},
+            InputError,
+            "f.h5:i has 1 ids but f.h5:x has 2 rows",
+        ),
+        ({"x": np.ones((2, 3)), "i": [[1]]}, {"array": "x", "id_array": "i"}, InputError, "f.h5:i is no list of image ids"),
+        ({"x": np.ones(2), "i": [1, 2]}, {"array": "x", "id_array": "i"}, InputError, r"f.h5:x has shape \(2,\)"),
+        ({"x": np.ones((2, 3)), "i": [1, 2]}, {}, InputError, "expected arrays of one shape, one an image"),
+        ({"x/y": np.ones(3)}, {}, InputError, "f.h5:/ holds no datasets"),
+        ({"x": np.ones(3)}, {"id_array": "i"}, UsageError, "name the array with --array"),
+        ({"x": np.ones(3, dtype=int)}, {}, InputError, "holds int64"),
+        ({"a": np.ones(3), "b": np.full(3, np.nan)}, {}, InputError, r"3 values of 1 images .* first of image 'b' \(f.h5:b\)"),
+    ],
+)
+def test_broken_hdf5_files_are_refused(hdf5, arrays, options, error, message):
+    with pytest.raises(error, match=message):
+        import_features(hdf5(arrays, **options))
+
+
+def test_a_file_that_is_no_hdf5_is_refused(tmp_path, hdf5):
+    job = hdf5({"a": np.ones(3)})
+    (tmp_path / "f.h5").write_bytes(b"text")
+    with pytest.raises(InputError, match="cannot be read as HDF5"):
+        import_features(job)
+
+
+def test_hdf5_without_h5py_says_what_to_install(hdf5, monkeypatch):
+    job = hdf5({"a": np.ones(3)})
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(UsageError, match=r"needs h5py, which is not installed: pip install 'imagepivot\[hdf5\]'"):
+        import_features(job)

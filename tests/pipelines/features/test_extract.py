@@ -1,0 +1,442 @@
+import io
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import apache_beam as beam
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import extractors
+from extractors import Description, Extractor
+from pipelines.features.extract import ExtractFeatures, FeaturesJob, extract_features, list_images, plan_features
+from pipelines.inputs.images.opening import ImagesInFolder, Listing, open_images
+from pipelines.running.progress import Meter
+from pipelines.running.runner import Execution
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
+from schemas.features import FeatureSpec
+from schemas.fingerprints import Identity
+from schemas.keys import shard_of
+from schemas.output import Output
+from schemas.storage import Folder
+from schemas.validation import validate
+
+ONE = Execution(workers=1)
+SPEC = FeatureSpec("fake", (3,))
+
+
+class FakeExtractor(Extractor):
+    """The feature of an image of one colour is its red, green and blue, plus the number that stands for the weights."""
+
+    loaded = 0
+
+    def __init__(self, name: str, weights: str):
+        super().__init__(describe(name, weights=weights))
+        self._more = int(weights)
+        FakeExtractor.loaded += 1
+
+    def preprocess(self, image):
+        return torch.tensor(image.getpixel((0, 0)))
+
+    def extract(self, batch):
+        return batch.numpy().astype(np.float32) + self._more
+
+
+def describe(name: str, *, weights: str = "0", precision: str = "fp32", **_) -> Description:
+    return Description(SPEC, {"name": name, "weights": weights, "precision": precision})
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch):
+    """Puts the fake in place of all extractors; this reaches no worker process, so one worker runs here."""
+    monkeypatch.setattr(extractors, "describe", describe)
+    monkeypatch.setattr(extractors, "load", lambda name, *, weights, **_: FakeExtractor(name, weights))
+    monkeypatch.setattr(FakeExtractor, "loaded", 0)
+
+
+def picture(colour: tuple[int, int, int]) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (2, 2), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def colours() -> dict[str, tuple[int, int, int]]:
+    generator = random.Random(21)
+    return {f"image{n:03d}": tuple(generator.randrange(256) for _ in range(3)) for n in range(40)}
+
+
+@pytest.fixture
+def images(colours, tmp_path) -> Path:
+    (tmp_path / "images" / "more").mkdir(parents=True)
+    for number, (name, colour) in enumerate(colours.items()):
+        (tmp_path / "images" / ("more" if number % 3 else "") / f"{name}.png").write_bytes(picture(colour))
+    return tmp_path / "images"
+
+
+def job_of(images, output, **more) -> FeaturesJob:
+    return FeaturesJob(images=open_images(images), output=str(output), weights="0", device="cpu", **{"shards": 4, **more})
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_each_image_has_its_feature_in_the_shard_of_its_id(images, colours, tmp_path):
+    manifest = extract_features(job_of(images, tmp_path / "f", batch_size=3), ONE)
+    dataset = open_dataset(tmp_path / "f")
+    for number in range(4):
+        expected = [
+            {"image_id": name, "feature": [float(part) for part in colour]}
+            for name, colour in sorted(colours.items())
+            if shard_of(name, 4) == number
+        ]
+        assert dataset.shard(number).to_pylist() == expected
+    assert validate(tmp_path / "f") == []
+    assert (manifest.rows, manifest.failed) == (40, 0)
+    assert not (tmp_path / "f" / "failures").exists()
+    assert manifest.parameters["extractor"] == {"name": "resnet50-pool", "weights": "0", "precision": "fp32"}
+    assert manifest.parameters["feature"] == {"name": "fake", "shape": [3], "dtype": "float32", "source": ""}
+    whole = Listing.of(open_images(images).refs(), 1)
+    assert manifest.statistics == {"images": 40, "failed": 0, "listing": whole.shards[0]}
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 100])
+def test_bytes_do_not_depend_on_the_batch(images, tmp_path, batch_size):
+    (images / "bad.png").write_bytes(b"")
+    extract_features(job_of(images, tmp_path / "f", batch_size=16), ONE)
+    extract_features(job_of(images, tmp_path / "g", batch_size=batch_size), ONE)
+    assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
+
+
+def test_the_model_is_loaded_once(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert FakeExtractor.loaded == 1
+
+
+def test_shards_without_images_are_written(images, tmp_path):
+    manifest = extract_features(job_of(images / "more" / "image001.png", tmp_path / "f", shards=7), ONE)
+    rows = [shard.rows for shard in manifest.shards]
+    assert sorted(rows) == [0] * 6 + [1]
+    assert rows[shard_of("image001", 7)] == 1
+    assert validate(tmp_path / "f") == []
+
+
+def test_failures_are_rows_of_their_own(images, colours, tmp_path):
+    (images / "empty.png").write_bytes(b"")
+    (images / "page.jpg").write_bytes(b"<html>not found</html>")
+    (images / "dangling.jpg").symlink_to(images / "none")
+    manifest = extract_features(job_of(images, tmp_path / "f"), ONE)
+    failures = {row["key"]: row for row in open_dataset(tmp_path / "f").failures().to_pylist()}
+    assert {key: (row["uri"], row["stage"], row["reason"]) for key, row in failures.items()} == {
+        "empty": ("empty.png", "decode", "empty"),
+        "page": ("page.jpg", "decode", "not_an_image"),
+        "dangling": ("dangling.jpg", "read", "unreadable"),
+    }
+    assert manifest.failure_reasons == {"empty": 1, "not_an_image": 1, "unreadable": 1}
+    assert manifest.rows == len(colours)
+    assert str(images) not in "".join(row["message"] for row in failures.values())
+    assert validate(tmp_path / "f") == []
+
+
+def test_a_shard_in_which_all_fails(tmp_path):
+    (tmp_path / "images").mkdir()
+    for number in range(100):
+        (tmp_path / "images" / f"{number}.jpg").write_bytes(b"")
+    manifest = extract_features(job_of(tmp_path / "images", tmp_path / "f", shards=2, batch_size=2), ONE)
+    assert (manifest.rows, manifest.failed) == (0, 100)
+    assert len(open_dataset(tmp_path / "f").failures()) == 100
+
+
+def test_finished_shards_are_not_made_again(images, tmp_path):
+    (images / "empty.png").write_bytes(b"")
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    before = snapshot(tmp_path / "f")
+    missing, kept = (f"part-0000{number}-of-00004.parquet" for number in (1, 2))
+    (tmp_path / "f" / "manifest.json").unlink()
+    (tmp_path / "f" / missing).unlink()
+    stamp = (tmp_path / "f" / kept).stat()
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert snapshot(tmp_path / "f") == before
+    again = (tmp_path / "f" / kept).stat()
+    assert (again.st_mtime_ns, again.st_ino) == (stamp.st_mtime_ns, stamp.st_ino)
+
+
+def test_a_complete_dataset_is_returned_as_it_is(images, tmp_path):
+    first = extract_features(job_of(images, tmp_path / "f"), ONE)
+    for path in images.rglob("*.png"):
+        path.write_bytes(path.read_bytes()[::-1])  # Of the same size: nothing is read again.
+    assert extract_features(job_of(images, tmp_path / "f"), ONE) == first
+
+
+def test_a_new_image_is_refused_unless_one_says_what_to_do(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    before = snapshot(tmp_path / "f")
+    (images / "new.png").write_bytes(picture((1, 2, 3)))
+    with pytest.raises(DatasetError, match=r"made from other images.*in 1 of 4 shards.*Give --update"):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert snapshot(tmp_path / "f") == before
+    assert extract_features(job_of(images, tmp_path / "f", overwrite=True), ONE).rows == 41
+    assert validate(tmp_path / "f") == []
+
+
+def test_update_extracts_what_is_new_and_gives_what_a_fresh_run_gives(images, colours, tmp_path, monkeypatch):
+    (images / "bad.png").write_bytes(b"")
+    extract_features(job_of(images, tmp_path / "f", batch_size=3), ONE)
+    inodes = {path.name: path.stat().st_ino for path in (tmp_path / "f").glob("part-*")}
+    added = {"aaa": (1, 2, 3), "image0205": (4, 5, 6), "zzz": (7, 8, 9)}
+    for name, colour in added.items():
+        (images / f"{name}.png").write_bytes(picture(colour))
+    seen = []
+    original = FakeExtractor.extract
+    monkeypatch.setattr(FakeExtractor, "extract", lambda self, batch: seen.append(len(batch)) or original(self, batch))
+    manifest = extract_features(job_of(images, tmp_path / "f", update=True), ONE)
+    assert sum(seen) == 3, "only the new ones went through the model"
+    assert (manifest.rows, manifest.failed) == (43, 1)
+    touched = {f"part-{shard_of(name, 4):05d}-of-00004.parquet" for name in added}
+    kept = {path.name for path in (tmp_path / "f").glob("part-*") if path.stat().st_ino == inodes[path.name]}
+    assert kept == set(inodes) - touched
+    assert kept, "a finished shard without new images stays as it is"
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
+    assert validate(tmp_path / "f") == []
+
+
+def test_update_of_nothing_makes_everything(images, tmp_path):
+    assert extract_features(job_of(images, tmp_path / "f", update=True), ONE).rows == 40
+
+
+def test_update_keeps_images_that_are_gone(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    (images / "image000.png").unlink()
+    assert extract_features(job_of(images, tmp_path / "f", update=True), ONE).rows == 40
+    assert open_dataset(tmp_path / "f").get("image000")["image_id"] == "image000"
+
+
+def test_update_goes_on_after_a_kill(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    for number in range(9):
+        (images / f"new{number}.png").write_bytes(picture((number, 2, 3)))
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    # As a kill leaves it: no manifest, one shard updated, the others of before.
+    (tmp_path / "f" / "manifest.json").unlink()
+    name = "part-00002-of-00004.parquet"
+    (tmp_path / "f" / name).write_bytes((tmp_path / "g" / name).read_bytes())
+    with pytest.raises(DatasetError, match="Give --update"):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
+    assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
+
+
+def test_retry_failed_tries_only_what_failed(images, tmp_path, monkeypatch):
+    for name in ("bad", "worse"):
+        (images / f"{name}.png").write_bytes(b"")
+    assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 2
+    good = picture((9, 8, 7))
+    monkeypatch.setattr(
+        "pipelines.inputs.images.opening.ImagesInFolder.read", lambda self, ref: good if ref.image_id == "bad" else b""
+    )
+    assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 2, "without the option nothing is tried again"
+    manifest = extract_features(job_of(images, tmp_path / "f", retry_failed=True), ONE)
+    assert (manifest.rows, manifest.failed) == (41, 1)
+    assert open_dataset(tmp_path / "f").get("bad")["feature"].tolist() == [9.0, 8.0, 7.0]
+    assert open_dataset(tmp_path / "f").failures()["key"].to_pylist() == ["worse"]
+    assert validate(tmp_path / "f") == []
+
+
+def test_retry_failed_repairs_to_what_a_fresh_run_gives(images, tmp_path):
+    for name in ("bad", "worse"):
+        (images / f"{name}.png").symlink_to(tmp_path / f"{name}.later")
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    listing = list_images(job_of(images, tmp_path / "f"))
+    for name in ("bad", "worse"):
+        (tmp_path / f"{name}.later").write_bytes(picture((5, 5, 5)))
+    # The sizes are known now, so the listing is another one: both options together.
+    assert list_images(job_of(images, tmp_path / "f")) != listing
+    extract_features(job_of(images, tmp_path / "f", retry_failed=True, update=True), ONE)
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
+    assert not list((tmp_path / "f" / "failures").glob("*"))
+
+
+def test_options_that_contradict_each_other(images, tmp_path):
+    with pytest.raises(UsageError, match=r"--overwrite makes a dataset again.*give one of them"):
+        job_of(images, tmp_path / "f", overwrite=True, update=True)
+
+
+def test_other_weights_replace_every_shard(images, colours, tmp_path):
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    job = FeaturesJob(images=open_images(images), output=str(tmp_path / "f"), weights="5", device="cpu", shards=4)
+    with pytest.raises(DatasetError, match="holds another dataset"):
+        extract_features(job, ONE)
+    extract_features(
+        FeaturesJob(images=job.images, output=job.output, weights="5", device="cpu", shards=4, overwrite=True), ONE
+    )
+    dataset = open_dataset(tmp_path / "f")
+    expected = [[part + 5.0 for part in colours[image_id]] for image_id in dataset.image_ids()]
+    assert dataset.numpy().tolist() == expected
+
+
+def test_two_files_with_one_id_are_an_error(images, tmp_path):
+    (images / "image001.jpg").write_bytes(picture((0, 0, 0)))
+    message = r"'image001' belongs to two files, 'image001.jpg' and 'more/image001.png': rename one"
+    with pytest.raises(InputError, match=message):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert not (tmp_path / "f" / "manifest.json").exists()
+
+
+def test_ids_of_paths_tell_them_apart(images, tmp_path):
+    (images / "image001.jpg").write_bytes(picture((0, 0, 0)))
+    job = FeaturesJob(images=open_images(images, ids="path"), output=str(tmp_path / "f"), weights="0", device="cpu", shards=4)
+    extract_features(job, ONE)
+    assert {"image001", "more/image001"} <= set(open_dataset(tmp_path / "f").image_ids())
+
+
+def test_no_images_are_an_error_that_names_the_place(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "notes.txt").touch()
+    with pytest.raises(InputError, match=r"no images found in .*photos.*check the path"):
+        extract_features(job_of(tmp_path / "photos", tmp_path / "f"), ONE)
+    assert not (tmp_path / "f").exists()
+
+
+def test_a_listing_that_was_made_is_not_made_again(images, tmp_path, monkeypatch):
+    job = job_of(images, tmp_path / "f")
+    listing = list_images(job)
+    assert listing.count == 40
+    monkeypatch.setattr("pipelines.features.extract.list_images", lambda job: pytest.fail("listed once more"))
+    assert extract_features(job, ONE, listing=listing).rows == 40
+
+
+def test_the_fingerprint_is_that_of_the_feature_space(images, tmp_path):
+    first = extract_features(job_of(images, tmp_path / "f"), ONE)
+    second = extract_features(job_of(images / "more", tmp_path / "g"), ONE)
+    assert first.fingerprint == second.fingerprint
+    assert first.statistics["listing"] != second.statistics["listing"]
+    job = FeaturesJob(images=open_images(images), output="h", weights="5", device="cpu", shards=4)
+    assert plan_features(job, list_images(job)).identity.fingerprint != first.fingerprint
+
+
+def test_the_meter_counts_images_and_failures(images, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.running.progress._WRITE_SECONDS", -1.0)
+    (images / "empty.png").write_bytes(b"")
+    (tmp_path / "meter").mkdir()
+    meter = Meter(str(tmp_path / "meter"))
+    extract_features(job_of(images, tmp_path / "f"), ONE, meter)
+    total = meter.total()
+    assert (total["images"], total["failed"]) == (41, 1)
+
+
+def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
+    (images / "empty.png").write_bytes(b"")
+    job = job_of(images, tmp_path / "f")
+    parameters = {"feature": {}, "extractor_fingerprint": job.describe().fingerprint}
+    output = Output(Folder(str(tmp_path / "f")), Identity("features", parameters, shards=4))
+    gathered = []
+    pipeline = beam.Pipeline(runner=beam.runners.portability.fn_api_runner.FnApiRunner())
+    shards = pipeline | ExtractFeatures(job=job, output=output, finished=frozenset({1}))
+    _ = (
+        shards
+        | beam.combiners.ToList()
+        | beam.Map(lambda found: gathered.append(sorted(found)) or Path(tmp_path / "found").write_text(str(sorted(found))))
+    )
+    result = pipeline.run()
+    result.wait_until_finish()
+    assert (tmp_path / "found").read_text() == "[0, 2, 3]"
+    counters = {each.key.metric.name: each.committed for each in result.metrics().query()["counters"]}
+    here = [name for name in (*[f"image{n:03d}" for n in range(40)], "empty") if shard_of(name, 4) != 1]
+    assert counters["images_read"] == len([name for name in here if name != "empty"])
+    assert counters["images_failed"] == ("empty" in here)
+    assert counters["bytes_written"] == sum(path.stat().st_size for path in (tmp_path / "f").glob("part-*"))
+    assert {"decode_msec", "forward_msec", "wait_msec"} <= set(counters)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"shards": 0}, "number of shards is 0"), ({"batch_size": 0}, "--batch-size is 0, expected 1 or more")],
+)
+def test_arguments_that_make_no_sense(images, arguments, message):
+    with pytest.raises(UsageError, match=message):
+        job_of(images, "f", **arguments)
+
+
+def test_an_error_of_the_extractor_is_the_users_with_its_message(images, tmp_path, monkeypatch):
+    def load(name, **_):
+        raise UsageError(f"device 'cuda' is not on this host for {name}")
+
+    monkeypatch.setattr(extractors, "load", load)
+    with pytest.raises(UsageError, match=r"^device 'cuda' is not on this host for resnet50-pool$"):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+
+
+@pytest.mark.parametrize("more", [{"precision": "fp16"}, {"compile": True}, {"device": "cuda:7"}])
+def test_what_the_device_cannot_do_is_said_before_anything_is_replaced(images, tmp_path, more):
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    before = snapshot(tmp_path / "f")
+    job = replace(job_of(images, tmp_path / "f", shards=3, overwrite=True), **more)
+    with pytest.raises(UsageError, match=r"needs a GPU|is not on this host"):
+        extract_features(job, ONE)
+    assert snapshot(tmp_path / "f") == before
+
+
+def test_a_worker_with_other_weights_than_planned_writes_nothing(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(extractors, "load", lambda name, **_: FakeExtractor(name, "1"))
+    with pytest.raises(InputError, match="a worker loads other weights from '0'"):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert not list((tmp_path / "f").glob("part-*"))
+
+
+def test_a_folder_that_may_not_be_written(images, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ImagepivotError, match="file"):
+        extract_features(job_of(images, tmp_path / "file"), ONE)
+    assert (tmp_path / "file").stat().st_size == 0
+
+
+def test_a_list_that_changes_during_the_run_is_an_error_and_the_next_run_goes_on(images, tmp_path):
+    """The launcher and a worker both list the images: a shard that lacks some must not count as whole."""
+    extract_features(job_of(images, tmp_path / "expected"), ONE)
+    job = job_of(images, tmp_path / "f")
+    listing = list_images(job)
+    (images / "image003.png").rename(tmp_path / "image003.png")
+    shard = shard_of("image003", 4)
+    with pytest.raises(
+        InputError, match=rf"changed while the run was going on: shard {shard} has \d+ images now.*finished shards"
+    ):
+        extract_features(job, ONE, listing=listing)
+    assert not (tmp_path / "f" / "manifest.json").exists()
+    (tmp_path / "image003.png").rename(images / "image003.png")
+    extract_features(job, ONE)
+    assert snapshot(tmp_path / "f") == snapshot(tmp_path / "expected")
+
+
+def test_a_folder_that_vanishes_before_it_is_listed_again(images, tmp_path):
+    job = job_of(images, tmp_path / "f")
+    listing = list_images(job)
+    images.rename(tmp_path / "away")
+    with pytest.raises(InputError, match=r"shard \d has 0 images now"):
+        extract_features(job, ONE, listing=listing)
+    (tmp_path / "away").rename(images)
+    assert extract_features(job, ONE).rows == 40
+    assert validate(tmp_path / "f") == []
+
+
+def test_a_folder_that_vanishes_while_it_is_read(images, tmp_path, monkeypatch):
+    read, left = ImagesInFolder.read, iter(range(25))
+
+    def vanish(self, ref):
+        if next(left, None) is None and images.exists():
+            images.rename(tmp_path / "away")
+        return read(self, ref)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ImagesInFolder, "read", vanish)
+        with pytest.raises(InputError, match=r"were there when the run began and are gone: bring them back.*the same command"):
+            extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert {path.name for path in (tmp_path / "f").iterdir()} < {f"part-0000{n}-of-00004.parquet" for n in range(4)}
+    (tmp_path / "away").rename(images)
+    assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 0
+    assert validate(tmp_path / "f") == []

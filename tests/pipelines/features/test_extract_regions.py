@@ -1,0 +1,373 @@
+"""Kind ``regions`` through the pipeline, with a tiny extractor whose regions can be computed by hand."""
+
+import io
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import extractors
+from extractors import Description, Extractor
+from extractors.settings import RegionOptions
+from pipelines.datasets.comparison import compare
+from pipelines.datasets.inspection import describe as inspect
+from pipelines.datasets.region_names import RegionNames
+from pipelines.exchange.exporting import ExportJob, export_dataset
+from pipelines.exchange.importing import ImportJob, import_features
+from pipelines.features.extract import FeaturesJob, extract_features, list_images, plan_features
+from pipelines.features.planning import plan_work
+from pipelines.inputs.images.opening import open_images
+from pipelines.running.runner import Execution
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.features import FeatureSpec
+from schemas.kinds import regions_schema
+from schemas.validation import validate
+
+ONE = Execution(workers=1)
+R, D, CLASSES, ATTRIBUTES = 3, 5, 4, 2
+
+
+class FakeRegions(Extractor):
+    """An image of one colour has ``red % 4`` regions; region ``r`` has the feature ``green + r + [0, 1, 2, 3, 4]``."""
+
+    batches: list[int] = []  # noqa: RUF012 -- shared on purpose
+
+    def preprocess(self, image):
+        return torch.tensor([*image.getpixel((0, 0)), *image.size])
+
+    def collate(self, images):
+        return list(images)
+
+    def extract(self, batch):
+        return self.extract_columns(batch)["features"]
+
+    def extract_columns(self, batch):
+        FakeRegions.batches.append(len(batch))
+        rows = [expected_row(tuple(image[:3].tolist()), tuple(image[3:].tolist())) for image in batch]
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def expected_row(colour: tuple[int, int, int], size_wh: tuple[int, int]) -> dict[str, np.ndarray]:
+    red, green, blue = colour
+    used = red % (R + 1)
+    row = {
+        "width": np.int32(size_wh[0]),
+        "height": np.int32(size_wh[1]),
+        "num_regions": np.int16(used),
+        "boxes": np.zeros((R, 4), np.float32),
+        "features": np.zeros((R, D), np.float32),
+        "class_ids": np.zeros(R, np.int16),
+        "class_scores": np.zeros(R, np.float32),
+        "attribute_ids": np.zeros(R, np.int16),
+        "attribute_scores": np.zeros(R, np.float32),
+    }
+    for region in range(used):
+        row["boxes"][region] = [region, 0, region + 1, blue / 2]
+        row["features"][region] = [green + region + k for k in range(D)]
+        row["class_ids"][region] = (blue + region) % CLASSES + 1
+        row["class_scores"][region] = 0.5 + region / 8
+        row["attribute_ids"][region] = (red + region) % (ATTRIBUTES + 1)
+        row["attribute_scores"][region] = 0.25
+    return row
+
+
+def describe(name: str, *, weights="default", precision="fp32", compile=False, regions=None) -> Description:  # noqa: A002
+    regions = regions or RegionOptions()
+    parameters = {"name": name, "weights": weights, "compiled": compile, "regions": [regions.min_regions, regions.max_regions]}
+    spec = FeatureSpec("fake-regions", (R, D))
+    return Description(spec, parameters, kind="regions", batch_size=2, classes=CLASSES, attributes=ATTRIBUTES)
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch):
+    monkeypatch.setattr(extractors, "describe", describe)
+    monkeypatch.setattr(extractors, "load", lambda name, *, device, **more: FakeRegions(describe(name, **more)))
+    monkeypatch.setattr(FakeRegions, "batches", [])
+
+
+def picture(colour: tuple[int, int, int], size_wh: tuple[int, int] = (4, 3)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size_wh, colour).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def colours() -> dict[str, tuple[int, int, int]]:
+    generator = random.Random(36)
+    return {f"image{n:02d}": (n % 7, generator.randrange(256), generator.randrange(256)) for n in range(23)}
+
+
+@pytest.fixture
+def images(colours, tmp_path) -> Path:
+    (tmp_path / "images").mkdir()
+    for number, (name, colour) in enumerate(colours.items()):
+        (tmp_path / "images" / f"{name}.png").write_bytes(picture(colour, (4 + number % 3, 3)))
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def names(tmp_path) -> RegionOptions:
+    (tmp_path / "classes.txt").write_text("sky\r\nbus stop,busstop\r\nman\r\ntree\r\n")
+    (tmp_path / "attributes.txt").write_bytes("\ufeffblue\nold".encode())
+    return RegionOptions(class_names=str(tmp_path / "classes.txt"), attribute_names=str(tmp_path / "attributes.txt"))
+
+
+def job_of(images, output, **more) -> FeaturesJob:
+    options = {"extractor": "fake-regions", "weights": "0", "device": "cpu", "shards": 3, **more}
+    return FeaturesJob(images=open_images(images), output=str(output), **options)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def shards_of(folder: Path) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.glob("part-*")}
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_image_has_its_regions(images, colours, tmp_path):
+    manifest = extract_features(job_of(images, tmp_path / "r"), ONE)
+    dataset = open_dataset(tmp_path / "r", kind="regions")
+    assert validate(tmp_path / "r") == []
+    assert (manifest.kind, manifest.rows, manifest.failed) == ("regions", 23, 0)
+    assert sorted(dataset.image_ids()) == sorted(colours)
+    for number, (name, colour) in enumerate(colours.items()):
+        found = dataset.get(name)
+        expected = expected_row(colour, (4 + number % 3, 3))
+        assert set(found) == {"image_id", *expected}
+        for column, values in expected.items():
+            np.testing.assert_array_equal(found[column], values, err_msg=f"{name} {column}")
+    assert dataset.schema.equals(regions_schema(FeatureSpec("fake-regions", (R, D))), check_metadata=True)
+    assert dataset.numpy("features").shape == (23, R, D)
+
+
+def test_batches_are_the_extractors_own_unless_one_says_so(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "r"), ONE)
+    assert set(FakeRegions.batches) <= {1, 2}
+    assert sum(FakeRegions.batches) == 23
+    FakeRegions.batches.clear()
+    extract_features(job_of(images, tmp_path / "s", batch_size=5), ONE)
+    assert max(FakeRegions.batches) == 5
+    assert snapshot(tmp_path / "r") == snapshot(tmp_path / "s")
+
+
+def test_failures_are_rows_of_their_own(images, tmp_path):
+    (images / "bad.png").write_bytes(b"")
+    manifest = extract_features(job_of(images, tmp_path / "r"), ONE)
+    assert (manifest.rows, manifest.failure_reasons) == (23, {"empty": 1})
+    assert validate(tmp_path / "r") == []
+
+
+def test_an_update_gives_what_a_fresh_run_gives(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "r"), ONE)
+    for name in ("aaa", "image105", "zzz"):
+        (images / f"{name}.png").write_bytes(picture((6, 5, 4)))
+    FakeRegions.batches.clear()
+    extract_features(job_of(images, tmp_path / "r", update=True), ONE)
+    assert sum(FakeRegions.batches) == 3
+    extract_features(job_of(images, tmp_path / "s"), ONE)
+    assert snapshot(tmp_path / "r") == snapshot(tmp_path / "s")
+
+
+def test_options_reach_the_extractor_and_the_fingerprint(images, tmp_path):
+    def fingerprint(**more) -> str:
+        job = job_of(images, tmp_path / "r", **more)
+        return plan_features(job, list_images(job)).identity.fingerprint
+
+    plain = fingerprint()
+    assert fingerprint(regions=RegionOptions()) == plain
+    assert fingerprint(regions=RegionOptions(min_regions=10, max_regions=100)) != plain
+    assert fingerprint(compile=True) != plain
+
+
+def test_a_plan_knows_the_size_of_all_columns(images, tmp_path):
+    job = job_of(images, tmp_path / "r")
+    plan = plan_work(job, list_images(job))
+    assert plan.row_bytes == 4 * R * D + 4 * 4 * R + (2 + 4) * R * 2
+    assert (plan.images, plan.images_per_second > 0) == (23, True)
+
+
+def test_libraries_name_what_made_the_regions(images):
+    assert "detectron2" not in job_of(images, "r").libraries()
+    assert job_of(images, "r", regions=RegionOptions(backend="detectron2")).libraries()[-1] == "detectron2"
+    assert job_of(images, "r", extractor="detectron2:c.yaml+w.pth").libraries()[-1] == "detectron2"
+    assert job_of(images, "r", extractor="timm:resnet18").libraries()[-1] == "timm"
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_names_lie_beside_the_shards_and_change_nothing_else(images, names, tmp_path):
+    plain = extract_features(job_of(images, tmp_path / "r"), ONE)
+    named = extract_features(job_of(images, tmp_path / "s", regions=names), ONE)
+    assert named.fingerprint == plain.fingerprint
+    assert [shard.sha256 for shard in named.shards] == [shard.sha256 for shard in plain.shards]
+    assert (tmp_path / "s" / "names/classes.txt").read_bytes() == b"sky\nbus stop,busstop\nman\ntree\n"
+    assert (tmp_path / "s" / "names/attributes.txt").read_bytes() == b"blue\nold\n"
+    assert [entry.path for entry in named.files] == ["names/attributes.txt", "names/classes.txt"]
+    assert validate(tmp_path / "s") == []
+    assert RegionNames.of(open_dataset(tmp_path / "s")).classes == ("sky", "bus stop,busstop", "man", "tree")
+    assert RegionNames.of(open_dataset(tmp_path / "r")) == RegionNames()
+
+
+def test_names_can_be_given_later_and_are_kept(images, names, tmp_path):
+    extract_features(job_of(images, tmp_path / "r"), ONE)
+    before = shards_of(tmp_path / "r")
+    extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
+    assert shards_of(tmp_path / "r") == before
+    assert RegionNames.of(open_dataset(tmp_path / "r")).attributes == ("blue", "old")
+    state = snapshot(tmp_path / "r")
+    extract_features(job_of(images, tmp_path / "r"), ONE)
+    assert snapshot(tmp_path / "r") == state, "a run without names leaves them"
+    (images / "new.png").write_bytes(picture((1, 2, 3)))
+    extract_features(job_of(images, tmp_path / "r", update=True), ONE)
+    assert RegionNames.of(open_dataset(tmp_path / "r")).attributes == ("blue", "old")
+    assert validate(tmp_path / "r") == []
+    Path(names.attribute_names).write_text("blue\nnew\n")
+    extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
+    assert RegionNames.of(open_dataset(tmp_path / "r")).attributes == ("blue", "new")
+    assert validate(tmp_path / "r") == []
+
+
+def test_a_run_with_names_goes_on_after_a_kill(images, names, tmp_path):
+    extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
+    before = snapshot(tmp_path / "r")
+    (tmp_path / "r" / "manifest.json").unlink()
+    (tmp_path / "r" / "part-00001-of-00003.parquet").unlink()
+    kept = shards_of(tmp_path / "r")
+    extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
+    assert snapshot(tmp_path / "r") == before
+    assert {name: shards_of(tmp_path / "r")[name] for name in kept} == kept
+
+
+def test_names_that_another_extractor_left_are_not_taken_over(images, tmp_path):
+    (tmp_path / "r" / "names").mkdir(parents=True)
+    (tmp_path / "r" / "names" / "classes.txt").write_text("one\nof too few\n")
+    (tmp_path / "r" / "names" / "attributes.txt").write_text("blue\nold\n")
+    extract_features(job_of(images, tmp_path / "r"), ONE)
+    assert RegionNames.of(open_dataset(tmp_path / "r")) == RegionNames(attributes=("blue", "old"))
+
+
+def test_names_of_an_overwritten_dataset_go(images, names, tmp_path):
+    extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
+    with pytest.raises(DatasetError, match="holds another dataset"):
+        extract_features(job_of(images, tmp_path / "r", weights="1"), ONE)
+    extract_features(job_of(images, tmp_path / "r", weights="1", overwrite=True), ONE)
+    assert not (tmp_path / "r" / "names/classes.txt").exists()
+    assert validate(tmp_path / "r") == []
+
+
+def test_a_wrong_number_of_names_is_refused_before_anything_is_written(images, names, tmp_path):
+    Path(names.class_names).write_text("sky\nman\n")
+    with pytest.raises(InputError, match=r"classes.txt' has 2 names, expected 4"):
+        extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
+    assert not (tmp_path / "r").exists()
+
+
+def test_names_of_what_the_extractor_does_not_tell(images, names, tmp_path, monkeypatch):
+    monkeypatch.setattr(extractors, "describe", lambda name, **more: Description(FeatureSpec("x", (R, D)), {}, kind="regions"))
+    with pytest.raises(UsageError, match=r"--class-names is given, and the regions of 'x' have no class"):
+        extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
+
+
+def test_names_that_are_lost_are_an_error(images, names, tmp_path):
+    extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
+    (tmp_path / "r" / "names" / "classes.txt").unlink()
+    with pytest.raises(DatasetError, match="are listed in the manifest but not there: copy the whole folder again"):
+        inspect(open_dataset(tmp_path / "r"))
+    extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
+    assert validate(tmp_path / "r") == []
+
+
+@pytest.mark.parametrize(
+    ("classes", "attributes", "ids", "expected"),
+    [
+        ((), (), (3, 2), "class 3, attribute 2"),
+        ((), (), (3, 0), "class 3"),
+        ((), (), (0, 0), ""),
+        ((), (), (0, 2), "attribute 2"),
+        (("sky", "bus stop,busstop"), ("blue",), (2, 1), "blue bus stop"),
+        (("sky", "bus stop"), ("blue",), (1, 0), "sky"),
+        (("sky",), ("blue",), (2, 1), "blue class 2"),
+        (("sky",), (), (1, 7), "sky, attribute 7"),
+        ((), ("blue",), (5, 1), "blue class 5"),
+    ],
+)
+def test_labels(classes, attributes, ids, expected):
+    assert RegionNames(classes, attributes).label(*ids) == expected
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def shown(what, width=160) -> str:
+    from rich.console import Console
+
+    file = io.StringIO()
+    Console(file=file, width=width).print(what)
+    return " ".join(file.getvalue().split())
+
+
+def test_sample_rows_show_the_best_regions_by_name(tmp_path, names):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "one.png").write_bytes(picture((3, 10, 20), (40, 30)))
+    (tmp_path / "images" / "none.png").write_bytes(picture((0, 10, 20), (4, 3)))
+    extract_features(job_of(tmp_path / "images", tmp_path / "r"), ONE)
+    assert "│ one │ 40×30 │ 3 │ class 3, attribute 2 0.75 (2, 0, 3, 10) │" in shown(inspect(open_dataset(tmp_path / "r")))
+    extract_features(job_of(tmp_path / "images", tmp_path / "r", regions=names), ONE)
+    text = shown(inspect(open_dataset(tmp_path / "r")))
+    # blue is 20: classes 1, 2 and 3; red is 3: attributes 0, 1 and 2. The best comes first.
+    assert "│ one │ 40×30 │ 3 │ old man 0.75 (2, 0, 3, 10) │" in text
+    assert "blue bus stop 0.62 (1, 0, 2, 10) │ │ │ │ │ sky 0.50 (0, 0, 1, 10) │" in text
+    assert "│ none │ 4×3 │ 0 │ │" in text
+
+
+@pytest.mark.parametrize("layout", ["npy", "tsv"])
+def test_exported_and_imported_again_the_rows_are_the_same(images, tmp_path, layout):
+    extract_features(job_of(images, tmp_path / "r"), ONE)
+    dataset = open_dataset(tmp_path / "r")
+    paths = export_dataset(
+        ExportJob(
+            format=layout,
+            dataset=str(tmp_path / "r"),
+            output=str(tmp_path / "out"),
+            **({"columns": "lxmert"} if layout == "tsv" else {}),
+        )
+    )
+    more = {"boxes": (str(tmp_path / "out" / "boxes.npy"),), "sizes": (str(tmp_path / "out" / "sizes.npy"),)}
+    source = next(path for path in paths if path.name in ("features.npy", "regions.tsv"))
+    again = ImportJob(
+        sources=(str(source),),
+        output=str(tmp_path / "again"),
+        name="fake-regions",
+        max_regions=R,
+        shards=2,
+        **(more if layout == "npy" else {}),
+    )
+    import_features(again)
+    assert validate(tmp_path / "again") == []
+    back = open_dataset(tmp_path / "again")
+    columns = ["boxes", "features"] if layout == "npy" else list(dataset.schema.names[1:])
+    for image_id in dataset.image_ids():
+        before, after = dataset.get(image_id), back.get(image_id)
+        for column in (*columns, "width", "height"):
+            np.testing.assert_array_equal(after[column], before[column], err_msg=f"{image_id} {column}")
+    if layout == "tsv":
+        assert not compare(dataset, back).differs()
+
+
+def test_a_difference_of_regions_is_found(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "r"), ONE)
+    extract_features(job_of(images, tmp_path / "s", shards=5), ONE)
+    assert not compare(open_dataset(tmp_path / "r"), open_dataset(tmp_path / "s")).differs()
+    (images / "image03.png").write_bytes(picture((3, 99, 99)))
+    extract_features(job_of(images, tmp_path / "t"), ONE)
+    found = compare(open_dataset(tmp_path / "r"), open_dataset(tmp_path / "t"))
+    assert found.differing.first == ("image03",)

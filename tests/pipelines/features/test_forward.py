@@ -1,0 +1,242 @@
+import io
+import itertools
+import random
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+
+from extractors import Description, Extractor
+from pipelines.features.forward import Tally, extract_shard, merge_rows, refuse_duplicates
+from pipelines.inputs.images.opening import ImageRef
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.features import FeatureSpec
+from schemas.kinds import features_schema
+
+SPEC = FeatureSpec("fake", (2, 3))
+SCHEMA = features_schema(SPEC)
+
+
+class FakeExtractor(Extractor):
+    """The feature of a grey image of one colour is ``colour + [0, 1, 2, 3, 4, 5]``."""
+
+    def __init__(self):
+        super().__init__(Description(SPEC, {"name": "fake"}))
+        self.batches: list[int] = []
+
+    def preprocess(self, image):
+        return torch.tensor(image.getpixel((0, 0))[0])
+
+    def extract(self, batch):
+        self.batches.append(len(batch))
+        return (batch.numpy()[:, None] + np.arange(6)).astype(np.float32).reshape(-1, 2, 3)
+
+
+def grey(colour: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (2, 2), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def expected_rows(colours: dict[str, int]) -> list[dict]:
+    return [{"image_id": key, "feature": [float(colour + k) for k in range(6)]} for key, colour in colours.items()]
+
+
+def run(files: dict[str, bytes], *, batch_size=3, threads=2, **more):
+    extractor, tally = FakeExtractor(), Tally()
+    refs = [ImageRef(name, f"uri/{name}") for name in sorted(files)]
+    tables = list(
+        extract_shard(
+            refs,
+            extractor=extractor,
+            read=lambda ref: files[ref.image_id],
+            schema=SCHEMA,
+            batch_size=batch_size,
+            threads=threads,
+            tally=tally,
+            **more,
+        )
+    )
+    assert all(table.schema.equals(SCHEMA, check_metadata=True) for table in tables)
+    return pa.concat_tables([SCHEMA.empty_table(), *tables]).to_pylist(), tally, extractor.batches
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("batch_size", [1, 2, 7, 20, 100])
+def test_rows_are_those_of_a_plain_loop_whatever_the_batch_and_the_threads(batch_size, threads):
+    generator = random.Random(7)
+    colours = {f"image{n:02d}": generator.randrange(256) for n in range(20)}
+    rows, tally, batches = run({k: grey(v) for k, v in colours.items()}, batch_size=batch_size, threads=threads)
+    assert rows == expected_rows(colours)
+    full, rest = divmod(20, batch_size)
+    assert batches == [batch_size] * full + [rest] * (rest > 0)
+    assert (tally.images, tally.failures) == (20, [])
+
+
+def test_batches_are_filled_across_failures():
+    colours = {f"image{n:02d}": n for n in range(10)}
+    files = {key: b"" if colour % 3 == 0 else grey(colour) for key, colour in colours.items()}
+    rows, tally, batches = run(files, batch_size=4)
+    assert rows == expected_rows({key: colour for key, colour in colours.items() if colour % 3})
+    assert batches == [4, 2]
+    assert [failure["key"] for failure in tally.failures] == ["image00", "image03", "image06", "image09"]
+    assert tally.images == 6
+
+
+@pytest.mark.parametrize("good", [(), (29,), (0, 29), (13,)])
+def test_no_image_is_lost_behind_a_long_run_of_failures(good):
+    """More images fail in a row than are read ahead of the model."""
+    files = {f"image{n:02d}": grey(n) if n in good else b"" for n in range(30)}
+    rows, tally, _ = run(files, batch_size=2, threads=1)
+    assert rows == expected_rows({f"image{n:02d}": n for n in good})
+    assert len(tally.failures) == 30 - len(good)
+    assert tally.images == len(good)
+
+
+def test_each_failure_says_what_and_where():
+    def read(ref):
+        raise {
+            "absent": FileNotFoundError(2, "No such file or directory", "/secret/place"),
+            "nameless": OSError("odd"),
+            "refused": _dataset_error(PermissionError(13, "Permission denied", "/secret/place")),
+        }[ref.image_id]
+
+    def _dataset_error(cause):
+        try:
+            raise DatasetError("cannot use '/secret/place': permission denied") from cause
+        except DatasetError as error:
+            return error
+
+    tally = Tally()
+    refs = [ImageRef(name, f"uri/{name}") for name in ("absent", "nameless", "refused")]
+    tables = extract_shard(refs, extractor=FakeExtractor(), read=read, schema=SCHEMA, batch_size=2, threads=1, tally=tally)
+    assert list(tables) == []
+    assert tally.failures == [
+        {"key": "absent", "uri": "uri/absent", "stage": "read", "reason": "unreadable", "message": "No such file or directory"},
+        {"key": "nameless", "uri": "uri/nameless", "stage": "read", "reason": "unreadable", "message": "OSError"},
+        {"key": "refused", "uri": "uri/refused", "stage": "read", "reason": "unreadable", "message": "Permission denied"},
+    ]
+
+
+def test_a_file_that_is_no_image_fails_alone():
+    rows, tally, _ = run({"a": grey(1), "b": b"<html>", "c": grey(3)})
+    assert rows == expected_rows({"a": 1, "c": 3})
+    (failure,) = tally.failures
+    assert (failure["key"], failure["stage"], failure["reason"]) == ("b", "decode", "not_an_image")
+    assert "<html>" in failure["message"]
+
+
+def test_nothing_gives_nothing():
+    told = []
+    rows, tally, batches = run({}, on_batch=lambda batch: told.append((batch.images, len(batch.failures))))
+    assert (rows, batches, tally.images, tally.failures) == ([], [], 0, [])
+    assert sum(sum(each) for each in told) == 0
+
+
+@pytest.mark.parametrize("bad", [(), (0,), (11,), (3, 4, 5, 6, 7), tuple(range(12))])
+def test_the_watcher_is_told_of_each_image_once(bad):
+    told = []
+    files = {f"image{n:02d}": b"" if n in bad else grey(n) for n in range(12)}
+    run(files, batch_size=3, on_batch=lambda batch: told.append((batch.images, len(batch.failures))))
+    assert sum(images for images, _ in told) == 12 - len(bad)
+    assert sum(failed for _, failed in told) == len(bad)
+
+
+def test_reading_runs_ahead_of_the_model_and_no_further():
+    """While the consumer holds the first batch, a few batches are read, and not the whole shard."""
+    lock, read = threading.Lock(), []
+
+    def slow(ref):
+        with lock:
+            read.append(ref.image_id)
+        return grey(1)
+
+    refs = [ImageRef(f"image{n:03d}", "") for n in range(200)]
+    tables = extract_shard(refs, extractor=FakeExtractor(), read=slow, schema=SCHEMA, batch_size=4, threads=2, tally=Tally())
+    first = next(tables)
+    assert first.num_rows == 4
+    with lock:
+        assert len(read) <= 4 + 2 * 4 + 2
+    assert 4 + sum(table.num_rows for table in tables) == 200
+
+
+@pytest.mark.parametrize("error", [UsageError("LOAD_TRUNCATED_IMAGES is set"), RuntimeError("a fault of ours")])
+def test_other_errors_are_not_failures_of_an_image(error):
+    def read(_):
+        raise error
+
+    tables = extract_shard(
+        [ImageRef("a", "")], extractor=FakeExtractor(), read=read, schema=SCHEMA, batch_size=2, threads=1, tally=Tally()
+    )
+    with pytest.raises(type(error), match=str(error)):
+        list(tables)
+
+
+def test_time_is_counted():
+    _, tally, _ = run({"a": grey(1), "b": grey(2)})
+    assert tally.decode_seconds > 0
+    assert tally.forward_seconds > 0
+    assert tally.wait_seconds >= 0
+
+
+def test_several_columns_are_taken_by_name():
+    class Boxes(FakeExtractor):
+        def extract_columns(self, batch):
+            return {"count": np.full(len(batch), 3), "feature": self.extract(batch)}
+
+    schema = pa.schema([SCHEMA.field(0), SCHEMA.field(1), pa.field("count", pa.int16(), nullable=False)])
+    tables = extract_shard(
+        [ImageRef("a", "")],
+        extractor=Boxes(),
+        read=lambda _: grey(9),
+        schema=schema,
+        batch_size=2,
+        threads=1,
+        tally=Tally(),
+    )
+    assert pa.concat_tables(tables).to_pylist() == [{**expected_rows({"a": 9})[0], "count": 3}]
+
+
+def test_duplicates_are_refused_with_both_files():
+    refs = [ImageRef("a", "x/a.jpg"), ImageRef("b", "x/b.jpg"), ImageRef("b", "y/b.png")]
+    with pytest.raises(InputError, match=r"'b' belongs to two files, 'x/b.jpg' and 'y/b.png': rename one.*--ids path"):
+        refuse_duplicates(refs)
+    refuse_duplicates(refs[:2])
+    refuse_duplicates([])
+
+
+def in_parts(ids: list[str], generator: random.Random) -> list[pa.Table]:
+    """Rows with these ids, cut at random places into tables that are not empty."""
+    table = pa.table({"image_id": ids, "n": list(range(len(ids)))})
+    cuts = sorted({0, len(ids), *(generator.randrange(len(ids) + 1) for _ in range(generator.randrange(6)))})
+    return [table.slice(start, end - start) for start, end in itertools.pairwise(cuts)]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_two_sorted_sources_become_one(seed):
+    generator = random.Random(seed)
+    ids = sorted({f"{generator.randrange(1000):03d}" for _ in range(generator.randrange(60))})
+    is_new = {key: generator.random() < generator.choice((0.1, 0.5, 0.9)) for key in ids}
+    old, new = ([key for key in ids if is_new[key] == side] for side in (False, True))
+    batches = [batch for table in in_parts(old, generator) for batch in table.to_batches()]
+    merged = list(merge_rows(iter(batches), iter(in_parts(new, generator))))
+    assert [key for table in merged for key in table["image_id"].to_pylist()] == ids
+    rank = {key: number for side in (old, new) for number, key in enumerate(side)}
+    assert [n for table in merged for n in table["n"].to_pylist()] == [rank[key] for key in ids]
+
+
+def test_merging_holds_one_table_of_each_side():
+    taken = []
+
+    def new():
+        for number in range(100):
+            taken.append(number)
+            yield pa.table({"image_id": [f"{number:03d}b"], "n": [number]})
+
+    old = (pa.record_batch({"image_id": [f"{number:03d}a"], "n": [number]}) for number in range(100))
+    for count, _ in enumerate(merge_rows(old, new()), start=1):
+        assert len(taken) <= count // 2 + 2
+    assert count == 200

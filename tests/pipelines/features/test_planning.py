@@ -1,0 +1,126 @@
+import io
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+import extractors
+from extractors import Description, Extractor
+from pipelines.features.extract import FeaturesJob, device_of_worker, extract_features, list_images
+from pipelines.features.planning import plan_table, plan_work
+from pipelines.inputs.images.opening import open_images
+from pipelines.running.runner import Execution
+from schemas.features import FeatureSpec
+from schemas.keys import shard_of
+
+SPEC = FeatureSpec("fake", (3,))
+
+
+class FakeExtractor(Extractor):
+    """The feature of an image of one colour is the colour."""
+
+    def __init__(self) -> None:
+        super().__init__(Description(SPEC, {"name": "fake"}))
+
+    def preprocess(self, image):
+        return torch.tensor(image.getpixel((0, 0)))
+
+    def extract(self, batch):
+        return batch.numpy().astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch):
+    monkeypatch.setattr(extractors, "describe", lambda name, **_: Description(SPEC, {"name": "fake"}))
+    monkeypatch.setattr(extractors, "load", lambda name, **_: FakeExtractor())
+
+
+@pytest.fixture
+def images(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    generator = random.Random(3)
+    for number in range(30):
+        file = io.BytesIO()
+        Image.new("RGB", (2, 2), tuple(generator.randrange(256) for _ in range(3))).save(file, "PNG")
+        (folder / f"image{number:02d}.png").write_bytes(file.getvalue())
+    return folder
+
+
+def job_of(images, output, **more) -> FeaturesJob:
+    return FeaturesJob(images=open_images(images), output=str(output), device="cpu", shards=4, batch_size=4, **more)
+
+
+def plan_of(job: FeaturesJob):
+    return plan_work(job, list_images(job))
+
+
+def test_a_plan_of_everything(images, tmp_path):
+    plan = plan_of(job_of(images, tmp_path / "f"))
+    expected = {number: sum(shard_of(f"image{n:02d}", 4) == number for n in range(30)) for number in range(4)}
+    assert {shard.number: shard.images for shard in plan.todo} == expected
+    assert (plan.images, plan.finished, plan.bytes) == (30, 0, 30 * 3 * 4)
+    assert plan.images_per_second > 0
+    assert plan.seconds == pytest.approx(30 / plan.images_per_second)
+    assert not (tmp_path / "f").exists(), "a plan writes nothing"
+
+
+def test_a_plan_of_the_rest(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
+    (tmp_path / "f" / "manifest.json").unlink()
+    (tmp_path / "f" / "part-00001-of-00004.parquet").unlink()
+    plan = plan_of(job_of(images, tmp_path / "f"))
+    assert [shard.number for shard in plan.todo] == [1]
+    assert plan.finished == 3
+    assert plan.images == sum(shard_of(f"image{n:02d}", 4) == 1 for n in range(30))
+
+
+def test_a_plan_of_nothing(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
+    plan = plan_of(job_of(images, tmp_path / "f"))
+    assert (plan.todo, plan.finished, plan.images, plan.seconds) == ((), 4, 0, None)
+
+
+def test_a_plan_of_an_update_counts_what_is_new(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
+    (images / "new.png").write_bytes((images / "image00.png").read_bytes())
+    plan = plan_of(job_of(images, tmp_path / "f", update=True))
+    assert [(shard.number, shard.images) for shard in plan.todo] == [(shard_of("new", 4), 1)]
+    assert plan.todo[0].kept == sum(shard_of(f"image{n:02d}", 4) == shard_of("new", 4) for n in range(30))
+
+
+def test_a_plan_of_a_retry_counts_what_failed(images, tmp_path):
+    (images / "bad.png").write_bytes(b"")
+    extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
+    assert plan_of(job_of(images, tmp_path / "f")).images == 0
+    plan = plan_of(job_of(images, tmp_path / "f", retry_failed=True))
+    assert [(shard.number, shard.images) for shard in plan.todo] == [(shard_of("bad", 4), 1)]
+
+
+def test_a_plan_is_shown(images, tmp_path):
+    file = io.StringIO()
+    Console(file=file, width=120).print(plan_table(plan_of(job_of(images, tmp_path / "f"))))
+    assert "4 shards to do, 0 finished" in file.getvalue()
+    assert "images/s, bound by " in file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "worker", "expected"),
+    [
+        ("auto", 4, "worker_6", "cuda:2"),
+        ("cuda", 2, "worker_1", "cuda:1"),
+        ("cuda", 1, "worker_1", None),
+        ("auto", 0, "worker_1", None),
+        ("cuda:1", 4, "worker_0", None),
+        ("cpu", 4, "worker_0", None),
+        ("auto", 4, "", None),
+    ],
+)
+def test_workers_take_the_gpus_in_turn(images, tmp_path, monkeypatch, device, gpus, worker, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    job = FeaturesJob(images=open_images(images), output=str(tmp_path / "f"), device=device)
+    assert device_of_worker(job, worker) == expected

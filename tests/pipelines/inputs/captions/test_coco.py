@@ -1,0 +1,148 @@
+"""COCO's ``captions_*.json``."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import random
+
+import pytest
+
+from pipelines.inputs.captions import EVERYTHING, Part, RawCaption, Selection, open_source
+from schemas.errors import InputError
+
+
+def _captions(seed: int, images: int, prefix: str) -> dict:
+    """Random images; annotations of an image are spread over the file, and their ids are in no order."""
+    rng = random.Random(seed)
+    entries = [{"id": rng.randrange(10**6) * 1000 + n, "file_name": f"{prefix}{n:012d}.jpg"} for n in range(images)]
+    owners = [entry["id"] for entry in entries for _ in range(rng.randint(0, 7))]
+    rng.shuffle(owners)
+    annotations = [
+        {
+            "image_id": owner,
+            "id": rng.randrange(10**9),
+            "caption": "".join(rng.choices("ab é\n\u2028中😀", k=rng.randint(0, 20))),
+        }
+        for owner in owners
+    ]
+    return {"info": {"images": 3}, "images": entries, "licenses": [], "annotations": annotations}
+
+
+def _naive(path, split) -> list[RawCaption]:
+    """The whole file at once."""
+    content = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
+    names = {image["id"]: image["file_name"].removesuffix(".jpg") for image in content["images"]}
+    rows: list[RawCaption] = []
+    for annotation in content["annotations"]:
+        image_id = names[annotation["image_id"]]
+        index = sum(row.image_id == image_id for row in rows)
+        rows.append(RawCaption(image_id, "en", "comparable", index, split, annotation["caption"]))
+    return rows
+
+
+def _write(path, value, **options):
+    data = json.dumps(value, **options).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def _read(source, selection=EVERYTHING):
+    return [row for part in source.parts(selection) for row in source.read(part, selection)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    _write(tmp_path / "captions_train2014.json", _captions(1, images=100, prefix="COCO_train2014_"))
+    _write(tmp_path / "captions_val2014.json.gz", _captions(2, images=30, prefix="COCO_val2014_"))
+    _write(tmp_path / "instances_val2014.json", {})
+    return tmp_path
+
+
+def test_equals_a_naive_reading(folder):
+    train = _naive(folder / "captions_train2014.json", "train2014")
+    val = _naive(folder / "captions_val2014.json.gz", "val2014")
+    assert len(train) > 200
+    assert _read(open_source("coco", folder)) == train + val
+    assert _read(open_source("coco", folder / "captions_val2014.json.gz")) == val
+    assert _read(open_source("coco", folder), Selection(splits=("val2014",))) == val
+    source = open_source("coco", folder, language="ja")
+    assert _read(source) == [row._replace(language="ja") for row in train + val]
+    assert pickle.loads(pickle.dumps(source)) == source
+
+
+@pytest.mark.parametrize("order", [["annotations", "images"], ["licenses", "annotations", "info", "images"]])
+@pytest.mark.parametrize("options", [{"ensure_ascii": False}, {"indent": 2}])
+def test_sections_in_another_order(tmp_path, order, options):
+    content = _captions(3, images=40, prefix="")
+    path = _write(tmp_path / "captions_a.json", {key: content[key] for key in order}, **options)
+    assert _read(open_source("coco", path)) == _naive(path, "a")
+
+
+def test_parts_and_inputs(folder):
+    source = open_source("coco", folder)
+    assert source.parts(Selection(splits=("val2014",))) == [
+        Part("captions_val2014.json.gz", language="en", portion="comparable", split="val2014")
+    ]
+    assert [row["name"] for row in source.inputs()] == ["captions_train2014.json", "captions_val2014.json.gz"]
+    assert [row["name"] for row in source.inputs(Selection(splits=("train2014",)))] == ["captions_train2014.json"]
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        (Selection(languages=("de",)), r"no captions in language 'de' in .*: there are en;"),
+        (Selection(splits=("test2014",)), r"no captions of split 'test2014' in .*: there are train2014, val2014;"),
+        (Selection(portions=("translation",)), r"no captions of portion 'translation' in .*: there are comparable;"),
+    ],
+)
+def test_what_is_not_there(folder, selection, message):
+    with pytest.raises(InputError, match=message):
+        open_source("coco", folder).parts(selection)
+
+
+def test_files_that_do_not_say_their_split(tmp_path):
+    with pytest.raises(InputError, match=r"no 'captions_\*\.json' in '.*'; it holds no files"):
+        open_source("coco", tmp_path)
+    path = _write(tmp_path / "train.json", _captions(1, images=1, prefix=""))
+    with pytest.raises(InputError, match=r"train.json' is not named 'captions_SPLIT.json', so its split is not known"):
+        open_source("coco", path)
+    _write(tmp_path / "captions_a.json", {})
+    _write(tmp_path / "captions_a.json.gz", {})
+    with pytest.raises(InputError, match=r"'captions_a.json' and 'captions_a.json.gz' in .* are the same split: keep one"):
+        open_source("coco", tmp_path)
+
+
+IMAGE = {"id": 1, "file_name": "a.jpg"}
+CAPTION = {"id": 5, "image_id": 1, "caption": "text"}
+
+
+@pytest.mark.parametrize(
+    ("images", "annotations", "message"),
+    [
+        ([], [CAPTION], r"captions_x.json' has no 'images' at its top level"),
+        ([IMAGE, 3], [], r"image number 2: no 'id' or no 'file_name' in it"),
+        ([{"id": 1}], [], r"image number 1: no 'id' or no 'file_name' in it"),
+        ([{"id": None, "file_name": "a.jpg"}], [], r"image number 1: no 'id'"),
+        ([{"id": 1, "file_name": ""}], [], r"image number 1: the image id is empty"),
+        ([IMAGE, {"id": 1, "file_name": "b.jpg"}], [], r"image number 2: the id 1 stands for 'a' and 'b'"),
+        ([IMAGE], [CAPTION, {**CAPTION, "image_id": 2}], r"annotation number 2: its image 2 is not among the 'images'"),
+        ([IMAGE], [{**CAPTION, "image_id": [1]}], r"annotation number 1: its image \[1\] is not among"),
+        ([IMAGE], [{"id": 5, "image_id": 1, "bbox": []}], r"annotation number 1: no 'image_id' or no 'caption' in it"),
+        ([IMAGE], [7], r"annotation number 1: no 'image_id' or no 'caption'"),
+        ([IMAGE], [{**CAPTION, "caption": None}], r"annotation number 1 \(image 'a'\): the text of the caption is None"),
+        ([IMAGE], [{**CAPTION, "caption": "\ud83d"}], r"the text '\\ud83d' has half a surrogate pair"),
+    ],
+)
+def test_broken_content(tmp_path, images, annotations, message):
+    path = _write(tmp_path / "captions_x.json", {"images": images, "annotations": annotations})
+    with pytest.raises(InputError, match=message):
+        _read(open_source("coco", path))
+
+
+def test_cut_short(tmp_path):
+    path = _write(tmp_path / "captions_x.json", {"images": [IMAGE], "annotations": [CAPTION] * 10})
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(InputError, match=r"captions_x.json' is not well-formed JSON"):
+        _read(open_source("coco", path))

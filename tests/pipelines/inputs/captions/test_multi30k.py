@@ -1,0 +1,237 @@
+"""Multi30K: small ones made here, and the real text."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import pickle
+from collections import Counter
+
+import pytest
+
+from pipelines.inputs.captions import EVERYTHING, Part, RawCaption, Selection, open_source
+from schemas.errors import InputError
+
+
+def _write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = text if isinstance(text, bytes) else text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two images in train, one in val; plain and zipped files."""
+    data = tmp_path / "data"
+    _write(data / "task1/image_splits/train.txt", "10.jpg\n20.jpg\n")
+    _write(data / "task1/image_splits/mscoco.txt", "COCO_1.jpg#77\nCOCO_1.jpg#78\n")
+    _write(data / "task1/raw/train.en.gz", "one\r\ntwo\u2028 lines\n")
+    _write(data / "task1/raw/train.pt-br", "\ufeffum\n\n")
+    _write(data / "task1/raw/mscoco.en", "a\nb")
+    _write(data / "task1/raw/.DS_Store", b"\xff")
+    _write(data / "task1/raw/README.md", "text")
+    _write(data / "task2/image_splits/val_images.txt", "30.jpg\n")
+    _write(data / "task2/image_splits/test_2017_images.txt", "40.jpg\n")
+    for number in (1, 2):
+        _write(data / f"task2/raw/val.{number}.de.gz", f"Satz {number}\n")
+    return tmp_path
+
+
+def _read(source, selection=EVERYTHING):
+    return [row for part in source.parts(selection) for row in source.read(part, selection)]
+
+
+EXPECTED = [
+    RawCaption("COCO_1", "en", "translation", 0, "mscoco", "a"),
+    RawCaption("COCO_1", "en", "translation", 0, "mscoco", "b"),
+    RawCaption("10", "en", "translation", 0, "train", "one\r"),
+    RawCaption("20", "en", "translation", 0, "train", "two\u2028 lines"),
+    RawCaption("10", "pt-BR", "translation", 0, "train", "\ufeffum"),
+    RawCaption("20", "pt-BR", "translation", 0, "train", ""),
+    RawCaption("30", "de", "comparable", 0, "val", "Satz 1"),
+    RawCaption("30", "de", "comparable", 1, "val", "Satz 2"),
+]
+
+
+@pytest.mark.parametrize("below", ["", "data"])
+def test_reads_everything_as_it_stands(root, below):
+    assert _read(open_source("multi30k", root / below)) == EXPECTED
+
+
+def test_source_is_picklable_and_hashable(root):
+    source = open_source("multi30k", root)
+    assert pickle.loads(pickle.dumps(source)) == source
+    assert hash(source) == hash(pickle.loads(pickle.dumps(source)))
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(languages=("en",)),
+        Selection(languages=("PT-BR", "de")),
+        Selection(portions=("comparable",)),
+        Selection(splits=("train",), languages=("pt-br",)),
+        Selection(splits=("mscoco", "val")),
+    ],
+)
+def test_selection(root, selection):
+    source = open_source("multi30k", root)
+    expected = [row for row in EXPECTED if selection.takes(row.language, row.portion, row.split)]
+    assert expected
+    assert _read(source, selection) == expected
+    assert [row for part in source.parts(EVERYTHING) for row in source.read(part, selection)] == expected
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        (Selection(languages=("it",)), r"no captions in language 'it' in '.*/data': there are de, en, pt-BR"),
+        (Selection(splits=("test",)), r"no captions of split 'test' .* there are mscoco, train, val"),
+        (
+            Selection(languages=("de",), splits=("train",)),
+            r"no captions in language 'de' of split train .* there are en, pt-BR",
+        ),
+    ],
+)
+def test_selection_of_what_is_not_there(root, selection, message):
+    source = open_source("multi30k", root)
+    with pytest.raises(InputError, match=message):
+        source.parts(selection)
+    with pytest.raises(InputError, match=message):
+        source.inputs(selection)
+
+
+def test_inputs_are_the_files_of_the_selection(root):
+    rows = open_source("multi30k", root).inputs(Selection(portions=("comparable",)))
+    names = ["task2/image_splits/val_images.txt", "task2/raw/val.1.de.gz", "task2/raw/val.2.de.gz"]
+    assert [row["name"] for row in rows] == names
+    for row in rows:
+        data = (root / "data" / row["name"]).read_bytes()
+        assert row == {"name": row["name"], "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    everything = open_source("multi30k", root).inputs()
+    assert len(everything) == 8
+    assert everything == open_source("multi30k", root / "data").inputs()
+    assert "task2/image_splits/test_2017_images.txt" not in [row["name"] for row in everything]
+
+
+@pytest.mark.parametrize(("text", "count"), [("one\n", 1), ("one\ntwo\n\n", 3), ("", 0)])
+def test_misaligned_files_give_nothing(root, text, count):
+    _write(root / "data/task1/raw/train.en.gz", text)
+    source = open_source("multi30k", root)
+    message = rf"task1/raw/train.en.gz' has {count} lines, but its image list '.*task1/image_splits/train.txt' has 2: line N"
+    with pytest.raises(InputError, match=message):
+        next(source.read(source.parts(Selection(languages=("en",), splits=("train",)))[0], EVERYTHING))
+
+
+def test_missing_image_list(root):
+    (root / "data/task1/image_splits/train.txt").unlink()
+    source = open_source("multi30k", root)
+    with pytest.raises(InputError, match=r"train.en.gz' has no image list: '.*/image_splits/train.txt' is not there. Fetch it"):
+        source.parts(EVERYTHING)
+    assert len(_read(source, Selection(splits=("val",)))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("task1/raw/train.english.gz", r"the name of '.*/train.english.gz': 'english' is not a language tag: use a BCP 47 tag"),
+        ("task1/raw/train.lc.tok.en", r"train.lc.tok.en' is not named 'SPLIT.LANG.gz'"),
+        ("task2/raw/val.de", r"val.de' is not named 'SPLIT.N.LANG.gz'"),
+        ("task2/raw/val.0.de", r"val.0.de' is not named"),
+        ("task1/raw/train.en", r"train.en' and '.*train.en.gz' are the same captions: keep one"),
+    ],
+)
+def test_file_names_that_say_too_little(root, name, message):
+    _write(root / "data" / name, "a\n")
+    with pytest.raises(InputError, match=message):
+        open_source("multi30k", root).parts(EVERYTHING)
+
+
+def test_image_list_with_crlf(root):
+    _write(root / "data/task1/image_splits/train.txt", "10.jpg\r\n20.jpg\r\n")
+    with pytest.raises(InputError, match=r"image_splits/train.txt', line 1: the image id '10.jpg\\r' .* convert them to LF"):
+        _read(open_source("multi30k", root), Selection(splits=("train",)))
+
+
+def test_image_list_with_an_empty_line(root):
+    _write(root / "data/task1/image_splits/train.txt", "10.jpg\n\n")
+    with pytest.raises(InputError, match=r"train.txt', line 2: the image id is empty"):
+        _read(open_source("multi30k", root), Selection(splits=("train",)))
+
+
+def test_bad_utf8_names_file_and_line(root):
+    _write(root / "data/task1/raw/train.en.gz", b"fine\ncaf\xe9\n")
+    with pytest.raises(InputError, match=r"task1/raw/train.en.gz' is not UTF-8: line 2, column 4 .* 0xe9"):
+        _read(open_source("multi30k", root))
+
+
+def test_file_that_went_away(root):
+    source = open_source("multi30k", root)
+    part = source.parts(Selection(languages=("pt-BR",)))[0]
+    (root / "data" / part.name).unlink()
+    with pytest.raises(InputError, match=r"train.pt-br' is not there"):
+        list(source.read(part, EVERYTHING))
+
+
+def test_one_task_is_enough(tmp_path):
+    _write(tmp_path / "task2/image_splits/val_images.txt", "1.jpg\n")
+    _write(tmp_path / "task2/raw/val.1.en", "one\n")
+    assert _read(open_source("multi30k", tmp_path)) == [RawCaption("1", "en", "comparable", 0, "val", "one")]
+
+
+def test_no_multi30k(tmp_path):
+    with pytest.raises(InputError, match=r"is not Multi30K: it holds neither 'task1' nor 'task2', directly or below 'data'"):
+        open_source("multi30k", tmp_path)
+    (tmp_path / "task1").mkdir()
+    with pytest.raises(InputError, match=r"no captions in .*: expected files such as 'task1/raw/train.en.gz'"):
+        open_source("multi30k", tmp_path).parts(EVERYTHING)
+
+
+# The real text.
+
+TRANSLATION = {"train": 29_000, "val": 1_014, "test_2016_flickr": 1_000, "test_2017_flickr": 1_000, "test_2017_mscoco": 461}
+COMPARABLE = {"train": 29_000, "val": 1_014, "test_2016": 1_000}
+
+
+def test_real_counts(multi30k):
+    source = open_source("multi30k", multi30k)
+    expected = {(lang, "translation", split): n for lang in ("de", "en", "fr") for split, n in TRANSLATION.items()}
+    expected |= {("cs", "translation", split): n for split, n in TRANSLATION.items() if "2017" not in split}
+    expected |= {(lang, "translation", "test_2018_flickr"): 1_071 for lang in ("cs", "de", "en", "fr")}
+    expected |= {(lang, "comparable", split): 5 * n for lang in ("de", "en") for split, n in COMPARABLE.items()}
+    counts = Counter((*row[1:3], row.split) for part in source.parts(EVERYTHING) for row in source.read(part, EVERYTHING))
+    assert counts == expected
+    assert sum(counts.values()) == 442_863
+
+
+def test_real_rows(multi30k):
+    source = open_source("multi30k", multi30k / "data")
+    raw = multi30k / "data/task1/raw/test_2017_mscoco.fr.gz"
+    rows = _read(source, Selection(languages=("fr",), splits=("test_2017_mscoco",)))
+    assert [row.text for row in rows] == gzip.decompress(raw.read_bytes()).decode().split("\n")[:-1]
+    assert [row.image_id for row in rows[:2]] == ["COCO_train2014_000000117071", "COCO_val2014_000000398076"]
+    assert len({row.image_id for row in rows}) == 461
+
+    rows = _read(source, Selection(languages=("de",), portions=("comparable",), splits=("test_2016",)))
+    assert [row.image_id for row in rows[:2]] == ["1007129816", "1009434119"]
+    assert len({row[:5] for row in rows}) == len(rows) == 5_000
+    assert Counter(row.index for row in rows) == dict.fromkeys(range(5), 1_000)
+
+
+def test_real_keys_are_unique(multi30k):
+    source = open_source("multi30k", multi30k)
+    rows = _read(source, Selection(languages=("en",), splits=("train", "val")))
+    assert len({row[:4] for row in rows}) == len(rows) == 30_014 * 6
+    assert {row.image_id for row in rows if row.portion == "translation"} == {r.image_id for r in rows if r.index == 4}
+
+
+def test_real_inputs(multi30k):
+    source = open_source("multi30k", multi30k)
+    rows = source.inputs(Selection(portions=("translation",), splits=("val",)))
+    assert [row["name"] for row in rows] == [
+        "task1/image_splits/val.txt",
+        *(f"task1/raw/val.{x}.gz" for x in ("cs", "de", "en", "fr")),
+    ]
+    assert source.parts(Selection(languages=("en",), portions=("translation",), splits=("val",))) == [
+        Part("task1/raw/val.en.gz", "task1/image_splits/val.txt", "en", "translation", "val", 0)
+    ]

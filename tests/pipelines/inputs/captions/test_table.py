@@ -1,0 +1,360 @@
+"""Tables of captions: CSV, TSV, JSON lines, Parquet."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import pickle
+import random
+import tracemalloc
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.inputs.captions import EVERYTHING, Part, RawCaption, Selection, open_source
+from schemas.errors import InputError, UsageError
+
+COLUMNS = ["image_id", "text", "language", "portion", "index", "split"]
+
+
+def _random_rows(seed: int, count: int) -> list[dict]:
+    rng = random.Random(seed)
+    words = [
+        "NA",
+        "None",
+        "null",
+        "nan",
+        "1",
+        " a ",
+        "é",
+        "中",
+        "\u2028",
+        '"',
+        '""',
+        ",",
+        "\t",
+        "\n",
+        "\r\n",
+        ";",
+        "\ufeff",
+        "'",
+    ]
+    return [
+        {
+            "image_id": f"{rng.randrange(10**6)}.{number}",
+            "text": "".join(rng.choices(words, k=rng.randint(0, 6))),
+            "language": rng.choice(["en", "de", "pt-BR"]),
+            "portion": rng.choice(["comparable", "translation"]),
+            "index": rng.choice([0, 1, 32767]),
+            "split": rng.choice(["train", "val", "test 2016"]),
+        }
+        for number in range(count)
+    ]
+
+
+def _save(path, rows, columns):
+    """Writes the rows with the standard tools of each format; the last two letters of a name may be ``gz``."""
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist([{c: row[c] for c in columns} for row in rows]), path, row_group_size=100)
+        return path
+    text = io.StringIO(newline="")
+    if kind in ("csv", "tsv"):
+        writer = csv.writer(text, delimiter="," if kind == "csv" else "\t", lineterminator="\r\n" if kind == "csv" else "\n")
+        writer.writerow(columns)
+        writer.writerows([row[c] for c in columns] for row in rows)
+    else:
+        for row in rows:
+            text.write(json.dumps({c: row[c] for c in columns}, ensure_ascii=row["index"] == 0) + "\n")
+    data = text.getvalue().encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def _read(source, selection=EVERYTHING):
+    return [row for part in source.parts(selection) for row in source.read(part, selection)]
+
+
+NAMES = ["a.csv", "a.tsv", "a.jsonl", "a.ndjson", "a.csv.gz", "a.tsv.gz", "a.jsonl.gz", "a.parquet", "A.CSV"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_value_as_written(tmp_path, name):
+    rows = _random_rows(seed=1, count=500)
+    path = tmp_path / name
+    _save(tmp_path / name.lower(), rows, [*COLUMNS[::-1], "image_id"][:6]).rename(path)
+    expected = [RawCaption(**row) for row in rows]
+    source = open_source("table", path)
+    assert _read(source) == expected
+    selection = Selection(("de", "pt-br"), ("translation",), ("train", "val"))
+    chosen = [row for row in expected if selection.takes(row.language, row.portion, row.split)]
+    assert 50 < len(chosen) < 200
+    assert _read(source, selection) == chosen
+    assert pickle.loads(pickle.dumps(source)) == source
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz"])
+def test_equals_a_naive_reading(tmp_path, name):
+    path = _save(tmp_path / name, _random_rows(seed=2, count=300), COLUMNS)
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    reader = csv.DictReader(io.StringIO(data.decode(), newline=""), delimiter="," if "csv" in name else "\t")
+    naive = [RawCaption(**{**row, "index": int(row["index"])}) for row in reader]
+    assert _read(open_source("table", path)) == naive
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet"])
+def test_other_names_and_defaults(tmp_path, name):
+    rows = [{"img": "1", "caption": "one", "index": 3, "extra": "x"}, {"img": "2", "caption": "NA", "index": 4, "extra": "y"}]
+    path = _save(tmp_path / name, rows, ["extra", "img", "index", "caption"])
+    source = open_source("table", path, language="fr", columns={"image_id": "img", "text": "caption", "split": "extra"})
+    assert _read(source) == [
+        RawCaption("1", "fr", "comparable", 3, "x", "one"),
+        RawCaption("2", "fr", "comparable", 4, "y", "NA"),
+    ]
+    path = _save(tmp_path / name, rows, ["img", "caption"])
+    source = open_source("table", path, columns={"image_id": "img", "text": "caption"})
+    assert _read(source) == [
+        RawCaption("1", "en", "comparable", -1, "train", "one"),
+        RawCaption("2", "en", "comparable", -1, "train", "NA"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet"])
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({}, r"has no column 'image_id'; there are 'img', 'caption': say which .* --columns image_id=\.\.\.,text=\.\.\."),
+        ({"image_id": "img"}, r"has no column 'text'; there are 'img', 'caption'"),
+        ({"image_id": "id"}, r"has no column 'id'; there are 'img', 'caption': write the columns as image_id=id"),
+        ({"image_id": "img", "text": "caption", "split": "fold"}, r"has no column 'fold'"),
+    ],
+)
+def test_missing_columns(tmp_path, name, columns, message):
+    path = _save(tmp_path / name, [{"img": "1", "caption": "one", "index": 0}], ["img", "caption"])
+    with pytest.raises(InputError, match=message):
+        _read(open_source("table", path, columns=columns))
+
+
+def _text_table(path, text):
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return open_source("table", path)
+
+
+def test_csv_quoting(tmp_path):
+    text = 'text,image_id\r\n"He said ""hi"",\r\nand\nleft",1\r\n a "b" c ,2\r\n,3\r\n""," 4"\r\n\r\n"x"," "\r\n'
+    assert [(row.image_id, row.text) for row in _read(_text_table(tmp_path / "a.csv", text))] == [
+        ("1", 'He said "hi",\r\nand\nleft'),
+        ("2", ' a "b" c '),
+        ("3", ""),
+        (" 4", ""),
+        (" ", "x"),
+    ]
+
+
+def test_csv_without_a_last_line_end_and_with_lines_before_the_header(tmp_path):
+    rows = _read(_text_table(tmp_path / "a.csv", "\n\nimage_id,text\n\n1,a\u2028b\x0bc\x1c\n2,None"))
+    assert [row.text for row in rows] == ["a\u2028b\x0bc\x1c", "None"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"a.csv' is empty: expected a line with the names of the columns"),
+        ("image_id,text\n1,a\n2\n", r"row 2 \(line 3\): 1 columns, expected the 2 of the header"),
+        ("image_id,text\n1,a, b\n", r"row 1 \(line 2\): 3 columns, expected the 2"),
+        ('image_id,text\n1,"a\nb"\n2,a,b\n', r"row 2 \(line 4\): 3 columns"),
+        ('image_id,text\n1,a\n2,"open\n3,b\n', r"row 2 \(line 3\): unexpected end of data\. A value that begins with a quote"),
+        ('image_id,text\n1,"a" b\n', r"row 1 \(line 2\): .*expected after"),
+        ("image_id,text\n1,a\rb\n", r"row 1 \(line 2\): new-line character"),
+        ("image_id,text\n,a\n", r"row 1 \(line 2\): the image id is empty"),
+        ('image_id,text\n"1\n2",a\n', r"row 1 \(line 2\): the image id '1\\n2' has the control character '\\n'"),
+        ("image_id,text,text\n1,a,b\n", r"has 2 columns 'text': rename all but one"),
+        ("\ufeffsplit,image_id,text\nval,1,a\n", r"begins with a byte order mark .*: save it as UTF-8 without one"),
+        ("image_id,text,language\n1,a,en\n2,b,english\n", r"row 2 \(line 3\): the language 'english' is not a language tag"),
+        ("image_id,text,language\n1,a,\n", r"row 1 \(line 2\): 'language' is '', expected a name .*fill it in"),
+        ("image_id,text,split\n1,a,\n", r"row 1 \(line 2\): 'split' is '', expected a name"),
+        ("image_id,text,portion\n1,a,\x07\n", r"'portion' is '\\x07', expected a name"),
+        (b"image_id,text\n1,a\n2,caf\xe9\n", r"a.csv' is not UTF-8: line 3, column 6 \(byte 6 of the line\) is the byte 0xe9"),
+        (b"image_id,text\n1,a\n" + b"2,\x22" + b"x\n" * 100_000, r"row 2 \(line 3\): field larger than field limit"),
+    ],
+)
+def test_broken_csv(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        _read(_text_table(tmp_path / "a.csv", text))
+
+
+@pytest.mark.parametrize("index", ["-1", "32768", "1.0", "", " 1", "one", "१", "9" * 5000])
+def test_index_in_text(tmp_path, index):
+    with pytest.raises(InputError, match=r"row 1 \(line 2\): the index is .*, expected an integer from 0 to 32767"):
+        _read(_text_table(tmp_path / "a.tsv", f"image_id\ttext\tindex\n1\ta\t{index}\n"))
+
+
+@pytest.mark.parametrize("index", ["-1", "32768", "1.0", "true", "[]"])
+def test_index_in_json(tmp_path, index):
+    with pytest.raises(InputError, match=r"line 1: the index is .*, expected an integer from 0 to 32767"):
+        _read(_text_table(tmp_path / "a.jsonl", f'{{"image_id": "1", "text": "a", "index": {index}}}\n'))
+
+
+def test_numbers_as_image_ids_are_taken(tmp_path):
+    rows = _read(_text_table(tmp_path / "a.jsonl", '{"image_id": 391895, "text": "a"}\n\n  \n{"image_id": "007", "text": "b"}'))
+    assert [row.image_id for row in rows] == ["391895", "007"]
+    pq.write_table(pa.table({"image_id": [391895], "text": ["a"]}), tmp_path / "a.parquet")
+    assert [row.image_id for row in _read(open_source("table", tmp_path / "a.parquet"))] == ["391895"]
+
+
+GOOD = '{"image_id": "1", "text": "a"}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"a.jsonl' is empty: expected one JSON object a line"),
+        (GOOD + "[1]\n", r"line 2: found '\[1\]', expected a JSON object"),
+        (GOOD + "null\n", r"line 2: found 'null', expected a JSON object"),
+        (GOOD + '{"image_id":\n', r"line 2: no JSON, .*; a line holds one whole object"),
+        ("\ufeff" + GOOD, r"line 1: no JSON, .*BOM"),
+        (GOOD + '{"image_id": "2"}\n', r"line 2: lacks 'text', unlike the first line"),
+        (GOOD + '{"text": "b"}\n', r"line 2: lacks 'image_id', unlike the first line"),
+        (GOOD + '{"image_id": "2", "text": "b", "split": "val"}\n', r"line 2: has 'split', unlike the first line"),
+        (GOOD + '{"image_id": null, "text": "b"}\n', r"line 2: 'image_id' is missing"),
+        (GOOD + '{"image_id": "2", "text": null}\n', r"line 2: 'text' is missing; fill it in or take the row out"),
+        (GOOD + '{"image_id": "2", "text": 5}\n', r"line 2: the text of the caption is 5, expected a string"),
+        (GOOD + '{"image_id": true, "text": "b"}\n', r"line 2: the image id is True, expected a string"),
+        (GOOD + '{"image_id": 1.5, "text": "b"}\n', r"line 2: the image id is 1.5, expected a string"),
+        (GOOD + '{"image_id": "2", "text": "\\ud800"}\n', r"line 2: the text '\\ud800' has half a surrogate pair"),
+        ('{"image_id": "2", "text": "b", "language": 3}\n', r"line 1: 'language' is 3, expected a name"),
+    ],
+)
+def test_broken_json_lines(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        _read(_text_table(tmp_path / "a.jsonl", text))
+
+
+def test_parquet_types(tmp_path):
+    table = pa.table(
+        {
+            "image_id": pa.array(["1", "2"]).dictionary_encode(),
+            "my.text": pa.array(["a", "None"], pa.large_string()),
+            "language": pa.array(["en", "de"]).dictionary_encode(),
+            "index": pa.array([0, 1], pa.int16()),
+            "feature": pa.array([[1.0], [2.0]]),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert _read(open_source("table", tmp_path / "a.parquet", columns={"text": "my.text"})) == [
+        RawCaption("1", "en", "comparable", 0, "train", "a"),
+        RawCaption("2", "de", "comparable", 1, "train", "None"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text": ["a", None]}, r"a.parquet', row 2: 'text' is missing"),
+        ({"image_id": ["1", None]}, r"row 2: 'image_id' is missing"),
+        ({"image_id": ["1", ""]}, r"row 2: the image id is empty"),
+        ({"text": [b"a", b"b"]}, r"row 1: the text of the caption is b'a', expected a string"),
+        ({"text": [{"raw": "a"}, {"raw": "b"}]}, r"row 1: the text of the caption is {'raw': 'a'}"),
+        ({"index": [0, 40_000]}, r"row 2: the index is 40000"),
+        ({"index": [0.0, 1.0]}, r"row 1: the index is 0.0, expected an integer"),
+        ({"language": ["en", None]}, r"row 2: 'language' is missing"),
+        ({"text": pa.array([b"a", b"\xff"]).view(pa.string())}, r"column 'text', row 2: not UTF-8, .*0xff"),
+    ],
+)
+def test_broken_parquet_rows(tmp_path, columns, message):
+    pq.write_table(pa.table({"image_id": ["1", "2"], "text": ["a", "b"], **columns}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=message):
+        _read(open_source("table", tmp_path / "a.parquet"))
+
+
+def test_row_numbers_go_on_over_batches(tmp_path):
+    texts = ["a"] * 9_000
+    texts[8_500] = None
+    pq.write_table(pa.table({"image_id": ["1"] * 9_000, "text": texts}), tmp_path / "a.parquet", row_group_size=1_000)
+    with pytest.raises(InputError, match=r"a.parquet', row 8501: 'text' is missing"):
+        _read(open_source("table", tmp_path / "a.parquet"))
+
+
+def test_broken_parquet_file(tmp_path):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 not really")
+    with pytest.raises(InputError, match=r"a.parquet' is not a whole Parquet file \(after 0 rows\)"):
+        _read(open_source("table", path))
+    pq.write_table(pa.table({"image_id": ["1"], "text": ["a"]}), path)
+    source = open_source("table", path)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(InputError, match=r"is not a whole Parquet file"):
+        _read(source)
+    path.unlink()
+    with pytest.raises(InputError, match=r"a.parquet' is not there"):
+        _read(source)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "a.parquet.gz", "a.xlsx"])
+def test_unknown_extension(tmp_path, name):
+    (tmp_path / name).touch()
+    with pytest.raises(
+        UsageError, match=rf"cannot tell how to read the table '{name}': expected .* \.csv, \.tsv, .* \.parquet"
+    ):
+        open_source("table", tmp_path / name)
+
+
+def test_folder(tmp_path):
+    (tmp_path / "a.csv").touch()
+    with pytest.raises(InputError, match=r"is a folder, expected one table; it holds 'a.csv': name the file to read"):
+        open_source("table", tmp_path)
+
+
+def test_selection_of_what_is_not_there(tmp_path):
+    source = _text_table(tmp_path / "a.csv", "image_id,text,language,split\n1,a,en,train\n2,b,de,val\n")
+    with pytest.raises(InputError, match=r"no captions in language 'it' in '.*/a.csv': there are de, en;"):
+        _read(source, Selection(languages=("en", "it")))
+    with pytest.raises(InputError, match=r"no captions in language 'en' of split val .*: there are de;"):
+        _read(source, Selection(languages=("en",), splits=("val",)))
+
+
+def test_wrong_column_for_splits(tmp_path):
+    rows = "".join(f"{n},a,{n}\n" for n in range(10_001))
+    with pytest.raises(InputError, match=r"a.csv' has more than 10000 combinations .*'10000'.* wrong column"):
+        _read(_text_table(tmp_path / "a.csv", "image_id,text,split\n" + rows))
+
+
+def test_parts_and_inputs(tmp_path):
+    path = _save(tmp_path / "a.csv.gz", _random_rows(seed=3, count=3), COLUMNS)
+    source = open_source("table", path)
+    assert source.parts(EVERYTHING) == [Part("a.csv.gz")]
+    data = path.read_bytes()
+    assert source.inputs() == [{"name": "a.csv.gz", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}]
+
+
+def _peak(path) -> int:
+    source = open_source("table", path)
+    tracemalloc.start()
+    for part in source.parts(EVERYTHING):
+        for _ in source.read(part, EVERYTHING):
+            pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize("kind", ["csv.gz", "jsonl", "parquet"])
+def test_memory_does_not_grow_with_the_table(tmp_path, kind):
+    small = _save(tmp_path / f"small.{kind}", _random_rows(seed=4, count=9_000), COLUMNS)
+    large = _save(tmp_path / f"large.{kind}", _random_rows(seed=4, count=27_000), COLUMNS)
+    _peak(small)
+    assert _peak(large) < 1.2 * _peak(small) + 100_000
+
+
+def test_photographs(photos):
+    rows = _read(open_source("table", photos / "captions.tsv"))
+    assert len(rows) == 72
+    assert rows[0] == RawCaption(
+        "astronaut", "en", "translation", 0, "train", "A smiling astronaut in an orange suit poses in front of a flag."
+    )
+    assert {row.language for row in rows} == {"cs", "de", "en", "fr"}
+    assert {row.image_id for row in rows} <= {path.stem for path in (photos / "images").iterdir()}

@@ -1,0 +1,434 @@
+import io
+import pickle
+import random
+import tarfile
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.features.extract import FeaturesJob, extract_features
+from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind
+from pipelines.inputs.images.opening import ImageRef, ImagesInFolder, ImageTable, Listing, open_images
+from pipelines.inputs.images.row_groups import RowGroupCache
+from schemas.errors import InputError
+from schemas.storage import Folder
+
+IMAGES = {f"{number:06d}": bytes([number]) * (number * 997 % 3000) for number in range(1, 40)}
+
+
+def write_tar(path, members, form=tarfile.USTAR_FORMAT):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=form) as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def webdataset(images):
+    members = {}
+    for key, data in images.items():
+        members |= {f"{key}.jpg": data, f"{key}.txt": b"a caption", f"{key}.json": b"{}"}
+    return members
+
+
+@pytest.fixture
+def shards(tmp_path):
+    keys = list(IMAGES)
+    for number, form in enumerate((tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)):
+        write_tar(tmp_path / f"t/train-{number:05d}.tar", webdataset({key: IMAGES[key] for key in keys[number::3]}), form)
+    return tmp_path / "t"
+
+
+def contents(source):
+    refs = list(source.refs())
+    random.Random(3).shuffle(refs)
+    found = {ref.image_id: source.read(ref) for ref in refs}
+    assert len(found) == len(refs)
+    return found
+
+
+# --- tar -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["", "*.tar", "train-0000[0-2].tar"])
+def test_tars_of_a_folder_or_a_pattern(shards, where):
+    source = open_images(shards / where)
+    assert isinstance(source, ImagesInTars)
+    assert contents(source) == IMAGES
+    assert pickle.loads(pickle.dumps(source)) == source
+    assert contents(pickle.loads(pickle.dumps(source))) == IMAGES
+
+
+def test_one_tar(shards):
+    source = open_images(shards / "train-00001.tar")
+    assert contents(source) == {key: IMAGES[key] for key in list(IMAGES)[1::3]}
+    with tarfile.open(shards / "train-00001.tar") as tar:
+        expected = [(m.name, m.size, m.offset_data) for m in tar.getmembers() if m.name.endswith(".jpg")]
+    assert [(ref.uri, ref.bytes, ref.offset) for ref in source.refs()] == [
+        (f"train-00001.tar/{name}", size, offset) for name, size, offset in expected
+    ]
+
+
+def test_a_folder_with_images_beside_tars_is_a_folder_of_images(shards):
+    (shards / "x").mkdir()
+    (shards / "x" / "a.jpg").write_bytes(b"a")
+    source = open_images(shards)
+    assert isinstance(source, ImagesInFolder)
+    assert [ref.image_id for ref in source.refs()] == ["a"]
+
+
+def test_ids_are_names_or_paths_of_members(tmp_path):
+    members = {"./a/x.y.jpg": b"1", "b/x.PNG": b"22", "b/._x.jpg": b"", "b/é.webp": b"3" * 5000, "b/notes.txt": b""}
+    members["long/" * 40 + "name.jpg"] = b"4"
+    path = write_tar(tmp_path / "a.tar", members, tarfile.PAX_FORMAT)
+    assert contents(open_images(path)) == {"x.y": b"1", "x": b"22", "é": b"3" * 5000, "name": b"4"}
+    assert set(contents(open_images(path, ids="path"))) == {"a/x.y", "b/x", "b/é", "long/" * 40 + "name"}
+
+
+def test_listing_holds_no_members_and_reads_no_data(tmp_path, monkeypatch):
+    path = write_tar(tmp_path / "a.tar", {f"{number}.jpg": bytes(50_000) for number in range(50)})
+    held, read = [], []
+    following = tarfile.TarFile.next
+
+    def watched(tar):
+        held.append(len(tar.members))
+        return following(tar)
+
+    monkeypatch.setattr(tarfile.TarFile, "next", watched)
+    opened = Folder.open
+
+    def counting(folder, name):
+        file = opened(folder, name)
+
+        def reads(size=-1):
+            data = file.read(size)
+            read.append(len(data))
+            return data
+
+        class Counting:
+            def __enter__(self):
+                return SimpleNamespace(read=reads, seek=file.seek, tell=file.tell, size=file.size)
+
+            def __exit__(self, *_):
+                file.close()
+
+        return Counting()
+
+    monkeypatch.setattr(Folder, "open", counting)
+    assert len(list(open_images(path).refs())) == 50
+    assert max(held) <= 1
+    assert sum(read) < 60 * 1024
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar.zst", "a.TAR.XZ"])
+def test_compressed_tars_are_refused(tmp_path, name):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / name).write_bytes(b"x")
+    for where in (tmp_path / "d", tmp_path / "d" / name, tmp_path / "d" / f"*{name}"):
+        with pytest.raises(
+            InputError, match=r"is a compressed tar.*Decompress it \(gunzip, unzstd, ...\) to a .tar, or unpack"
+        ):
+            open_images(where)
+
+
+def test_kinds_of_archives():
+    assert [archive_kind(name) for name in ("a.tar", "x/a.TAR", "b.parquet", "d.tar.gif", "tar", "a.jpg")] == [
+        "tar",
+        "tar",
+        "parquet",
+        None,
+        None,
+        None,
+    ]
+
+
+def test_a_tar_that_was_cut_short_is_refused_wherever_it_ends(tmp_path):
+    path = write_tar(tmp_path / "a.tar", {"a.jpg": b"1" * 700, "b.jpg": b"2" * 100, "c.jpg": b"3" * 5})
+    whole = path.read_bytes()
+    with tarfile.open(path) as tar:
+        end = tar.getmembers()[-1].offset_data + 512
+    for size in [0, 1, 300, 512, 600, 1500, 1536, 1537, 1900, 2048, 2060, 2559, 2560, end - 100, end, end + 100]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(InputError, match=r"a.tar' is not a whole tar: at byte \d+: .*Was it cut short"):
+            list(open_images(path).refs())
+    path.write_bytes(whole[: end + 512])
+    assert len(list(open_images(path).refs())) == 3
+
+
+def test_a_tar_with_a_broken_header_is_refused(tmp_path):
+    path = write_tar(tmp_path / "a.tar", {"a.jpg": b"1" * 700, "b.jpg": b"2"})
+    data = bytearray(path.read_bytes())
+    data[1536:1600] = b"\xff" * 64
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="not a whole tar: at byte 1536: neither a member nor the end mark of a tar is there"):
+        list(open_images(path).refs())
+    path.write_bytes(b"no tar at all" * 100)
+    with pytest.raises(InputError, match="not a whole tar: at byte 0"):
+        list(open_images(path).refs())
+
+
+def test_links_in_tars_are_refused(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        info = tarfile.TarInfo("b.jpg")
+        info.type, info.linkname = tarfile.LNKTYPE, "a.jpg"
+        tar.addfile(info)
+    with pytest.raises(InputError, match=r"'b.jpg' is a link or a sparse file.*--hard-dereference"):
+        list(open_images(tmp_path / "a.tar").refs())
+
+
+def test_names_of_members_are_utf8(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.USTAR_FORMAT, encoding="latin-1") as tar:
+        tar.addfile(tarfile.TarInfo("é.jpg"))
+    with pytest.raises(InputError, match="whose name is not UTF-8: rename it and pack it again"):
+        list(open_images(tmp_path / "a.tar").refs())
+
+
+def test_a_folder_named_as_a_tar_is_refused(tmp_path):
+    write_tar(tmp_path / "x.tar" / "a.tar", {"a.jpg": b"1"})
+    with pytest.raises(InputError, match=r"lies in a folder whose name ends in '.tar': rename the folder"):
+        list(open_images(tmp_path).refs())
+
+
+def test_a_member_that_is_no_longer_whole_cannot_be_read(tmp_path):
+    path = write_tar(tmp_path / "a.tar", {"a.jpg": b"1" * 700})
+    source = open_images(path)
+    (ref,) = source.refs()
+    path.write_bytes(path.read_bytes()[:900])
+    with pytest.raises(OSError, match="the archive ends before the image does"):
+        source.read(ref)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="No such file"):
+        source.read(ref)
+
+
+def test_an_offset_is_no_part_of_the_digest():
+    refs = [ImageRef("a", "x.tar/a.jpg", 5), ImageRef("b", "x.tar/b.jpg", 7)]
+    moved = [ref._replace(offset=512) for ref in refs]
+    assert Listing.of(moved, 4) == Listing.of(refs, 4)
+    # Of the list as it was digested before there were offsets.
+    assert Listing.of(refs, 1).shards == ("60330d5cbdc6691a8bf6adb80152ed3acb5848f810efbce4fd0e3568657c3d69",)
+
+
+# --- Parquet ---------------------------------------------------------------------------------------------------------
+
+
+def write_parquet(path, images, *, ids="image_id", column="image", group=4, struct=False):
+    values = [{"bytes": data, "path": f"some/{key}.jpg"} for key, data in images.items()] if struct else list(images.values())
+    columns = {ids: list(images)} if ids else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"other": list(range(len(images))), **columns, column: values}), path, row_group_size=group)
+    return path
+
+
+@pytest.mark.parametrize("column", ["bytes", "image", "image_bytes", "jpg"])
+@pytest.mark.parametrize("ids", ["image_id", "id", "key", "__key__"])
+def test_columns_of_images_and_ids(tmp_path, column, ids):
+    source = open_images(write_parquet(tmp_path / "a.parquet", IMAGES, ids=ids, column=column))
+    assert isinstance(source, ImagesInParquet)
+    assert contents(source) == IMAGES
+
+
+@pytest.mark.parametrize("where", ["", "*.parquet", "**/p-*.parquet"])
+def test_parquet_files_of_a_folder_or_a_pattern(tmp_path, where):
+    keys = list(IMAGES)
+    for number in range(3):
+        write_parquet(tmp_path / f"p-{number}.parquet", {key: IMAGES[key] for key in keys[number::3]}, struct=number == 1)
+    source = open_images(tmp_path / where)
+    assert contents(source) == IMAGES
+    assert pickle.loads(pickle.dumps(source)) == source
+    assert contents(pickle.loads(pickle.dumps(source))) == IMAGES
+
+
+def test_paths_of_huggingface_make_ids(tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", IMAGES, ids="", struct=True)
+    assert contents(open_images(path)) == IMAGES
+    assert set(contents(open_images(path, ids="path"))) == {f"some/{key}" for key in IMAGES}
+
+
+def test_numbers_are_ids_as_text_and_rows_are_addresses(tmp_path):
+    pq.write_table(pa.table({"id": [7, 0], "image": [b"x", b"y"]}), tmp_path / "a.parquet")
+    assert list(open_images(tmp_path / "a.parquet").refs()) == [
+        ImageRef("7", "a.parquet/0", offset=0),
+        ImageRef("0", "a.parquet/1", offset=1),
+    ]
+
+
+def test_a_table_of_addresses_stays_one(tmp_path):
+    pq.write_table(pa.table({"image_id": ["a"], "uri": ["a.jpg"], "image": [b""]}), tmp_path / "t.parquet")
+    assert isinstance(open_images(tmp_path / "t.parquet"), ImageTable)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            {"name": ["a"], "image": [b"x"]},
+            "has no column of image ids; there are 'name', 'image'. Name one of them 'image_id', 'id'",
+        ),
+        ({"image_id": ["a", None], "image": [b"x", b"y"]}, "row 2: image_id is None, expected text or a whole number"),
+        ({"image_id": [""], "image": [b"x"]}, "row 1: image_id is ''"),
+        ({"image_id": [1.5], "image": [b"x"]}, "row 1: image_id is 1.5"),
+        ({"image": [{"bytes": b"x", "path": None}]}, "row 1: image.path is None"),
+        ({"image_id": ["a"], "image": ["text"]}, "has no column of image bytes; there are 'image_id', 'image'. Name a binary"),
+    ],
+)
+def test_parquet_files_that_lack_something(tmp_path, table, message):
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=message):
+        list(open_images(tmp_path / "*.parquet").refs())
+
+
+def test_broken_parquet_files(tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", IMAGES)
+    source = open_images(path)
+    ref = next(source.refs())
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match="is not a whole Parquet file"):
+        list(source.refs())
+    with pytest.raises(OSError, match=r"broken, or was changed|Couldn't|Parquet"):
+        source.read(ref)
+
+
+def test_a_row_without_an_image_cannot_be_read(tmp_path):
+    pq.write_table(pa.table({"id": ["a"], "image": pa.array([None], pa.binary())}), tmp_path / "a.parquet")
+    source = open_images(tmp_path / "a.parquet")
+    with pytest.raises(OSError, match="the row holds no image"):
+        source.read(next(source.refs()))
+
+
+def test_tars_beside_parquet_files_are_ambiguous(shards):
+    write_parquet(shards / "a.parquet", IMAGES)
+    with pytest.raises(InputError, match=r"holds both 'a.parquet' and 'train-.*tar': choose with a pattern such as"):
+        open_images(shards)
+
+
+def test_the_order_of_reading_is_that_of_the_rows(tmp_path):
+    write_parquet(tmp_path / "b.parquet", {"z": b"1", "a": b"2"})
+    write_parquet(tmp_path / "a.parquet", {"y": b"3", "b": b"4"})
+    source = open_images(tmp_path)
+    refs = sorted(source.refs())
+    assert [ref.image_id for ref in source.in_reading_order(refs)] == ["y", "b", "z", "a"]
+    folder = ImagesInFolder(Folder(str(tmp_path)))
+    assert folder.in_reading_order(refs) is refs
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+def group(size):
+    return SimpleNamespace(nbytes=size)
+
+
+def test_the_cache_keeps_the_last_used_up_to_its_limit():
+    cache, loads = RowGroupCache(limit=100), []
+
+    def get(key, size=40):
+        return cache.get(key, lambda: loads.append(key) or group(size))
+
+    for key in "abaac":  # b is the oldest when c comes
+        get(key)
+    assert loads == ["a", "b", "c"]
+    get("a")
+    get("b")
+    assert loads == ["a", "b", "c", "b"]
+    get("large", 500)
+    get("large")
+    get("a")
+    assert loads == ["a", "b", "c", "b", "large", "a"]
+
+
+def test_threads_share_one_reading():
+    cache, loads, barrier = RowGroupCache(), [], threading.Barrier(8)
+
+    def load():
+        loads.append(1)
+        time.sleep(0.05)
+        return group(1)
+
+    found = []
+
+    def work():
+        barrier.wait()
+        found.append(cache.get("key", load))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loads) == 1
+    assert len({id(each) for each in found}) == 1
+    assert len(found) == 8
+
+
+def test_an_error_is_not_kept():
+    cache = RowGroupCache()
+
+    def fail():
+        raise OSError("in the middle")
+
+    for _ in range(2):
+        with pytest.raises(OSError, match="in the middle"):
+            cache.get("key", fail)
+    assert cache.get("key", lambda: group(3)).nbytes == 3
+
+
+def test_many_threads_read_many_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.inputs.images.archives._CACHE", RowGroupCache(limit=20_000))
+    path = write_parquet(tmp_path / "a.parquet", IMAGES)
+    source = open_images(path)
+    refs, wrong = list(source.refs()), []
+
+    def work(seed):
+        generator = random.Random(seed)
+        wrong.extend(ref for ref in generator.choices(refs, k=200) if source.read(ref) != IMAGES[ref.image_id])
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# --- through the pipeline --------------------------------------------------------------------------------------------
+
+
+def test_features_do_not_depend_on_how_the_images_are_packed(photos, tmp_path, monkeypatch):
+    images = {path.stem: path.read_bytes() for path in sorted((photos / "images").iterdir(), reverse=True)}
+    images["broken"] = b"no image"
+    for key, data in images.items():
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        (tmp_path / "folder" / f"{key}.jpg").write_bytes(data)
+    write_tar(tmp_path / "tars" / "a.tar", webdataset(images))
+    write_parquet(tmp_path / "parquet" / "a.parquet", images, group=5)
+    found = {}
+    for kind in ("folder", "tars", "parquet"):
+        job = FeaturesJob(
+            images=open_images(tmp_path / kind),
+            output=str(tmp_path / "out" / kind),
+            weights="random:0",
+            device="cpu",
+            batch_size=4,
+            shards=2,
+        )
+        manifest = extract_features(job)
+        shards = [pq.read_table(tmp_path / "out" / kind / shard.path) for shard in manifest.shards]
+        assert manifest.failure_reasons == {"not_an_image": 1}
+        found[kind] = {
+            row: vector
+            for table in shards
+            for row, vector in zip(table["image_id"].to_pylist(), table["feature"].to_pylist(), strict=True)
+        }
+        assert all(table["image_id"].to_pylist() == sorted(table["image_id"].to_pylist()) for table in shards)
+    assert set(found["folder"]) == set(images) - {"broken"}
+    assert found["tars"] == found["folder"]
+    for key, vector in found["folder"].items():
+        np.testing.assert_allclose(found["parquet"][key], vector, rtol=1e-4, atol=1e-5)

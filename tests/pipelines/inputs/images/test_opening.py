@@ -1,0 +1,268 @@
+import gzip
+import hashlib
+import os
+import pickle
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.inputs.images.opening import EXTENSIONS, ImageRef, ImagesInFolder, ImageTable, Listing, open_images, sum_digests
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.storage import Folder
+
+
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    """A folder with images at several depths and files that are no images; each file holds its own path."""
+    names = [
+        "b.jpg",
+        "a.JPEG",
+        "x/c.png",
+        "x/d.tar.gif",
+        "x/y/e.webp",
+        "x/y/é f.bmp",
+        "z/g.tif",
+        "z/h.TIFF",
+        "notes.txt",
+        "x/README",
+        ".hidden.jpg",
+        "x/._d.jpg",
+    ]
+    for name in names:
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return tmp_path / "tree"
+
+
+def listed(location, ids: str = "name") -> dict[str, str]:
+    """Addresses by image id."""
+    refs = list(open_images(location, ids=ids).refs())
+    assert len({ref.image_id for ref in refs}) == len(refs)
+    return {ref.image_id: ref.uri for ref in refs}
+
+
+def test_a_folder_is_searched_to_every_depth(tree):
+    assert listed(tree) == {
+        "a": "a.JPEG",
+        "b": "b.jpg",
+        "c": "x/c.png",
+        "d.tar": "x/d.tar.gif",
+        "e": "x/y/e.webp",
+        "é f": "x/y/é f.bmp",
+        "g": "z/g.tif",
+        "h": "z/h.TIFF",
+    }
+
+
+def test_every_known_extension_is_taken_in_any_case(tmp_path):
+    for extension in EXTENSIONS:
+        (tmp_path / f"lower{extension[1:]}{extension}").touch()
+        (tmp_path / f"upper{extension[1:]}{extension.upper()}").touch()
+    assert len(listed(tmp_path)) == 2 * len(EXTENSIONS)
+
+
+def test_ids_of_paths_keep_the_folders_and_drop_the_extension(tree):
+    assert set(listed(tree, ids="path")) == {"a", "b", "x/c", "x/d.tar", "x/y/e", "x/y/é f", "z/g", "z/h"}
+
+
+def test_references_hold_sizes_and_their_files_can_be_read(tree):
+    source = open_images(tree)
+    for ref in source.refs():
+        assert source.read(ref) == ref.uri.encode()
+        assert ref.bytes == len(ref.uri.encode())
+
+
+def test_a_source_is_the_same_after_pickling(tree):
+    source = open_images(tree)
+    assert pickle.loads(pickle.dumps(source)) == source
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*.jpg", {"b.jpg", ".hidden.jpg"}),
+        ("?.*", {"b.jpg", "a.JPEG"}),
+        ("[ab].*", {"b.jpg", "a.JPEG"}),
+        ("[!a].jpg", {"b.jpg"}),
+        ("[!b].jpg", set()),
+        ("*/*.png", {"x/c.png"}),
+        ("**/*.png", {"x/c.png"}),
+        ("**/*.jpg", {"b.jpg", ".hidden.jpg", "x/._d.jpg"}),
+        ("x/**", {"x/c.png", "x/d.tar.gif", "x/y/e.webp", "x/y/é f.bmp", "x/README", "x/._d.jpg"}),
+        ("x/**/e.*", {"x/y/e.webp"}),
+        ("x/*/*", {"x/y/e.webp", "x/y/é f.bmp"}),
+        ("*.jp", set()),
+        ("*+.jpg", set()),
+        ("*", {"b.jpg", "a.JPEG", "notes.txt", ".hidden.jpg"}),
+    ],
+)
+def test_a_pattern_takes_whatever_it_matches(tree, pattern, expected):
+    root = tree / "x" if pattern.startswith("x/") else tree
+    source = open_images(tree / pattern)
+    found = {str((root / ref.uri).relative_to(tree)) for ref in source.refs()}
+    assert found == expected
+
+
+def test_a_pattern_may_have_characters_that_mean_something_in_a_regular_expression(tmp_path):
+    for name in ("a+b(1).jpg", "aab1.jpg", "a.b.jpg", "axb.jpg"):
+        (tmp_path / name).touch()
+    assert set(listed(tmp_path / "a+b(1)*")) == {"a+b(1)"}
+    assert set(listed(tmp_path / "a.b*")) == {"a.b"}
+
+
+def test_a_relative_pattern_is_one_of_the_working_folder(tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    assert set(listed("x/*.png")) == {"c"}
+    assert set(listed("*.jpg")) == {"b", ".hidden"}
+
+
+def test_one_file_is_a_source_of_one_image(tree):
+    source = open_images(tree / "x" / "d.tar.gif")
+    (ref,) = source.refs()
+    assert ref == ImageRef("d.tar", "d.tar.gif", len("x/d.tar.gif"))
+    assert source.read(ref) == b"x/d.tar.gif"
+
+
+def test_a_folder_whose_name_looks_like_a_pattern_is_a_folder(tmp_path):
+    (tmp_path / "set[1]").mkdir()
+    (tmp_path / "set[1]" / "a.jpg").touch()
+    assert set(listed(tmp_path / "set[1]")) == {"a"}
+
+
+def test_links_to_files_are_followed_and_broken_ones_are_listed(tmp_path):
+    (tmp_path / "target.png").write_bytes(b"12345")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "good.png").symlink_to(tmp_path / "target.png")
+    (tmp_path / "images" / "bad.png").symlink_to(tmp_path / "nowhere")
+    refs = sorted(open_images(tmp_path / "images").refs())
+    assert refs == [ImageRef("bad", "bad.png", -1), ImageRef("good", "good.png", 5)]
+
+
+def test_a_file_name_that_is_not_utf8_is_an_error(tmp_path):
+    Path(os.fsdecode(os.fsencode(tmp_path / "ok") + b"\xff.jpg")).touch()
+    with pytest.raises(InputError, match=r"'ok\\udcff.jpg', whose name is not UTF-8: rename it"):
+        list(open_images(tmp_path).refs())
+
+
+def test_a_file_name_that_is_not_utf8_does_not_matter_where_it_is_not_taken(tmp_path):
+    Path(os.fsdecode(os.fsencode(tmp_path / "ok") + b"\xff.txt")).touch()
+    (tmp_path / "a.jpg").touch()
+    assert set(listed(tmp_path)) == {"a"}
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+ROWS = [("one", "x/c.png"), ("two", "b.jpg")]
+
+
+def write_table(path: Path) -> Path:
+    delimiter = "," if ".csv" in path.name else "\t"
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"image_id": [row[0] for row in ROWS], "uri": [row[1] for row in ROWS]}), path)
+        return path
+    if ".jsonl" in path.name:
+        text = "".join(f'{{"image_id": "{image_id}", "uri": "{uri}"}}\n' for image_id, uri in ROWS)
+    else:
+        text = "".join(delimiter.join(row) + "\n" for row in [("image_id", "uri"), *ROWS])
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl", "t.parquet", "t.csv.gz"])
+def test_a_table_gives_ids_and_addresses_relative_to_itself(tree, name):
+    source = open_images(write_table(tree / name))
+    assert isinstance(source, ImageTable)
+    assert list(source.refs()) == [ImageRef("one", "x/c.png"), ImageRef("two", "b.jpg")]
+    assert [source.read(ref) for ref in source.refs()] == [b"x/c.png", b"b.jpg"]
+    assert pickle.loads(pickle.dumps(source)) == source
+
+
+def test_addresses_of_a_table_may_be_absolute_or_lead_upwards(tree):
+    source = ImageTable(Folder(str(tree / "z")), "t.csv")
+    assert source.read(ImageRef("a", str(tree / "b.jpg"))) == b"b.jpg"
+    assert source.read(ImageRef("a", "../b.jpg")) == b"b.jpg"
+    assert source.read(ImageRef("a", (tree / "b.jpg").as_uri().replace("file://", ""))) == b"b.jpg"
+
+
+def test_numbers_are_image_ids_as_text(tmp_path):
+    pq.write_table(pa.table({"image_id": [7, 0], "uri": ["a", "b"]}), tmp_path / "t.parquet")
+    assert [ref.image_id for ref in open_images(tmp_path / "t.parquet").refs()] == ["7", "0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("image_id,uri\n,a.jpg\n", r"row 1 \(line 2\): image_id '' with uri 'a.jpg'; expected both"),
+        ("image_id,uri\na,b.jpg\nx,\n", r"row 2 \(line 3\): image_id 'x' with uri ''; expected both"),
+        ("image,uri\na,b\n", "has no column 'image_id'"),
+        ("image_id,path\na,b\n", "has no column 'uri'"),
+    ],
+)
+def test_a_row_that_lacks_something_is_named(tmp_path, text, message):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(InputError, match=message):
+        list(open_images(tmp_path / "t.csv").refs())
+
+
+@pytest.mark.parametrize("value", ["null", "5"])
+def test_an_address_is_text(tmp_path, value):
+    (tmp_path / "t.jsonl").write_text(f'{{"image_id": "a", "uri": {value}}}\n')
+    with pytest.raises(InputError, match="line 1: image_id 'a' with uri"):
+        list(open_images(tmp_path / "t.jsonl").refs())
+
+
+def test_files_that_cannot_be_read_raise_what_extraction_expects(tree):
+    source = open_images(write_table(tree / "t.csv"))
+    with pytest.raises(OSError, match="No such file"):
+        source.read(ImageRef("a", "none.jpg"))
+    with pytest.raises(DatasetError, match="a part of the path is a file"):
+        source.read(ImageRef("a", "b.jpg/none.jpg"))
+
+
+# --- errors and digests ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_there_is_an_error(tmp_path):
+    with pytest.raises(InputError, match=r"the images .*/none' are not there: check the path"):
+        open_images(tmp_path / "none")
+
+
+def test_an_unknown_rule_for_ids_is_wrong_usage(tmp_path):
+    with pytest.raises(UsageError, match="--ids is 'stem', expected 'name' or 'path'"):
+        open_images(tmp_path, ids="stem")
+
+
+def test_the_digest_of_a_listing_is_a_sum_of_digests():
+    generator = random.Random(5)
+    refs = [ImageRef(f"id{n}", f"uri{generator.random()}", generator.randrange(-1, 1000)) for n in range(200)]
+    totals, counts = [0] * 5, [0] * 5
+    for ref in refs:
+        data = ref.image_id.encode() + b"\0" + ref.uri.encode() + b"\0" + str(ref.bytes).encode()
+        shard = int(hashlib.blake2b(ref.image_id.encode()).hexdigest(), 16) % 5
+        totals[shard] += int(hashlib.sha256(data).hexdigest(), 16)
+        counts[shard] += 1
+    expected = Listing(tuple(counts), tuple(hex(total % 2**256)[2:].zfill(64) for total in totals))
+    assert Listing.of(iter(refs), 5) == expected
+    generator.shuffle(refs)
+    assert Listing.of(iter(refs), 5) == expected
+    assert sum_digests(expected.shards) == Listing.of(iter(refs), 1).shards[0]
+
+
+@pytest.mark.parametrize("change", [{"image_id": "b"}, {"uri": "y"}, {"bytes": 2}])
+def test_the_digest_tells_apart_what_differs(change):
+    ref = ImageRef("a", "x", 1)
+    assert Listing.of([ref], 1) != Listing.of([ref._replace(**change)], 1)
+    assert Listing.of([ref, ref], 1).shards != Listing.of([ref], 1).shards
+
+
+def test_the_digest_of_nothing():
+    assert Listing.of([], 2) == Listing((0, 0), ("0" * 64,) * 2)
+
+
+def test_a_pattern_holds_its_folder_and_a_regular_expression(tmp_path):
+    source = open_images(tmp_path / "a" / "*.jpg")
+    assert source == ImagesInFolder(Folder(str(tmp_path / "a")), pattern=r"[^/]*\.jpg")

@@ -1,0 +1,162 @@
+"""Lines of text, items of JSON and checksums."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import pickle
+import random
+
+import pytest
+
+from pipelines.inputs import files
+from pipelines.inputs.files import InputFolder, count_lines, inventory, iter_json, read_lines
+from schemas.errors import InputError
+
+TEXT = "plain\ncarriage return\r\n\ufeffa\u2028b\u2029c\x85d\x0be\x0cf\x1cg\rh\n\n  spaces \t\nlast, without LF"
+
+
+def _write(path, data: bytes):
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return InputFolder(str(path.parent)), path.name
+
+
+@pytest.mark.parametrize("name", ["a.en", "a.en.gz"])
+@pytest.mark.parametrize("text", [TEXT, TEXT + "\n", "\ufeffbegins with a mark\n", "", "\n", "\n\n", "one", "é\nß"])
+def test_lines_end_at_lf_only(tmp_path, name, text):
+    file = _write(tmp_path / name, text.encode())
+    expected = text.split("\n")[:-1] if text.endswith("\n") or not text else text.split("\n")
+    assert list(read_lines(*file)) == expected
+    assert count_lines(*file) == len(expected)
+
+
+def test_lines_longer_than_the_buffer(tmp_path):
+    lines = ["é" * 300_000, "b", "c" * 600_001]
+    file = _write(tmp_path / "a.gz", "\n".join(lines).encode())
+    assert list(read_lines(*file)) == lines
+    assert count_lines(*file) == 3
+
+
+@pytest.mark.parametrize("name", ["a.en", "a.en.gz"])
+def test_bad_utf8_is_placed(tmp_path, name):
+    file = _write(tmp_path / name, "größe\nein Café\n".encode() + "zwölf Cafés\n".encode("latin-1"))
+    message = (
+        rf"{name}' is not UTF-8: line 3, column 3 \(byte 3 of the line\) is the byte 0xf6; convert the file to UTF-8: iconv"
+    )
+    with pytest.raises(InputError, match=message):
+        list(read_lines(*file))
+
+
+def test_column_counts_characters_and_byte_counts_bytes(tmp_path):
+    file = _write(tmp_path / "a", "ééx".encode() + b"\xff\n")
+    with pytest.raises(InputError, match=r"line 1, column 4 \(byte 6 of the line\) is the byte 0xff"):
+        list(read_lines(*file))
+
+
+def test_surrogates_and_overlong_forms_are_not_utf8(tmp_path):
+    for data in (b"\xed\xa0\x80\n", b"\xc0\x80\n", b"cut \xe2\x82"):
+        with pytest.raises(InputError, match="is not UTF-8"):
+            list(read_lines(*_write(tmp_path / "a", data)))
+
+
+def test_gzip_under_another_name(tmp_path):
+    (tmp_path / "a.en").write_bytes(gzip.compress(b"text\n"))
+    with pytest.raises(InputError, match=r"compressed with gzip: give it a name that ends in '.gz'"):
+        list(read_lines(InputFolder(str(tmp_path)), "a.en"))
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "not gzip", "garbage behind"])
+@pytest.mark.parametrize("reader", [read_lines, count_lines], ids=["read", "count"])
+def test_broken_gzip(tmp_path, damage, reader):
+    data = gzip.compress("\n".join(map(str, range(10_000))).encode())
+    middle = len(data) // 2
+    broken = {
+        "cut": data[:-20],
+        "flipped": data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :],
+        "not gzip": b"plain text\n",
+        "garbage behind": data + b"garbage",
+    }[damage]
+    (tmp_path / "a.gz").write_bytes(broken)
+    with pytest.raises(InputError, match=r"a\.gz' is not a whole gzip file .* fetch it again"):
+        list(
+            [reader(InputFolder(str(tmp_path)), "a.gz")]
+            if reader is count_lines
+            else reader(InputFolder(str(tmp_path)), "a.gz")
+        )
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(InputError, match=r"/nothing' is not there: check the path"):
+        list(read_lines(InputFolder(str(tmp_path)), "nothing"))
+
+
+def test_names_are_sorted_files(tmp_path):
+    (tmp_path / "x" / "folder").mkdir(parents=True)
+    for name in ("b", "a", "c.gz"):
+        (tmp_path / "x" / name).touch()
+    folder = InputFolder(str(tmp_path))
+    assert folder.names("x") == ["a", "b", "c.gz"]
+    assert folder.names() == []
+    assert folder.names("nothing") == []
+    assert pickle.loads(pickle.dumps(folder)) == folder
+
+
+def test_inventory_is_of_the_bytes_as_stored(tmp_path):
+    _write(tmp_path / "b.gz", b"text\n" * 100_000)
+    _write(tmp_path / "a", b"")
+    rows = inventory(InputFolder(str(tmp_path)), ["b.gz", "a", "b.gz"])
+    stored = (tmp_path / "b.gz").read_bytes()
+    assert [row["name"] for row in rows] == ["a", "b.gz"]
+    assert rows[1] == {"name": "b.gz", "bytes": len(stored), "sha256": hashlib.sha256(stored).hexdigest()}
+    assert rows[0]["sha256"] == hashlib.sha256(b"").hexdigest()
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+@pytest.mark.parametrize("ascii_", [True, False])
+def test_json_items(tmp_path, name, ascii_):
+    items = [{"text": "naïve \U0001f600 \\ud800 \u2028 \r\n \x00", "n": 2**40}, [1.5], "x", None]
+    data = json.dumps({"other": {"images": [1]}, "images": items, "z": [9]}, ensure_ascii=ascii_).encode()
+    assert list(iter_json(*_write(tmp_path / name, data), prefix="images.item")) == items
+
+
+def test_half_a_surrogate_pair_is_handed_over_not_replaced(tmp_path):
+    for text in ("x\ud800y", "\udc00", "a\ud83d"):
+        file = _write(tmp_path / "a.json", json.dumps({"images": [text]}).encode())
+        assert list(iter_json(*file, prefix="images.item")) == [text]
+
+
+@pytest.mark.parametrize("chunk", [1, 13, 64, 1 << 18])
+def test_half_a_pair_is_found_wherever_the_chunks_end(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(files, "_CHUNK", chunk)
+    rng = random.Random(chunk)
+    pieces = [r"\ud83d\ude00", r"\UD83D".lower(), r"\uDE00", r"\\", r"\n", r"\u00e9", "ud83d", "é", "abcdefgh", r"\""]
+    halves = 0
+    for _ in range(200):
+        text = "".join(rng.choices(pieces, weights=[9, 1, 1, 9, 3, 9, 9, 3, 9, 3], k=rng.randint(0, 25)))
+        data = f'{{"images": ["{text}"]}}'.encode()
+        items = json.loads(data)["images"]
+        half = any("\ud800" <= character <= "\udfff" for character in items[0])
+        file = _write(tmp_path / "a.json", data)
+        assert files._scan_json(*file) == half
+        assert list(iter_json(*file, prefix="images.item")) == items
+        halves += half
+    assert 20 < halves < 180
+
+
+@pytest.mark.parametrize(
+    "data", [b'{"images": [{"a": "x"},', b"", b'{"images": [1]} x', b'\xef\xbb\xbf{"images": []}', b"{'a'}"]
+)
+def test_json_that_is_none(tmp_path, data):
+    with pytest.raises(InputError, match=r"a\.json' is not well-formed JSON: .* after \d items of 'images'"):
+        list(iter_json(*_write(tmp_path / "a.json", data), prefix="images.item"))
+
+
+def test_json_that_is_not_utf8(tmp_path):
+    head = json.dumps({"a": "é" * 300_000}, ensure_ascii=False).encode()[:-1]
+    file = _write(tmp_path / "a.json", head + b',\n\n"b": "caf\xe9"}')
+    with pytest.raises(InputError, match=rf"is not UTF-8: line 3, byte {len(head) + 13} of the file is the byte 0xe9; convert"):
+        list(iter_json(*file, prefix="images.item"))
+    (tmp_path / "b.json").write_bytes(gzip.compress(b"{}"))
+    with pytest.raises(InputError, match="compressed with gzip"):
+        list(iter_json(InputFolder(str(tmp_path)), "b.json", prefix="images.item"))

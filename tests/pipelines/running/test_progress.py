@@ -1,0 +1,174 @@
+import io
+import json
+import multiprocessing
+import threading
+import time
+
+import pytest
+from rich.console import Console
+
+from pipelines.running import progress
+from pipelines.running.progress import Meter, Snapshot, show_progress
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Lets a meter write at each call, and not only five times a second."""
+    monkeypatch.setattr(progress, "_WRITE_SECONDS", -1.0)
+
+
+def wait_for(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+
+
+def test_a_meter_without_a_folder_counts_nothing():
+    Meter().add(images=3)
+    assert Meter().total() == {}
+
+
+def test_counts_of_one_process_add_up(tmp_path, always):
+    meter = Meter(str(tmp_path))
+    meter.add(images=2)
+    meter.add(images=3, failed=1)
+    assert meter.total() == {"images": 5, "failed": 1}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_counts_of_threads_add_up(tmp_path, always):
+    meter = Meter(str(tmp_path))
+    threads = [threading.Thread(target=lambda: [meter.add(images=1) for _ in range(50)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert meter.total() == {"images": 200}
+
+
+def _count_in_a_process(folder: str) -> None:
+    progress._WRITE_SECONDS = -1.0
+    for _ in range(10):
+        Meter(folder).add(images=1)
+
+
+def test_counts_of_processes_add_up(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_count_in_a_process, args=(str(tmp_path),)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert Meter(str(tmp_path)).total() == {"images": 20}
+
+
+def test_meters_of_two_runs_do_not_mix(tmp_path, always):
+    first, second = Meter(str(tmp_path / "1")), Meter(str(tmp_path / "2"))
+    for meter in (first, second):
+        (tmp_path / meter.folder[-1]).mkdir()
+    first.add(images=1)
+    second.add(images=10)
+    assert (first.total(), second.total()) == ({"images": 1}, {"images": 10})
+
+
+def test_few_files_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "_WRITE_SECONDS", 1000.0)
+    meter = Meter(str(tmp_path))
+    for _ in range(5):
+        meter.add(images=1)
+    assert meter.total() == {"images": 1}
+
+
+def test_a_folder_that_has_gone_stops_nothing(tmp_path, always):
+    Meter(str(tmp_path / "gone")).add(images=1)
+    assert Meter(str(tmp_path / "gone")).total() == {}
+
+
+def test_a_file_that_is_half_written_is_skipped(tmp_path):
+    (tmp_path / "1.json").write_text('{"images": 4}')
+    (tmp_path / "2.json").write_text('{"ima')
+    assert Meter(str(tmp_path)).total() == {"images": 4}
+
+
+def test_lines_elsewhere_than_on_a_terminal(monkeypatch, always):
+    monkeypatch.setattr(progress, "_PLAIN_SECONDS", 0.05)
+    file = io.StringIO()
+    with show_progress(Console(file=file, width=200), "captions", unit="captions", total=10) as meter:
+        meter.add(captions=4, failed=1)
+        wait_for(lambda: "4 of 10" in file.getvalue())
+        folder = meter.folder
+    line = next(line for line in file.getvalue().splitlines() if "4 of 10" in line)
+    assert line.startswith("captions: 4 of 10 captions, ")
+    assert "/s, " in line
+    assert line.endswith(" s left, 1 failed")
+    assert Meter(folder).total() == {}, "the folder of the counts is deleted"
+
+
+def test_a_terminal_gets_a_live_line(always):
+    file = io.StringIO()
+    console = Console(file=file, width=200, force_terminal=True)
+    with show_progress(console, "resnet50-pool", unit="images", total=8) as meter:
+        meter.add(images=3, failed=2)
+        wait_for(lambda: "3/8" in file.getvalue())
+    assert "resnet50-pool" in file.getvalue()
+    assert "2 failed" in file.getvalue()
+
+
+def test_a_short_run_says_nothing():
+    file = io.StringIO()
+    with show_progress(Console(file=file), "captions", unit="captions"):
+        pass
+    assert file.getvalue() == ""
+
+
+def test_an_error_passes_through_and_ends_the_display():
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="inside"), show_progress(Console(file=io.StringIO()), "x", unit="y"):
+        raise ValueError("inside")
+    assert threading.active_count() == before
+
+
+def test_counts_are_plain_json(tmp_path, always):
+    Meter(str(tmp_path)).add(images=1)
+    (path,) = tmp_path.iterdir()
+    assert json.loads(path.read_text()) == {"images": 1}
+
+
+def test_json_lines_for_programs(always):
+    file = io.StringIO()
+    with show_progress(Console(file=file, width=20), "vgg19-10crop", unit="images", total=10, log_json=True) as meter:
+        meter.add(images=4, failed=1, wait_msec=900, forward_msec=100)
+    last = json.loads(file.getvalue().splitlines()[-1])
+    rate, seconds = last.pop("per_second"), last.pop("seconds")
+    left = last.pop("seconds_left")
+    assert rate > 0
+    assert seconds >= 0
+    assert left >= 0
+    assert last == {
+        "event": "progress",
+        "what": "vgg19-10crop",
+        "unit": "images",
+        "done": 4,
+        "failed": 1,
+        "total": 10,
+        "bottleneck": "decoding",
+    }
+
+
+@pytest.mark.parametrize(
+    ("waited", "worked", "expected"), [(0, 0, None), (5, 0, None), (10, 90, "model"), (11, 89, "decoding"), (0, 1, "model")]
+)
+def test_the_bottleneck_is_named(waited, worked, expected):
+    counts = {"images": 1, "wait_msec": waited, "forward_msec": worked}
+    assert Snapshot("x", "images", counts, 1.0).bottleneck == expected
+
+
+def test_counts_that_were_not_yet_written_are_flushed(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "_WRITE_SECONDS", 1000.0)
+    meter = Meter(str(tmp_path))
+    for _ in range(5):
+        meter.add(images=1)
+    meter.flush()
+    assert meter.total() == {"images": 5}

@@ -1,0 +1,135 @@
+import logging
+import os
+import signal
+import traceback
+
+import apache_beam as beam
+import pytest
+
+from pipelines.running.runner import Execution, _carried, _without_label, run_pipeline
+from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
+
+ONE = Execution(workers=1)
+MESSAGE = "caption key 'a/en/x/0' occurs twice: 'it''s [odd]' and \"b\": remove one"
+
+
+def carried_text(error: Exception, label: str = "Make/Shard") -> str:
+    """The text in which Beam brings an error from a worker process: the traceback, and that of what it raised because of it."""
+    try:
+        try:
+            raise error
+        except Exception as cause:
+            raise type(cause)(f"{cause} [while running '{label}']") from cause
+    except Exception:  # noqa: BLE001 -- any, as Beam does
+        return f"bundle inst_7 stage-id failed:{traceback.format_exc()}\nmore of Beam's text\n"
+
+
+@pytest.mark.parametrize("kind", [InputError, DatasetError, UsageError, ImagepivotError])
+def test_an_error_of_a_worker_process_keeps_its_class_and_message(kind):
+    error = _carried(carried_text(kind(MESSAGE)))
+    assert type(error) is kind
+    assert str(error) == MESSAGE
+
+
+@pytest.mark.parametrize("error", [ValueError("schemas are wrong"), RuntimeError("errors.InputError")])
+def test_an_error_of_ours_stays_what_it_is(error):
+    assert _carried(carried_text(error)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("broken [while running 'A/B-ptransform-3']", "broken"),
+        ("broken [while running 'A'] in line 3", "broken [while running 'A'] in line 3"),
+        ("it's [fine]", "it's [fine]"),
+        ("", ""),
+    ],
+)
+def test_the_label_of_the_step_is_no_part_of_a_message(text, expected):
+    assert _without_label(text) == expected
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize("kind", [InputError, DatasetError, UsageError])
+def test_an_error_in_a_pipeline_keeps_its_class_and_message(kind):
+    error = kind(MESSAGE)
+    with pytest.raises(kind) as caught:
+        run_pipeline(lambda p: p | beam.Create([1]) | "Deep" >> beam.Map(lambda _: _raise(error)), ONE)
+    assert str(caught.value) == MESSAGE
+    assert type(caught.value) is kind
+
+
+def test_a_fault_of_ours_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError, match="modulo by zero"):
+        run_pipeline(lambda p: p | beam.Create([0]) | beam.Map(lambda x: 1 // x), ONE)
+
+
+def test_a_pipeline_is_run_to_its_end(tmp_path):
+    def build(pipeline):
+        return pipeline | beam.Create(range(10)) | beam.CombineGlobally(sum) | beam.Map(lambda x: (tmp_path / str(x)).touch())
+
+    run_pipeline(build, ONE)
+    assert [path.name for path in tmp_path.iterdir()] == ["45"]
+
+
+def test_what_a_user_can_mend_is_not_logged_with_a_traceback(caplog):
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(InputError, match=r"^broken$"):
+        run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(lambda _: _raise(InputError("broken"))), ONE)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_levels_of_logging_are_as_before():
+    before = {name: logging.getLogger(name).level for name in ("", "apache_beam", "apache_beam.runners")}
+    run_pipeline(lambda p: p | beam.Create([1]), ONE)
+    assert {name: logging.getLogger(name).level for name in before} == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "local"),
+    [
+        ((), True),
+        (("--project=x", "--region=y"), True),
+        (("--runner=DataflowRunner",), False),
+        (("--project=x", "--runner=DataflowRunner"), False),
+        (("--runners=x",), True),
+    ],
+)
+def test_a_runner_among_the_flags_runs_elsewhere(flags, local):
+    assert Execution(beam_flags=flags).is_local == local
+
+
+def test_flags_reach_beam():
+    """With a runner named, it is Beam that takes it."""
+    seen = []
+
+    def build(pipeline):
+        seen.append((type(pipeline.runner).__name__, pipeline.options.get_all_options()["job_name"]))
+
+    run_pipeline(build, Execution(beam_flags=("--runner=BundleBasedDirectRunner", "--job_name=mine")))
+    assert seen == [("BundleBasedDirectRunner", "mine")]
+
+
+def test_workers_are_those_asked_for_or_one_a_core(monkeypatch):
+    assert Execution(workers=3).local_workers == 3
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 4, 5}, raising=False)
+    assert Execution().local_workers == 3
+    assert Execution(workers=2).local_workers == 2
+
+
+def test_workers_where_the_system_does_not_tell_the_cores(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert Execution().local_workers == 8
+    assert Execution(workers=3).local_workers == 3
+
+
+def test_the_keyboard_interrupts_a_pipeline():
+    """Beam wraps what a function raises; Ctrl-C must come out as itself."""
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(lambda _: signal.raise_signal(signal.SIGINT)), ONE)
+    assert signal.getsignal(signal.SIGINT) is before

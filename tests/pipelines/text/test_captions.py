@@ -1,0 +1,233 @@
+import random
+from collections import Counter
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.testing.util import assert_that, equal_to
+
+from pipelines.inputs.captions import RawCaption, Selection, open_source
+from pipelines.running.jobs import sum_statistics
+from pipelines.running.progress import Meter
+from pipelines.running.runner import Execution
+from pipelines.text.blocks import blocks_of, to_ipc
+from pipelines.text.captions import CaptionsJob, SumCounters, TrainTruecasers, prepare_captions
+from pipelines.text.moses import RECIPES, prepare
+from pipelines.text.truecasing import TruecaseModel, count_forms
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.keys import shard_of
+from schemas.shards import Footer
+from schemas.validation import validate
+
+ONE = Execution(workers=1)
+HEADER = ("image_id", "language", "portion", "split", "text")
+
+
+def random_rows(seed: int = 1) -> list[tuple[str, ...]]:
+    generator = random.Random(seed)
+    words = ["A", "dog", "Dog", "runs", "(", "don't", "Zwei", "Hunde", "!", "é"]
+    return [
+        (
+            f"img{generator.randrange(25)}",
+            generator.choice(["en", "de"]),
+            generator.choice(["comparable", "translation"]),
+            generator.choice(["train", "val"]),
+            " ".join(generator.choices(words, k=generator.randrange(1, 7))),
+        )
+        for _ in range(200)
+    ]
+
+
+def write_table(path: Path, rows) -> Path:
+    path.write_text("".join("\t".join(row) + "\n" for row in [HEADER, *rows]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return random_rows()
+
+
+@pytest.fixture
+def table(rows, tmp_path) -> Path:
+    return write_table(tmp_path / "captions.tsv", rows)
+
+
+def job_of(table: Path, output: Path, **more) -> CaptionsJob:
+    return CaptionsJob(source=open_source("table", table), output=str(output), **{"shards": 4, **more})
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def brute(rows, *, shard: int, shards: int = 4, recipe: str = "multi30k-lc") -> list[dict]:
+    seen: Counter = Counter()
+    found = []
+    for image_id, language, portion, split, text in rows:
+        index = seen[image_id, language, portion]
+        seen[image_id, language, portion] += 1
+        values = (image_id, language, portion, index, split, text, prepare(text, language, RECIPES[recipe]))
+        found.append(dict(zip(("image_id", "language", "portion", "index", "split", "text", "tokens"), values, strict=True)))
+    found = [row for row in found if shard_of(row["image_id"], shards) == shard]
+    return sorted(found, key=lambda row: (row["image_id"], row["language"], row["portion"], row["index"]))
+
+
+@pytest.mark.parametrize("recipe", ["multi30k-lc", "raw"])
+def test_shards_are_those_of_a_plain_loop(rows, table, tmp_path, recipe):
+    manifest = prepare_captions(job_of(table, tmp_path / "c", recipe=recipe), ONE)
+    dataset = open_dataset(tmp_path / "c")
+    for number in range(4):
+        assert dataset.shard(number).to_pylist() == brute(rows, shard=number, recipe=recipe)
+    assert validate(tmp_path / "c") == []
+    assert manifest.rows == 200
+    assert manifest.parameters["recipe"] == recipe
+    assert [each["name"] for each in manifest.inputs] == ["captions.tsv"]
+
+
+def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, table, tmp_path):
+    statistics = prepare_captions(job_of(table, tmp_path / "c"), ONE).statistics
+    for key, counts in statistics["captions"].items():
+        portion, split, language = key.split("/")
+        texts = [row[4] for row in rows if (row[2], row[3], row[1]) == (portion, split, language)]
+        tokens = sum(len(prepare(text, language, RECIPES["multi30k-lc"])) for text in texts)
+        assert counts == {"captions": len(texts), "tokens": tokens}
+    assert sum(counts["captions"] for counts in statistics["captions"].values()) == 200
+    assert statistics["images"] == {split: len({row[0] for row in rows if row[3] == split}) for split in ("train", "val")}
+
+
+def test_a_selection_leaves_the_rest_out(rows, table, tmp_path):
+    selection = Selection(languages=("de",), portions=("comparable",), splits=("val",))
+    manifest = prepare_captions(job_of(table, tmp_path / "c", selection=selection), ONE)
+    expected = sorted(row[4] for row in rows if row[1:4] == ("de", "comparable", "val"))
+    assert sorted(open_dataset(tmp_path / "c").table()["text"].to_pylist()) == expected
+    assert [manifest.parameters[name] for name in ("languages", "portions", "splits")] == [["de"], ["comparable"], ["val"]]
+
+
+def test_captions_without_tokens_are_failures(rows, tmp_path):
+    more = [("img1", "en", "comparable", "train", " "), ("new", "de", "translation", "val", "")]
+    manifest = prepare_captions(job_of(write_table(tmp_path / "t.tsv", [*rows, *more]), tmp_path / "c"), ONE)
+    failures = {row["key"]: row["message"] for row in open_dataset(tmp_path / "c").failures().to_pylist()}
+    index = sum(row[:3] == ("img1", "en", "comparable") for row in rows)
+    assert failures == {
+        f"img1/en/comparable/{index}": "the caption ' ' of split 'train' holds no token",
+        "new/de/translation/0": "the caption '' of split 'val' holds no token",
+    }
+    assert (manifest.rows, manifest.failed, dict(manifest.failure_reasons)) == (200, 2, {"empty_caption": 2})
+    assert validate(tmp_path / "c") == []
+
+
+def test_finished_shards_are_kept(table, tmp_path):
+    prepare_captions(job_of(table, tmp_path / "c"), ONE)
+    before = snapshot(tmp_path / "c")
+    kept = tmp_path / "c" / "part-00002-of-00004.parquet"
+    stamp = kept.stat()
+    for name in ("manifest.json", "part-00000-of-00004.parquet"):
+        (tmp_path / "c" / name).unlink()
+    prepare_captions(job_of(table, tmp_path / "c"), ONE)
+    assert snapshot(tmp_path / "c") == before
+    assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == (stamp.st_mtime_ns, stamp.st_ino)
+
+
+def test_an_error_leaves_no_manifest(rows, tmp_path):
+    table = tmp_path / "t.tsv"
+    table.write_text("image_id\tindex\ttext\na\t0\tone\na\t0\ttwo\n")
+    with pytest.raises(InputError, match=r"^caption key 'a/en/comparable/0' .* occurs twice: .* numbered in their order$"):
+        prepare_captions(job_of(table, tmp_path / "c"), ONE)
+    assert not (tmp_path / "c" / "manifest.json").exists()
+
+
+def test_a_broken_row_is_named(tmp_path):
+    (tmp_path / "t.tsv").write_text("image_id\ttext\na\tone\nb\n")
+    with pytest.raises(InputError, match=r"t\.tsv', row 2 \(line 3\): 1 columns, expected the 2 of the header"):
+        prepare_captions(job_of(tmp_path / "t.tsv", tmp_path / "c"), ONE)
+
+
+def test_changed_captions_are_another_dataset(rows, table, tmp_path):
+    prepare_captions(job_of(table, tmp_path / "c"), ONE)
+    write_table(table, rows[1:])
+    with pytest.raises(DatasetError, match=r"holds another dataset .*--overwrite"):
+        prepare_captions(job_of(table, tmp_path / "c"), ONE)
+    assert prepare_captions(job_of(table, tmp_path / "c", overwrite=True), ONE).rows == 199
+    assert validate(tmp_path / "c") == []
+
+
+def test_where_the_table_lies_does_not_matter(rows, table, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    copy = write_table(tmp_path / "elsewhere" / "captions.tsv", rows)
+    prepare_captions(job_of(table, tmp_path / "c"), ONE)
+    prepare_captions(job_of(copy, tmp_path / "d"), ONE)
+    assert snapshot(tmp_path / "c") == snapshot(tmp_path / "d")
+
+
+def test_the_meter_counts_captions_and_failures(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.running.progress._WRITE_SECONDS", -1.0)
+    table = write_table(tmp_path / "t.tsv", [*rows, ("x", "en", "comparable", "val", "")])
+    (tmp_path / "meter").mkdir()
+    meter = Meter(str(tmp_path / "meter"))
+    prepare_captions(job_of(table, tmp_path / "c"), ONE, meter)
+    assert meter.total() == {"captions": 201, "failed": 1}
+
+
+@pytest.mark.parametrize("splits", [("train",), ("train", "val")])
+def test_truecasers_are_learned_from_the_splits_named(rows, splits):
+    recipe = RECIPES["moses-truecase"]
+    captions = [RawCaption(image_id, language, portion, -1, split, text) for image_id, language, portion, split, text in rows]
+    blocks = [to_ipc(block) for start in range(0, 200, 30) for block in blocks_of(captions[start : start + 30], start)]
+    expected = []
+    for language in ("de", "en"):
+        counts: Counter = Counter()
+        for each in captions:
+            if each.language == language and each.split in splits:
+                for form, weight in count_forms(prepare(each.text, language, recipe)):
+                    counts[form] += weight
+        expected.append((language, TruecaseModel.from_counts(counts).to_text()))
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        models = pipeline | beam.Create(blocks) | TrainTruecasers(recipe, splits)
+        assert_that(models, equal_to(expected))
+
+
+def test_counters_add_up_in_any_grouping():
+    generator = random.Random(4)
+    counters = [Counter(generator.choices("abcdef", k=5)) for _ in range(30)]
+    combine = SumCounters()
+    accumulators = []
+    for start in range(0, 30, 7):
+        accumulator = combine.create_accumulator()
+        for counter in counters[start : start + 7]:
+            accumulator = combine.add_input(accumulator, counter)
+        accumulators.append(accumulator)
+    merged = combine.merge_accumulators(iter(accumulators))
+    assert combine.extract_output(merged) == sum(counters, Counter())
+    assert combine.create_accumulator() == Counter()
+
+
+def test_statistics_of_shards_add_up():
+    footers = [
+        Footer("captions", "f", {}, {"a": {"x": 1, "y": 2}, "b": 3}),
+        Footer("captions", "f", {}, {}),
+        Footer("captions", "f", {}, {"a": {"y": 5, "z": 7}, "b": 0.5}),
+    ]
+    assert sum_statistics(footers) == {"a": {"x": 1, "y": 7, "z": 7}, "b": 3.5}
+    assert sum_statistics([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"shards": 0}, "number of shards is 0"),
+        ({"truecaser": "models"}, "recipe 'multi30k-lc' does not truecase: leave --truecaser out"),
+        ({"truecaser": "models", "recipe": "nonsense"}, "nonsense"),
+    ],
+)
+def test_arguments_that_make_no_sense(table, arguments, message):
+    with pytest.raises(UsageError, match=message):
+        job_of(table, Path("c"), **arguments)
+
+
+def test_an_unknown_recipe_is_wrong_usage(table, tmp_path):
+    with pytest.raises(UsageError, match=r"nonsense.*multi30k-lc"):
+        prepare_captions(job_of(table, tmp_path / "c", recipe="nonsense"), ONE)
+    assert not (tmp_path / "c").exists()

@@ -1,0 +1,144 @@
+import random
+
+import pyarrow as pa
+import pytest
+
+from pipelines.inputs.captions import open_source
+from pipelines.running.runner import Execution
+from pipelines.text.captions import CaptionsJob, prepare_captions
+from pipelines.text.encoding import EncodeJob, encode_captions, encode_table
+from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, UsageError
+from schemas.kinds import CAPTIONS, ENCODED
+from schemas.validation import validate
+from schemas.vocabulary import Vocabulary
+
+ONE = Execution(workers=1)
+WORDS = ["a", "b", "c", "d", "e"]
+
+
+def table_of(captions: list[list[str]]) -> pa.Table:
+    columns = {
+        "image_id": [f"img{n:03d}" for n in range(len(captions))],
+        "language": ["en", "de"] * (len(captions) // 2) + ["en"] * (len(captions) % 2),
+        "portion": ["translation"] * len(captions),
+        "index": list(range(len(captions))),
+        "split": ["train"] * len(captions),
+        "text": [" ".join(tokens) for tokens in captions],
+        "tokens": captions,
+    }
+    plain = pa.schema([pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in CAPTIONS])
+    return pa.table(columns, schema=plain).cast(CAPTIONS)
+
+
+def brute(tokens: list[str], known: list[str], max_length: int) -> list[int]:
+    ids = [1]
+    for token in tokens[:max_length]:
+        ids.append(4 + known.index(token) if token in known else 3)
+    return [*ids, 2]
+
+
+@pytest.mark.parametrize("max_length", [1, 4, 100])
+def test_ids_are_those_of_a_plain_loop(max_length):
+    generator = random.Random(11)
+    captions = [generator.choices(WORDS, k=generator.randrange(1, 9)) for _ in range(101)]
+    vocabulary = Vocabulary.from_counts({"en": {"a": 9, "b": 8, "d": 7}}, min_count=1)
+    table, statistics = encode_table(table_of(captions), vocabulary, max_length)
+    expected = [brute(tokens, ["a", "b", "d"], max_length) for tokens in captions]
+    assert table.schema.equals(ENCODED, check_metadata=True)
+    assert table["token_ids"].to_pylist() == expected
+    assert table["length"].to_pylist() == [len(ids) for ids in expected]
+    assert statistics == {
+        "captions": 101,
+        "tokens": sum(len(ids) - 2 for ids in expected),
+        "unknown_tokens": sum(ids.count(3) for ids in expected),
+        "captions_cut": sum(len(tokens) > max_length for tokens in captions),
+    }
+    for name in ("image_id", "language", "portion", "index", "split"):
+        assert table[name].to_pylist() == table_of(captions)[name].to_pylist()
+
+
+def test_no_captions_give_no_rows():
+    table, statistics = encode_table(CAPTIONS.empty_table(), Vocabulary.from_counts({}, min_count=1), 5)
+    assert table.equals(ENCODED.empty_table())
+    assert statistics == {"captions": 0, "tokens": 0, "unknown_tokens": 0, "captions_cut": 0}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Folder with ``captions`` in 5 shards, some of them empty, and ``vocabulary``."""
+    folder = tmp_path_factory.mktemp("encoding")
+    generator = random.Random(12)
+    lines = ["image_id\ttext"]
+    lines += [f"img{n}\t{' '.join(generator.choices(WORDS, [16, 8, 4, 2, 1], k=6))}" for n in range(4)]
+    (folder / "captions.tsv").write_text("\n".join(lines) + "\n")
+    source = open_source("table", folder / "captions.tsv")
+    prepare_captions(CaptionsJob(source=source, output=str(folder / "captions"), recipe="raw", shards=5), ONE)
+    build_vocabulary(VocabularyJob(str(folder / "captions"), str(folder / "vocabulary"), min_count=3), ONE)
+    return folder
+
+
+def job_of(inputs, output, **more) -> EncodeJob:
+    return EncodeJob(str(inputs / "captions"), str(inputs / "vocabulary"), str(output), **more)
+
+
+def test_the_pipeline_encodes_each_caption_in_its_place(inputs, tmp_path):
+    manifest = encode_captions(job_of(inputs, tmp_path / "e", max_length=4), ONE)
+    captions, vocabulary = open_dataset(inputs / "captions"), open_dataset(inputs / "vocabulary")
+    known = [token for token in vocabulary.table()["token"].to_pylist() if not token.startswith("<")]
+    encoded = open_dataset(tmp_path / "e")
+    assert 0 < len(known) < len(WORDS), "some tokens are unknown"
+    for number in range(5):
+        rows = captions.shard(number).to_pylist()
+        expected = [brute(row["tokens"], known, 4) for row in rows]
+        assert encoded.shard(number)["token_ids"].to_pylist() == expected
+        assert encoded.shard(number)["image_id"].to_pylist() == [row["image_id"] for row in rows]
+    assert validate(tmp_path / "e") == []
+    assert manifest.parameters == {
+        "max_length": 4,
+        "vocabulary_size": len(known) + 4,
+        "text": {"recipe": "raw", "lowercase": False, "normalize": False, "tokenizer": "whitespace", "truecase": False},
+    }
+    assert [each["fingerprint"] for each in manifest.inputs] == [captions.fingerprint, vocabulary.fingerprint]
+    assert manifest.statistics["captions"] == len(captions)
+    assert manifest.statistics["captions_cut"] == 4
+
+
+def test_finished_shards_are_kept(inputs, tmp_path):
+    encode_captions(job_of(inputs, tmp_path / "e"), ONE)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "e").iterdir()}
+    kept = tmp_path / "e" / "part-00001-of-00005.parquet"
+    stamp = kept.stat()
+    for name in ("manifest.json", "part-00000-of-00005.parquet", "part-00004-of-00005.parquet"):
+        (tmp_path / "e" / name).unlink()
+    encode_captions(job_of(inputs, tmp_path / "e"), ONE)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "e").iterdir()} == before
+    assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == (stamp.st_mtime_ns, stamp.st_ino)
+
+
+def test_all_shards_finished_and_no_manifest(inputs, tmp_path):
+    first = encode_captions(job_of(inputs, tmp_path / "e"), ONE)
+    (tmp_path / "e" / "manifest.json").unlink()
+    assert encode_captions(job_of(inputs, tmp_path / "e"), ONE) == first
+
+
+def test_another_length_is_another_dataset(inputs, tmp_path):
+    encode_captions(job_of(inputs, tmp_path / "e"), ONE)
+    with pytest.raises(DatasetError, match=r"holds another dataset \(max_length: there 100, now 5\).*--overwrite"):
+        encode_captions(job_of(inputs, tmp_path / "e", max_length=5), ONE)
+    encode_captions(job_of(inputs, tmp_path / "e", max_length=5, overwrite=True), ONE)
+    assert open_dataset(tmp_path / "e").manifest.parameters["max_length"] == 5
+    assert validate(tmp_path / "e") == []
+
+
+def test_the_two_inputs_must_not_be_swapped(inputs, tmp_path):
+    job = EncodeJob(str(inputs / "vocabulary"), str(inputs / "captions"), str(tmp_path / "e"))
+    with pytest.raises(DatasetError, match="holds vocabulary, expected captions: give the folder of the captions"):
+        encode_captions(job, ONE)
+    assert not (tmp_path / "e").exists()
+
+
+def test_no_tokens_at_all_make_no_sense():
+    with pytest.raises(UsageError, match="--max-length is 0, expected 1 or more"):
+        EncodeJob("c", "v", "e", max_length=0)

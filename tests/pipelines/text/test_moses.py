@@ -1,0 +1,339 @@
+import gzip
+import html
+import json
+import random
+import re
+import unicodedata
+from pathlib import Path
+
+import pytest
+import sacremoses
+
+from pipelines.text import moses
+from pipelines.text.moses import RECIPES, lower, normalize_punctuation, prefix_language, prepare, recipe, split_tokens, tokenize
+from schemas.errors import UsageError
+
+# Every expectation in the tables of this file was checked against the Perl scripts of Moses at commit 3a0631a.
+
+LOWERED = [
+    pytest.param("A Dog's TOY", "a dog's toy", id="ascii"),
+    pytest.param("ÉTÉ ÜBER ŘEKA", "été über řeka", id="accents"),
+    pytest.param("ΟΔΟΣ Σ ΣΟΣ.", "οδοσ σ σοσ.", id="sigma-is-never-final"),
+    pytest.param("ὀδός", "ὀδός", id="final-sigma-in-the-text-stays"),
+    pytest.param("İ", "i̇", id="dotted-i-gives-two-characters"),
+    pytest.param("Straße ẞ", "straße ß", id="sharp-s-stays"),
+    pytest.param("ǅ", "ǆ", id="title-case-letter"),
+    pytest.param(" \t\u2028 ", " \t\u2028 ", id="white-space"),
+    pytest.param("", "", id="empty"),
+]
+
+NORMALIZED = [
+    pytest.param("en", "a dog runs .", "a dog runs .", id="nothing-to-do"),
+    pytest.param("en", "", "", id="empty"),
+    pytest.param("en", "  two  spaces  ", " two spaces ", id="runs-of-spaces"),
+    pytest.param("en", "a\rb\r", "ab", id="cr-is-deleted"),
+    pytest.param("en", "dogs( two )run", "dogs (two) run", id="brackets"),
+    pytest.param("en", "a (two) .", "a (two).", id="punctuation-after-a-bracket"),
+    pytest.param("en", "5 % : a ; b", "5%: a; b", id="percent-colon-semicolon"),
+    pytest.param("en", "x % ٣ %", "x % ٣ %", id="digits-are-ascii"),
+    pytest.param("en", "``so''", ' " so " ', id="backticks-and-doubled-apostrophes"),
+    pytest.param("en", "„a“ b” c–d—e ´f", '"a" b" c-d - e \'f', id="quotes-dashes-accent"),
+    pytest.param("en", "it’s o‘clock", "it's o'clock", id="single-quotes-between-ascii-letters"),
+    pytest.param("en", "dogs’ ‘so ‚low", 'dogs" "so "low', id="lone-single-quotes-become-double"),
+    pytest.param("fr", "l’œil, l’été, d’or", 'l"œil, l"été, d\'or', id="accented-letters-are-not-ascii"),
+    pytest.param("en", "and… so", "and... so", id="ellipsis"),
+    pytest.param("fr", "un «\xa0chien\xa0» ou «chat»", 'un "chien" ou "chat"', id="french-quotes"),
+    pytest.param("fr", "un\xa0«\xa0chien\xa0»\xa0ici", 'un "chien" ici', id="french-quotes-keep-a-space"),
+    pytest.param(
+        "fr", "quoi\xa0? oui\xa0! ici\xa0: là\xa0; 5\xa0% nº\xa0 3", "quoi? oui! ici: là; 5% nº 3", id="no-break-spaces"
+    ),
+    pytest.param("de", "20\xa0ºC, 5\xa0cm,\xa0so", "20 ºC, 5 cm, so", id="no-break-space-units"),
+    # Quotes and the comma or full stop beside them, by language.
+    pytest.param("en", 'a "dog", a "cat". so', 'a "dog," a "cat." so', id="en-puts-it-inside"),
+    pytest.param("de", 'ein "Hund," eine "Katze." so', 'ein "Hund", eine "Katze". so', id="de-puts-it-outside"),
+    pytest.param("cs", 'ten "pes," ta "kočka." no "a", b', 'ten "pes," ta "kočka." no "a", b', id="cs-leaves-it"),
+    pytest.param("cz", 'ten "pes," ta "kočka." no', 'ten "pes," ta "kočka." no', id="cz-leaves-it"),
+    pytest.param("it", 'un "cane," un "gatto." no', 'un "cane", un "gatto". no', id="others-put-it-outside"),
+    pytest.param("pl", 'ten "pies," a "kot..." no', 'ten "pies", a "kot"... no', id="others-put-it-outside-2"),
+    pytest.param("de", 'sie sagt: "ja."', 'sie sagt: "ja".', id="de-full-stop-at-the-line-end"),
+    pytest.param("fr", "elle dit «oui.»", 'elle dit "oui".', id="fr-full-stop-at-the-line-end"),
+    pytest.param("it", 'dice "si."  ', 'dice "si". ', id="it-full-stop-before-final-spaces"),
+    pytest.param("en", 'she says "yes."', 'she says "yes."', id="en-full-stop-at-the-line-end"),
+    pytest.param("de", 'so."<b>', 'so."<b>', id="not-before-an-angle-bracket"),
+    pytest.param("de", "5\xa0000 ٣\xa0٣", "5,000 ٣\xa0٣", id="de-no-break-space-between-digits"),
+    pytest.param("cs", "5\xa0000", "5,000", id="cs-no-break-space-between-digits"),
+    pytest.param("en", "5\xa0000", "5.000", id="en-no-break-space-between-digits"),
+    pytest.param("it", "5\xa0000", "5.000", id="it-no-break-space-between-digits"),
+    pytest.param("en", "a\u2028b\x85c\u2003d", "a\u2028b\x85c\u2003d", id="other-white-space-stays"),
+]
+
+TOKENIZED = [
+    pytest.param("en", "A dog, (two) cats!", "A dog , ( two ) cats !", id="punctuation"),
+    pytest.param("en", "5,300 cats,dogs,5,a", "5,300 cats , dogs , 5 , a", id="commas"),
+    pytest.param("en", "5,", "5 ,", id="comma-at-the-end-after-a-number"),
+    pytest.param("en", "so...and....... a ..", "so ... and ....... a ..", id="multiple-dots"),
+    pytest.param("en", "well-known and/or a_b", "well-known and / or a _ b", id="hyphens-stay"),
+    pytest.param("en", "it's 1990's dogs' 'so'", "it &apos;s 1990 &apos;s dogs &apos; &apos; so&apos;", id="en"),
+    pytest.param("fr", "l'été d'un 5'a 's", "l&apos; été d&apos; un 5 &apos; a &apos; s", id="fr-contractions"),
+    pytest.param("it", "l'uomo", "l&apos; uomo", id="it-contractions"),
+    pytest.param("ga", "d'fhear", "d&apos; fhear", id="ga-contractions"),
+    pytest.param("de", "geht's", "geht &apos; s", id="de-apostrophes"),
+    pytest.param("de", "& | < > ' \" [ ]", "&amp; &#124; &lt; &gt; &apos; &quot; &#91; &#93;", id="escaping"),
+    pytest.param("en", "&amp;", "&amp; amp ;", id="entities-in-the-text-are-text"),
+    pytest.param("en", "Mr. Lee in St. Paul. The No. 5, No. Yes.", "Mr. Lee in St. Paul . The No. 5 , No . Yes .", id="prefix"),
+    pytest.param("en", "mr. Lee vs. Ann", "mr . Lee vs. Ann", id="prefixes-are-case-sensitive"),
+    pytest.param("en", "runs wild. for it. Then", "runs wild. for it . Then", id="full-stop-before-lower-case"),
+    pytest.param("en", "the U.S. Then 3.5. Then a.m.", "the U.S. Then 3.5 . Then a.m.", id="dots-inside-words"),
+    pytest.param("en", "Rs. Five", "Rs . Five", id="newer-prefix-is-not-known"),
+    pytest.param("de", "z.B. das Nr. 5 bzw. Das d. h. 3. Mal", "z.B. das Nr. 5 bzw. Das d. h. 3. Mal", id="de-prefixes"),
+    pytest.param("en", "he said 'so.'", "he said &apos; so . &apos; ", id="trailing-space-after-full-stop-and-quote"),
+    pytest.param("de", "er sagt 'so.'", "er sagt &apos; so . &apos;", id="de-splits-the-quote-before"),
+    pytest.param("en", ".", ".", id="a-full-stop"),
+    pytest.param("en", "  a \t b\xa0c\u2028d\u3000e\x85f\x0bg  ", "a b c d e f g", id="white-space"),
+    pytest.param("en", "a\u200bb", "a \u200b b", id="zero-width-space-is-a-token"),
+    pytest.param("en", "\ufeffa dog", "\ufeff a dog", id="bom-is-a-token"),
+    pytest.param("en", "a\x1cb \x1d c\x1e\x1fd", "ab cd", id="separators-are-deleted"),
+    pytest.param("en", "a\x00b \x01 c\x1b", "ab c", id="control-characters-are-deleted"),
+    pytest.param("en", "a\rb\r", "a b", id="cr-is-white-space"),
+    pytest.param("en", "5 € 3° ½ 😀x", "5 € 3 ° ½ 😀 x", id="symbols"),
+    pytest.param("xx", "Mr. Lee, it's", "Mr. Lee , it &apos; s", id="unknown-language-has-english-prefixes-only"),
+    # Blank lines are printed as they are; lines of deleted characters are not blank.
+    pytest.param("en", "", "", id="empty"),
+    pytest.param("en", " ", " ", id="blank"),
+    pytest.param("en", " \t\x0b\x0c\r \xa0\x85\u2028\u3000", " \t\x0b\x0c\r \xa0\x85\u2028\u3000", id="blank-looking"),
+    pytest.param("en", "\x1c", "", id="only-a-separator"),
+    pytest.param("en", "  \x1d  ", "", id="separator-and-spaces"),
+    pytest.param("en", "\x00", "", id="only-a-control-character"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), LOWERED)
+def test_lower(text: str, expected: str) -> None:
+    assert lower(text) == expected
+
+
+def test_lower_is_that_of_each_character_alone() -> None:
+    letters = "".join(chr(c) for c in range(0x20, 0x2100) if unicodedata.category(chr(c))[0] == "L")
+    assert lower(letters) == "".join(character.lower() for character in letters)
+
+
+@pytest.mark.parametrize(("language", "text", "expected"), NORMALIZED)
+def test_normalize_punctuation(language: str, text: str, expected: str) -> None:
+    assert normalize_punctuation(text, language) == expected
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr", "cs", "es", "it"])
+def test_text_that_skips_the_normalizer_would_not_be_changed_by_it(language: str) -> None:
+    rng = random.Random(f"normalizer {language}")
+    alphabet = "ab E9 ٣ .,'`´’‘‚\"„«»…–—%:;?!()<\xa0º\r\tcmné"
+    skipped = 0
+    for _ in range(20_000):
+        text = "".join(rng.choices(alphabet, k=rng.randint(1, 6)))
+        if moses._NORMALIZABLE.search(text) is None:
+            skipped += 1
+            expected = text + "\n"
+            for pattern, replacement in moses._normalizer_rules(language):
+                expected = pattern.sub(replacement, expected)
+            assert text == expected[:-1]
+    assert skipped > 1000
+
+
+@pytest.mark.parametrize(("language", "text", "expected"), TOKENIZED)
+def test_tokenize(language: str, text: str, expected: str) -> None:
+    assert tokenize(text, language) == expected
+
+
+@pytest.mark.parametrize(("language", "text", "expected"), TOKENIZED)
+def test_tokenize_without_escaping(language: str, text: str, expected: str) -> None:
+    assert tokenize(text, language, escape=False) == html.unescape(expected)
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr", "cs", "es", "it", "pl", "zh", "ja", "ko"])
+def test_tokenize_equals_sacremoses_on_random_lines(language: str) -> None:
+    rng = random.Random(f"tokenizer {language}")
+    words = [
+        "Mr",
+        "No",
+        "No.",
+        "5",
+        "5,300",
+        "3.5",
+        "it's",
+        "l'été",
+        "œil",
+        "U.S.",
+        "z.B.",
+        "např",
+        "vs",
+        "a",
+        "Ein",
+        "中文",
+        "한국",
+    ]
+    marks = [" "] * 12 + list(".,.,'\"`-()[]&|<>%:;?!$€°😀\u200b\xa0\t\u2028\x01") + ["...", "..", ".'", "' "]
+    theirs = sacremoses.MosesTokenizer(lang=language)
+    for _ in range(500 if language not in ("zh", "ja") else 100):  # sacremoses is slow there
+        line = "".join(rng.choice(words if rng.random() < 0.4 else marks) for _ in range(rng.randint(1, 20)))
+        if not line.isspace():
+            assert tokenize(line, language) == theirs.tokenize(line, return_str=True), repr(line)
+
+
+@pytest.mark.parametrize(
+    ("language", "expected"),
+    [("en", "en"), ("de", "de"), ("cs", "cs"), ("cz", "en"), ("pt-BR", "pt"), ("DE-at", "de"), ("tr", "en"), ("german", "en")],
+)
+def test_prefix_language(language: str, expected: str) -> None:
+    assert prefix_language(language) == expected
+
+
+def test_the_primary_subtag_decides() -> None:
+    assert normalize_punctuation('"ja."', "de-CH") == normalize_punctuation('"ja."', "de") == '"ja".'
+    assert tokenize("l'eau bzw. Das", "fr-CA") == tokenize("l'eau bzw. Das", "fr") == "l&apos; eau bzw . Das"
+    assert tokenize("bzw. Das", "de-CH") == "bzw. Das"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", []),
+        ("  ", []),
+        ("\xa0\u2028 \t", []),
+        ("a dog .", ["a", "dog", "."]),
+        ("a . &apos; ", ["a", ".", "&apos;"]),
+        (" a  b ", ["a", "b"]),
+        ("a\xa0b\tc d", ["a\xa0b\tc", "d"]),
+    ],
+)
+def test_split_tokens(line: str, expected: list[str]) -> None:
+    assert split_tokens(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("multi30k-lc", ["der", "hund", "sagt", ":", "&quot;", "ja", "&quot;", "."]),
+        ("moses-truecase", ["Der", "Hund", "sagt", ":", "&quot;", "Ja", ".", "“"]),
+        ("raw", ["Der", "Hund", "sagt:", '"Ja.“']),
+    ],
+)
+def test_prepare(name: str, expected: list[str]) -> None:
+    assert prepare('Der Hund\xa0 sagt: "Ja.“', "de", recipe(name)) == expected
+
+
+@pytest.mark.parametrize("text", ["", " ", "\xa0\t", "\u2028", "\x1c"])
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_prepare_finds_no_tokens_in_blank_text(text: str, name: str) -> None:
+    assert prepare(text, "en", recipe(name)) == []
+
+
+def test_recipes_are_found_by_name() -> None:
+    assert list(RECIPES) == ["multi30k-lc", "moses-truecase", "raw"]
+    assert moses.DEFAULT_RECIPE == "multi30k-lc"
+    for name, value in RECIPES.items():
+        assert recipe(name) is value
+        assert value.name == name
+
+
+def test_an_unknown_recipe_names_the_known_and_the_closest() -> None:
+    message = "unknown recipe 'multi30k': expected one of moses-truecase, multi30k-lc, raw; did you mean 'multi30k-lc'?"
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        recipe("multi30k")
+    with pytest.raises(UsageError, match=r"unknown recipe 'xyz': expected one of moses-truecase, multi30k-lc, raw$"):
+        recipe("xyz")
+
+
+def test_parameters_hold_what_changes_the_tokens() -> None:
+    version = sacremoses.__version__
+    assert RECIPES["multi30k-lc"].parameters() == {
+        "recipe": "multi30k-lc",
+        "lowercase": True,
+        "normalize": True,
+        "tokenizer": "moses",
+        "truecase": False,
+        "moses_commit": "3a0631a",
+        "sacremoses": version,
+        "escape": True,
+    }
+    assert RECIPES["moses-truecase"].parameters() == {
+        "recipe": "moses-truecase",
+        "lowercase": False,
+        "normalize": False,
+        "tokenizer": "moses",
+        "truecase": True,
+        "moses_commit": "3a0631a",
+        "sacremoses": version,
+        "escape": True,
+    }
+    assert RECIPES["raw"].parameters() == {
+        "recipe": "raw",
+        "lowercase": False,
+        "normalize": False,
+        "tokenizer": "whitespace",
+        "truecase": False,
+    }
+    for value in RECIPES.values():
+        assert json.loads(json.dumps(value.parameters())) == value.parameters()
+
+
+# The official files of Multi30K: raw caption in, line of the tok file out, compared as bytes.
+
+
+def _raw_lines(path: Path) -> list[str]:
+    lines = gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")
+    assert lines.pop() == "", f"{path} does not end with a line end"
+    return lines
+
+
+def _tok_lines(path: Path) -> list[str]:
+    lines = path.read_bytes().decode("utf-8").split("\n")
+    assert lines.pop() == "", f"{path} does not end with a line end"
+    return lines
+
+
+def _official_line(text: str, language: str) -> str:
+    return tokenize(normalize_punctuation(lower(text), language), language)
+
+
+TASK1 = [
+    ("task1", split, f"{split}.{language}", f"{split}.lc.norm.tok.{language}", language)
+    for split in ("val", "test_2016_flickr")
+    for language in ("en", "de", "fr", "cs")
+]
+TASK2 = [
+    ("task2", split, f"{split}.{number}.{language}", f"{split}.lc.norm.tok.{number}.{language}", language)
+    for split in ("val", "test_2016")
+    for number in range(1, 6)
+    for language in ("en", "de")
+]
+
+
+@pytest.mark.parametrize(
+    ("task", "split", "raw", "tok", "language"), [pytest.param(*p, id=f"{p[0]}-{p[2]}") for p in TASK1 + TASK2]
+)
+def test_official_tok_files(multi30k: Path, task: str, split: str, raw: str, tok: str, language: str) -> None:
+    captions = _raw_lines(multi30k / "data" / task / "raw" / f"{raw}.gz")
+    official = _tok_lines(multi30k / "data" / task / "tok" / tok)
+    assert len(captions) == len(official) == (1014 if split == "val" else 1000)
+    ours = [_official_line(caption, language) for caption in captions]
+    differing = [(i, a, b) for i, (a, b) in enumerate(zip(ours, official, strict=True), start=1) if a != b]
+    assert differing == []
+    tokens = [prepare(caption, language, RECIPES["multi30k-lc"]) for caption in captions]
+    assert tokens == [line.split() for line in official]
+
+
+@pytest.mark.parametrize(
+    ("split", "language", "number", "raw_part", "tok_part"),
+    [
+        # A full stop before a closing quote at the line end, and a quote before a letter that is not ASCII.
+        pytest.param("val", "de", 656, ".“", " &quot; .", id="val.de-656"),
+        pytest.param("test_2016_flickr", "fr", 694, '."', " &quot; .", id="test_2016_flickr.fr-694"),
+        pytest.param("val", "fr", 861, "’œ", " &quot; œ", id="val.fr-861"),
+    ],
+)
+def test_official_special_lines(multi30k: Path, split: str, language: str, number: int, raw_part: str, tok_part: str) -> None:
+    task1 = multi30k / "data" / "task1"
+    caption = _raw_lines(task1 / "raw" / f"{split}.{language}.gz")[number - 1]
+    official = _tok_lines(task1 / "tok" / f"{split}.lc.norm.tok.{language}")[number - 1]
+    assert raw_part in caption
+    assert tok_part in official
+    assert _official_line(caption, language) == official

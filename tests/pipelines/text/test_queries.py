@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from pipelines.text.moses import RECIPES, recipe
+from pipelines.text.queries import tokenize_query
+from pipelines.text.truecasing import TruecaseModel
+from schemas.errors import InputError, UsageError
+
+
+def test_a_query_goes_through_the_recipe_of_the_captions():
+    steps = recipe("multi30k-lc").parameters()
+    assert tokenize_query("Two DOGS, isn't it?", "en", steps) == ["two", "dogs", ",", "isn", "&apos;t", "it", "?"]
+    assert tokenize_query("Two  Dogs.", "en", recipe("raw").parameters()) == ["Two", "Dogs."]
+
+
+def test_another_version_of_the_tokenizer_is_no_obstacle():
+    steps = {**recipe("multi30k-lc").parameters(), "sacremoses": "0.1.0"}
+    assert tokenize_query("A dog.", "en", steps) == ["a", "dog", "."]
+
+
+def test_a_recipe_that_truecases_takes_the_models_of_the_captions(tmp_path):
+    model = TruecaseModel.from_counts({"Berlin": 5, "hund": 1, "Hund": 3, "ein": 4})
+    (tmp_path / "de.model").write_text(model.to_text(), encoding="utf-8")
+    steps = recipe("moses-truecase").parameters()
+    assert tokenize_query("Ein Hund in Berlin.", "de", steps, str(tmp_path)) == ["ein", "Hund", "in", "Berlin", "."]
+    with pytest.raises(UsageError, match=r"holds no en\.model: it has de"):
+        tokenize_query("a dog", "en", steps, str(tmp_path))
+    with pytest.raises(UsageError, match="give --truecaser with the folder of the captions"):
+        tokenize_query("ein Hund", "de", steps)
+    with pytest.raises(InputError, match=r"holds no LANGUAGE\.model"):
+        tokenize_query("ein Hund", "de", steps, str(tmp_path / "nothing"))
+
+
+def test_a_truecaser_that_would_change_nothing_is_refused():
+    with pytest.raises(UsageError, match="'raw' does not truecase: leave --truecaser out"):
+        tokenize_query("a dog", "en", RECIPES["raw"].parameters(), "somewhere")
+
+
+def test_captions_of_which_nothing_is_known():
+    with pytest.raises(UsageError, match=r"encoded by an earlier version.*--tokenized"):
+        tokenize_query("a dog", "en", {})
+    with pytest.raises(UsageError, match="unknown recipe 'multi30k'"):
+        tokenize_query("a dog", "en", {"recipe": "multi30k"})
+    with pytest.raises(UsageError, match=r"no longer what the captions of this run went through \(lowercase differ\)"):
+        tokenize_query("a dog", "en", {**RECIPES["raw"].parameters(), "lowercase": True})

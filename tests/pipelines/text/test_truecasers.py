@@ -1,0 +1,78 @@
+import hashlib
+
+import pytest
+
+from pipelines.text.truecasers import Truecasers, load_truecasers, parse_truecaser, truecaser_name
+from schemas.errors import InputError, UsageError
+
+EN = "dog (3/4) Dog (1)\nthe (2/2)\n"
+DE = "Hund (5/5)\n"
+
+
+@pytest.mark.parametrize("below", ["", "truecaser"])
+def test_models_of_a_folder_or_of_a_dataset(tmp_path, below):
+    folder = tmp_path / below
+    folder.mkdir(exist_ok=True)
+    (folder / "en.model").write_text(EN)
+    (folder / "de.model").write_text(DE)
+    (folder / "README").write_text("not a model")
+    if below:
+        (tmp_path / "manifest.json").write_text("{}")
+        (tmp_path / "xx.model").write_text("a folder with a folder 'truecaser' is a dataset: this is not read")
+    assert load_truecasers(str(tmp_path)) == Truecasers({"en": EN, "de": DE})
+
+
+def test_tags_come_in_their_usual_case(tmp_path):
+    (tmp_path / "PT-br.model").write_text(EN)
+    assert list(load_truecasers(str(tmp_path)).texts) == ["pt-BR"]
+
+
+def test_names():
+    assert truecaser_name("pt-BR") == "truecaser/pt-BR.model"
+
+
+def test_inputs_are_digests_in_the_order_of_languages():
+    text = "é (1/1)\n"
+    assert Truecasers({"fr": text, "de": DE}).inputs() == [
+        {"name": "truecaser/de.model", "bytes": len(DE), "sha256": hashlib.sha256(DE.encode()).hexdigest()},
+        {"name": "truecaser/fr.model", "bytes": len(text) + 1, "sha256": hashlib.sha256(text.encode()).hexdigest()},
+    ]
+
+
+@pytest.mark.parametrize("names", [[], ["en.txt"], ["sub/en.model"]])
+def test_no_model_is_an_error(tmp_path, names):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(EN)
+    with pytest.raises(InputError, match=r"holds no LANGUAGE.model, such as en.model: give the folder of a captions dataset"):
+        load_truecasers(str(tmp_path))
+
+
+def test_no_folder_is_an_error(tmp_path):
+    with pytest.raises(InputError, match=r"holds no LANGUAGE.model"):
+        load_truecasers(str(tmp_path / "none"))
+
+
+def test_a_broken_model_is_named_with_its_line(tmp_path):
+    (tmp_path / "en.model").write_text("the (2/2)\ndog (3/4)\n")
+    with pytest.raises(InputError, match=r"en\.model, line 2: the counts add up to 3, not to the total 4"):
+        load_truecasers(str(tmp_path))
+
+
+def test_a_model_in_another_encoding_is_named(tmp_path):
+    (tmp_path / "de.model").write_bytes("schön (1/1)\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"de\.model' is not UTF-8"):
+        load_truecasers(str(tmp_path))
+
+
+def test_a_name_that_is_no_language_is_refused(tmp_path):
+    (tmp_path / "my_model.model").write_text(EN)
+    with pytest.raises(UsageError, match="'my_model' is not a language tag"):
+        load_truecasers(str(tmp_path))
+
+
+def test_a_text_is_parsed_once():
+    model = parse_truecaser(EN)
+    assert dict(model.best) == {"dog": "dog", "the": "the"}
+    assert dict(model.counts) == {"dog": 30, "Dog": 10, "the": 20}
+    assert parse_truecaser(EN) is model

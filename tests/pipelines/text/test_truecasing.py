@@ -1,0 +1,372 @@
+import gzip
+import pickle
+import random
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from pipelines.text.moses import RECIPES, prepare
+from pipelines.text.truecasing import TruecaseModel, count_forms, truecase
+from schemas.errors import InputError
+
+CAPTIONS = [
+    "The dog sees a Dog .",
+    "A dog and a Dog and a dog in Berlin .",
+    "Berlin : The dog is in Berlin !",
+    "&quot; The US &quot; sees us in the US .",
+    "Zwei",
+]
+# What train-truecaser.perl makes of the captions; the order of lines and alternatives is random there.
+PERL_MODEL = """\
+&quot; (1/1)
+Berlin (2/2)
+in (3/3)
+the (1/1)
+is (1/1)
+a (3/3)
+dog (4/6) Dog (2)
+and (2/2)
+US (2/3) us (1)
+sees (2/2)
+"""
+SORTED_MODEL = """\
+&quot; (1/1)
+a (3/3)
+and (2/2)
+Berlin (2/2)
+dog (4/6) Dog (2)
+in (3/3)
+is (1/1)
+sees (2/2)
+the (1/1)
+US (2/3) us (1)
+"""
+
+# The caption, what counts, and what counts with possibly_use_first_token; weights in tenths. Checked against the Perl.
+COUNTED = [
+    pytest.param("", {}, {}, id="empty"),
+    pytest.param("The dog Runs", {"dog": 10, "Runs": 10}, {"dog": 10, "Runs": 10}, id="first-word-is-no-evidence"),
+    pytest.param("the dog", {"dog": 10}, {"the": 10, "dog": 10}, id="first-word-in-lower-case"),
+    pytest.param("3pm Dog", {"Dog": 10}, {"3pm": 10, "Dog": 10}, id="first-word-begins-with-a-digit"),
+    pytest.param("Dog", {}, {"Dog": 1}, id="only-word"),
+    pytest.param("dog", {}, {"dog": 10}, id="only-word-in-lower-case"),
+    pytest.param("Dog .", {}, {}, id="a-full-stop-is-a-second-word"),
+    pytest.param("<b> Dog </b>", {}, {"Dog": 1}, id="only-word-beside-tags"),
+    pytest.param('" Dog', {}, {}, id="a-quote-is-a-second-word"),
+    pytest.param("the A . The A : The A ? The A ! The", {"A": 40}, {"the": 10, "A": 40}, id="sentence-ends"),
+    pytest.param("the A ; The A", {"A": 20, "The": 10}, {"the": 10, "A": 20, "The": 10}, id="no-sentence-end"),
+    pytest.param("( [ \" ' &apos; &quot; &#91; &#93; The A", {"A": 10}, {"A": 10}, id="delayed-start"),
+    pytest.param("( ( [", {}, {}, id="nothing-but-a-delayed-start"),
+    pytest.param("( 3 The", {"The": 10}, {"The": 10}, id="word-without-case-ends-the-start"),
+    pytest.param('A . " The', {"The": 10}, {"The": 10}, id="no-delay-in-mid-line"),
+    pytest.param("A . 3 The", {"The": 10}, {"The": 10}, id="number-behind-a-full-stop"),
+    pytest.param("A . . The", {}, {}, id="two-sentence-ends"),
+    pytest.param("A &quot; The", {"&quot;": 10, "The": 10}, {"&quot;": 10, "The": 10}, id="entities-are-words"),
+    pytest.param("A ª ʰ Ⅷ 中 - 3 B", {"B": 10}, {"B": 10}, id="letters-without-case"),
+    pytest.param("A ǅ ĸ É ß", {"ǅ": 10, "ĸ": 10, "É": 10, "ß": 10}, {"ǅ": 10, "ĸ": 10, "É": 10, "ß": 10}, id="cased"),
+    pytest.param("ǅx", {}, {"ǅx": 1}, id="title-case-is-a-capital"),
+    pytest.param("A <a b='c d'> Dog</a> Dog<b>s", {"Dog": 20, "s": 10}, {"Dog": 20, "s": 10}, id="tags-are-left-out"),
+    pytest.param("A Dog<s a<b >c", {"Dog": 10, "c": 10}, {"Dog": 10, "c": 10}, id="tag-over-three-tokens"),
+    pytest.param("A x>y <z w<", {"x": 10, ">y": 10, "<z": 10, "w": 10}, {"x": 10, ">y": 10, "<z": 10, "w": 10}, id="no-tags"),
+    pytest.param(
+        "A Dog|NN dog|<b>|x", {"Dog|NN": 10, "dog|": 10, "|x": 10}, {"Dog|NN": 10, "dog|": 10, "|x": 10}, id="factors"
+    ),
+]
+
+# Best forms: dog, US, Berlin, is, the. Known: Dog, us. Checked against the Perl.
+TRUECASED = [
+    pytest.param("", "", id="empty"),
+    pytest.param("The dog", "the dog", id="first-word-takes-the-best-form"),
+    pytest.param("Dog IS", "dog is", id="first-word-though-its-form-is-known"),
+    pytest.param("us and Dog", "US and Dog", id="known-form-stays-in-mid-line"),
+    pytest.param("The DOG in BERLIN Sees uS", "the dog in Berlin sees US", id="unknown-form-of-a-known-type"),
+    pytest.param("Xyz Xyz", "Xyz Xyz", id="unknown-type-stays"),
+    pytest.param("a . Dog : Dog ? Dog ! Dog , Dog", "a . dog : dog ? dog ! dog , Dog", id="sentence-ends"),
+    pytest.param(
+        "( [ \" ' &apos; &quot; &#91; &#93; Dog Dog", "( [ \" ' &apos; &quot; &#91; &#93; dog Dog", id="delayed-start"
+    ),
+    pytest.param('a . " ( Dog', 'a . " ( dog', id="delayed-start-in-mid-line"),
+    pytest.param("a ( Dog", "a ( Dog", id="delayed-start-does-not-start"),
+    pytest.param("- Dog", "- Dog", id="other-signs-end-the-start"),
+    pytest.param("Dog|NN Dog|NN DOG|NN|x |DOG", "dog|NN Dog|NN dog|NN|x |DOG", id="factors"),
+    pytest.param("a .|. Dog", "a .|. dog", id="sentence-end-with-a-factor"),
+    pytest.param("<b> Dog </b> Dog <i>", "<b> dog</b> Dog<i>", id="tags-are-glued-to-the-word-before"),
+    pytest.param("Dog <a href='x y'> DOG", "dog<a href='x y'> dog", id="tag-over-two-tokens"),
+    pytest.param("a DOG<b DOG>c", "a dog<b DOG> c", id="word-before-a-tag"),
+    pytest.param("a DOG<b DOG", "a dog <b dog", id="word-cut-before-a-bracket-that-is-no-tag"),
+    pytest.param("a|<b> DOG|<b>|x DOG| <b>", "a|<b> dog|<b>| x dog|<b>", id="tag-as-a-factor"),
+    pytest.param("<b>", "<b>", id="only-a-tag"),
+    pytest.param("< > DOG", "< > dog", id="lone-brackets"),
+]
+
+
+def _sum(captions: Iterable[list[str]], possibly_use_first_token: bool = False) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for tokens in captions:
+        for form, weight in count_forms(tokens, possibly_use_first_token=possibly_use_first_token):
+            counts[form] += weight
+    return counts
+
+
+MODEL = TruecaseModel.from_counts(_sum(caption.split() for caption in CAPTIONS))
+
+
+@pytest.mark.parametrize(("caption", "expected", "expected_possibly"), COUNTED)
+def test_count_forms(caption: str, expected: dict[str, int], expected_possibly: dict[str, int]) -> None:
+    assert _sum([caption.split()]) == expected
+    assert _sum([caption.split()], possibly_use_first_token=True) == expected_possibly
+
+
+def test_weights_are_integers() -> None:
+    pairs = list(count_forms(["a", "Dog", "a"], possibly_use_first_token=True))
+    assert pairs == [("a", 10), ("Dog", 10), ("a", 10)]
+    assert all(type(weight) is int for _, weight in pairs)
+
+
+@pytest.mark.parametrize(("caption", "expected"), TRUECASED)
+def test_truecase(caption: str, expected: str) -> None:
+    assert truecase(caption.split(" ") if caption else [], MODEL) == expected.split()
+
+
+def test_truecase_with_an_empty_model_changes_nothing() -> None:
+    assert truecase(["The", "DOG", "."], TruecaseModel.from_counts({})) == ["The", "DOG", "."]
+
+
+def test_final_sigma_is_one_type_with_the_others() -> None:
+    model = TruecaseModel.from_counts({"ΟΔΟΣ": 10, "Οδοσ": 20})
+    assert model.best == {"οδοσ": "Οδοσ"}
+    assert truecase(["a", "ΟδΟΣ"], model) == ["a", "Οδοσ"]
+
+
+def test_best_form_has_the_highest_count_then_the_smallest_code_points() -> None:
+    counts = {"us": 330, "US": 330, "Us": 330, "coke": 130, "Coke": 129, "élan": 10, "Élan": 10}
+    expected = {"us": "US", "coke": "coke", "élan": "Élan"}
+    for order in (sorted(counts), sorted(counts, reverse=True)):
+        model = TruecaseModel.from_counts({form: counts[form] for form in order})
+        assert model.best == expected
+        assert model.to_text() == "coke (13/25.9) Coke (12.9)\nUS (33/99) Us (33) us (33)\nÉlan (1/2) élan (1)\n"
+
+
+def test_sharded_training_equals_unsharded() -> None:
+    rng = random.Random(5)
+    captions = [rng.choices(["a", "A", "Dog", "dog", "DOG", ".", '"', "3pm"], k=rng.randint(1, 8)) for _ in range(2000)]
+    whole = TruecaseModel.from_counts(_sum(captions, possibly_use_first_token=True))
+    rng.shuffle(captions)
+    shards: list[list[list[str]]] = [[] for _ in range(7)]
+    for caption in captions:
+        rng.choice(shards).append(caption)
+    merged: Counter[str] = Counter()
+    for shard in shards:
+        merged.update(_sum(shard, possibly_use_first_token=True))
+    sharded = TruecaseModel.from_counts(merged)
+    assert sharded == whole
+    assert sharded.to_text() == whole.to_text()
+    assert any(count % 10 for count in whole.counts.values())
+
+
+def test_model_file_is_sorted_and_holds_what_the_perl_trainer_writes() -> None:
+    assert MODEL.to_text() == SORTED_MODEL
+    assert sorted(SORTED_MODEL.split("\n")) == sorted(PERL_MODEL.split("\n"))
+    assert TruecaseModel.from_text(PERL_MODEL) == MODEL
+    assert TruecaseModel.from_text(SORTED_MODEL) == MODEL
+
+
+def test_model_file_keeps_tenths() -> None:
+    model = TruecaseModel.from_counts({"Zwei": 1, "Drei": 12, "drei": 3, "Vier": 10, "vier": 1000})
+    text = "Drei (1.2/1.5) drei (0.3)\nvier (100/101) Vier (1)\nZwei (0.1/0.1)\n"
+    assert model.to_text() == text
+    assert TruecaseModel.from_text(text) == model
+
+
+def test_floating_point_noise_of_the_perl_is_rounded_to_tenths() -> None:
+    model = TruecaseModel.from_text("The (3431.4/7118.99999999999) the (2040) THE (1647.60000000001)\n")
+    assert model.counts == {"The": 34314, "the": 20400, "THE": 16476}
+
+
+def test_the_best_form_of_a_model_file_stays_whatever_the_tie_rule() -> None:
+    text = "us (3/9) US (3) Us (3)\n"
+    model = TruecaseModel.from_text(text)
+    assert model.best == {"us": "us"}
+    assert truecase(["US", "US"], model) == ["us", "US"]
+    assert model.to_text() == "us (3/9) US (3) Us (3)\n"
+
+
+def test_models_load_without_a_final_line_end_and_empty() -> None:
+    assert TruecaseModel.from_text(SORTED_MODEL.removesuffix("\n")) == MODEL
+    assert TruecaseModel.from_text("") == TruecaseModel.from_counts({})
+    assert TruecaseModel.from_counts({}).to_text() == ""
+
+
+def test_forms_may_hold_brackets_and_odd_separators() -> None:
+    model = TruecaseModel.from_counts({"(a/b)": 10, "(A/B)": 20, "x\x85y": 10, "x\x1cy": 10})
+    assert TruecaseModel.from_text(model.to_text()) == model
+
+
+def test_models_pickle() -> None:
+    assert pickle.loads(pickle.dumps(MODEL)) == MODEL
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("", "expected 'best (count/total) other (count) ...'"),
+        ("dog", "expected 'best (count/total) other (count) ...'"),
+        ("dog (4)", "expected 'best (count/total) other (count) ...'"),
+        ("dog (-4/6) Dog (2)", "expected 'best (count/total) other (count) ...'"),
+        (" dog (4/4)", "expected 'best (count/total) other (count) ...'"),
+        ("dog (4/6) Dog", "expected ' other (count)' at column 10"),
+        ("dog (4/6) Dog (2) ", "expected ' other (count)' at column 18"),
+        ("dog (4/6) Dog (2)\r", "expected ' other (count)' at column 18"),
+        ("dog (4/6) Dog (x)", "expected ' other (count)' at column 10"),
+        ("dog (4/6) dog (2)", "the form 'dog' stands on the line twice"),
+        ("dog (4/6)", "the counts add up to 4, not to the total 6"),
+        ("dog (0.4/6) Dog (2.1)", "the counts add up to 2.5, not to the total 6"),
+        ("dog (4/6) Cat (2)", "expected forms of one word, 'dog' in lower case, found one of 'cat'"),
+        ("A (1/1)", "forms of 'a' stand on an earlier line too"),
+    ],
+)
+def test_a_broken_model_line_is_named(line: str, problem: str) -> None:
+    message = f"models/truecase.en, line 2: {problem}; the line is {line!r}; train the model again or copy it afresh"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        TruecaseModel.from_text(f"a (3/3)\n{line}\nin (1/1)\n", source="models/truecase.en")
+
+
+# A second implementation of both programs on plain strings, to compare with.
+
+Event = tuple[str, str, bool]
+
+
+def _events(line: str) -> list[Event]:
+    """Cut a line into (kind, text, whether a space stood before it); the kind is "tag" or "word"."""
+    events: list[Event] = []
+    rest = line
+    while rest.strip(" "):
+        spaced = rest.startswith(" ")
+        rest = rest.lstrip(" ")
+        if rest.startswith("<") and rest[1:2] not in ("", " ") and ">" in rest[2:]:
+            end = rest.index(">", 2) + 1
+            events.append(("tag", rest[:end], spaced))
+        else:
+            end = len(rest.split(" ")[0])
+            cuts = [i for i in range(end) if rest[i] in "<>"]
+            if cuts and cuts[0] > 0:
+                end = cuts[0]
+            events.append(("word", rest[:end], spaced))
+        rest = rest[end:]
+    return events
+
+
+def _reference_counts(captions: list[str], possibly: bool) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    delayed = ["(", "[", '"', "'", "&apos;", "&quot;", "&#91;", "&#93;"]
+    for caption in captions:
+        words = [text for kind, text, _ in _events(caption) if kind == "word"]
+        start = next((i for i, word in enumerate(words) if word not in delayed), len(words))
+        for i in range(start, len(words)):
+            word = words[i]
+            if not any(unicodedata.category(c) in ("Ll", "Lu", "Lt") for c in word):
+                continue
+            if (i > start and words[i - 1] not in (".", ":", "?", "!")) or (possibly and word[0].lower() == word[0]):
+                weight = 10
+            elif possibly and len(words) == 1:
+                weight = 1
+            else:
+                continue
+            forms = counts.setdefault("".join(c.lower() for c in word), {})
+            forms[word] = forms.get(word, 0) + weight
+    return counts
+
+
+def _reference_truecase(line: str, best: dict[str, str], known: set[str]) -> str:
+    printed = ""
+    tags = ""
+    words: list[str] = []
+    before: list[str] = []
+    events = _events(line)
+    while events:
+        kind, text, spaced = events.pop(0)
+        if kind == "tag" and not spaced and words and words[-1][-1] == "|":
+            words[-1] += text
+            # Bars right behind the tag belong to it; what follows them is cut anew.
+            if events and not events[0][2] and events[0][1].startswith("|"):
+                bars = len(events[0][1]) - len(events[0][1].lstrip("|"))
+                words[-1] += "|" * bars
+                events[0] = ("word", events[0][1][bars:], False)
+                if not events[0][1]:
+                    events.pop(0)
+        elif kind == "tag":
+            tags += text + " "
+        else:
+            before.append(tags)
+            words.append(text)
+            tags = ""
+    start = True
+    for i, (word, markup) in enumerate(zip(words, before, strict=True)):
+        head = word.split("|")[0] or word
+        kind = "".join(c.lower() for c in head)
+        if start and kind in best:
+            form = best[kind]
+        elif head in known:
+            form = head
+        else:
+            form = best.get(kind, head)
+        printed += markup or (" " if i else "")
+        printed += form + word[len(head) :]
+        if head in (".", ":", "?", "!"):
+            start = True
+        elif head not in ("(", "[", '"', "'", "&apos;", "&quot;", "&#91;", "&#93;"):
+            start = False
+    return printed + tags[:-1]
+
+
+def _random_captions(seed: int, count: int) -> list[str]:
+    rng = random.Random(seed)
+    words = "The the THE a A Dog dog DOG Ж ж ǅ ǆ ªb ª ΑΣ ας ασ İ ß ẞ 3pm 3 中文 A中 &amp; ,"
+    marks = ". . : ? ! ( [ \" ' &apos; &quot; &#91; &#93;"
+    tags = (
+        "<b> </b> <x > < > <> a<b a>b a<b>c x<b> <b><c> <b>| a|b A|NN || A| A|<b> a|<b>|| |<b> A|<np x='1'>|z The|<b>|DT <b>The"
+    )
+    choices = (words + " " + marks).split(" ") * 3 + tags.split(" ")
+    captions = []
+    for _ in range(count):
+        tokens = [
+            rng.choice(choices) if rng.random() < 0.85 else "".join(rng.choices("aAbB|<>.éÉσΣς1'", k=rng.randint(1, 6)))
+            for _ in range(rng.randint(0, 12))
+        ]
+        captions.append(" ".join(tokens))
+    return captions
+
+
+@pytest.mark.parametrize("possibly", [False, True])
+def test_equals_the_reference_on_random_captions(possibly: bool) -> None:
+    captions = _random_captions(seed=11, count=5000)
+    model = TruecaseModel.from_counts(_sum((c.split(" ") if c else [] for c in captions), possibly_use_first_token=possibly))
+    reference = _reference_counts(captions, possibly)
+    assert model.counts == {form: count for forms in reference.values() for form, count in forms.items()}
+    best = {kind: min(forms, key=lambda form: (-forms[form], form)) for kind, forms in reference.items()}
+    assert model.best == best
+    assert TruecaseModel.from_text(model.to_text()) == model
+    known = {form for forms in reference.values() for form in forms}
+    for caption in captions + _random_captions(seed=12, count=5000):
+        tokens = caption.split(" ") if caption else []
+        assert " ".join(truecase(tokens, model)) == _reference_truecase(caption, best, known), repr(caption)
+
+
+def test_equals_the_reference_on_multi30k(multi30k: Path) -> None:
+    for language in ("en", "de"):
+        path = multi30k / "data" / "task2" / "raw" / f"val.1.{language}.gz"
+        lines = gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")[:-1]
+        captions = [prepare(line, language, RECIPES["moses-truecase"]) for line in lines]
+        model = TruecaseModel.from_counts(_sum(captions))
+        reference = _reference_counts([" ".join(tokens) for tokens in captions], possibly=False)
+        assert model.counts == {form: count for forms in reference.values() for form, count in forms.items()}
+        changed = 0
+        for tokens in captions:
+            ours = truecase(tokens, model)
+            assert " ".join(ours) == _reference_truecase(" ".join(tokens), dict(model.best), set(model.counts))
+            changed += ours != tokens
+        assert changed > len(captions) // 2

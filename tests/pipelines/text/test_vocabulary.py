@@ -1,0 +1,258 @@
+import random
+from collections import Counter, defaultdict
+from itertools import combinations
+
+import pytest
+
+from pipelines.inputs.captions import open_source
+from pipelines.running.runner import Execution
+from pipelines.text.captions import CaptionsJob, prepare_captions
+from pipelines.text.vocabulary import VocabularyJob, build_vocabulary, count_tokens, vocabulary_statistics
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.validation import validate
+from schemas.vocabulary import SPECIALS, Vocabulary
+
+ONE = Execution(workers=1)
+LANGUAGES = {"en": "abcdefgh", "de": "efghijkl", "fr": "hmnopqrs"}
+
+
+def random_rows(seed: int = 3) -> list[tuple[str, str, str, str, str]]:
+    """(image id, language, portion, split, text): words of one letter, some of them in two or three languages."""
+    generator = random.Random(seed)
+    rows = []
+    for number in range(150):
+        split = generator.choice(["train", "train", "train", "val", "test"])
+        for language, letters in LANGUAGES.items():
+            portions = ["translation"] if language == "fr" else ["translation", "comparable"]
+            for portion in portions:
+                weights = [2.0**-k for k in range(len(letters))]
+                words = generator.choices(letters, weights, k=generator.randrange(1, 9))
+                rows.append((f"img{number}", language, portion, split, " ".join(words)))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return random_rows()
+
+
+@pytest.fixture(scope="module")
+def captions(rows, tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("vocabulary")
+    lines = ["image_id\tlanguage\tportion\tsplit\ttext", *("\t".join(row) for row in rows)]
+    (folder / "captions.tsv").write_text("\n".join(lines) + "\n")
+    source = open_source("table", folder / "captions.tsv")
+    prepare_captions(CaptionsJob(source=source, output=str(folder / "captions"), recipe="raw", shards=3), ONE)
+    return str(folder / "captions")
+
+
+def brute_counts(rows, *, splits=("train",), languages=(), portions=()) -> dict[str, Counter]:
+    counts: dict[str, Counter] = defaultdict(Counter)
+    for _, language, portion, split, text in rows:
+        if split in splits and (not languages or language in languages) and (not portions or portion in portions):
+            counts[language].update(text.split())
+    return counts
+
+
+def brute_vocabulary(counts, min_count, scope) -> list[str]:
+    total = sum(counts.values(), Counter())
+    kept = []
+    for token, count in total.items():
+        most = count if scope == "joint" else max(counter[token] for counter in counts.values())
+        if most >= min_count:
+            kept.append(token)
+    return sorted(kept, key=lambda token: (-total[token], token))
+
+
+# --- plain functions -------------------------------------------------------------------------------------------------
+
+
+def test_counts_of_all_shards_are_those_of_a_plain_loop(rows, captions):
+    dataset = open_dataset(captions)
+    found: dict[tuple, Counter] = defaultdict(Counter)
+    for shard in range(dataset.num_shards):
+        for key, counter in count_tokens(dataset, shard).items():
+            found[key].update(counter)
+    expected: dict[tuple, Counter] = defaultdict(Counter)
+    for _, language, portion, split, text in rows:
+        expected[portion, split, language].update(text.split())
+    assert found == expected
+
+
+def statistics_of(counts, *, min_count, scope):
+    trained: dict[str, Counter] = defaultdict(Counter)
+    for (_, split, language), counter in counts.items():
+        if split == "train":
+            trained[language].update(counter)
+    vocabulary = Vocabulary.from_counts(trained, min_count=min_count, scope=scope)
+    return vocabulary_statistics(vocabulary, counts, trained, min_count=min_count, count_scope=scope)
+
+
+SMALL = {
+    ("translation", "train", "en"): {"a": 3, "b": 1, "c": 2},
+    ("comparable", "train", "en"): {"a": 1, "d": 1},
+    ("translation", "train", "de"): {"a": 1, "c": 2, "e": 5},
+    ("translation", "val", "en"): {"a": 1, "x": 3},
+    ("translation", "val", "de"): {"e": 1, "b": 1},
+    ("comparable", "val", "fr"): {"a": 1, "z": 1},
+}
+
+
+def test_statistics_by_hand_with_the_scope_of_a_language():
+    statistics = statistics_of(SMALL, min_count=2, scope="language")
+    assert statistics == {
+        "tokens": {"de": 2, "en": 2},  # c e; a c
+        "sum": 4,
+        "union": 3,
+        "jaccard": {"de/en": (1 + 4) / (3 + 4)},
+        "singletons": {"de": 1, "en": 2},
+        "types": {"de": 3, "en": 4},
+        "occurrences": {"de": 8, "en": 8},
+        # a is known through English alone, and so it is in German.
+        "unknown": {"de": {"train": 0.0, "val": 0.5}, "en": {"train": 2 / 8, "val": 3 / 4}, "fr": {"val": 0.5}},
+    }
+
+
+def test_statistics_by_hand_with_the_joint_scope():
+    statistics = statistics_of(SMALL, min_count=5, scope="joint")
+    assert statistics["tokens"] == {"de": 2, "en": 1}  # a 5, e 5
+    assert (statistics["sum"], statistics["union"]) == (3, 2)
+    assert statistics["jaccard"] == {"de/en": (1 + 4) / (2 + 4)}
+    assert statistics["unknown"]["en"]["train"] == 4 / 8
+
+
+def test_statistics_of_one_language_have_no_pairs():
+    statistics = statistics_of({("translation", "train", "en"): {"a": 1}}, min_count=1, scope="language")
+    assert statistics["jaccard"] == {}
+    assert statistics["union"] == 1
+
+
+# --- the pipeline ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("selection", "min_count", "scope"),
+    [
+        ({}, 1, "language"),
+        ({}, 4, "language"),
+        ({}, 9, "joint"),
+        ({"portions": ("translation",)}, 4, "language"),
+        ({"languages": ("de", "fr")}, 9, "joint"),
+        ({"splits": ("train", "val")}, 4, "language"),
+    ],
+)
+def test_a_vocabulary_is_what_a_plain_loop_finds(rows, captions, tmp_path, selection, min_count, scope):
+    job = VocabularyJob(captions, str(tmp_path / "v"), min_count=min_count, count_scope=scope, **selection)
+    manifest = build_vocabulary(job, ONE)
+    counts = brute_counts(rows, **selection)
+    tokens = brute_vocabulary(counts, min_count, scope)
+    table = open_dataset(tmp_path / "v").table().to_pylist()
+    assert [row["token"] for row in table] == [*SPECIALS, *tokens]
+    assert [row["id"] for row in table] == list(range(len(tokens) + 4))
+    for row in table[4:]:
+        by_language = {language: counter[row["token"]] for language, counter in counts.items() if counter[row["token"]]}
+        assert dict(row["counts"]) == by_language
+        assert row["count"] == sum(by_language.values())
+    assert (tmp_path / "v" / "vocabulary.txt").read_text() == "".join(f"{token}\n" for token in [*SPECIALS, *tokens])
+    assert validate(tmp_path / "v") == []
+    assert manifest.parameters["min_count"] == min_count
+    assert [each["fingerprint"] for each in manifest.inputs] == [open_dataset(captions).fingerprint]
+
+
+def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, captions, tmp_path):
+    job = VocabularyJob(captions, str(tmp_path / "v"), min_count=4, portions=("translation",))
+    statistics = build_vocabulary(job, ONE).statistics
+    counts = brute_counts(rows, portions=("translation",))
+    own = {language: {t for t, n in counter.items() if n >= 4} for language, counter in counts.items()}
+    assert statistics["tokens"] == {language: len(tokens) for language, tokens in own.items()}
+    assert statistics["sum"] == sum(map(len, own.values()))
+    assert statistics["union"] == len(set.union(*own.values()))
+    for a, b in combinations(sorted(own), 2):
+        overlap = (len(own[a] & own[b]) + 4) / (len(own[a] | own[b]) + 4)
+        assert statistics["jaccard"][f"{a}/{b}"] == pytest.approx(overlap, rel=1e-15)
+    known = set.union(*own.values())
+    for language in own:
+        for split in ("train", "val", "test"):
+            tokens = [
+                token
+                for _, tongue, portion, part, text in rows
+                if (tongue, portion, part) == (language, "translation", split)
+                for token in text.split()
+            ]
+            share = sum(token not in known for token in tokens) / len(tokens)
+            assert statistics["unknown"][language][split] == pytest.approx(share, rel=1e-15)
+
+
+def test_a_second_run_changes_nothing(captions, tmp_path):
+    job = VocabularyJob(captions, str(tmp_path / "v"))
+    first = build_vocabulary(job, ONE)
+    before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "v").iterdir()}
+    assert build_vocabulary(job, ONE) == first
+    assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "v").iterdir()} == before
+
+
+def test_a_run_that_lost_its_manifest_commits_what_is_there(captions, tmp_path):
+    job = VocabularyJob(captions, str(tmp_path / "v"))
+    build_vocabulary(job, ONE)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()}
+    (tmp_path / "v" / "manifest.json").unlink()
+    build_vocabulary(job, ONE)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()} == before
+
+
+def test_a_run_that_was_killed_before_its_shard_starts_afresh(captions, tmp_path):
+    job = VocabularyJob(captions, str(tmp_path / "v"))
+    build_vocabulary(job, ONE)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()}
+    for name in ("manifest.json", "part-00000-of-00001.parquet"):
+        (tmp_path / "v" / name).unlink()
+    (tmp_path / "v" / "vocabulary.txt").write_text("half")
+    build_vocabulary(job, ONE)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        ({"splits": ("trian",)}, "no captions of split 'trian': there are test, train, val. Choose with --splits"),
+        ({"languages": ("cs",)}, "no captions of language 'cs': there are de, en, fr. Choose with --languages"),
+        ({"portions": ("task1",)}, "no captions of portion 'task1': there are comparable, translation"),
+        ({"portions": ("comparable",), "languages": ("fr",)}, "none of all together: there are comparable/test/de, "),
+        ({"splits": ()}, "none of all together"),
+    ],
+)
+def test_a_selection_without_captions_is_an_error(captions, tmp_path, selection, message):
+    with pytest.raises(InputError, match=message):
+        build_vocabulary(VocabularyJob(captions, str(tmp_path / "v"), **selection), ONE)
+    assert not (tmp_path / "v").exists()
+
+
+def test_captions_without_rows_are_an_error(tmp_path):
+    (tmp_path / "captions.tsv").write_text("image_id\ttext\na\t \n")
+    source = open_source("table", tmp_path / "captions.tsv")
+    prepare_captions(CaptionsJob(source=source, output=str(tmp_path / "c"), shards=1), ONE)
+    with pytest.raises(DatasetError, match="holds no captions: there is nothing to count"):
+        build_vocabulary(VocabularyJob(str(tmp_path / "c"), str(tmp_path / "v")), ONE)
+
+
+def test_another_kind_is_refused(captions, tmp_path):
+    build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE)
+    with pytest.raises(DatasetError, match="holds vocabulary, expected captions"):
+        build_vocabulary(VocabularyJob(str(tmp_path / "v"), str(tmp_path / "w")), ONE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"min_count": 0}, "--min-count is 0, expected 1 or more"), ({"count_scope": "both"}, "--count-scope is 'both'")],
+)
+def test_arguments_that_make_no_sense(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        VocabularyJob("c", "v", **arguments)
+
+
+def test_a_portion_whose_name_has_a_slash_is_refused(tmp_path):
+    (tmp_path / "captions.tsv").write_text("image_id\tportion\ttext\na\ttask1/raw\tx x x x\n")
+    source = open_source("table", tmp_path / "captions.tsv")
+    with pytest.raises(InputError, match=r"row 1 \(line 2\): 'portion' is 'task1/raw', expected a name .* without '/'"):
+        prepare_captions(CaptionsJob(source=source, output=str(tmp_path / "c"), shards=1), ONE)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+
+from schemas.dataset import open_dataset
+from schemas.errors import UsageError
+from train.commands import runs as evaluation_cli
+from train.commands import tables as tables_cli
+from train.evaluation.scoring import score_run
+from train.evaluation.searching import gallery_of, search
+from train.runs.run import open_run
+
+
+@pytest.fixture
+def command(capsys):
+    """Runs the command; gives what it printed, and what it remarked."""
+
+    def run(*arguments: object) -> tuple[str, str]:
+        app, out, notes = typer.Typer(pretty_exceptions_enable=False), io.StringIO(), io.StringIO()
+        consoles = {"console": Console(file=out, width=140), "notes": Console(file=notes, width=140)}
+        evaluation_cli.register(
+            app,
+            **consoles,
+            tokenize=lambda text, language, steps, truecaser: [
+                f"{language}{word}" for word in f"{text} {steps['recipe']} {truecaser}".split()
+            ],
+        )
+        tables_cli.register(app, **consoles)
+        app([str(argument) for argument in arguments], standalone_mode=False)
+        return out.getvalue() + capsys.readouterr().out, notes.getvalue()
+
+    return run
+
+
+def test_evaluate_prints_the_scores(command, write_run, toy):
+    folder = write_run()
+    arguments = (
+        "evaluate",
+        folder,
+        "--captions",
+        toy.captions,
+        "--features",
+        toy.features,
+        "--split",
+        "test",
+        "--device",
+        "cpu",
+    )
+    scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
+    assert json.loads(command(*arguments, "--json")[0]) == [score.to_dict() for score in scores]
+    assert json.loads(command(*arguments, "--json", "--portion", "translation")[0]) == [scores[-1].to_dict()]
+    assert json.loads(command(*arguments, "--json", "--languages", "de")[0]) == [
+        score.to_dict() for score in scores if score.language == "de"
+    ]
+    table, _ = command(*arguments)
+    for score in scores:
+        (line,) = (line for line in table.splitlines() if f"{score.language} {score.portion}" in line)
+        assert f"{score.retrieval.image_to_text.recall_at_5:.1f} ({score.chance['image_to_text'][1]:.1f})" in line
+    assert "27 texts" in table
+
+
+def test_evaluate_maps_features_that_do_not_fit(command, write_run, toy, tmp_path, monkeypatch):
+    arguments = ("evaluate", write_run(), "--captions", toy.captions, "--features", toy.features, "--split", "test", "--json")
+    expected = command(*arguments, "--device", "cpu")
+    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    with pytest.raises(UsageError, match="--memory-map"):
+        command(*arguments, "--device", "cpu")
+    assert command(*arguments, "--device", "cpu", "--memory-map", tmp_path / "map") == expected
+    assert len(list((tmp_path / "map").iterdir())) == 1
+
+
+def test_embed_says_what_it_wrote(command, write_run, toy, tmp_path):
+    out, _ = command("embed", write_run("my-run"), tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
+    images, captions = (open_dataset(tmp_path / "e" / name) for name in ("images", "captions"))
+    assert f"features: {len(images)} rows in 3 shards" in out
+    assert f"embeddings: {len(captions)} rows in 3 shards" in out
+    assert images.spec.name == captions.spec.name == "my-run"
+    with pytest.raises(UsageError, match="nothing to embed: give --features, --captions, or both"):
+        command("embed", tmp_path / "my-run", tmp_path / "f")
+
+
+def test_search_lists_images(command, write_run, toy, tmp_path):
+    folder = write_run()
+    run = open_run(folder)
+    gallery = gallery_of(run, toy.features)
+    hits = search(run, ["en1", "en2", "enraw"], "en", gallery, top=4)
+    expected = [{"image_id": hit.image_id, "score": pytest.approx(hit.score)} for hit in hits]
+    arguments = ("search", folder, "1 2", "--language", "en", "--top", "4")
+    out, notes = command(*arguments, "--features", toy.features, "--json")
+    assert json.loads(out) == expected
+    assert "not in the vocabulary: enraw" in notes  # What the recipe of the run's captions made of it.
+    command("embed", folder, tmp_path / "e", "--features", toy.features)
+    assert json.loads(command(*arguments, "--embeddings", tmp_path / "e", "--json")[0]) == expected
+    tokenized = command("search", folder, "en1 en2", "--language", "en", "--tokenized", "--features", toy.features)
+    assert search(run, ["en1", "en2"], "en", gallery)[0].image_id in tokenized[0].splitlines()[1]
+    assert tokenized[1] == ""
+
+
+def test_search_knows_the_language_of_a_run_that_has_one(command, write_run, toy):
+    folder = write_run(languages=("de",))
+    out, _ = command("search", folder, "1", "--features", toy.features, "--truecaser", "2", "--json")
+    run = open_run(folder)
+    expected = search(run, ["de1", "deraw", "de2"], "de", gallery_of(run, toy.features))
+    assert [hit["image_id"] for hit in json.loads(out)] == [hit.image_id for hit in expected]
+
+
+def test_search_says_what_is_missing(command, write_run, toy):
+    folder = write_run()
+    with pytest.raises(UsageError, match="--language is '', this run knows en, de"):
+        command("search", folder, "1", "--features", toy.features)
+    for places in ((), ("--features", toy.features, "--embeddings", "e")):
+        with pytest.raises(UsageError, match="give either --features or --embeddings"):
+            command("search", folder, "1", "--language", "en", *places)
+
+
+def test_tables_writes_the_report(command, toy_2016, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    out, notes = command(
+        *("tables", "gella2017", "~/o", "--rows", "vse-de", "--seeds", "1", "--workers", "1", "--device", "cpu"),
+        *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
+        *("--max-steps", "2", "--set", "model.embedding=6", "--set", "model.words=4", "--set", "schedule.batch_size=8"),
+    )
+    assert "1 of 1: gella2017/vse-de, seed 0" in notes
+    assert "Table 2 (comparable captions)" in out
+    assert "schedule.max_steps=2" in out
+    markdown = Path(tmp_path, "o", "gella2017.md").read_text()
+    assert "| VSE | de | 1 | " in markdown
+    assert Path(tmp_path, "o", "gella2017.png").stat().st_size > 1000

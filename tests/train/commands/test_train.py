@@ -1,0 +1,97 @@
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from schemas.errors import DatasetError, UsageError
+from train.commands.train import register
+from train.config.presets import preset_names
+from train.config.sections import from_toml, resolve
+from train.runs.run import open_run
+
+SMALL = """
+description = "small"
+[data]
+portions = { en = ["comparable"] }
+[model]
+embedding = 6
+words = 4
+[schedule]
+batch_size = 9
+patience = 0
+max_steps = 30
+"""
+
+
+@pytest.fixture
+def command():
+    """Runs the command; gives what it printed, or raises what it raised."""
+    app = typer.Typer()
+    register(app, console=Console(width=200), notes=Console(stderr=True, width=200))
+
+    def command(*arguments: str) -> str:
+        result = CliRunner().invoke(app, list(arguments))
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return command
+
+
+@pytest.fixture
+def datasets(toy):
+    return ["--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary]
+
+
+def test_a_run_from_a_file(command, datasets, tmp_path):
+    (tmp_path / "small.toml").write_text(SMALL)
+    settings = ["--set", "model.embedding=5", "--set", "loss.hinges = max", "--max-steps", "12", "--seed", "7"]
+    given = [str(tmp_path / "small.toml"), str(tmp_path / "run"), *datasets, "--device", "cpu"]
+    output = command(*given, *settings, "--no-tensorboard")
+    assert "12 steps in" in output
+    assert "ended by steps; best sum of recalls" in output
+    run = open_run(tmp_path / "run")
+    assert (run.model.config.embedding, run.config.loss.hinges, run.step, run.seed) == (5, "max", 12, 7)
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    assert from_toml((tmp_path / "run" / "config.toml").read_text(), "run") == run.config
+
+    with pytest.raises(UsageError, match="holds a run: give --resume"):
+        command(*given, *settings)
+    assert "20 steps in" in command(*given, *settings, "--max-steps", "20", "--resume")
+    assert (tmp_path / "run" / "tensorboard").is_dir()
+
+
+def test_presets_are_listed(command):
+    lines = command("--list-presets").splitlines()
+    assert [line.split("  ")[0] for line in lines] == list(preset_names())
+    assert "kadar2018/bilingual-c2c  Kádár et al. 2018, tables 2 and 3, Bilingual + c2c: English and German" in lines
+
+
+def test_a_configuration_is_shown_in_full(command):
+    text = command("gella2017/oe-de", "--show", "--set", "schedule.max_steps=9")
+    assert from_toml(text, "shown") == resolve("gella2017/oe-de", {"schedule.max_steps": "9"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a preset or a TOML file"),
+        (["vsep"], "there is no preset 'vsep': did you mean vsepp"),
+        (["vsepp"], "OUTPUT is missing"),
+        (["vsepp", "out"], "--captions is missing"),
+        (["vsepp", "out", "--captions", "c", "--features", "f"], "--vocabulary is missing"),
+        (["vsepp", "out", "--set", "loss.margin"], "--set 'loss.margin' is not KEY=VALUE"),
+        (["vsepp", "out", "--set", "=3"], "--set '=3' is not KEY=VALUE"),
+        (["vsepp", "out", "--set", "loss.marign=3"], r"vsepp: unknown key loss.marign: did you mean loss.margin\?"),
+    ],
+)
+def test_wrong_usage(command, arguments, message):
+    with pytest.raises(UsageError, match=message):
+        command(*arguments)
+
+
+def test_a_dataset_that_is_not_there(command, datasets, tmp_path):
+    with pytest.raises(DatasetError, match=r"nowhere.* is not a dataset"):
+        command("vsepp", str(tmp_path / "run"), *datasets, "--features", str(tmp_path / "nowhere"))
+    assert not (tmp_path / "run").exists()

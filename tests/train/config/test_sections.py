@@ -1,0 +1,314 @@
+from dataclasses import fields, is_dataclass, replace
+
+import pytest
+
+from schemas.errors import UsageError
+from train.config.presets import preset_names, read_preset
+from train.config.sections import Config, DataConfig, ScheduleConfig, from_toml, resolve, to_toml
+
+SMALL = '[data]\nportions = { en = ["comparable"] }\n'
+
+
+def leaves(value, prefix=""):
+    """Every key of a configuration with its value."""
+    for item in fields(value):
+        inner = getattr(value, item.name)
+        if is_dataclass(inner):
+            yield from leaves(inner, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", inner
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_said_has_its_default():
+    config = from_toml(SMALL, "a.toml")
+    assert config == Config(data=DataConfig(portions={"en": ("comparable",)}))
+    assert config.data.languages == ("en",)
+
+
+def test_every_key_is_read_and_written():
+    text = """
+    description = "ein Test: \\"é\\""
+    [data]
+    portions = { de = ["a", "b"], pt-BR = ["c"] }
+    captions_per_image = "one"
+    images = "half"
+    split = "s"
+    validation_split = "v"
+    l2_features = true
+    [model]
+    embedding = 7
+    words = 5
+    shared = false
+    similarity = "order"
+    [loss]
+    objective = "parallel"
+    margin = 0.05
+    hinges = "max"
+    warmup_steps = 3
+    [optimizer]
+    learning_rate = 1
+    betas = [0, 0.5]
+    epsilon = 1e-3
+    weight_decay = 1e-5
+    gradient_clipping = 0
+    [schedule]
+    batch_size = 4
+    evaluate_every = 6
+    patience = 0
+    monitor = ["pt-BR"]
+    max_epochs = 2
+    max_steps = 9
+    decay_epochs = 8
+    decay_factor = 0.5
+    """
+    config = from_toml(text, "a.toml")
+    default = dict(leaves(from_toml(SMALL, "a.toml")))
+    same = {key for key, value in leaves(config) if value == default[key]}
+    assert same == {"loss.c2c_probability", "schedule.bucket"}  # They belong to another objective; every other key was read.
+    assert config.data.languages == ("de", "pt-BR")
+    assert config.optimizer.learning_rate == 1.0
+    assert type(config.optimizer.learning_rate) is float
+    assert from_toml(to_toml(config), "b.toml") == config
+    assert to_toml(from_toml(to_toml(config), "b.toml")) == to_toml(config)
+
+
+def test_the_order_of_languages_is_kept():
+    ab = from_toml('[data]\nportions = { a = ["x"], b = ["x"] }', "a.toml")
+    ba = from_toml('[data]\nportions = { b = ["x"], a = ["x"] }', "a.toml")
+    assert (ab.data.languages, ba.data.languages) == (("a", "b"), ("b", "a"))
+    assert to_toml(ab) != to_toml(ba)
+
+
+def test_overrides_are_toml_or_words():
+    overrides = {
+        "optimizer.learning_rate": "1e-3",
+        "loss.hinges": "max",
+        "data.portions.de": '["translation"]',
+        "schedule.max_steps": "12",
+        "description": '"in quotes"',
+    }
+    config = from_toml(SMALL, "a.toml", overrides)
+    assert config.optimizer.learning_rate == 1e-3
+    assert config.loss.hinges == "max"
+    assert config.data.portions == {"en": ("comparable",), "de": ("translation",)}
+    assert config.schedule.max_steps == 12
+    assert config.description == "in quotes"
+
+
+def test_a_file_extends_a_preset(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'extends = "kadar2018/bilingual-c2c"\n[model]\nembedding = 64\n[data]\nportions = { de = ["translation"], en = ["x"] }'
+    )
+    mine, base = resolve(str(path)), resolve("kadar2018/bilingual-c2c")
+    assert mine.model == replace(base.model, embedding=64)
+    assert mine.loss == base.loss
+    assert mine.data.portions == {"de": ("translation",), "en": ("x",)}  # A value is replaced, not mixed with the preset's.
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            SMALL + "[optimizer]\nlearning_rat = 1",
+            r"mine: unknown key optimizer.learning_rat: did you mean optimizer.learning_rate\?",
+        ),
+        (SMALL + "[optimiser]\nlearning_rate = 1", r"unknown key optimiser: did you mean optimizer\?"),
+        (SMALL + "[loss]\nzzz = 1", "unknown key loss.zzz: known are objective, c2c_probability, margin"),
+        (SMALL + "[loss]\nmargin = '1'", "loss.margin is '1', expected a number"),
+        (SMALL + "[loss]\nmargin = true", "loss.margin is True, expected a number"),
+        (SMALL + "[loss]\nhinges = 'mean'", "loss.hinges is 'mean', expected one of 'sum', 'max'"),
+        (SMALL + "[loss]\nmargin = 0", "loss.margin is 0.0, expected more than 0"),
+        (SMALL + "[loss]\nmargin = nan", "loss.margin is nan, expected more than 0"),
+        (SMALL + "[loss]\nmargin = inf", "loss.margin is inf, expected more than 0"),
+        (SMALL + "[loss]\nwarmup_steps = 4", "loss.warmup_steps belongs to the hinges 'max'"),
+        (SMALL + "[loss]\nc2c_probability = 0.5", "data.portions names one language"),
+        (SMALL + "[loss]\nc2c_probability = 1.5", "loss.c2c_probability is 1.5, expected 0 to 1"),
+        (SMALL + "[loss]\nobjective = 'pivot'\nc2c_probability = 0.5", "belongs to the objective 'ranking'"),
+        (
+            SMALL + "[loss]\nobjective = 'pivot'\n[schedule]\nbucket = true",
+            "schedule.bucket belongs to the objective 'ranking'",
+        ),
+        (
+            "[data]\nportions = { en = ['a'], de = ['a'] }\n[model]\nshared = false\n[loss]\nc2c_probability = 0.5",
+            "loss.c2c_probability needs model.shared = true",
+        ),
+        (SMALL + "[model]\nwords = 3.0", "model.words is 3.0, expected a whole number"),
+        (SMALL + "[model]\nwords = true", "model.words is True, expected a whole number"),
+        (SMALL + "[model]\nshared = 1", "model.shared is 1, expected true or false"),
+        (SMALL + "[optimizer]\nbetas = [0.9]", "optimizer.betas has 1 values, expected 2"),
+        (SMALL + "[optimizer]\nbetas = [0.9, 'b']", r"optimizer.betas\[1\] is 'b', expected a number"),
+        (SMALL + "[optimizer]\nbetas = [0.9, 1]", "optimizer.betas is .0.9, 1.0., expected 0 to less than 1"),
+        (SMALL + "[schedule]\nmonitor = ['de']", "schedule.monitor names de, the languages are en"),
+        (SMALL + "[schedule]\npatience = 0", "training would never end"),
+        (SMALL + "[schedule]\nmax_steps = -1", "schedule.max_steps is -1, expected 0 or more"),
+        ("loss = 3\n" + SMALL, "loss is 3, expected a table"),
+        ("", "data is missing"),
+        ("[data]", "data.portions is missing"),
+        ("[data]\nportions = {}", "data.portions names no language"),
+        ("[data]\nportions = { en = [] }", "data.portions.en is empty"),
+        ("[data]\nportions = { en = 'comparable' }", "data.portions.en is 'comparable', expected a list"),
+        ("[data]\nportions = { en = ['a'] }\nimages = 'disjoint'", "divides the images between two languages"),
+        (
+            "[data]\nportions = { en = ['a'], de = ['a'] }\nimages = 'disjoint'\n[loss]\nc2c_probability = 0.5",
+            "needs captions of the same image in two languages",
+        ),
+        (
+            "[data]\nportions = { en = ['a'], de = ['a'] }\nimages = 'disjoint'\n[loss]\nobjective = 'pivot'",
+            "needs captions of each image in every language",
+        ),
+        ("[data", "mine: not TOML"),
+        ("extends = 3", "extends is 3, expected the name of a preset"),
+        ('extends = "kadar2018/bilingal"', r"there is no preset 'kadar2018/bilingal': did you mean kadar2018/bilingual"),
+    ],
+)
+def test_an_impossible_configuration_is_refused(text, message):
+    with pytest.raises(UsageError, match=message):
+        from_toml(text, "mine")
+
+
+def test_a_preset_or_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"there is no file 'no\.toml'"):
+        resolve("no.toml")
+    with pytest.raises(UsageError, match="there is no preset 'gella2017'"):
+        resolve("gella2017")
+    with pytest.raises(UsageError, match=r"there is no preset '\.\./presets/vsepp'"):
+        resolve("../presets/vsepp")
+
+
+def test_an_override_below_a_value_is_refused():
+    with pytest.raises(UsageError, match=r"cannot set 'loss.margin.x': 'margin' is a value, not a section"):
+        from_toml(SMALL + "[loss]\nmargin = 1.0", "mine", {"loss.margin.x": "1"})
+    with pytest.raises(UsageError, match=r"unknown key loss\.x"):
+        from_toml(SMALL, "mine", {"loss.x": "1"})
+
+
+def test_the_budget_is_no_part_of_what_must_last():
+    config = from_toml(SMALL, "a.toml")
+    longer = replace(config, schedule=ScheduleConfig(max_steps=5, max_epochs=4, patience=0), description="x")
+    assert to_toml(longer.lasting) == to_toml(config.lasting)
+    other = replace(config, schedule=ScheduleConfig(batch_size=5))
+    assert to_toml(other.lasting) != to_toml(config.lasting)
+
+
+# --- presets ---------------------------------------------------------------------------------------------------------
+
+GELLA = {"vse-en", "vse-de", "oe-en", "oe-de", "pivot-sym", "pivot-asym", "parallel-sym", "parallel-asym"}
+KADAR = {
+    *("monolingual-en", "monolingual-de", "bilingual", "bilingual-c2c"),  # Tables 2 and 3.
+    *("bi-translation", "bi-translation-c2c", "bi-comparable", "bi-comparable-c2c"),  # Table 4.
+    *("half-monolingual-en", "half-monolingual-de", "bi-overlap", "bi-overlap-c2c", "bi-disjoint"),  # Table 5.
+    *(f"monolingual-translation-{language}" for language in ("en", "de", "fr", "cs")),  # Tables 4, 6 and 7.
+    *("multi-translation", "multi-translation-c2c", "multi-comparable", "multi-comparable-c2c"),  # Table 6.
+    *(
+        f"multilingual{kind}-{language}" for kind in ("", "-comparable", "-comparable-c2c") for language in ("fr", "cs")
+    ),  # Table 7.
+    *("monolingual-one-caption-en", "monolingual-one-caption-de"),  # Figure 3.
+}
+
+
+def test_there_is_a_preset_for_each_row():
+    expected = {"demo", "vsepp", *(f"gella2017/{name}" for name in GELLA), *(f"kadar2018/{name}" for name in KADAR)}
+    assert set(preset_names()) == expected
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_is_a_configuration(name):
+    config = resolve(name)
+    assert config.description
+    assert from_toml(to_toml(config), "copy") == config
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if name != "demo"])
+def test_a_preset_of_a_paper_leaves_no_number_to_a_default(name):
+    config = resolve(name)
+    text, extended = read_preset(name), ""
+    while 'extends = "' in text:
+        text = read_preset(text.partition('extends = "')[2].partition('"')[0])
+        extended += text
+    said = read_preset(name) + extended
+    for key, _ in leaves(config):
+        if key.partition(".")[0] in ("model", "optimizer") or key in ("loss.margin", "loss.hinges", "schedule.batch_size"):
+            assert f"{key.rpartition('.')[2]} = " in said, f"{name} leaves {key} to a default"
+
+
+@pytest.mark.parametrize("name", sorted(GELLA))
+def test_gellas_numbers(name):
+    config = resolve(f"gella2017/{name}")
+    asymmetric = name.startswith("oe") or name.endswith("asym")
+    assert (config.model.embedding, config.model.words, config.model.shared) == (1024, 300, False)
+    assert config.model.similarity == ("order" if asymmetric else "cosine")
+    assert config.loss.margin == (0.05 if asymmetric else 0.2)
+    assert config.loss.hinges == "sum"
+    assert config.loss.objective == ("parallel" if name.startswith("parallel") else "pivot")
+    assert (config.optimizer.learning_rate, config.schedule.batch_size) == (0.001, 64)
+    assert config.optimizer.weight_decay > 0
+    languages = (name[-2:],) if name[-2:] in ("en", "de") else ("en", "de")
+    assert config.data.portions == dict.fromkeys(languages, ("comparable",))
+
+
+@pytest.mark.parametrize("name", sorted(KADAR))
+def test_kadars_numbers(name):
+    config = resolve(f"kadar2018/{name}")
+    assert (config.model.embedding, config.model.words, config.model.shared, config.model.similarity) == (
+        1024,
+        300,
+        True,
+        "cosine",
+    )
+    assert (config.loss.margin, config.loss.hinges, config.loss.objective, config.loss.warmup_steps) == (
+        0.2,
+        "max",
+        "ranking",
+        0,
+    )
+    assert config.loss.c2c_probability == (0.5 if "c2c" in name else 0)
+    assert (config.optimizer.learning_rate, config.optimizer.betas, config.schedule.patience) == (2e-4, (0.9, 0.999), 10)
+    assert config.schedule.evaluate_every == (0 if len(config.data.languages) == 1 else 500)
+    assert config.data.images == (
+        "half" if "half" in name or "overlap" in name else "disjoint" if "disjoint" in name else "all"
+    )
+    one = name.startswith(("bi-comparable", "multi-comparable")) or "one-caption" in name
+    assert config.data.captions_per_image == ("one" if one else "all")
+
+
+@pytest.mark.parametrize(
+    ("name", "portions"),
+    [
+        ("bilingual", {"en": "comparable", "de": "comparable"}),
+        ("bi-translation", {"en": "translation", "de": "translation"}),
+        ("monolingual-translation-cs", {"cs": "translation"}),
+        ("multi-translation", {"en": "translation", "de": "translation", "fr": "translation", "cs": "translation"}),
+        ("multilingual-fr", {"en": "translation", "de": "translation", "fr": "translation", "cs": "translation"}),
+        ("multi-comparable", {"en": "comparable", "de": "comparable", "fr": "translation", "cs": "translation"}),
+        ("multilingual-comparable-c2c-cs", {"en": "comparable", "de": "comparable", "fr": "translation", "cs": "translation"}),
+    ],
+)
+def test_kadars_portions(name, portions):
+    assert resolve(f"kadar2018/{name}").data.portions == {language: (portion,) for language, portion in portions.items()}
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "x.toml").write_bytes(b"\xff\xfe[data]")
+    with pytest.raises(UsageError, match=r"cannot read .*x\.toml.*utf-8"):
+        resolve(str(tmp_path / "x.toml"))
+
+
+def test_a_file_that_nobody_may_read(tmp_path, monkeypatch):
+    def denied(*arguments, **keywords):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "x.toml").write_text("[data]")
+    monkeypatch.setattr("pathlib.Path.read_text", denied)
+    with pytest.raises(UsageError, match=r"cannot read .*x\.toml.*Permission denied"):
+        resolve(str(tmp_path / "x.toml"))
+
+
+def test_an_epoch_of_gella_is_five_of_the_implementation_that_it_names():
+    assert resolve("gella2017/pivot-sym").schedule.max_epochs == 20

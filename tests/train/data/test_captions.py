@@ -1,0 +1,158 @@
+"""Captions against the rows of the shards, read and sorted as plain dictionaries."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, UsageError
+from train.data.captions import labels_of, read_captions
+
+KEY = ("image_id", "language", "portion", "index")
+PORTIONS = {"en": ("comparable", "translation"), "fr": ("translation",)}
+
+
+def expected_rows(path: str, split: str, portions) -> list[dict]:
+    rows = [row for row in open_dataset(path).table().to_pylist() if row["split"] == split]
+    rows = [row for row in rows if row["portion"] in portions.get(row["language"], ())]
+    # Stable and without the language's name: languages keep their order in the shards, which is that of their names.
+    return sorted(rows, key=lambda row: tuple(row[name] for name in KEY))
+
+
+def found_rows(captions) -> list[dict]:
+    return [
+        {
+            "image_id": captions.image_ids[captions.images[n]],
+            "language": captions.language_names[captions.languages[n]],
+            "portion": captions.portion_names[captions.portions[n]],
+            "index": int(captions.indices[n]),
+            "split": captions.split,
+            "token_ids": captions.token_ids[captions.offsets[n] : captions.offsets[n + 1]].tolist(),
+            "length": int(captions.lengths[n]),
+        }
+        for n in range(len(captions))
+    ]
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+@pytest.mark.parametrize("portions", [PORTIONS, {"fr": ("translation",), "de": ("comparable",)}])
+def test_captions_are_the_rows_of_the_shards(toy, split, portions):
+    captions = read_captions(open_dataset(toy.captions), split=split, portions=portions)
+    assert found_rows(captions) == expected_rows(toy.captions, split, portions)
+    assert captions.image_ids == tuple(sorted(set(captions.image_ids)))
+    assert captions.language_names == tuple(portions)
+    types = [array.dtype.name for array in (captions.token_ids, captions.offsets, captions.images, captions.languages)]
+    assert types == ["int32", "int64", "int32", "int8"]
+    assert (captions.portions.dtype, captions.indices.dtype) == (np.int8, np.int16)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 7, 100])
+def test_the_number_of_shards_makes_no_difference(toy, new_dataset, tmp_path: Path, shards):
+    path = tmp_path / "encoded"
+    rows = open_dataset(toy.captions).table().to_pylist()
+    new_dataset(path, "encoded", rows, parameters={}, shards=shards)
+    captions = [read_captions(open_dataset(each), split="train", portions=PORTIONS) for each in (path, toy.captions)]
+    assert found_rows(captions[0]) == found_rows(captions[1])
+    assert captions[0].image_ids == captions[1].image_ids
+
+
+def test_row_groups_with_dictionaries_of_their_own(toy, tmp_path: Path):
+    folder = Path(shutil.copytree(toy.captions, tmp_path / "encoded"))
+    for path in folder.glob("*.parquet"):
+        table = pq.read_table(path)
+        with pq.ParquetWriter(path, table.schema) as writer:
+            for start in range(0, table.num_rows, 5):
+                part = table.slice(start, 5).to_pylist()  # Made backwards, so that its dictionaries are in another order.
+                writer.write_table(pa.Table.from_pylist(part[::-1], schema=table.schema).take(list(range(len(part)))[::-1]))
+        assert pq.read_table(path)["language"].num_chunks > 5
+    captions = read_captions(open_dataset(folder), split="val", portions=PORTIONS)
+    assert found_rows(captions) == expected_rows(toy.captions, "val", PORTIONS)
+
+
+def test_languages_and_portions_may_be_left_to_the_split(toy):
+    dataset = open_dataset(toy.captions)
+    everything = {"de": ("comparable",), "en": ("comparable", "translation"), "fr": ("translation",)}
+    captions = read_captions(dataset, split="val")
+    assert found_rows(captions) == expected_rows(toy.captions, "val", everything)
+    captions = read_captions(dataset, split="val", languages=["en"])
+    assert found_rows(captions) == expected_rows(toy.captions, "val", {"en": everything["en"]})
+    captions = read_captions(dataset, split="val", portions=["translation"])
+    assert captions.language_names == ("en", "fr")
+    assert found_rows(captions) == expected_rows(toy.captions, "val", dict.fromkeys(("en", "fr"), ("translation",)))
+
+
+def test_selected_captions_keep_their_tokens(toy):
+    captions = read_captions(open_dataset(toy.captions), split="train", portions=PORTIONS)
+    rows = np.random.default_rng(0).integers(len(captions), size=200)  # With repetition, in any order.
+    chosen = captions.select(rows)
+    everything = found_rows(captions)
+    assert found_rows(chosen) == [everything[row] for row in rows]
+    assert chosen.image_ids is captions.image_ids
+    mask = np.arange(len(captions)) % 3 == 0
+    assert found_rows(captions.select(mask)) == everything[::3]
+    nothing = captions.select(np.zeros(0, np.int64))
+    assert (len(nothing), nothing.offsets.tolist(), nothing.token_ids.tolist()) == (0, [0], [])
+    assert nothing.compact().image_ids == ()
+
+
+def test_compact_captions_know_only_their_own_images(toy):
+    captions = read_captions(open_dataset(toy.captions), split="train", portions=PORTIONS)
+    some = captions.select(captions.images % 2 == 1)
+    compact = some.compact()
+    assert found_rows(compact) == found_rows(some)
+    assert compact.image_ids == captions.image_ids[1::2]
+    assert compact.images.dtype == np.int32
+
+
+def test_rows_of_a_language(toy):
+    captions = read_captions(open_dataset(toy.captions), split="train", portions=PORTIONS)
+    for language in ("en", "fr"):
+        assert captions.rows_of(language).tolist() == [
+            n for n, row in enumerate(found_rows(captions)) if row["language"] == language
+        ]
+    assert captions.rows_of("de").tolist() == []
+
+
+def test_what_is_not_there_is_listed(toy):
+    dataset = open_dataset(toy.captions)
+    listing = "It has: test: de comparable 18, en comparable 27, en translation 9, fr translation 9; train: de comparable 80, "
+    for arguments, what in [
+        ({"split": "dev"}, "split 'dev'"),
+        ({"split": "val", "portions": ["spoken"]}, "split 'val', portion 'spoken'"),
+        ({"split": "val", "languages": ["cs"]}, "split 'val', language 'cs'"),
+        ({"split": "val", "languages": ["en", "cs"]}, "split 'val', language 'cs'"),
+        ({"split": "val", "portions": {"fr": ["comparable"]}}, "split 'val', language 'fr', portion 'comparable'"),
+        ({"split": "val", "languages": ["en", "fr"], "portions": ["comparable"]}, "language 'fr', portion 'comparable'"),
+    ]:
+        with pytest.raises(DatasetError, match="has no captions of") as caught:
+            read_captions(dataset, **arguments)
+        assert f"{what}. " in str(caught.value)
+        assert listing in str(caught.value)
+
+
+def test_arguments_that_contradict_each_other(toy):
+    dataset = open_dataset(toy.captions)
+    with pytest.raises(UsageError, match="languages are en, en: name each once"):
+        read_captions(dataset, split="val", languages=["en", "en"])
+    with pytest.raises(UsageError, match="portions are comparable, comparable: name each once"):
+        read_captions(dataset, split="val", portions={"en": ["comparable", "comparable"]})
+    with pytest.raises(UsageError, match="languages are en, de, but portions are given for en"):
+        read_captions(dataset, split="val", languages=["en", "de"], portions={"en": ["comparable"]})
+
+
+def test_other_kinds_are_refused(toy):
+    with pytest.raises(DatasetError, match="holds features, expected encoded captions: run 'imagepivot encode'"):
+        read_captions(open_dataset(toy.features), split="val")
+
+
+def test_counts_by_label(toy):
+    counts = labels_of(open_dataset(toy.captions))
+    assert len(counts) == 3 * 4
+    assert counts["val", "en", "comparable"] == 36
+    assert counts["test", "fr", "translation"] == 9

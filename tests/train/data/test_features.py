@@ -1,0 +1,119 @@
+"""Features against the rows of the shards, looked up one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, UsageError
+from schemas.features import FeatureSpec
+from train.data.features import extractor_fingerprint, missing_images, read_features
+
+TOY = FeatureSpec("toy", (2, 3))
+IDS = ["b", "a", "ü", "猫", *(f"image-{n}" for n in range(23))]
+
+
+@pytest.fixture
+def features(new_dataset, tmp_path):
+    rng = np.random.default_rng(0)
+
+    def write(name="features", spec=TOY, **kwargs):
+        rows = [{"image_id": name, "feature": rng.standard_normal(6).astype(spec.dtype)} for name in IDS]
+        rows[3]["feature"][:] = 0
+        new_dataset(tmp_path / name, "features", rows, parameters=kwargs.pop("parameters", {}), spec=spec, **kwargs)
+        return open_dataset(tmp_path / name), {row["image_id"]: row["feature"] for row in rows}
+
+    return write
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("l2", [False, True])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_rows_come_in_the_order_that_was_asked_for(features, tmp_path, dtype, l2, mapped):
+    dataset, by_id = features(spec=FeatureSpec("toy", (2, 3), dtype))
+    ids = [IDS[n] for n in np.random.default_rng(1).permutation(len(IDS))[:17]]
+    arguments = {"memory_map": tmp_path / "cache", "memory_share": 0} if mapped else {}
+    found = read_features(dataset, ids, l2=l2, **arguments)
+    assert isinstance(found.array, np.memmap) == mapped
+    assert (found.array.dtype, found.array.shape, found.width, len(found)) == (np.float32, (17, 6), 6, 17)
+    for row, image_id in zip(found.array, ids, strict=True):
+        values = by_id[image_id].astype(np.float64)
+        norm = sum(value**2 for value in values) ** 0.5
+        np.testing.assert_allclose(row, values / norm if l2 and norm else values, rtol=2e-7)
+
+
+def test_a_feature_of_zeros_has_no_direction(features):
+    dataset, _ = features()
+    assert read_features(dataset, [IDS[3]], l2=True).array.tolist() == [[0] * 6]
+
+
+def test_no_images(features):
+    dataset, _ = features()
+    assert read_features(dataset, []).array.shape == (0, 6)
+
+
+def test_a_mapped_file_is_used_again(features, tmp_path):
+    dataset, _ = features()
+    arguments = {"memory_map": tmp_path / "cache", "memory_share": 0}
+    first = read_features(dataset, IDS[:5], **arguments)
+    [path] = (tmp_path / "cache").iterdir()
+    before = path.stat()
+    again = read_features(dataset, IDS[:5], **arguments)
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
+    assert np.array_equal(first.array, again.array)
+    with pytest.raises(ValueError, match="read-only"):
+        again.array[0] = 0
+    # Other images, another order, another scale or other data are other files.
+    read_features(dataset, IDS[:4], **arguments)
+    read_features(dataset, IDS[4::-1], **arguments)
+    read_features(dataset, IDS[:5], l2=True, **arguments)
+    read_features(features("others")[0], IDS[:5], **arguments)
+    assert len(list((tmp_path / "cache").iterdir())) == 5
+
+
+def test_a_torn_mapped_file_never_appears(features, tmp_path, monkeypatch):
+    dataset, _ = features()
+
+    def fail(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("train.data.features._fill", fail)
+    with pytest.raises(KeyboardInterrupt):
+        read_features(dataset, IDS[:5], memory_map=tmp_path / "cache", memory_share=0)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_too_large_for_the_memory(features):
+    dataset, _ = features()
+    with pytest.raises(
+        UsageError, match=r"27 images take 0\.0 GB, more than 0% of this .* memory: name a folder .*--memory-map"
+    ):
+        read_features(dataset, IDS, memory_share=0)
+
+
+def test_missing_images(features):
+    dataset, _ = features()
+    ids = ["x0", "b", *(f"x{n}" for n in range(1, 7)), "a"]
+    assert missing_images(dataset, ids).tolist() == [0, 2, 3, 4, 5, 6, 7]
+    assert missing_images(dataset, IDS).tolist() == []
+    with pytest.raises(DatasetError, match=r"lacks the features of 7 of 9 images: x0, x1, x2, x3, x4, \.\.\.$"):
+        read_features(dataset, ids)
+    with pytest.raises(DatasetError, match=r"lacks the features of 1 of 2 images: x$"):
+        read_features(dataset, ["a", "x"])
+
+
+def test_extractor_fingerprint(features):
+    plain = extractor_fingerprint(features("a")[0])
+    assert plain == extractor_fingerprint(features("b", parameters={"imported": {"format": "npy"}}, shards=5)[0])
+    assert plain != extractor_fingerprint(features("c", spec=FeatureSpec("other", (2, 3)))[0])
+    assert extractor_fingerprint(features("d", parameters={"extractor_fingerprint": "1234"})[0]) == "1234"
+
+
+def test_other_kinds_are_refused(toy, new_dataset, tmp_path):
+    for function in (extractor_fingerprint, lambda dataset: read_features(dataset, [])):
+        with pytest.raises(DatasetError, match="holds encoded, expected features: give the folder of the features"):
+            function(open_dataset(toy.captions))
+    new_dataset(tmp_path / "regions", "regions", [], parameters={}, spec=FeatureSpec("faster-rcnn-36", (36, 2048)))
+    with pytest.raises(DatasetError, match="holds regions, the models of this package take one vector an image"):
+        read_features(open_dataset(tmp_path / "regions"), [])

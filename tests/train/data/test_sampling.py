@@ -1,0 +1,274 @@
+"""Samplers: what a pass holds, how tasks and languages are mixed, and that a restored sampler goes on the same."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.errors import UsageError
+from train.data.pairs import caption_pairs
+from train.data.sampling import POOL, ImageSampler, ShuffledRows, TaskSampler
+
+
+@pytest.fixture
+def rows(new_captions):
+    """Captions of 23 images: five English and three German each, one French of all but three."""
+
+    def make(**counts: int):
+        rng = np.random.default_rng(0)
+        found = [
+            (f"image-{image:02d}", language, "comparable", index, [1] * int(rng.integers(2, 9)))
+            for image in range(23)
+            for language, count in (counts or {"en": 5, "de": 3, "fr": 1}).items()
+            for index in range(count)
+            if (language, image) not in {("fr", 3), ("fr", 7), ("fr", 22)}
+        ]
+        return new_captions(found, tuple(counts or ("en", "de", "fr")))
+
+    return make
+
+
+def same(a, b) -> bool:
+    return (a.task, a.languages) == (b.task, b.languages) and all(
+        x.dtype == y.dtype and np.array_equal(x, y)
+        for x, y in zip((*a.captions, a.images), (*b.captions, b.images), strict=True)
+    )
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "size"), [(10, 4), (12, 4), (3, 4), (1, 1)])
+@pytest.mark.parametrize("by_length", [False, True])
+def test_a_pass_holds_every_row_once(count, size, by_length):
+    lengths = np.arange(count) % 5 if by_length else None
+    shuffled = ShuffledRows(count, size, (0,), lengths=lengths)
+    steps = -(-count // size)
+    assert shuffled.epoch_steps == steps
+    passes = []
+    for number in range(3):
+        batches = [shuffled.next() for _ in range(steps)]
+        assert sorted(np.concatenate(batches).tolist()) == list(range(count))
+        assert sorted(len(batch) for batch in batches)[1:] == [size] * (steps - 1)
+        assert sum(map(len, batches)) == count
+        assert shuffled.epoch == number + 1
+        passes.append(np.concatenate(batches).tolist())
+    if count >= 10:
+        assert passes[0] != passes[1] != passes[2]
+
+
+def test_rows_of_like_length_come_together_but_not_in_order_of_length():
+    lengths = np.random.default_rng(0).integers(3, 40, size=64 * 8 * POOL + 5)
+    shuffled = ShuffledRows(len(lengths), 8, (0,), lengths=lengths)
+    batches = [shuffled.next() for _ in range(shuffled.epoch_steps)]
+    spread = np.mean([np.ptp(lengths[batch]) for batch in batches])
+    plain = ShuffledRows(len(lengths), 8, (0,))
+    assert spread < 0.15 * np.mean([np.ptp(lengths[plain.next()]) for _ in batches])
+    means = np.array([lengths[batch].mean() for batch in batches])
+    assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.1
+    pool = np.concatenate(batches[:POOL])
+    assert set(pool.tolist()) == set(np.concatenate([ShuffledRows(len(lengths), 8 * POOL, (0,)).next()]).tolist())
+
+
+def test_a_shuffled_order_has_no_preference():
+    shuffled = ShuffledRows(4, 4, (1,))
+    orders = Counter(tuple(shuffled.next().tolist()) for _ in range(2400))
+    assert len(orders) == 24
+    assert all(60 <= count <= 140 for count in orders.values())  # 100 expected, standard deviation 9.8.
+
+
+@pytest.mark.parametrize("arguments", [(0, 4), (4, 0)])
+def test_impossible_passes(arguments):
+    with pytest.raises(ValueError, match="rows in batches of"):
+        ShuffledRows(*arguments, (0,))
+
+
+# --- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_of_one_language_holds_every_caption_once(rows):
+    captions = rows()
+    captions = captions.select(captions.rows_of("de"))
+    with pytest.raises(UsageError, match="no captions in language 'en' to train on"):
+        TaskSampler(captions, 8, seed=0)
+    captions = rows(de=3)
+    sampler = TaskSampler(captions, 8, seed=0)
+    assert sampler.epoch_steps == 9  # 69 captions
+    for epoch in range(2):
+        batches = [sampler.next() for _ in range(9)]
+        assert sorted(np.concatenate([batch.captions[0] for batch in batches]).tolist()) == list(range(69))
+        assert sampler.epoch == epoch + 1
+        assert {(batch.task, batch.languages, len(batch.captions)) for batch in batches} == {("c2i", ("de",), 1)}
+        for batch in batches:
+            assert batch.images.tolist() == captions.images[batch.captions[0]].tolist()
+
+
+def test_languages_are_drawn_evenly_and_run_out_alone(rows):
+    captions = rows()
+    sampler = TaskSampler(captions, 4, seed=0)
+    assert sampler.epoch_steps == 29 + 18 + 5
+    batches = [sampler.next() for _ in range(1500)]
+    counts = Counter(batch.languages[0] for batch in batches)
+    assert all(430 <= counts[language] <= 570 for language in ("en", "de", "fr"))  # 500, standard deviation 18.
+    for language, steps in {"en": 29, "de": 18, "fr": 5}.items():
+        mine = [batch.captions[0].tolist() for batch in batches if batch.languages == (language,)]
+        for start in range(0, len(mine) - steps, steps):
+            assert sorted(chain.from_iterable(mine[start : start + steps])) == captions.rows_of(language).tolist()
+
+
+def test_tasks_are_drawn_with_their_probability_and_pairs_come_once_a_pass(rows):
+    captions = rows()
+    sampler = TaskSampler(captions, 4, seed=1, c2c_probability=0.25)
+    assert sampler.epoch_steps == round(52 / 0.75)
+    batches = [sampler.next() for _ in range(2000)]
+    between = [batch for batch in batches if batch.task == "c2c"]
+    assert 420 <= len(between) <= 580  # 500, standard deviation 19.
+    pairs = caption_pairs(captions)
+    everything = sorted(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+    steps = -(-len(everything) // 4)
+    found = [pair for batch in between[:steps] for pair in zip(*(side.tolist() for side in batch.captions), strict=True)]
+    assert sorted(found) == everything
+    for batch in between:
+        sides = [captions.languages[side] for side in batch.captions]
+        assert (sides[0] < sides[1]).all()
+        for side, language in zip(sides, batch.languages, strict=True):
+            names = {captions.language_names[number] for number in side}
+            assert language == (names.pop() if len(names) == 1 else None)
+        assert (
+            batch.images.tolist() == captions.images[batch.captions[0]].tolist() == captions.images[batch.captions[1]].tolist()
+        )
+    assert {len(batch.languages) for batch in between} == {2}
+    assert any(None in batch.languages for batch in between)
+
+
+def test_pairs_of_two_languages_have_a_language_on_each_side(rows):
+    sampler = TaskSampler(rows(en=2, de=3), 8, seed=0, c2c_probability=1)
+    assert sampler.epoch_steps == -(-23 * 6 // 8)
+    assert {sampler.next().languages for _ in range(40)} == {("en", "de")}
+
+
+def test_pairs_of_like_length_come_together(rows):
+    captions = rows(en=5, de=5)
+    spreads = []
+    for bucket in (False, True):
+        sampler = TaskSampler(captions, 8, seed=0, c2c_probability=1, bucket=bucket)
+        batches = [sampler.next() for _ in range(sampler.epoch_steps)]
+        longer = [np.maximum(*(captions.lengths[side] for side in batch.captions)) for batch in batches]
+        assert sum(map(len, longer)) == 23 * 25
+        spreads.append(np.mean([np.ptp(lengths) for lengths in longer]))
+    assert spreads[1] < 0.4 * spreads[0]
+
+
+def test_pairs_that_are_not_there(rows):
+    with pytest.raises(UsageError, match="no image has captions in two languages"):
+        TaskSampler(rows(en=2), 8, seed=0, c2c_probability=0.5)
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_of_images_holds_every_caption_once(rows):
+    captions = rows(en=5, de=5)
+    sampler = ImageSampler(captions, 4, seed=0)
+    assert sampler.epoch_steps == 5 * 6
+    matches = []
+    for epoch in range(2):
+        batches = [sampler.next() for _ in range(30)]
+        assert sampler.epoch == epoch + 1
+        for batch in batches:
+            assert (batch.task, batch.languages) == ("images", ("en", "de"))
+            assert len(set(batch.images.tolist())) == len(batch.images)
+            for language, side in enumerate(batch.captions):
+                assert (captions.languages[side] == language).all()
+                assert captions.images[side].tolist() == batch.images.tolist()
+        for language in range(2):
+            found = np.concatenate([batch.captions[language] for batch in batches])
+            assert sorted(found.tolist()) == captions.rows_of(captions.language_names[language]).tolist()
+        assert [len(batch.images) for batch in batches] == [4, 4, 4, 4, 4, 3] * 5
+        matches.append({pair for batch in batches for pair in zip(*(side.tolist() for side in batch.captions), strict=True)})
+    assert matches[0] != matches[1]
+
+
+def test_fewer_captions_in_one_language_are_shown_again_in_turn(rows, caplog):
+    captions = rows()
+    with caplog.at_level(logging.WARNING):
+        sampler = ImageSampler(captions, 64, seed=0)
+    assert "3 images lack captions in some language; training goes on with 20" in caplog.text
+    assert sampler.epoch_steps == 5
+    batches = [sampler.next() for _ in range(5)]
+    assert [len(batch.images) for batch in batches] == [20] * 5
+    names = {captions.image_ids[image] for image in batches[0].images}
+    assert names == {f"image-{n:02d}" for n in range(23)} - {"image-03", "image-07", "image-22"}
+    for language, times in enumerate([{1}, {1, 2}, {5}]):
+        counts = Counter(row for batch in batches for row in batch.captions[language].tolist())
+        assert set(counts.values()) == times
+        chosen = np.isin(captions.images, batches[0].images) & (captions.languages == language)
+        assert sorted(counts) == np.flatnonzero(chosen).tolist()
+
+
+def test_images_with_fewer_captions_are_in_fewer_passes(new_captions):
+    captions = new_captions([("a", "en", "c", n, [1]) for n in range(3)] + [("b", "en", "c", 0, [1])])
+    sampler = ImageSampler(captions, 2, seed=0)
+    batches = [sampler.next() for _ in range(sampler.epoch_steps)]
+    assert [sorted(batch.images.tolist()) for batch in batches] == [[0, 1], [0], [0]]
+    assert sorted(np.concatenate([batch.captions[0] for batch in batches]).tolist()) == [0, 1, 2, 3]
+
+
+def test_images_that_lack_a_language(new_captions):
+    captions = new_captions([("a", "en", "c", 0, [1]), ("b", "de", "c", 0, [1])])
+    with pytest.raises(UsageError, match="no image has captions in every one of de, en"):
+        ImageSampler(captions, 2, seed=0)
+    with pytest.raises(ValueError, match="batches of 0"):
+        ImageSampler(captions, 0, seed=0)
+
+
+# --- resuming --------------------------------------------------------------------------------------------------------
+
+SAMPLERS = {
+    "c2i": lambda captions, seed: TaskSampler(captions, 4, seed=seed),
+    "c2c": lambda captions, seed: TaskSampler(captions, 4, seed=seed, c2c_probability=0.5, bucket=True),
+    "images": lambda captions, seed: ImageSampler(captions, 4, seed=seed),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("step", [0, 1, 17, 25, 60, 333])
+def test_a_restored_sampler_goes_on_the_same(rows, name, step):
+    captions, make = rows(), SAMPLERS[name]
+    sampler = make(captions, 7)
+    for _ in range(step):
+        sampler.next()
+    state = json.loads(json.dumps(sampler.state()))
+    other = make(captions, 7)
+    other.next()
+    other.restore(state)
+    assert other.state() == state
+    for _ in range(100):
+        assert same(sampler.next(), other.next())
+        assert sampler.epoch == other.epoch
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_seed_decides_all(rows, name):
+    captions, make = rows(), SAMPLERS[name]
+    first, again, other = make(captions, 0), make(captions, 0), make(captions, 1)
+    batches = [(first.next(), again.next(), other.next()) for _ in range(20)]
+    assert all(same(a, b) for a, b, _ in batches)
+    assert not any(same(a, c) for a, _, c in batches)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_state_can_be_saved_and_loaded_as_weights(rows, name):
+    sampler = SAMPLERS[name](rows(), 0)
+    sampler.next()
+    file = io.BytesIO()
+    torch.save(sampler.state(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == sampler.state()

@@ -1,0 +1,158 @@
+"""Captions and features joined, and everything that is refused before a training starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, UsageError
+from schemas.features import FeatureSpec
+from train.data.captions import read_captions
+from train.data.regimes import disjoint_halves, half_of_images, one_caption_per_image
+from train.data.splits import check_fingerprints, open_data
+
+COMPARABLE = {"en": ("comparable",), "de": ("comparable",)}
+
+
+def same_captions(a, b) -> bool:
+    names = ("token_ids", "offsets", "images", "languages", "portions", "indices")
+    return a.image_ids == b.image_ids and all(np.array_equal(getattr(a, name), getattr(b, name)) for name in names)
+
+
+def test_features_are_those_of_the_images_of_the_captions(toy):
+    data = open_data(toy.captions, toy.features, toy.vocabulary, split="train", portions=COMPARABLE)
+    assert same_captions(data.captions, read_captions(open_dataset(toy.captions), split="train", portions=COMPARABLE))
+    assert data.features.array.shape == (40, 8)
+    for image_id, row in zip(data.captions.image_ids, data.features.array, strict=True):
+        assert np.array_equal(row, open_dataset(toy.features).get(image_id)["feature"])
+    assert data.vocabulary == open_dataset(toy.vocabulary).vocabulary()
+    assert dict(data.fingerprints) == {
+        "captions": open_dataset(toy.captions).fingerprint,
+        "features": open_dataset(toy.features).fingerprint,
+        "vocabulary": open_dataset(toy.vocabulary).fingerprint,
+        "extractor": data.fingerprints["extractor"],
+    }
+
+
+def test_without_a_vocabulary(toy):
+    data = open_data(toy.captions, toy.features, split="val")
+    assert data.vocabulary is None
+    assert data.fingerprints["vocabulary"] == open_dataset(toy.vocabulary).fingerprint
+
+
+def test_features_have_length_one_when_asked_for(toy):
+    data = open_data(toy.captions, toy.features, split="val", l2=True)
+    np.testing.assert_allclose((data.features.array**2).sum(1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "regime"),
+    [
+        ({"captions_per_image": "one"}, one_caption_per_image),
+        ({"images": "half"}, half_of_images),
+        ({"images": "disjoint"}, disjoint_halves),
+        ({"captions_per_image": "one", "images": "half"}, lambda c, seed: half_of_images(one_caption_per_image(c, seed), seed)),
+    ],
+)
+def test_regimes(toy, arguments, regime):
+    data = open_data(toy.captions, toy.features, split="train", portions=COMPARABLE, seed=4, **arguments)
+    captions = read_captions(open_dataset(toy.captions), split="train", portions=COMPARABLE)
+    assert same_captions(data.captions, regime(captions, 4).compact())
+    # Only what is trained on is read.
+    assert len(data.features) == len(data.captions.image_ids) == (20 if arguments.get("images") == "half" else 40)
+
+
+def test_features_may_be_mapped(toy, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    with pytest.raises(UsageError, match=r"12 images take 0\.0 GB, more than 50%"):
+        open_data(toy.captions, toy.features, split="val")
+    data = open_data(toy.captions, toy.features, split="val", memory_map=tmp_path)
+    assert isinstance(data.features.array, np.memmap)
+
+
+# --- refused ---------------------------------------------------------------------------------------------------------
+
+
+def test_another_vocabulary(toy, other_toy):
+    expected = open_dataset(toy.vocabulary).fingerprint[:12], open_dataset(other_toy.vocabulary).fingerprint[:12]
+    with pytest.raises(
+        DatasetError, match=r"another vocabulary \(fingerprint {}\.\.\.\) than .*\({}\.\.\.\)".format(*expected)
+    ):
+        open_data(toy.captions, toy.features, other_toy.vocabulary, split="val")
+
+
+def test_a_vocabulary_without_a_language_of_the_captions(toy, new_dataset, tmp_path):
+    rows = open_dataset(toy.vocabulary).table().to_pylist()
+    fingerprint = new_dataset(tmp_path / "voc", "vocabulary", rows, parameters={"languages": ["de", "en"]}, shards=1)
+    inputs = ({"name": "vocabulary", "fingerprint": fingerprint},)
+    rows = open_dataset(toy.captions).table().to_pylist()
+    new_dataset(tmp_path / "encoded", "encoded", rows, parameters={}, inputs=inputs)
+    folders = str(tmp_path / "encoded"), toy.features, str(tmp_path / "voc")
+    assert len(open_data(*folders, split="val", languages=["en", "de"]).captions)
+    with pytest.raises(DatasetError, match="was counted on captions in de, en: those in fr are nearly all <unk>"):
+        open_data(*folders, split="val")
+
+
+def test_captions_that_do_not_name_their_vocabulary(toy, new_dataset, tmp_path):
+    new_dataset(tmp_path / "encoded", "encoded", open_dataset(toy.captions).table().to_pylist(), parameters={})
+    with pytest.raises(DatasetError, match="does not name the vocabulary that made it: encode the captions again"):
+        open_data(str(tmp_path / "encoded"), toy.features, split="val")
+
+
+def test_images_without_features(toy, new_dataset, tmp_path):
+    rows = [row for row in open_dataset(toy.features).table().to_pylist() if row["image_id"] not in ("val-003", "val-007")]
+    new_dataset(tmp_path / "few", "features", rows, parameters={}, spec=FeatureSpec("toy", (8,)))
+    # An image has three English and two German captions.
+    with pytest.raises(
+        DatasetError, match=r"features of 2 of 12 images of split 'val', with 10 of 60 captions: val-003, val-007\. "
+    ):
+        open_data(toy.captions, str(tmp_path / "few"), split="val", portions=COMPARABLE)
+    new_dataset(tmp_path / "none", "features", [], parameters={}, spec=FeatureSpec("toy", (8,)))
+    names = r"val-000, val-001, val-002, val-003, val-004, \.\.\."
+    with pytest.raises(DatasetError, match=rf"12 of 12 images of split 'val', with 84 of 84 captions: {names}"):
+        open_data(toy.captions, str(tmp_path / "none"), split="val")
+
+
+def test_folders_of_other_kinds(toy, tmp_path):
+    with pytest.raises(DatasetError, match="holds features, expected encoded"):
+        open_data(toy.features, toy.features, split="val")
+    with pytest.raises(DatasetError, match="holds vocabulary, expected features"):
+        open_data(toy.captions, toy.vocabulary, split="val")
+    with pytest.raises(DatasetError, match="holds encoded, expected vocabulary"):
+        open_data(toy.captions, toy.features, toy.captions, split="val")
+    with pytest.raises(DatasetError, match=r"is not a dataset: it holds no manifest\.json"):
+        open_data(toy.captions, str(tmp_path), split="val")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("vocabulary", "was encoded with another vocabulary, whose ids stand for other tokens"),
+        ("extractor", "was made by another extractor, or with other weights or settings"),
+        ("captions", "is not the dataset of encoded captions that was used before"),
+        ("features", "is not the dataset of features that was used before"),
+    ],
+)
+def test_fingerprints_that_were_expected(toy, name, message):
+    found = open_data(toy.captions, toy.features, split="val").fingerprints
+    assert open_data(toy.captions, toy.features, split="val", expected=found).fingerprints == found
+    with pytest.raises(DatasetError, match=rf"{message}.* \(fingerprint {found[name][:12]}\.\.\., expected 0123\.\.\.\)"):
+        open_data(toy.captions, toy.features, split="val", expected={**found, name: "0123"})
+    with pytest.raises(DatasetError, match=message):
+        check_fingerprints(found, {name: "0123"}, captions="c", features="f")
+
+
+def test_nothing_large_is_read_before_all_is_checked(toy, new_dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr("train.data.splits.read_features", lambda *args, **kwargs: pytest.fail("features were read"))
+    shutil.copytree(toy.features, tmp_path / "features")
+    manifest = json.loads((tmp_path / "features" / "manifest.json").read_text())
+    (tmp_path / "features" / "manifest.json").write_text(json.dumps({**manifest, "fingerprint": "0123"}))
+    with pytest.raises(DatasetError, match="was changed by hand"):
+        open_data(toy.captions, str(tmp_path / "features"), split="val")
+    with pytest.raises(DatasetError, match="has no captions of split 'dev'"):
+        open_data(toy.captions, toy.features, split="dev")

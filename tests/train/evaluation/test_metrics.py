@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from itertools import permutations
+from statistics import median
+
+import numpy as np
+import pytest
+import torch
+
+from train.evaluation.metrics import Direction, Retrieval, chance_recall, ranks_of, retrieval
+
+
+def dot(images: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
+    return images @ captions.T
+
+
+def order(images: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
+    return -(captions[None] - images[:, None]).clamp_min(0).pow(2).sum(2)
+
+
+def plain_ranks(scores: list[list[float]], image_of_caption: list[int]) -> tuple[list[int], list[int]]:
+    """The definition, one comparison after the other."""
+    image_to_text = []
+    for image, row in enumerate(scores):
+        places = []
+        for right, owner in enumerate(image_of_caption):
+            if owner == image:
+                wrong = [score for score, other in zip(row, image_of_caption, strict=True) if other != image]
+                places.append(1 + sum(not score < row[right] for score in wrong))
+        image_to_text.append(min(places, default=0))
+    text_to_image = []
+    for caption, owner in enumerate(image_of_caption):
+        wrong = [row[caption] for image, row in enumerate(scores) if image != owner]
+        text_to_image.append(1 + sum(not score < scores[owner][caption] for score in wrong))
+    return image_to_text, text_to_image
+
+
+# Small whole numbers: every product is exact and most scores are tied.
+@pytest.mark.parametrize("similarity", [dot, order])
+@pytest.mark.parametrize("scores_at_once", [1, 7, 40, 10**6])
+@pytest.mark.parametrize(
+    ("images", "captions", "values"), [(1, 1, 3), (1, 4, 3), (5, 5, 2), (7, 23, 2), (9, 20, 3), (13, 6, 40)]
+)
+def test_ranks_are_those_of_the_definition(similarity, scores_at_once, images, captions, values):
+    generator = torch.Generator().manual_seed(images * 100 + captions)
+    left = torch.randint(values, (images, 3), generator=generator).float()
+    right = torch.randint(values, (captions, 3), generator=generator).float()
+    owner = torch.randint(images, (captions,), generator=generator)
+    found = ranks_of(similarity, left, right, owner, scores_at_once=scores_at_once)
+    expected = plain_ranks(similarity(left, right).tolist(), owner.tolist())
+    assert (found.image_to_text.tolist(), found.text_to_image.tolist()) == expected
+
+
+def test_random_real_scores_give_the_ranks_of_a_full_sort():
+    generator = torch.Generator().manual_seed(1)
+    images, captions = torch.randn(40, 16, generator=generator), torch.randn(200, 16, generator=generator)
+    owner = torch.arange(200) // 5
+    found = ranks_of(dot, images, captions, owner, scores_at_once=999)
+    scores = (images.double() @ captions.double().T).numpy()
+    place = np.empty_like(scores, dtype=int)
+    np.put_along_axis(place, np.argsort(-scores, axis=1), np.arange(200)[None], axis=1)
+    # As in the published code: the best place of the five in the sorted list, from 0.
+    assert found.image_to_text.tolist() == [place[i, 5 * i : 5 * i + 5].min() + 1 for i in range(40)]
+    place = np.argsort(np.argsort(-scores, axis=0), axis=0)
+    assert found.text_to_image.tolist() == [place[c // 5, c] + 1 for c in range(200)]
+
+
+def test_a_model_that_scores_all_alike_ranks_last():
+    images, captions, owner = torch.ones(6, 2), torch.ones(12, 2), torch.arange(12) // 2
+    found = ranks_of(dot, images, captions, owner)
+    assert found.image_to_text.tolist() == [11] * 6  # Ten captions of other images come first.
+    assert found.text_to_image.tolist() == [6] * 12
+
+
+@pytest.mark.parametrize("scores_at_once", [1, 100])
+def test_scores_that_are_no_numbers_rank_last(scores_at_once):
+    images, captions = torch.eye(3), torch.eye(3)
+    captions[1, 1] = torch.nan
+    found = ranks_of(dot, images, captions, torch.arange(3), scores_at_once=scores_at_once)
+    assert found.text_to_image.tolist() == [1, 3, 1]
+    assert found.image_to_text.tolist() == [2, 3, 2]
+
+
+def test_the_order_of_the_captions_does_not_matter():
+    generator = torch.Generator().manual_seed(2)
+    images, captions = torch.randn(4, 3, generator=generator), torch.randn(5, 3, generator=generator)
+    owner = torch.tensor([2, 0, 3, 0, 1])
+    straight = ranks_of(dot, images, captions, owner)
+    for each in list(permutations(range(5)))[::17]:
+        chosen = torch.tensor(each)
+        found = ranks_of(dot, images, captions[chosen], owner[chosen], scores_at_once=6)
+        assert torch.equal(found.image_to_text, straight.image_to_text)
+        assert torch.equal(found.text_to_image, straight.text_to_image[chosen])
+
+
+def test_an_image_without_captions_is_a_candidate_and_no_query():
+    images = torch.tensor([[1.0], [5.0], [0.0]])
+    found = retrieval(dot, images, torch.tensor([[1.0], [1.0]]), torch.tensor([0, 2]))
+    assert found.image_to_text.queries == 2
+    assert ranks_of(dot, images, torch.tensor([[1.0], [1.0]]), torch.tensor([0, 2])).text_to_image.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([1], (100.0, 100.0, 100.0)),
+        ([1, 5, 6, 10, 11], (20.0, 40.0, 80.0)),
+        ([2, 2, 2, 1000], (0.0, 75.0, 75.0)),
+        ([3, 4], (0.0, 100.0, 100.0)),
+        ([1, 2, 7, 30], (25.0, 50.0, 75.0)),
+    ],
+)
+def test_recalls_and_median(ranks, expected):
+    found = Direction.of(torch.tensor(ranks))
+    assert found.recalls == expected
+    assert found.median_rank == int(np.floor(np.median(np.array(ranks) - 1))) + 1  # as the published code writes it
+    assert found.median_rank == int(median(ranks))
+    assert found.queries == len(ranks)
+
+
+def test_recall_of_nothing_is_an_error():
+    with pytest.raises(ValueError, match="there are no captions to evaluate on"):
+        Direction.of(torch.zeros(0, dtype=torch.int64))
+
+
+def test_the_sum_of_recalls_is_of_six():
+    one = Direction(recall_at_1=1, recall_at_5=2, recall_at_10=3, median_rank=50, queries=7)
+    two = Direction(recall_at_1=10, recall_at_5=20, recall_at_10=30, median_rank=5, queries=7)
+    assert Retrieval(image_to_text=one, text_to_image=two).sum_of_recalls == 66
+    assert Retrieval(image_to_text=one, text_to_image=two).to_dict()["text_to_image"]["recall_at_5"] == 20
+
+
+def test_rows_that_do_not_fit_together_are_refused():
+    with pytest.raises(ValueError, match="2 captions but 3 images of captions"):
+        ranks_of(dot, torch.ones(3, 1), torch.ones(2, 1), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="images 0 to 3 of 3"):
+        ranks_of(dot, torch.ones(3, 1), torch.ones(2, 1), torch.tensor([0, 3]))
+
+
+@pytest.mark.parametrize(("cutoff", "right", "items"), [(1, 1, 4), (2, 1, 4), (2, 2, 5), (3, 3, 5), (5, 2, 5), (10, 1, 4)])
+def test_chance_is_the_share_of_all_orders(cutoff, right, items):
+    orders = list(permutations(range(items)))
+    hits = sum(any(item < right for item in each[:cutoff]) for each in orders)
+    assert chance_recall(cutoff, right, items) == pytest.approx(100 * hits / len(orders))
+
+
+def test_memory_is_bounded_by_the_strip():
+    shapes = []
+
+    def watched(images: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
+        shapes.append((len(images), len(captions)))
+        return dot(images, captions)
+
+    generator = torch.Generator().manual_seed(3)
+    images, captions = torch.randn(50, 4, generator=generator), torch.randn(100, 4, generator=generator)
+    ranks_of(watched, images, captions, torch.arange(100) // 2, scores_at_once=700)
+    assert max(rows * columns for rows, columns in shapes) == 700
+    assert len(shapes) == 2 * 8  # each score twice, and no more

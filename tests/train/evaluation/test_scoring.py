@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from schemas.errors import DatasetError, UsageError
+from train.data.splits import open_data
+from train.evaluation.evaluate import evaluate
+from train.evaluation.scoring import score_run
+from train.runs.run import open_run
+
+
+@pytest.fixture
+def run(write_run):
+    return open_run(write_run(languages=("en", "de", "fr")))
+
+
+def test_each_portion_is_a_test_of_its_own(run, toy):
+    scores = score_run(run, captions=toy.captions, features=toy.features, splits=["test"])
+    assert sorted((score.language, score.portion) for score in scores) == [
+        ("de", "comparable"),
+        ("en", "comparable"),
+        ("en", "translation"),
+        ("fr", "translation"),
+    ]
+    for score in scores:
+        data = open_data(toy.captions, toy.features, split="test", languages=[score.language], portions=[score.portion])
+        assert score.retrieval == evaluate(run.model, data)[score.language]
+        assert score.split == "test"
+        assert json.loads(json.dumps(score.to_dict()))["text_to_image"]["queries"] == len(data.captions)
+
+
+def test_features_are_normalised_where_the_training_did(write_run, toy):
+    plain, unit = (open_run(write_run(f"run-{l2}", l2=l2)) for l2 in (False, True))
+    scores = score_run(unit, captions=toy.captions, features=toy.features, splits=["test"], portion="comparable")
+    expected = open_data(toy.captions, toy.features, split="test", languages=["de"], portions=["comparable"], l2=True)
+    assert scores[0].language == "de"
+    assert scores[0].retrieval == evaluate(plain.model, expected)["de"]
+
+
+def test_a_language_and_a_portion(run, write_run, toy):
+    arguments = {"captions": toy.captions, "features": toy.features, "splits": ["val"]}
+    chosen = score_run(run, **arguments, languages=["en"], portion="translation")
+    assert [(score.language, score.portion) for score in chosen] == [("en", "translation")]
+    fewer = open_run(write_run("fewer", languages=("de",)))
+    assert {score.language for score in score_run(fewer, **arguments)} == {"de"}
+    with pytest.raises(UsageError, match="--languages names fr, this run knows de"):
+        score_run(fewer, **arguments, languages=["de", "fr"])
+    with pytest.raises(UsageError, match=r"nothing to evaluate: split 'val' has languages .* the run knows de"):
+        score_run(fewer, **arguments, portion="translation")
+
+
+def test_what_does_not_belong_to_the_run_is_refused(run, toy, other_toy):
+    with pytest.raises(DatasetError, match="encoded with another vocabulary"):
+        score_run(run, captions=other_toy.captions, features=toy.features, splits=["test"])
+    with pytest.raises(DatasetError, match="made by another extractor"):
+        score_run(run, captions=toy.captions, features=other_toy.features, splits=["test"])
+    with pytest.raises(DatasetError, match="has no captions of split 'nothing'"):
+        score_run(run, captions=toy.captions, features=toy.features, splits=["nothing"])
+
+
+def test_a_score_says_what_chance_reaches(run, toy):
+    (score,) = score_run(run, captions=toy.captions, features=toy.features, splits=["test"], languages=["fr"])
+    assert score.chance["text_to_image"][0] == pytest.approx(100 / 9)
+    assert replace(score, chance={}).to_dict()["chance"] == {}
+
+
+def test_without_a_split_it_is_the_test_images_of_2016(run, toy):
+    with pytest.raises(UsageError, match="no split test_2016 or test_2016_flickr: choose with --split of test, train, val"):
+        score_run(run, captions=toy.captions, features=toy.features)
+    scores = score_run(run, captions=toy.captions, features=toy.features, splits=["val", "test"], languages=["fr"])
+    assert [(score.split, score.retrieval.text_to_image.queries) for score in scores] == [("val", 12), ("test", 9)]
+
+
+def found(run, data, **arguments) -> list[tuple[str, str, str]]:
+    scores = score_run(run, captions=data.captions, features=data.features, **arguments)
+    return [(score.split, score.language, score.portion) for score in scores]
+
+
+def test_captions_of_the_test_images_may_lie_in_two_splits(run, write_run, multi30k):
+    comparable = [("test_2016", "de", "comparable"), ("test_2016", "en", "comparable")]
+    translations = [("test_2016_flickr", "en", "translation"), ("test_2016_flickr", "fr", "translation")]
+    assert found(run, multi30k) == comparable + translations
+    assert found(run, multi30k, portion="comparable") == comparable
+    assert found(run, multi30k, portion="translation") == translations
+    assert found(run, multi30k, languages=["fr"]) == translations[1:]
+    assert found(run, multi30k, languages=["fr", "de"]) == [comparable[0], translations[1]]
+    assert found(open_run(write_run("french", languages=("fr",))), multi30k) == translations[1:]
+    assert found(open_run(write_run("german", languages=("de",))), multi30k) == comparable[:1]
+
+
+def test_a_split_that_is_named_must_hold_something(run, write_run, multi30k):
+    with pytest.raises(UsageError, match=r"nothing to evaluate: split 'test_2016' has .* the run knows en, de, fr"):
+        found(run, multi30k, splits=["test_2016_flickr", "test_2016"], languages=["fr"])
+    with pytest.raises(DatasetError, match="has no captions of split 'nothing'"):
+        found(run, multi30k, splits=["test_2016", "nothing"])
+    german = open_run(write_run("german", languages=("de",)))
+    message = (
+        r"split 'test_2016' has .* de comparable, en comparable; split 'test_2016_flickr' has .* en translation, fr translation"
+    )
+    with pytest.raises(UsageError, match=rf"nothing to evaluate: {message}, the run knows de"):
+        found(german, multi30k, portion="translation")
+
+
+def test_a_language_that_is_named_must_have_captions(write_run, multi30k):
+    run = open_run(write_run("czech", languages=("en", "cs")))
+    assert {language for _, language, _ in found(run, multi30k)} == {"en"}
+    with pytest.raises(UsageError, match="nothing to evaluate in cs: split 'test_2016' has"):
+        found(run, multi30k, languages=["en", "cs"])
+
+
+def test_only_what_is_scored_is_read(run, multi30k, monkeypatch):
+    read = []
+
+    def spy(*arguments, **keywords):
+        read.append((keywords["split"], dict(keywords["portions"]), keywords["memory_map"]))
+        return open_data(*arguments, **keywords)
+
+    monkeypatch.setattr("train.evaluation.scoring.open_data", spy)
+    found(run, multi30k, languages=["en"], memory_map="somewhere")
+    assert read == [
+        ("test_2016", {"en": ("comparable",)}, "somewhere"),
+        ("test_2016_flickr", {"en": ("translation",)}, "somewhere"),
+    ]

@@ -1,0 +1,196 @@
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+from train.data.packing import pack
+from train.models import packed_gru as gru_module
+from train.models.packed_gru import PackedGRU
+
+WORDS, UNITS, TOKENS = 7, 12, 9
+# How often each token occurs.
+SKEWED = np.array([0, 0, 0, 0.5, 0.2, 0.1, 0.1, 0.05, 0.05])
+
+
+def batch(seed: int, count: int, longest: int = 8) -> list[list[int]]:
+    """Captions of few distinct tokens, so that many share their beginning, and some are equal."""
+    generator = np.random.default_rng(seed)
+    return [[1, *generator.choice(TOKENS, p=SKEWED, size=generator.integers(0, longest)).tolist(), 2] for _ in range(count)]
+
+
+def packed(captions: list[list[int]]):
+    return pack(np.concatenate(captions), np.cumsum([0, *map(len, captions)]), np.arange(len(captions)))
+
+
+def run(captions: list[list[int]], *, dtype: torch.dtype, words: int = WORDS, units: int = UNITS):
+    """Final states and gradients of ours and of ``torch.nn.GRU``, with the same parameters and the same upstream gradient."""
+    generator = torch.Generator().manual_seed(len(captions))
+    theirs = torch.nn.GRU(words, units).to(dtype)
+    ours = PackedGRU(words, units).to(dtype)
+    ours.load_state_dict(theirs.state_dict())
+    upstream = torch.randn(len(captions), units, generator=generator, dtype=dtype)
+    results = []
+    for gru in (theirs, ours):
+        table = torch.randn(TOKENS, words, generator=torch.Generator().manual_seed(1), dtype=dtype, requires_grad=True)
+        if gru is theirs:
+            sequences = [table[torch.tensor(caption)] for caption in captions]
+            states = gru(pack_sequence(sequences, enforce_sorted=False))[1][0]
+        else:
+            collected = packed(captions)
+            states = gru(table[collected.tokens], collected)
+        states.backward(upstream)
+        gradients = {name: parameter.grad for name, parameter in gru.named_parameters()}
+        results.append({"states": states.detach(), "table": table.grad, **gradients})
+    return results
+
+
+@pytest.mark.parametrize("count", [1, 2, 33])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-6)])
+def test_states_and_gradients_equal_torchs(count, dtype, tolerance):
+    theirs, ours = run(batch(count, count), dtype=dtype)
+    assert list(ours) == list(theirs)
+    for name, expected in theirs.items():
+        assert (ours[name] - expected).abs().max() <= tolerance * expected.abs().max(), name
+
+
+def test_they_do_at_the_size_of_the_papers():
+    theirs, ours = run(batch(0, 40), dtype=torch.float32, words=300, units=1024)
+    for name, expected in theirs.items():
+        assert (ours[name] - expected).abs().max() <= 1e-6 * expected.abs().max(), name
+
+
+def test_captions_of_one_token():
+    theirs, ours = run([[3], [4], [3]], dtype=torch.float64)
+    assert torch.equal(ours["states"][0], ours["states"][2])
+    assert ours["weight_hh_l0"].abs().max() == 0
+    for name, expected in theirs.items():
+        torch.testing.assert_close(ours[name], expected, rtol=0, atol=1e-14, msg=name)
+
+
+def test_no_captions():
+    gru = PackedGRU(WORDS, UNITS)
+    empty = pack(np.array([1, 2]), np.array([0, 2]), np.zeros(0, dtype=np.int64))
+    states = gru(torch.zeros(0, WORDS), empty)
+    assert states.shape == (0, UNITS)
+    states.sum().backward()
+    assert all(parameter.grad.abs().sum() == 0 for parameter in gru.parameters())
+
+
+def test_gradients_are_those_of_finite_differences():
+    torch.manual_seed(0)
+    gru = PackedGRU(3, 4).double()
+    collected = packed(batch(3, 5, longest=4))
+    words = torch.randn(len(collected.tokens), 3, dtype=torch.float64, requires_grad=True)
+    names = [name for name, _ in gru.named_parameters()]
+
+    def states(words, *values):
+        return torch.func.functional_call(gru, dict(zip(names, values, strict=True)), (words, collected))
+
+    assert torch.autograd.gradcheck(states, (words, *gru.parameters()))
+
+
+def test_two_batches_in_one_graph_do_not_disturb_each_other():
+    torch.manual_seed(0)
+    gru = PackedGRU(WORDS, UNITS)
+    first, second = packed(batch(1, 9)), packed(batch(2, 5))
+    table = torch.randn(TOKENS, WORDS)
+
+    def gradient(*batches):
+        gru.zero_grad()
+        sum(gru(table[each.tokens], each).sum() for each in batches).backward()
+        return gru.weight_hh_l0.grad
+
+    torch.testing.assert_close(gradient(first, second), gradient(first) + gradient(second), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_bytes_from_run_to_run(threads):
+    collected = packed(batch(5, 60))
+    torch.manual_seed(0)
+    gru = PackedGRU(WORDS, 256)
+    table = torch.randn(TOKENS, WORDS)
+
+    def results() -> list[bytes]:
+        gru.zero_grad()
+        states = gru(table[collected.tokens], collected)
+        states.square().sum().backward()
+        return [tensor.detach().numpy().tobytes() for tensor in (states, *(p.grad for p in gru.parameters()))]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert results() == results()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_without_gradients_the_states_are_the_same():
+    collected = packed(batch(5, 30))
+    torch.manual_seed(0)
+    gru = PackedGRU(WORDS, UNITS)
+    words = torch.randn(len(collected.tokens), WORDS)
+    with torch.no_grad():
+        states = gru(words, collected)
+    assert not states.requires_grad
+    assert torch.equal(states, gru(words, collected))
+
+
+def test_without_gradients_a_step_is_forgotten_at_once(monkeypatch):
+    made, alive = [], []
+    advance = gru_module._advance
+
+    def watched(*args, **kwargs):
+        alive.append(sum(reference() is not None for reference in made))
+        step = advance(*args, **kwargs)
+        made.append(weakref.ref(step.before))
+        return step
+
+    monkeypatch.setattr(gru_module, "_advance", watched)
+    collected = packed([[1, 3, 4, 5, 6, 2]])
+    gru = PackedGRU(WORDS, UNITS)
+    gru(torch.randn(6, WORDS), collected)
+    assert alive == [0, 1, 2, 3, 4, 5]
+    made.clear()
+    alive.clear()
+    with torch.no_grad():
+        gru(torch.randn(6, WORDS), collected)
+    assert max(alive) <= 1
+
+
+def test_a_compiled_caller_leaves_it_alone():
+    collected = packed(batch(5, 30))
+    gru = PackedGRU(WORDS, UNITS)
+    words = torch.randn(len(collected.tokens), WORDS)
+    compiled = torch.compile(lambda words: gru(words * 2, collected) + 1, backend="eager")
+    assert torch.equal(compiled(words), gru(words * 2, collected) + 1)
+
+
+def test_autocast_multiplies_in_bfloat16_and_keeps_the_rest():
+    captions = batch(7, 20)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.manual_seed(0)
+        gru, collected = PackedGRU(WORDS, UNITS), packed(captions)
+        words = torch.randn(len(collected.tokens), WORDS, requires_grad=True)
+        rounded = gru(words, collected)
+        rounded.sum().backward()
+    gradients = [parameter.grad.clone() for parameter in (words, *gru.parameters())]
+    gru.zero_grad()
+    words.grad = None
+    exact = gru(words, collected)
+    exact.sum().backward()
+    assert {tensor.dtype for tensor in (rounded, *gradients)} == {torch.float32}
+    assert 0 < (rounded - exact).abs().max() < 0.02
+    for found, parameter in zip(gradients, (words, *gru.parameters()), strict=True):
+        assert 0 < (found - parameter.grad).abs().max() < 0.05 * parameter.grad.abs().max()
+
+
+def test_parameters_start_as_torchs():
+    torch.manual_seed(0)
+    theirs = {name: parameter.shape for name, parameter in torch.nn.GRU(WORDS, 100).named_parameters()}
+    gru = PackedGRU(WORDS, 100)
+    assert {name: parameter.shape for name, parameter in gru.named_parameters()} == theirs
+    for parameter in gru.parameters():
+        assert 0.09 < parameter.abs().max() <= 0.1
+        assert parameter.mean().abs() < 0.02

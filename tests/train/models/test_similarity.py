@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from train.models import similarity
+from train.models.similarity import cosine, order
+
+
+def brute_force(a: torch.Tensor, b: torch.Tensor) -> list[list[float]]:
+    return [[-sum(max(0.0, y - x) ** 2 for x, y in zip(p, q, strict=True)) for q in b.tolist()] for p in a.tolist()]
+
+
+def positive(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_order_by_hand():
+    a, b = torch.tensor([[0.5, 1.0]]), torch.tensor([[0.5, 0.5], [1.0, 1.0], [0.0, 3.0]])
+    assert order(a, b).tolist() == [[0, -0.25, -4]]
+    assert order(b, a).tolist() == [[-0.25], [0], [-0.25]]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (5, 3, 2), (4, 4, 0)])
+@pytest.mark.parametrize("numbers", [1, 10, 25, 2**19])
+def test_order_equals_brute_force_in_blocks_of_any_size(shape, numbers, monkeypatch):
+    monkeypatch.setitem(similarity._NUMBERS_AT_ONCE, "cpu", numbers)
+    rows, columns, width = shape
+    a, b = positive(rows, width), positive(columns, width, seed=1)
+    torch.testing.assert_close(order(a, b), torch.tensor(brute_force(a, b), dtype=a.dtype), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("numbers", [1, 10, 25, 2**19])
+def test_gradients_of_order_are_those_of_finite_differences(numbers, monkeypatch):
+    monkeypatch.setitem(similarity._NUMBERS_AT_ONCE, "cpu", numbers)
+    a, b = positive(4, 6).requires_grad_(), positive(5, 6, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(order, (a, b))
+
+
+def test_gradients_of_order_are_those_of_the_plain_formula():
+    a, b = positive(20, 30).float().requires_grad_(), positive(17, 30, seed=1).float().requires_grad_()
+    weights = positive(20, 17, seed=2).float()
+    (order(a, b) * weights).sum().backward()
+    ours = a.grad, b.grad
+    a.grad = b.grad = None
+    ((b[None] - a[:, None]).relu().square().sum(2).neg() * weights).sum().backward()
+    torch.testing.assert_close(ours, (a.grad, b.grad), rtol=1e-5, atol=1e-5)
+
+
+def test_equal_dimensions_have_no_gradient():
+    a, b = torch.tensor([[0.5, 0.2]], requires_grad=True), torch.tensor([[0.5, 0.7]], requires_grad=True)
+    order(a, b).sum().backward()
+    torch.testing.assert_close((a.grad, b.grad), (torch.tensor([[0.0, 1.0]]), torch.tensor([[0.0, -1.0]])))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 3), (3, 0), (0, 0)])
+def test_nothing_to_compare(rows, columns):
+    a, b = positive(rows, 4).requires_grad_(), positive(columns, 4).requires_grad_()
+    for function in (order, cosine):
+        scores = function(a, b)
+        assert scores.shape == (rows, columns)
+        scores.sum().backward()
+    assert a.grad.abs().sum() == b.grad.abs().sum() == 0
+
+
+def test_order_holds_a_few_blocks_and_not_all_differences():
+    """The largest tensor that is made on the way, forward and backward, is a block."""
+    sizes = []
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            sizes.extend(t.numel() for t in (result if isinstance(result, tuple) else (result,)) if torch.is_tensor(t))
+            return result
+
+    a, b = positive(300, 64).requires_grad_(), positive(200, 64, seed=1).requires_grad_()
+    with Sizes():
+        order(a, b).sum().backward()
+    assert max(sizes) <= similarity._NUMBERS_AT_ONCE["cpu"] < 300 * 200 * 64 / 7
+
+
+def test_cosine_of_unit_vectors():
+    a, b = positive(3, 5), positive(4, 5, seed=1)
+    expected = torch.nn.functional.cosine_similarity(a[:, None], b[None], dim=2)
+    found = cosine(torch.nn.functional.normalize(a), torch.nn.functional.normalize(b))
+    torch.testing.assert_close(found, expected)

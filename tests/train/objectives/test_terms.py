@@ -1,0 +1,129 @@
+import numpy as np
+import pytest
+import torch
+
+from train.data.packing import pack
+from train.data.sampling import Batch, ImageSampler, TaskSampler
+from train.data.splits import open_data
+from train.material import build_model
+from train.models.joint_embedding import ModelConfig
+from train.objectives.terms import Objective, gather
+
+LANGUAGES = ("en", "de", "fr")
+PORTIONS = {"en": ["comparable"], "de": ["comparable"], "fr": ["translation"]}
+MARGIN = 0.2
+
+
+@pytest.fixture(scope="module")
+def data(toy):
+    return open_data(toy.captions, toy.features, toy.vocabulary, split="train", portions=PORTIONS)
+
+
+@pytest.fixture(scope="module", params=["cosine", "order"])
+def model(request, data):
+    config = ModelConfig(LANGUAGES, len(data.vocabulary), 8, embedding=5, words=4, similarity=request.param)
+    return build_model(config, seed=1)
+
+
+def objective(model, *, parallel=False):
+    return Objective(model, margin=MARGIN, parallel=parallel, whole=lambda part, count: part)
+
+
+def score(model, a, b):
+    """Of one pair of embeddings, by the papers' formulas."""
+    if model.config.similarity == "cosine":
+        return float(sum(x * y for x, y in zip(a.tolist(), b.tolist(), strict=True)))
+    return -float(sum(max(0.0, y - x) ** 2 for x, y in zip(a.tolist(), b.tolist(), strict=True)))
+
+
+def by_hand(model, a, b, images, hinges="sum"):
+    """The ranking loss of pairs (a, b), in both directions, one hinge at a time."""
+    total = 0.0
+    for r in range(len(a)):
+        true = score(model, a[r], b[r])
+        others = [other for other in range(len(a)) if images[other] != images[r]]
+        rows = [max(0.0, MARGIN - true + score(model, a[r], b[c])) for c in others]
+        columns = [max(0.0, MARGIN - true + score(model, a[c], b[r])) for c in others]
+        total += sum(rows) + sum(columns) if hinges == "sum" else max(rows, default=0.0) + max(columns, default=0.0)
+    return total
+
+
+def embed(model, data, rows):
+    """Embeddings of captions, each read by itself in its own language."""
+    captions, found = data.captions, []
+    for row in rows:
+        language = captions.language_names[captions.languages[row]]
+        found.append(model.embed_captions(pack(captions.token_ids, captions.offsets, np.array([row])), language)[0])
+    return torch.stack(found)
+
+
+def images_of(model, data, images):
+    return model.embed_images(torch.from_numpy(data.features.array[images]))
+
+
+@pytest.mark.parametrize("hinges", ["sum", "max"])
+def test_captions_against_images(data, model, hinges):
+    sampler = TaskSampler(data.captions, 17, seed=0)
+    for _ in range(4):
+        batch = sampler.next()
+        assert batch.task == "c2i"
+        loss = objective(model)(gather(data, batch, torch.device("cpu")), hinges)
+        a, b = images_of(model, data, batch.images), embed(model, data, batch.captions[0])
+        assert loss.item() == pytest.approx(by_hand(model, a, b, batch.images, hinges), rel=1e-5)
+
+
+@pytest.mark.parametrize("hinges", ["sum", "max"])
+def test_captions_against_captions(data, model, hinges):
+    sampler = TaskSampler(data.captions, 17, seed=0, c2c_probability=1.0)
+    batch = sampler.next()
+    assert batch.task == "c2c"
+    assert batch.languages == (None, None) or None in batch.languages  # Pairs of all languages are one data set.
+    loss = objective(model)(gather(data, batch, torch.device("cpu")), hinges)
+    a, b = (embed(model, data, rows) for rows in batch.captions)
+    assert loss.item() == pytest.approx(by_hand(model, a, b, batch.images, hinges), rel=1e-5)
+
+
+def test_equation_1(data, model):
+    batch = ImageSampler(data.captions, 9, seed=0).next()
+    inputs = gather(data, batch, torch.device("cpu"))
+    images = images_of(model, data, batch.images)
+    expected = sum(by_hand(model, images, embed(model, data, rows), batch.images) for rows in batch.captions)
+    assert len(batch.captions) == 3
+    assert objective(model)(inputs, "sum").item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_equation_2_is_over_all_pairs_of_languages(data, model):
+    batch = ImageSampler(data.captions, 9, seed=0).next()
+    inputs = gather(data, batch, torch.device("cpu"))
+    images = images_of(model, data, batch.images)
+    english, german, french = (embed(model, data, rows) for rows in batch.captions)
+    pairs = [(images, english), (images, german), (images, french), (english, german), (english, french), (german, french)]
+    expected = sum(by_hand(model, a, b, batch.images) for a, b in pairs)
+    assert objective(model, parallel=True)(inputs, "sum").item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_captions_of_the_same_image_are_no_negatives(data, model):
+    """A batch of one image has nothing to be told apart from."""
+    captions = data.captions
+    rows = np.flatnonzero((captions.images == 0) & (captions.languages == 0))
+    assert len(rows) == 3
+    batch = Batch("c2i", (rows,), captions.images[rows], ("en",))
+    assert objective(model)(gather(data, batch, torch.device("cpu")), "sum").item() == 0.0
+
+
+def test_a_part_of_the_rows_is_gathered_with_all_images(data):
+    batch = TaskSampler(data.captions, 10, seed=0).next()
+    inputs = gather(data, batch, torch.device("cpu"), slice(3, 7))
+    assert inputs.images.tolist() == batch.images.tolist()
+    np.testing.assert_array_equal(inputs.features, data.features.array[batch.images[3:7]])
+    assert len(inputs.captions[0]) == 4
+
+
+def test_gradients_reach_every_parameter_that_took_part(data, model):
+    model.zero_grad()
+    batch = TaskSampler(data.captions, 10, seed=0, c2c_probability=1.0).next()
+    objective(model)(gather(data, batch, torch.device("cpu")), "sum").backward()
+    with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert with_gradient == {name for name, _ in model.named_parameters() if name.startswith("sentences")}
+    assert with_gradient
+    model.zero_grad()

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+from PIL import Image
+
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, UsageError
+from schemas.features import FeatureSpec
+from train.evaluation.scoring import score_run
+from train.reports.published import rows_of_paper
+from train.reports.table_plots import plot_report
+from train.reports.table_reports import Cell, read_report
+from train.reports.tables import TablesJob, run_tables
+from train.runs.run import open_run
+
+SMALL = {
+    "model.embedding": "6",
+    "model.words": "4",
+    "schedule.batch_size": "8",
+    "schedule.evaluate_every": "2",
+    "schedule.max_steps": "4",
+}
+
+
+def job_of(toy, output, **more) -> TablesJob:
+    fields = {"rows": ("pivot-*", "vse-en"), "seeds": 2, "overrides": SMALL, "workers": 1, "device": "cpu", **more}
+    return TablesJob(
+        paper="gella2017",
+        output=str(output),
+        captions=toy.captions,
+        features=toy.features,
+        vocabulary=toy.vocabulary,
+        **fields,
+    )
+
+
+def run(job: TablesJob) -> list[tuple[str, int]]:
+    """Runs a job; gives the runs in the order in which they ended."""
+    ended = []
+    run_tables(job, lambda done: ended.append((done.task.preset, done.task.seed)))
+    return ended
+
+
+@pytest.fixture(scope="module")
+def finished(toy_2016, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("tables") / "out"
+    presets = [f"gella2017/{name}" for name in ("vse-en", "pivot-sym", "pivot-asym")]
+    assert run(job_of(toy_2016, output)) == [(preset, seed) for seed in (0, 1) for preset in presets]
+    return output
+
+
+def test_a_result_is_what_evaluating_the_run_gives(finished, toy_2016):
+    for seed in (0, 1):
+        name = f"gella2017/pivot-asym/seed-{seed}"
+        result = json.loads((finished / "results" / f"{name}.json").read_text())
+        opened = open_run(finished / "runs" / name)
+        scores = score_run(opened, captions=toy_2016.captions, features=toy_2016.features)
+        assert result["scores"] == [score.to_dict() for score in scores]
+        assert {score["split"] for score in result["scores"]} == {"test_2016"}
+        assert (opened.seed, opened.model.config.similarity, opened.config.schedule.max_steps) == (seed, "order", 4)
+        assert result["step"] in (2, 4)
+        assert not (finished / "runs" / name / "last.pt").exists()
+
+
+def test_what_is_there_is_kept_and_the_rest_is_done(finished, toy_2016):
+    def stamps() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in finished.rglob("*.json")}
+
+    before = stamps()
+    gone = finished / "results" / "gella2017" / "vse-en" / "seed-1.json"
+    text = gone.read_text()
+    gone.unlink()
+    with pytest.raises(UsageError, match=r"seed-1' holds a run, but has no last\.pt to go on from"):
+        run(job_of(toy_2016, finished))
+    shutil.rmtree(finished / "runs" / "gella2017" / "vse-en" / "seed-1")
+    ended = run(job_of(toy_2016, finished))
+    assert len(ended) == 6
+    assert ended[-1] == ("gella2017/vse-en", 1)
+    assert gone.read_text() == text
+    after = stamps()
+    assert {path for path in before if before[path] != after[path]} == {str(gone)}
+
+
+def test_other_settings_or_data_are_refused(finished, toy_2016, tmp_path):
+    job = job_of(toy_2016, finished)
+    with pytest.raises(DatasetError, match="measured with other config: nothing was trained"):
+        run(replace(job, overrides={**SMALL, "schedule.max_steps": "5"}))
+    with pytest.raises(DatasetError, match="measured with other precision"):
+        run(replace(job, precision="bf16"))
+    with pytest.raises(UsageError, match=r"--rows 'bilingual\*' fits no row of gella2017: its rows are gella2017/vse-en"):
+        run(replace(job, rows=("bilingual*",), output=str(tmp_path / "o")))
+    with pytest.raises(UsageError, match="--seeds is 0"):
+        replace(job, seeds=0)
+    with pytest.raises(UsageError, match="no tables of 'huang2019'"):
+        replace(job, paper="huang2019")
+    with pytest.raises(UsageError, match="not a local folder"):
+        replace(job, output="gs://bucket/tables")
+
+
+def test_captions_that_lack_a_language_are_refused_before_training(toy, toy_2016, tmp_path):
+    job = replace(job_of(toy_2016, tmp_path / "o"), paper="kadar2018", rows=("monolingual-en", "multi-translation"))
+    with pytest.raises(
+        DatasetError, match="kadar2018/multi-translation needs captions of cs translation, de translation, which"
+    ):
+        run(job)
+    with pytest.raises(DatasetError, match="gella2017/vse-en needs captions of en comparable"):
+        run(job_of(toy, tmp_path / "o"))  # Its test split has another name.
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_features_that_lack_images_are_refused_before_training(multi30k, new_dataset, tmp_path, split):
+    rows = [row for row in open_dataset(multi30k.features).table().to_pylist() if row["image_id"] != f"{split}-003"]
+    new_dataset(tmp_path / "few", "features", rows, parameters={}, spec=FeatureSpec("toy", (8,)))
+    job = job_of(replace(multi30k, features=str(tmp_path / "few")), tmp_path / "o")
+    name = "test_2016" if split == "test" else split
+    with pytest.raises(DatasetError, match=rf"lacks the features of 1 of \d+ images of split '{name}'.*: {split}-003"):
+        run(job)
+    assert not (tmp_path / "o").exists()
+
+
+def test_features_are_needed_of_what_is_read_only(multi30k, new_dataset, tmp_path):
+    """Of an image with a French caption alone a row of German has no use."""
+    source, rows = open_dataset(multi30k.captions), []
+    for row in source.table().to_pylist():
+        rows.append(row)
+        if row["language"] == "fr":
+            rows.append({**row, "image_id": f"more-{row['image_id']}"})
+    new_dataset(tmp_path / "encoded", "encoded", rows, parameters=source.manifest.parameters, inputs=source.manifest.inputs)
+    data = replace(multi30k, captions=str(tmp_path / "encoded"))
+    german = job_of(data, tmp_path / "o", rows=("vse-de",), seeds=1)
+    assert run(german) == [("gella2017/vse-de", 0)]
+    with pytest.raises(DatasetError, match="lacks the features of 40 of 80 images of split 'train'"):
+        run(replace(german, paper="kadar2018", rows=("monolingual-translation-fr",)))
+
+
+def test_a_row_whose_test_captions_lie_in_one_split(multi30k, tmp_path):
+    job = replace(job_of(multi30k, tmp_path / "o", seeds=1), paper="kadar2018", rows=("monolingual-translation-fr",))
+    run(job)
+    result = json.loads((tmp_path / "o/results/kadar2018/monolingual-translation-fr/seed-0.json").read_text())
+    assert [(score["split"], score["language"]) for score in result["scores"]] == [("test_2016_flickr", "fr")]
+
+
+def test_the_home_folder_may_stand_in_the_output(toy_2016, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run(job_of(toy_2016, "~/o", seeds=1, rows=("vse-en",)))
+    assert [path.name for path in tmp_path.iterdir()] == ["o"]
+    assert {path.name for path in (tmp_path / "o").iterdir()} == {"runs", "results"}
+    assert "1 runs" in read_report("~/o", "gella2017").to_markdown()
+
+
+def test_the_report_has_means_deviations_and_published_numbers(finished):
+    report = read_report(str(finished), "gella2017")
+    assert [section.title for section in report.sections] == [
+        "Table 1 (comparable captions)",
+        "Table 2 (comparable captions)",
+    ]
+    results = [json.loads((finished / f"results/gella2017/pivot-sym/seed-{seed}.json").read_text()) for seed in (0, 1)]
+    for section, language in zip(report.sections, ("en", "de"), strict=True):
+        lines = {line.row.name: line for line in section.lines}
+        values = [
+            score["text_to_image"]["recall_at_5"]
+            for result in results
+            for score in result["scores"]
+            if (score["language"], score["portion"]) == (language, "comparable")
+        ]
+        cell = lines["PIVOT-SYM"].cells["text_to_image", "recall_at_5"]
+        assert (cell.mean, cell.deviation) == pytest.approx((mean(values), stdev(values)))
+        assert cell.published == {"en": 53.4, "de": 46.4}[language]
+        assert lines["PARALLEL-SYM"].runs == 0
+        assert lines["PARALLEL-SYM"].cells["image_to_text", "median_rank"].text == {"en": "– (3)", "de": "– (4)"}[language]
+    markdown = report.to_markdown()
+    expected = "| PIVOT-SYM | de | 2 |"
+    (line,) = (line for line in markdown.splitlines() if line.startswith(expected))
+    assert len(line.split("|")) == 13
+    assert "Changed against the presets: model.embedding=6, model.words=4" in markdown
+    assert "Features: toy." in markdown
+    assert "6 runs" in markdown
+
+
+def test_tables_without_a_trained_row_are_left_out_of_what_is_begun(finished):
+    assert read_report(str(finished), "kadar2018").begun.sections == ()
+    report = read_report(str(finished), "gella2017")
+    assert report.begun == report  # Both tables have rows that are trained.
+
+
+def test_without_results_the_published_numbers_stand_alone(tmp_path):
+    report = read_report(str(tmp_path), "kadar2018")
+    assert "No row has been trained yet." in report.to_markdown()
+    assert [section.title.partition(" (")[0] for section in report.sections] == [
+        *["Table 2", "Table 3", "Table 4", "Table 5", "Table 6", "Table 7", "Figure 3"]
+    ]
+    assert sum(len(section.lines) for section in report.sections) == len(rows_of_paper("kadar2018"))
+    assert len(report.sections[-1].columns) == 6
+    assert report.sections[2].columns == (("image_to_text", "recall_at_10"), ("text_to_image", "recall_at_10"))
+    assert "| Bi-disjoint | de | 0 | – (67.9) | – (54.9) |" in report.to_markdown()
+    assert [table.row_count for table in report.to_tables()] == [len(section.lines) for section in report.sections]
+
+
+@pytest.mark.parametrize(
+    ("values", "published", "text"),
+    [
+        ((), 4, "– (4)"),
+        ((), None, "–"),
+        ((12.34,), 12.5, "12.3 (12.5)"),
+        ((), 76.0, "– (76.0)"),
+        ((10.0, 20.0, 30.0), None, "20.0 ± 10.0"),
+    ],
+)
+def test_the_text_of_a_cell(values, published, text):
+    assert Cell(published, values).text == text
+
+
+@pytest.mark.parametrize("paper", ["gella2017", "kadar2018"])
+def test_the_plot_is_a_picture(finished, tmp_path, paper):
+    plot_report(read_report(str(finished), paper), tmp_path / "plot.png")
+    with Image.open(tmp_path / "plot.png") as image:
+        assert image.format == "PNG"
+        assert min(image.size) > 500
+        assert len(image.convert("L").getcolors()) > 10
+
+
+@pytest.mark.slow
+def test_several_at_a_time_give_the_same(finished, toy_2016, tmp_path):
+    run(job_of(toy_2016, tmp_path / "o", workers=2, seeds=1, rows=("pivot-*",)))
+    for name in ("pivot-sym", "pivot-asym"):
+        path = Path("results", "gella2017", name, "seed-0.json")
+        found, expected = (json.loads((folder / path).read_text()) for folder in (tmp_path / "o", finished))
+        assert found == expected
+
+
+@pytest.mark.slow
+def test_an_error_of_a_run_is_the_error_of_the_command(toy_2016, tmp_path):
+    job = job_of(toy_2016, tmp_path / "o", workers=2, seeds=2, rows=("vse-en",))
+    (tmp_path / "o" / "runs" / "gella2017" / "vse-en").mkdir(parents=True)
+    (tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0").mkdir()
+    (tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0" / "last.pt").write_bytes(b"nothing")
+    with pytest.raises(DatasetError, match="damaged, or no checkpoint"):
+        run(job)

@@ -1,0 +1,1 @@
+"""Configurations: strict TOML sections and the presets."""

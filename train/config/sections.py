@@ -1,0 +1,334 @@
+"""The configuration of a run: frozen dataclasses, read strictly from TOML.
+
+A configuration says everything that the papers say about a model and its training, and nothing about the machine: seed, device and
+precision belong to the run. An unknown key, a wrong type or an impossible value is an error before anything is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from schemas.errors import UsageError
+from train.config.presets import read_preset
+from train.config.strict_toml import build, dump, override, parse
+
+__all__ = [
+    "ArchitectureConfig",
+    "Config",
+    "DataConfig",
+    "LossConfig",
+    "OptimizerConfig",
+    "ScheduleConfig",
+    "differences",
+    "from_toml",
+    "resolve",
+    "to_toml",
+]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is trained on.
+
+    Attributes:
+        portions: of each language the portions whose captions are used; the order of the languages is the model's.
+        captions_per_image: ``all``, or ``one``: one caption of each image and language, drawn with the run's seed. Only training
+            captions are drawn from; the stopping criterion uses all.
+        images: ``all``; ``half``: a random half, the same one for every language; ``disjoint``: each of two languages has a half
+            of its own. Drawn with the run's seed, training images only.
+        split: the split that is trained on.
+        validation_split: the split that the stopping criterion is measured on.
+        l2_features: divide each image feature by its Euclidean norm.
+    """
+
+    portions: Mapping[str, tuple[str, ...]]
+    captions_per_image: Literal["all", "one"] = "all"
+    images: Literal["all", "half", "disjoint"] = "all"
+    split: str = "train"
+    validation_split: str = "val"
+    l2_features: bool = False
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages, in the model's order."""
+        return tuple(self.portions)
+
+    def __post_init__(self) -> None:
+        _require(bool(self.portions), "data.portions names no language: give at least one, e.g. { en = ['comparable'] }")
+        for language, portions in self.portions.items():
+            _require(bool(portions), f"data.portions.{language} is empty: name at least one portion, or leave {language} out")
+        _require(
+            self.images != "disjoint" or len(self.portions) == 2,
+            f"data.images = 'disjoint' divides the images between two languages, data.portions names {len(self.portions)}",
+        )
+
+
+@dataclass(frozen=True)
+class ArchitectureConfig:
+    """The section ``model``.
+
+    Attributes:
+        embedding: width of the joint space, and units of the GRU.
+        words: width of the word embeddings.
+        shared: one sentence encoder over the joint vocabulary for all languages; else one for each.
+        similarity: ``cosine``, or ``order`` (Vendrov et al. 2016).
+    """
+
+    embedding: int = 1024
+    words: int = 300
+    shared: bool = True
+    similarity: Literal["cosine", "order"] = "cosine"
+
+    def __post_init__(self) -> None:
+        _positive("model", self, "embedding", "words")
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """What is minimised.
+
+    Attributes:
+        objective: ``ranking``: each step one task, images against the captions of one language, or the captions of two languages
+            against each other (Kádár et al. 2018, figure 2); ``pivot`` and ``parallel``: equations 1 and 2 of Gella et al. 2017.
+        c2c_probability: ``ranking``: how often a step is of captions against captions.
+        margin: of the hinges.
+        hinges: their ``sum``, or only the ``max`` of each query.
+        warmup_steps: with ``max``: first so many steps with the sum. The hardest negatives of untrained encoders can collapse all
+            similarities to one value, which costs thousands of steps; about an epoch with the sum leads past it.
+    """
+
+    objective: Literal["ranking", "pivot", "parallel"] = "ranking"
+    c2c_probability: float = 0.0
+    margin: float = 0.2
+    hinges: Literal["sum", "max"] = "sum"
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _positive("loss", self, "margin")
+        _not_negative("loss", self, "warmup_steps")
+        _require(self.hinges == "max" or self.warmup_steps == 0, "loss.warmup_steps belongs to the hinges 'max': leave it out")
+        _require(0 <= self.c2c_probability <= 1, f"loss.c2c_probability is {self.c2c_probability}, expected 0 to 1")
+        _require(
+            self.objective == "ranking" or self.c2c_probability == 0,
+            f"loss.c2c_probability belongs to the objective 'ranking', but loss.objective is {self.objective!r}: leave it out",
+        )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Adam, and what happens to the gradient before it.
+
+    Attributes:
+        learning_rate: step size.
+        betas: decay rates of the two moments.
+        epsilon: added to the denominator.
+        weight_decay: L2: this times the weights is added to the gradient.
+        gradient_clipping: greatest Euclidean norm of the gradient of all parameters together; 0 clips nothing.
+    """
+
+    learning_rate: float = 2e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    gradient_clipping: float = 2.0
+
+    def __post_init__(self) -> None:
+        _positive("optimizer", self, "learning_rate", "epsilon")
+        _not_negative("optimizer", self, "weight_decay", "gradient_clipping")
+        _require(all(0 <= beta < 1 for beta in self.betas), f"optimizer.betas is {list(self.betas)}, expected 0 to less than 1")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How long, and when to stop.
+
+    Attributes:
+        batch_size: pairs of a batch; of ``pivot`` and ``parallel`` images of a batch.
+        bucket: ``ranking``: put captions of like length into a batch, which then takes fewer time steps; see
+            `train.data.sampling.ShuffledRows`.
+        evaluate_every: steps between two evaluations on the validation split; 0: one at the end of each epoch.
+        patience: evaluations without a better sum of recalls after which training stops; 0: it never does.
+        monitor: languages whose recalls are added up; empty: all.
+        max_epochs: most epochs; 0: no limit.
+        max_steps: most steps; 0: no limit.
+        decay_epochs: the learning rate falls after every so many epochs; 0: never.
+        decay_factor: what it is multiplied by.
+    """
+
+    batch_size: int = 128
+    bucket: bool = False
+    evaluate_every: int = 0
+    patience: int = 10
+    monitor: tuple[str, ...] = ()
+    max_epochs: int = 0
+    max_steps: int = 0
+    decay_epochs: int = 0
+    decay_factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        _positive("schedule", self, "batch_size", "decay_factor")
+        _not_negative("schedule", self, "evaluate_every", "patience", "max_epochs", "max_steps", "decay_epochs")
+        _require(
+            bool(self.patience or self.max_epochs or self.max_steps),
+            "schedule.patience, max_epochs and max_steps are all 0: training would never end. Give one of them",
+        )
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that defines a model and its training.
+
+    Attributes:
+        data: what is trained on.
+        model: the encoders.
+        loss: what is minimised.
+        optimizer: how.
+        schedule: how long.
+        description: for people; the row of a paper's table.
+    """
+
+    data: DataConfig
+    model: ArchitectureConfig = field(default_factory=ArchitectureConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        _require(
+            set(self.schedule.monitor) <= set(self.data.languages),
+            f"schedule.monitor names {', '.join(self.schedule.monitor)}, the languages are {', '.join(self.data.languages)}",
+        )
+        _require(
+            self.loss.objective == "ranking" or not self.schedule.bucket,
+            f"schedule.bucket belongs to the objective 'ranking', but loss.objective is {self.loss.objective!r}: leave it out",
+        )
+        _require(
+            self.loss.c2c_probability == 0 or len(self.data.languages) > 1,
+            f"loss.c2c_probability is {self.loss.c2c_probability}, but data.portions names one language: captions are ranked "
+            "against those of another language",
+        )
+        _require(
+            self.loss.c2c_probability == 0 or self.model.shared,
+            "loss.c2c_probability needs model.shared = true: a batch of caption pairs mixes languages",
+        )
+        _require(
+            self.loss.c2c_probability == 0 or self.data.images != "disjoint",
+            "loss.c2c_probability needs captions of the same image in two languages, with data.images = 'disjoint' there are none",
+        )
+        _require(
+            self.loss.objective == "ranking" or self.data.images != "disjoint",
+            f"loss.objective = {self.loss.objective!r} needs captions of each image in every language, with data.images = "
+            "'disjoint' there are none",
+        )
+
+    @property
+    def lasting(self) -> Config:
+        """The configuration without its budget and its description: what a run that goes on must have in common with itself."""
+        return replace(self, schedule=replace(self.schedule, max_epochs=0, max_steps=0, patience=1), description="")
+
+
+def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
+    """Finds a configuration.
+
+    Args:
+        source: name of a preset, or path of a TOML file (its name ends in ``.toml``).
+        overrides: values by dotted key, as TOML, e.g. ``{"optimizer.learning_rate": "1e-3"}``; a word needs no quotes.
+
+    Raises:
+        UsageError: there is no such preset or file, or it is not a configuration.
+
+    Example:
+        >>> resolve("kadar2018/bilingual-c2c", {"model.embedding": "256"}).model.embedding
+        256
+    """
+    if source.endswith(".toml"):
+        path = Path(source)
+        if not path.is_file():
+            raise UsageError(f"there is no file {source!r}: check the path, or give the name of a preset (--list-presets)")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read {source!r}: {error}") from error
+    else:
+        text = read_preset(source)
+    return from_toml(text, source, overrides)
+
+
+def from_toml(text: str, source: str, overrides: Mapping[str, str] | None = None) -> Config:
+    """Reads a configuration.
+
+    Args:
+        text: TOML; ``extends = "PRESET"`` at its top takes over what it does not say itself.
+        source: where it comes from, for messages.
+        overrides: as `resolve` takes them.
+
+    Raises:
+        UsageError: it is not a configuration.
+    """
+    try:
+        table = _extended(parse(text))
+        for key, value in (overrides or {}).items():
+            override(table, key, value)
+        return build(Config, table)
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from error
+
+
+def to_toml(config: Config) -> str:
+    """Writes a configuration in full: every key, in a fixed order. `from_toml` gives the same configuration back."""
+    lines, section = [f"description = {dump(config.description)}"], ""
+    for key, value in _values(config):
+        if key.partition(".")[0] != section:
+            section = key.partition(".")[0]
+            lines += ["", f"[{section}]"]
+        lines.append(f"{key.partition('.')[2]} = {value}")
+    return "\n".join(lines) + "\n"
+
+
+def differences(there: Config, now: Config) -> list[str]:
+    """Keys whose values differ, each as ``loss.margin: there 0.2, now 0.1``."""
+    before, after = dict(_values(there)), dict(_values(now))
+    return [f"{key}: there {before[key]}, now {after[key]}" for key in before if before[key] != after[key]]
+
+
+def _values(config: Config) -> Iterator[tuple[str, str]]:
+    """Dotted key and value, as TOML, of everything that is in a section; as text, the order of languages counts too."""
+    for section in fields(config):
+        values = getattr(config, section.name)
+        if is_dataclass(values):
+            yield from ((f"{section.name}.{key.name}", dump(getattr(values, key.name))) for key in fields(values))
+
+
+def _extended(table: dict[str, Any]) -> dict[str, Any]:
+    """Fills in what a table ``extends``: its own keys replace those of the preset that it names, section by section."""
+    if "extends" not in table:
+        return table
+    name = table.pop("extends")
+    if not isinstance(name, str):
+        raise UsageError(f"extends is {name!r}, expected the name of a preset")
+    base = _extended(parse(read_preset(name)))
+    for key, value in table.items():
+        base[key] = {**base[key], **value} if isinstance(value, dict) and isinstance(base.get(key), dict) else value
+    return base
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UsageError(message)
+
+
+def _positive(section: str, values: Any, *keys: str) -> None:
+    for key in keys:
+        value = getattr(values, key)
+        _require(0 < value < math.inf, f"{section}.{key} is {value}, expected more than 0")
+
+
+def _not_negative(section: str, values: Any, *keys: str) -> None:
+    for key in keys:
+        value = getattr(values, key)
+        _require(0 <= value < math.inf, f"{section}.{key} is {value}, expected 0 or more")

@@ -1,0 +1,1 @@
+"""Captions and features as arrays, and the batches drawn from them."""

@@ -1,0 +1,175 @@
+"""What a model is trained or evaluated on: captions and features of one split, checked and joined before anything starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from schemas.dataset import Dataset, open_dataset
+from schemas.errors import DatasetError
+from schemas.vocabulary import Vocabulary
+from train.data.captions import Captions, read_captions
+from train.data.features import ImageFeatures, extractor_fingerprint, missing_images, read_features
+from train.data.regimes import disjoint_halves, half_of_images, one_caption_per_image
+
+__all__ = ["TrainingData", "check_fingerprints", "check_images", "open_data"]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Captions and the features of their images.
+
+    Attributes:
+        captions: of one split; each of ``image_ids`` has at least one.
+        features: in the order of ``captions.image_ids``.
+        vocabulary: that the captions were encoded with; None where it was not asked for.
+        fingerprints: of what the data was read from: ``captions``, ``features``, ``vocabulary`` and ``extractor``.
+    """
+
+    captions: Captions
+    features: ImageFeatures
+    vocabulary: Vocabulary | None
+    fingerprints: Mapping[str, str]
+
+
+def open_data(
+    captions: str,
+    features: str,
+    vocabulary: str | None = None,
+    *,
+    split: str,
+    languages: Sequence[str] | None = None,
+    portions: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    captions_per_image: Literal["all", "one"] = "all",
+    images: Literal["all", "half", "disjoint"] = "all",
+    seed: int = 0,
+    l2: bool = False,
+    memory_map: str | os.PathLike[str] | None = None,
+    expected: Mapping[str, str] | None = None,
+) -> TrainingData:
+    """Reads the captions of a split and the features of their images. Everything is checked before the features are read.
+
+    Args:
+        captions: folder of the encoded captions.
+        features: folder of the features.
+        vocabulary: folder of the vocabulary that the captions must have been encoded with.
+        split: the split.
+        languages: as `read_captions` takes them.
+        portions: as `read_captions` takes them.
+        captions_per_image: ``one`` draws one caption of each image and language.
+        images: ``half`` keeps a random half of the images; ``disjoint`` gives each of two languages a half of its own.
+        seed: what is drawn depends on it.
+        l2: divide each feature by its Euclidean norm.
+        memory_map: as `read_features` takes it.
+        expected: fingerprints that must be those of the data, for example those of a run.
+
+    Raises:
+        DatasetError: a dataset is missing or of the wrong kind; the captions were encoded with another vocabulary; another
+            fingerprint than expected; no such captions; images without features.
+        UsageError: the arguments do not fit together.
+    """
+    encoded = open_dataset(captions, kind="encoded")
+    extracted = open_dataset(features)
+    fingerprints = {
+        "captions": encoded.fingerprint,
+        "features": extracted.fingerprint,
+        "vocabulary": _vocabulary_of(encoded),
+        "extractor": extractor_fingerprint(extracted),
+    }
+    check_fingerprints(fingerprints, expected or {}, captions=captions, features=features)
+    tokens = None if vocabulary is None else _open_vocabulary(vocabulary, encoded)
+    chosen = read_captions(encoded, split=split, languages=languages, portions=portions)
+    if tokens is not None:
+        _check_languages(tokens, chosen)
+    if captions_per_image == "one":
+        chosen = one_caption_per_image(chosen, seed)
+    if images != "all":
+        chosen = (half_of_images if images == "half" else disjoint_halves)(chosen, seed)
+    chosen = chosen.compact()
+    check_images(chosen, extracted)
+    return TrainingData(
+        captions=chosen,
+        features=read_features(extracted, chosen.image_ids, l2=l2, memory_map=memory_map),
+        vocabulary=None if tokens is None else tokens.vocabulary(),
+        fingerprints=fingerprints,
+    )
+
+
+def check_fingerprints(found: Mapping[str, str], expected: Mapping[str, str], *, captions: str, features: str) -> None:
+    """Compares what data was read from with what it must have been read from.
+
+    Args:
+        found: by name, as in `TrainingData`.
+        expected: likewise; names that are not in it may be anything.
+        captions: where the captions lie, for messages.
+        features: where the features lie, for messages.
+
+    Raises:
+        DatasetError: a fingerprint differs.
+    """
+    meanings = {
+        "vocabulary": f"{captions!r} was encoded with another vocabulary, whose ids stand for other tokens: encode the captions "
+        "with the vocabulary of the model",
+        "extractor": f"{features!r} was made by another extractor, or with other weights or settings, and the model cannot read "
+        "its features: extract them as those that it was trained on",
+        "captions": f"{captions!r} is not the dataset of encoded captions that was used before: give that one",
+        "features": f"{features!r} is not the dataset of features that was used before: give that one",
+    }
+    for name, fingerprint in expected.items():
+        if found[name] != fingerprint:
+            raise DatasetError(f"{meanings[name]} (fingerprint {found[name][:12]}..., expected {fingerprint[:12]}...)")
+
+
+def _vocabulary_of(encoded: Dataset) -> str:
+    """Fingerprint of the vocabulary that captions were encoded with."""
+    for entry in encoded.manifest.inputs:
+        if entry.get("name") == "vocabulary":
+            return entry["fingerprint"]
+    raise DatasetError(
+        f"the manifest of {encoded.folder.location!r} does not name the vocabulary that made it: encode the captions again"
+    )
+
+
+def _open_vocabulary(path: str, encoded: Dataset) -> Dataset:
+    dataset = open_dataset(path, kind="vocabulary")
+    if dataset.fingerprint != _vocabulary_of(encoded):
+        raise DatasetError(
+            f"{encoded.folder.location!r} was encoded with another vocabulary (fingerprint {_vocabulary_of(encoded)[:12]}...) than "
+            f"{path!r} ({dataset.fingerprint[:12]}...): give that one, or encode the captions again with this one"
+        )
+    return dataset
+
+
+def _check_languages(vocabulary: Dataset, captions: Captions) -> None:
+    """A joint vocabulary is of the languages that it was counted on; no languages in its parameters are all there were."""
+    counted = vocabulary.manifest.parameters.get("languages") or captions.language_names
+    strange = [language for language in captions.language_names if language not in counted]
+    if strange:
+        raise DatasetError(
+            f"the vocabulary {vocabulary.folder.location!r} was counted on captions in {', '.join(counted)}: those in "
+            f"{', '.join(strange)} are nearly all <unk>. Make a vocabulary of all languages and encode the captions with it"
+        )
+
+
+def check_images(captions: Captions, features: Dataset) -> None:
+    """Checks that there are features of all images of captions.
+
+    Raises:
+        DatasetError: how much is missing, in captions too: an image may have one or eleven.
+    """
+    missing = missing_images(features, captions.image_ids)
+    if not len(missing):
+        return
+    first = ", ".join(captions.image_ids[n] for n in missing[:5].tolist()) + (", ..." if len(missing) > 5 else "")
+    failed = (
+        f" ({features.manifest.failed:,} images failed there, see 'imagepivot inspect')" if features.manifest.failed else ""
+    )
+    raise DatasetError(
+        f"{features.folder.location!r} lacks the features of {len(missing):,} of {len(captions.image_ids):,} images of split "
+        f"{captions.split!r}, with {int(np.isin(captions.images, missing).sum()):,} of {len(captions):,} captions: {first}"
+        f"{failed}. Extract the features of these images, or check that both datasets are of the same images"
+    )

@@ -1,0 +1,1 @@
+"""What a trained model retrieves: metrics, scores, embeddings, search."""

@@ -1,0 +1,1 @@
+"""Models: encoders, similarities and the joint embedding."""

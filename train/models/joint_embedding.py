@@ -1,0 +1,98 @@
+"""The joint embedding of images and sentences in any number of languages.
+
+Letters in shapes: ``B`` images or captions of a batch, ``C`` captions, ``D`` feature width, ``E`` joint embedding width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from train.data.packing import PackedCaptions
+from train.models.encoders import ImageEncoder, SentenceEncoder
+from train.models.similarity import cosine, order
+
+__all__ = ["SIMILARITIES", "JointEmbedding", "ModelConfig"]
+
+SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosine, "order": order}
+"""By name: from embeddings ``[A, E]`` and ``[B, E]`` to scores ``[A, B]``."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a `JointEmbedding` is built from.
+
+    Attributes:
+        languages: that it reads.
+        vocabulary_size: tokens of the joint vocabulary.
+        feature_width: D.
+        embedding: E, also the units of the GRU: 1024 in both papers.
+        words: width of the word embeddings: 300 in both papers.
+        shared: one sentence encoder over the joint vocabulary for all languages (Kádár et al. 2018), or one for each (Gella et
+            al. 2017).
+        similarity: a name in `SIMILARITIES`.
+        language_ids: where the encoders are not shared, by language the ids of the joint vocabulary that it uses, ascending,
+            ``<unk>`` among them; only these get word vectors. A language without an entry gets all.
+    """
+
+    languages: tuple[str, ...]
+    vocabulary_size: int
+    feature_width: int
+    embedding: int = 1024
+    words: int = 300
+    shared: bool = True
+    similarity: str = "cosine"
+    language_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.similarity not in SIMILARITIES:
+            raise ValueError(f"similarity is {self.similarity!r}, expected one of {tuple(SIMILARITIES)}")
+        if not self.languages:
+            raise ValueError("a model needs at least one language")
+
+
+class JointEmbedding(nn.Module):
+    """Images and captions as vectors of one space.
+
+    All embeddings have length 1. For the order similarity their absolute values are taken (Gella et al. 2017, footnote 1), as
+    Vendrov's code and VSE++ (``--use_abs``) do.
+
+    Args:
+        config: what to build.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.images = ImageEncoder(config.feature_width, config.embedding)
+        shape = config.vocabulary_size, config.words, config.embedding
+        ids = [None] if config.shared else [config.language_ids.get(language) for language in config.languages]
+        self.sentences = nn.ModuleList(SentenceEncoder(*shape, ids=some) for some in ids)
+
+    def embed_images(self, features: Tensor) -> Tensor:
+        """From features ``[B, D]`` to embeddings ``[B, E]``."""
+        return self._embedding(self.images(features))
+
+    def embed_captions(self, captions: PackedCaptions, language: str) -> Tensor:
+        """Embeddings ``[B, E]`` of captions of one language, in the order that they were asked of `train.data.packing.pack`."""
+        if language not in self.config.languages:
+            raise ValueError(f"language is {language!r}, expected one of {self.config.languages}")
+        encoder = self.sentences[0 if self.config.shared else self.config.languages.index(language)]
+        return self._embedding(encoder(captions))
+
+    def similarity(self, images: Tensor, captions: Tensor) -> Tensor:
+        """Scores ``[B, C]`` of embeddings ``[B, E]`` and ``[C, E]``, higher is more alike; of two captions likewise.
+
+        Always in float32: the margins of the losses are not far above the rounding of bfloat16.
+        """
+        with torch.autocast(images.device.type, enabled=False):
+            return SIMILARITIES[self.config.similarity](images.float(), captions.float())
+
+    def _embedding(self, encoded: Tensor) -> Tensor:
+        """Encoder output ``[B, E]`` as a point of the joint space."""
+        unit = normalize(encoded.float(), dim=1)
+        return unit.abs() if self.config.similarity == "order" else unit

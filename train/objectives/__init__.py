@@ -1,0 +1,1 @@
+"""Losses and the objective that a training minimises."""

@@ -1,0 +1,1 @@
+"""Tables: the papers' published numbers beside those measured."""

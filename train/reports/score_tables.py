@@ -1,0 +1,31 @@
+"""Scores of a run, as a table for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from train.evaluation.scoring import Score
+
+__all__ = ["score_table"]
+
+
+def score_table(scores: Sequence[Score], *, title: str) -> Table:
+    """Recalls, percent, and median rank of each language, portion and split, and beside each recall what chance reaches."""
+    table = Table(
+        title=title, title_justify="left", title_style="bold", caption="recalls in percent, in brackets those of chance"
+    )
+    for heading in ("captions", "queries"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("R@1", "R@5", "R@10", "median rank"):
+        table.add_column(heading, justify="right")
+    for score in scores:
+        for name, direction in (("image", score.retrieval.image_to_text), ("text", score.retrieval.text_to_image)):
+            chances = score.chance["image_to_text" if name == "image" else "text_to_image"]
+            cells = [
+                f"{recall:.1f} [dim]({chance:.1f})[/dim]" for recall, chance in zip(direction.recalls, chances, strict=True)
+            ]
+            captions = f"{score.language} {score.portion}" if name == "image" else f"[dim]{score.split}[/dim]"
+            table.add_row(captions, f"{direction.queries:,} {name}s", *cells, str(direction.median_rank))
+    return table

@@ -1,0 +1,41 @@
+"""The report of ``imagepivot tables`` as a picture: R@10 of each row, measured and published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from train.reports.table_reports import Report, Section
+
+__all__ = ["plot_report"]
+
+_COLOURS = {"image_to_text": "tab:blue", "text_to_image": "tab:orange"}
+_MEASURE = "recall_at_10"
+
+
+def plot_report(report: Report, path: Path) -> None:
+    """Draws a panel for each table. A dot with its deviation is measured, a ring is published."""
+    heights = [len(section.lines) + 2 for section in report.sections]
+    figure = Figure(figsize=(8, 0.28 * sum(heights) + 0.6), layout="constrained")
+    panels = figure.subplots(len(report.sections), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for section, panel in zip(report.sections, panels, strict=True):
+        _draw(section, panel)
+    panels[-1].set_xlabel("R@10, percent: ● measured, ○ published\nblue: image to text, orange: text to image")
+    figure.suptitle(f"{report.paper}: measured beside published")
+    figure.savefig(path, dpi=150)
+
+
+def _draw(section: Section, panel: Axes) -> None:
+    panel.set_title(section.title, loc="left", fontsize="medium")
+    panel.set_yticks(range(len(section.lines)), [f"{line.row.name}, {line.row.language}" for line in section.lines])
+    panel.set_ylim(len(section.lines) - 0.4, -0.6)
+    panel.grid(axis="x", alpha=0.3)
+    for place, line in enumerate(section.lines):
+        for direction, colour in _COLOURS.items():
+            cell = line.cells[direction, _MEASURE]
+            if cell.published is not None:
+                panel.plot(cell.published, place, marker="o", mfc="none", color=colour)
+            if cell.mean is not None and (direction, _MEASURE) in section.columns:
+                panel.errorbar(cell.mean, place, xerr=cell.deviation or 0.0, marker="o", color=colour, capsize=2)

@@ -1,0 +1,194 @@
+"""Measured beside published: the report of ``imagepivot tables``, for a terminal, as Markdown and as a plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich.table import Table
+
+from schemas.storage import Folder
+from train.reports.published import PublishedRow, rows_of_paper
+
+__all__ = ["Cell", "Line", "Report", "Section", "read_report"]
+
+DIRECTIONS = ("image_to_text", "text_to_image")
+MEASURES = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
+_RECALLS = MEASURES[:3]
+_SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "median rank"}
+_NONE = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measure of a row.
+
+    Attributes:
+        published: the paper's number; None where it has none.
+        values: what each run came to.
+    """
+
+    published: float | None
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the runs; None where there are none."""
+        return mean(self.values) if self.values else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation of the runs (over n - 1); None of fewer than two."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def text(self) -> str:
+        """Mean and deviation, and the published number in brackets."""
+        measured = _NONE if self.mean is None else f"{self.mean:.1f}"
+        if self.deviation is not None:
+            measured += f" ± {self.deviation:.1f}"
+        if self.published is None:
+            return measured
+        # Medians are whole numbers in the papers, recalls have one decimal.
+        return f"{measured} ({self.published:.1f})" if isinstance(self.published, float) else f"{measured} ({self.published})"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table.
+
+    Attributes:
+        row: as published.
+        runs: number of runs.
+        cells: by direction and measure.
+    """
+
+    row: PublishedRow
+    runs: int
+    cells: Mapping[tuple[str, str], Cell]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of the paper.
+
+    Attributes:
+        title: the table, and what it is measured on.
+        columns: directions and measures that it has numbers of.
+        lines: its rows.
+    """
+
+    title: str
+    columns: tuple[tuple[str, str], ...]
+    lines: tuple[Line, ...]
+
+    @property
+    def headings(self) -> list[str]:
+        """Names of the columns."""
+        measures = [f"{direction.replace('_', ' ')} {_SHORT[measure]}" for direction, measure in self.columns]
+        return ["row", "language", "runs", *measures]
+
+    def texts(self) -> Iterable[list[str]]:
+        """The rows as text."""
+        for line in self.lines:
+            yield [line.row.name, line.row.language, str(line.runs), *(line.cells[column].text for column in self.columns)]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All tables of a paper.
+
+    Attributes:
+        paper: its name.
+        notes: what a reader has to know of the runs.
+        sections: the tables.
+    """
+
+    paper: str
+    notes: tuple[str, ...]
+    sections: tuple[Section, ...]
+
+    @property
+    def begun(self) -> Report:
+        """The report without the tables of which no row has been trained."""
+        return replace(self, sections=tuple(each for each in self.sections if any(line.runs for line in each.lines)))
+
+    def to_markdown(self) -> str:
+        """The report as Markdown."""
+        parts = [f"# {self.paper}: measured beside published", *(f"- {note}" for note in self.notes)]
+        for section in self.sections:
+            rule = ["---", "---", *("---:" for _ in section.headings[2:])]
+            lines = [section.headings, rule, *section.texts()]
+            parts += ["", f"## {section.title}", "", *(f"| {' | '.join(line)} |" for line in lines)]
+        return "\n".join([parts[0], "", *parts[1:]]) + "\n"
+
+    def to_tables(self) -> list[Table]:
+        """The report for a terminal."""
+        tables = []
+        for section in self.sections:
+            table = Table(title=section.title, title_justify="left", title_style="bold")
+            for heading in section.headings:
+                table.add_column(heading, justify="left" if heading in ("row", "language") else "right")
+            for line in section.texts():
+                table.add_row(*line)
+            tables.append(table)
+        return tables
+
+
+def read_report(output: str, paper: str) -> Report:
+    """Puts the results in a folder beside the numbers of a paper; a row without results has the published numbers only."""
+    rows, folder = rows_of_paper(paper), Folder(output).local_path
+    results = {preset: _results(folder / "results" / preset) for preset in {row.preset for row in rows}}
+    sections = []
+    for table, found in groupby(rows, key=lambda row: row.table):
+        lines = tuple(_line(row, results[row.preset]) for row in found)
+        columns = tuple(
+            (direction, measure)
+            for direction in DIRECTIONS
+            for measure in MEASURES
+            if any(line.cells[direction, measure].published is not None for line in lines)
+        )
+        columns = columns or tuple((direction, measure) for direction in DIRECTIONS for measure in _RECALLS)
+        portions = ", ".join(dict.fromkeys(line.row.portion for line in lines))
+        sections.append(Section(f"{table} ({portions} captions)".capitalize(), columns, lines))
+    return Report(paper, _notes([each for found in results.values() for each in found]), tuple(sections))
+
+
+def _results(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("seed-*.json"))]
+
+
+def _line(row: PublishedRow, results: Sequence[Mapping[str, Any]]) -> Line:
+    scores = [
+        score
+        for result in results
+        for score in result["scores"]
+        if (score["language"], score["portion"]) == (row.language, row.portion)
+    ]
+    cells = {
+        (direction, measure): Cell(
+            published=getattr(getattr(row, direction), measure),
+            values=tuple(float(score[direction][measure]) for score in scores),
+        )
+        for direction in DIRECTIONS
+        for measure in MEASURES
+    }
+    return Line(row, len(scores), cells)
+
+
+def _notes(results: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    notes = ["Each number is the mean of the runs ± their standard deviation, in brackets the published number."]
+    if not results:
+        return (*notes, "No row has been trained yet.")
+    features = sorted({result["feature"] for result in results})
+    steps = sorted(result["step"] for result in results)
+    changed = sorted({setting for result in results for setting in result["overrides"]})
+    notes.append(f"Features: {'; '.join(features)}.")
+    notes.append(f"{len(results)} runs; the best model of each was reached after {steps[0]:,} to {steps[-1]:,} steps.")
+    notes.append(f"Changed against the presets: {', '.join(changed)}." if changed else "The presets are unchanged.")
+    return tuple(notes)
