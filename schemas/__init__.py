@@ -9,8 +9,10 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.keys import CaptionKey, shard_of
 from schemas.manifest import Manifest
+from schemas.output import Output
 from schemas.validation import validate
 from schemas.vocabulary import Vocabulary
+from schemas.writing import ShardWriter, open_shard, write_dataset
 
 __all__ = [
     "CaptionKey",
@@ -21,9 +23,13 @@ __all__ = [
     "ImagepivotError",
     "InputError",
     "Manifest",
+    "Output",
+    "ShardWriter",
     "UsageError",
     "Vocabulary",
     "open_dataset",
+    "open_shard",
     "shard_of",
     "validate",
+    "write_dataset",
 ]

@@ -18,6 +18,7 @@ from schemas.features import FeatureSpec
 from schemas.keys import shard_of
 from schemas.kinds import FAILURES, schema_of
 from schemas.manifest import Manifest
+from schemas.parameters import feature_of
 from schemas.storage import Folder
 from schemas.vocabulary import Vocabulary
 
@@ -79,8 +80,7 @@ class Dataset:
     @cached_property
     def spec(self) -> FeatureSpec | None:
         """The feature of a dataset of kind ``features``, ``regions`` or ``embeddings``, else None."""
-        stored = self.manifest.parameters.get("feature")
-        return None if stored is None else FeatureSpec(**{**stored, "shape": tuple(stored["shape"])})
+        return feature_of(self.manifest.parameters)
 
     @cached_property
     def schema(self) -> pa.Schema:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 __all__ = ["FeatureSpec"]
 
@@ -36,3 +38,12 @@ class FeatureSpec:
     def width(self) -> int:
         """Number of values of one image."""
         return prod(self.shape)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plain values that a manifest stores."""
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype, "source": self.source}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> FeatureSpec:
+        """Read what a manifest stores."""
+        return cls(**{**stored, "shape": tuple(stored["shape"])})

@@ -13,7 +13,10 @@ from functools import lru_cache
 
 from schemas.errors import UsageError
 
-__all__ = ["MAX_SHARDS", "CaptionKey", "check_language", "check_shards", "shard_name", "shard_of"]
+__all__ = ["DEFAULT_SHARDS", "MAX_SHARDS", "CaptionKey", "check_language", "check_shards", "shard_name", "shard_of"]
+
+DEFAULT_SHARDS = 16
+"""Number of shards of a dataset where nobody asks for another."""
 
 MAX_SHARDS = 99_999
 """Shard names hold five digits."""

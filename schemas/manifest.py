@@ -79,6 +79,10 @@ class Manifest:
         """The identity that the manifest claims; its fingerprint must be the manifest's own."""
         return Identity(kind=self.kind, parameters=self.parameters, inputs=self.inputs, shards=len(self.shards))
 
+    def input_fingerprint(self, name: str) -> str | None:
+        """Return the fingerprint of the dataset of this name that this one was made from; None where none is named."""
+        return next((entry.get("fingerprint") for entry in self.inputs if entry.get("name") == name), None)
+
     @property
     def rows(self) -> int:
         """Rows of all shards."""

@@ -1,9 +1,4 @@
-"""A run's hold on the folder that it writes: what may be written, what an earlier run finished, and the commit.
-
-The order of a run: ``Output.begin`` (refuses a folder that must not be written, takes the lock), shards one by one in any
-order and process, ``commit`` (every shard read again, manifest last). A run that is killed at any moment leaves finished shards
-and no manifest; the same command goes on from there.
-"""
+"""The folder that a run writes to: what may be written there, what an earlier run finished, and the lock on it."""
 
 from __future__ import annotations
 
@@ -11,128 +6,214 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity, canonical_json, sha256_of_bytes
 from schemas.keys import shard_name
-from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
-from schemas.shards import Footer, failures_name, finished_shard, is_foreign, read_footer, shard_entry
+from schemas.kinds import schema_of
+from schemas.manifest import MANIFEST_NAME, Manifest
+from schemas.parameters import feature_of
+from schemas.shards import FOREIGN, Footer, failures_name, inspect_shard
 from schemas.storage import TEMPORARY_MARK, Folder, storage_errors
 
-__all__ = ["Output", "commit", "hold"]
+__all__ = ["LOCK_NAME", "Output", "Survey", "hold"]
 
 LOCK_NAME = ".lock"
-_OTHER_FILES = re.compile(r"vocabulary\.txt|names/(classes|attributes)\.txt|truecaser/[A-Za-z0-9-]+\.model")
-_OURS = re.compile(
-    rf"(failures/)?part-\d{{5}}-of-\d{{5}}\.parquet|manifest\.json|{_OTHER_FILES.pattern}|\.lock|"
+_OWN_NAMES = re.compile(
+    rf"(failures/)?part-\d{{5}}-of-\d{{5}}\.parquet|{re.escape(MANIFEST_NAME)}|{re.escape(LOCK_NAME)}|"
     rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d+"
 )
 
 
 @dataclass(frozen=True)
 class Output:
-    """A folder that a run may write to.
+    """A dataset that a run writes.
 
     Attributes:
         folder: where the dataset goes.
-        identity: what will lie there.
-        listings: for a kind whose inputs may grow, a digest of what each shard is to be made of. A shard counts as finished only
+        identity: what will be stored there.
+        listings: for a kind whose inputs may grow, a digest of what each shard is made from. A shard counts as finished only
             where the statistics in its footer name the same ``listing``.
-        files: content of other files that are known before the run, by name. They do not count for the identity: a dataset that is
-            complete but for them gets them, and its shards stay.
+        files: content, by name, of files besides the shards that are known before the run. They are not part of the identity: a
+            dataset that lacks nothing but these gets them, and its shards stay.
+        other_files: regular expression of the names of all files besides the shards that a run of this kind may write.
     """
 
     folder: Folder
     identity: Identity
     listings: tuple[str, ...] | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
+    other_files: str = ""
 
-    def names(self) -> list[str]:
-        """Names of all shards, by number."""
-        return [shard_name(shard, self.identity.shards) for shard in range(self.identity.shards)]
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return self.identity.shards
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the rows."""
+        return schema_of(self.identity.kind, feature_of(self.identity.parameters))
+
+    def name(self, number: int) -> str:
+        """Return the file name of a shard."""
+        return shard_name(number, self.shards)
+
+    def is_other_file(self, name: str) -> bool:
+        """Whether a file is one that a run of this kind may write besides the shards."""
+        return re.fullmatch(self.other_files, name) is not None
+
+    def survey(self) -> Survey:
+        """Look at what the folder holds now."""
+        return Survey(self)
+
+    def footer(self, number: int) -> Footer | None:
+        """Read the footer of a shard that a run of this identity wrote; None where there is none."""
+        return self.own(inspect_shard(self.folder, self.name(number)))
+
+    def own(self, footer: Footer | None) -> Footer | None:
+        """Return a footer if it belongs to this identity, else None."""
+        return footer if footer is not None and footer.fingerprint == self.identity.fingerprint else None
+
+
+class Survey:
+    """What an output's folder holds before a run. The folder is listed once, and each footer is read at most once.
+
+    Args:
+        output: the dataset that is to be written.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._sizes = dict(output.folder.files())
+        self._footers: dict[str, Footer | None] = {}
 
     def finished(self) -> frozenset[int]:
-        """Numbers of the shards that an earlier run of the same identity finished."""
-        return frozenset(number for number in range(self.identity.shards) if self._is_finished(number))
+        """Return the numbers of the shards that an earlier run of the same identity finished."""
+        return frozenset(number for number in range(self._output.shards) if self._is_finished(number))
 
-    def _is_finished(self, number: int) -> bool:
-        footer = finished_shard(self.folder, shard_name(number, self.identity.shards), self.identity)
-        return footer is not None and (self.listings is None or footer.statistics.get("listing") == self.listings[number])
+    def footer(self, number: int) -> Footer | None:
+        """Return the footer of a shard of the same identity, else None."""
+        return self._output.own(self._inspect(self._output.name(number)))
+
+    def failures_footer(self, number: int) -> Footer | None:
+        """Return the footer of the failures of a shard of the same identity, else None."""
+        return self._output.own(self._inspect(failures_name(self._output.name(number))))
+
+    def has_failures(self, number: int) -> bool:
+        """Whether a file of failures lies beside a shard."""
+        return failures_name(self._output.name(number)) in self._sizes
 
     def complete(self) -> Manifest | None:
-        """The manifest, where an earlier run of the same identity committed and every shard is still as listed."""
-        if self.folder.size(MANIFEST_NAME) is None:
+        """Return the manifest, where an earlier run of the same identity committed and every file is still as listed."""
+        if MANIFEST_NAME not in self._sizes:
             return None
         try:
-            manifest = Manifest.read(self.folder)
+            manifest = Manifest.read(self._output.folder)
         except DatasetError:
-            return None  # `prepare` says what is wrong with it, or overwrites it.
-        if manifest.fingerprint != self.identity.fingerprint:
+            return None  # `refuse` says what is wrong with it, or it is overwritten.
+        if manifest.fingerprint != self._output.identity.fingerprint:
             return None
         entries = (*manifest.shards, *manifest.failures, *manifest.files)
-        whole = all(self.folder.size(entry.path) == entry.bytes for entry in entries)
+        whole = all(self._sizes.get(entry.path) == entry.bytes for entry in entries)
         digests = {entry.path: entry.sha256 for entry in manifest.files}
-        whole = whole and all(digests.get(name) == sha256_of_bytes(data) for name, data in self.files.items())
-        return manifest if whole and len(self.finished()) == self.identity.shards else None
+        whole = whole and all(digests.get(name) == sha256_of_bytes(data) for name, data in self._output.files.items())
+        return manifest if whole and len(self.finished()) == self._output.shards else None
 
-    def prepare(self, *, overwrite: bool, update: bool = False) -> None:
-        """Makes the folder ready: refuses what must not be lost, deletes what a killed run left behind.
+    def refuse(self, *, overwrite: bool, update: bool = False) -> None:
+        """Refuse a folder that holds something that must not be lost.
 
         Args:
             overwrite: replace a dataset of another fingerprint.
             update: keep shards of the same fingerprint whose inputs have changed since, to be added to.
 
         Raises:
-            DatasetError: the folder holds foreign files; or a dataset (whole or begun) of another fingerprint or of other
-                inputs, and neither ``overwrite`` nor ``update`` says what to do with it.
+            DatasetError: the folder holds foreign files; or a dataset, complete or not, of another fingerprint or made from
+                other inputs, and neither ``overwrite`` nor ``update`` says what to do with it.
         """
-        names = self.folder.names()
-        foreign = [name for name in names if not _OURS.fullmatch(name) or (_is_shard(name) and is_foreign(self.folder, name))]
+        folder = self._output.folder
+        listed = self._files_of_manifest()
+        foreign = sorted(name for name in self._sizes if name not in listed and self._is_foreign(name))
         if foreign:
             raise DatasetError(
-                f"{self.folder.location!r} holds files that are no dataset's, e.g. {foreign[0]!r}: nothing was written. "
+                f"{folder.location!r} holds files that do not belong to a dataset, e.g. {foreign[0]!r}: nothing was written. "
                 "Choose a new or empty folder"
             )
-        if not overwrite:
-            self._refuse_other(names, update=update)
-        kept = {
-            name
-            for number, name in enumerate(self.names())
-            if (finished_shard(self.folder, name, self.identity) if update else self._is_finished(number))
-        }
-        # The manifest goes first: from here on the folder is no dataset until the run commits.
-        self.folder.delete(MANIFEST_NAME)
-        for name in names:
-            shard = name.removeprefix("failures/")
-            if (_is_shard(name) and shard not in kept) or TEMPORARY_MARK in name:
-                self.folder.delete(name)
-        for name, data in self.files.items():
-            self.folder.write(name, data)
-
-    def _refuse_other(self, names: list[str], *, update: bool) -> None:
-        for name in names:
-            found: Manifest | Footer | None = None
-            if name == MANIFEST_NAME:
-                found = Manifest.read(self.folder)
-            elif name.startswith("part-"):
-                found = read_footer(self.folder, name)
-            if found is not None and found.fingerprint != self.identity.fingerprint:
-                raise DatasetError(
-                    f"{self.folder.location!r} holds another dataset ({difference(found, self.identity)}): nothing was "
-                    "written. Choose another folder, or give --overwrite to replace it"
-                )
-        there = {name for name in self.names() if finished_shard(self.folder, name, self.identity) is not None}
-        changed = len(there) - len(self.finished())
+        if overwrite:
+            return
+        if MANIFEST_NAME in self._sizes:
+            self._refuse_other(Manifest.read(folder))
+        for name in sorted(self._sizes):
+            if name.startswith("part-"):
+                self._refuse_other(self._inspect(name))
+        present = sum(self.footer(number) is not None for number in range(self._output.shards))
+        changed = present - len(self.finished())
         if changed and not update:
             raise DatasetError(
-                f"{self.folder.location!r} was made from other images: the list of images differs in {changed} of "
-                f"{self.identity.shards} shards; nothing was written. Give --update to add the images that are new, --overwrite to "
+                f"{folder.location!r} was made from other images: the list of images differs in {changed} of "
+                f"{self._output.shards} shards; nothing was written. Give --update to add the images that are new, --overwrite to "
                 "make it again, or choose another folder"
+            )
+
+    def clear(self, *, update: bool = False) -> None:
+        """Delete what does not belong to the dataset, and write the files that are known before the run.
+
+        From here on the folder is not a dataset until the run commits.
+
+        Args:
+            update: keep shards of the same fingerprint whose inputs have changed since.
+        """
+        folder = self._output.folder
+        numbers = range(self._output.shards)
+        kept = {
+            self._output.name(number)
+            for number in numbers
+            if (self.footer(number) is not None if update else self._is_finished(number))
+        }
+        old = self._files_of_manifest() - self._output.files.keys()
+        folder.delete(MANIFEST_NAME)
+        for name in self._sizes:
+            stale = _is_shard(name) and name.removeprefix("failures/") not in kept
+            if stale or TEMPORARY_MARK in name or (name in old and not self._output.is_other_file(name)):
+                folder.delete(name)
+        for name, data in self._output.files.items():
+            folder.write(name, data)
+
+    def _inspect(self, name: str) -> Footer | None:
+        if name not in self._footers:
+            self._footers[name] = inspect_shard(self._output.folder, name) if name in self._sizes else None
+        return self._footers[name]
+
+    def _is_finished(self, number: int) -> bool:
+        footer, listings = self.footer(number), self._output.listings
+        return footer is not None and (listings is None or footer.statistics.get("listing") == listings[number])
+
+    def _is_foreign(self, name: str) -> bool:
+        if _is_shard(name) and _OWN_NAMES.fullmatch(name):
+            return self._inspect(name) is FOREIGN
+        return not (_OWN_NAMES.fullmatch(name) or self._output.is_other_file(name))
+
+    def _files_of_manifest(self) -> set[str]:
+        """Names of the files besides the shards that the dataset in the folder, whichever it is, lists as its own."""
+        if MANIFEST_NAME not in self._sizes:
+            return set()
+        try:
+            return {entry.path for entry in Manifest.read(self._output.folder).files}
+        except DatasetError:
+            return set()
+
+    def _refuse_other(self, stored: Manifest | Footer | None) -> None:
+        if stored is not None and stored.fingerprint != self._output.identity.fingerprint:
+            raise DatasetError(
+                f"{self._output.folder.location!r} holds another dataset ({difference(stored, self._output.identity)}): nothing "
+                "was written. Choose another folder, or give --overwrite to replace it"
             )
 
 
@@ -140,14 +221,14 @@ def _is_shard(name: str) -> bool:
     return name.removeprefix("failures/").startswith("part-")
 
 
-def difference(found: Manifest | Footer, identity: Identity) -> str:
-    """Says in a few words how what lies in a folder differs from what a run would write."""
-    if found.kind != identity.kind:
-        return f"kind {found.kind!r} instead of {identity.kind!r}"
+def difference(stored: Manifest | Footer, identity: Identity) -> str:
+    """Say in a few words how a stored dataset differs from the one that a run would write."""
+    if stored.kind != identity.kind:
+        return f"kind {stored.kind!r} instead of {identity.kind!r}"
     parts = []
-    for key in {**identity.parameters, **found.parameters}:  # What a user chose comes first.
-        before, after = found.parameters.get(key), identity.parameters.get(key)
-        if canonical_json(before) != canonical_json(after):  # What was read holds lists where the other has tuples.
+    for key in {**identity.parameters, **stored.parameters}:  # What a user chose comes first.
+        before, after = stored.parameters.get(key), identity.parameters.get(key)
+        if canonical_json(before) != canonical_json(after):  # Stored values hold lists where new ones have tuples.
             parts.append(f"{key}: there {_short(before)}, now {_short(after)}")
     return "; ".join(parts[:3]) or "made from other inputs, or with another number of shards"
 
@@ -159,9 +240,9 @@ def _short(value: Any) -> str:
 
 @contextlib.contextmanager
 def hold(folder: Folder) -> Iterator[None]:
-    """Holds a local folder for one run; the hold ends with the process, however it ends.
+    """Hold a local folder for one run; the hold ends with the process, however it ends.
 
-    A folder in an object store is not held: it would take a write that fails where an object is there already, which
+    A folder in an object store is not held: that would take a write that fails where an object exists already, which
     ``pyarrow.fs`` does not offer.
 
     Raises:
@@ -179,12 +260,12 @@ def hold(folder: Folder) -> Iterator[None]:
     try:
         yield
     finally:
-        # Deleted while it is still held, so that nobody else's lock is deleted.
+        # Deleted while it is still held, so that no other run's lock is deleted.
         folder.delete(LOCK_NAME)
         os.close(handle)
         with contextlib.suppress(OSError):
             for empty in made:
-                empty.rmdir()  # Only empty folders go: a refused run leaves nothing behind.
+                empty.rmdir()  # Fails unless the folder is empty: a refused run leaves nothing behind.
 
 
 def _lock(path: Path, location: str) -> int:
@@ -202,62 +283,3 @@ def _lock(path: Path, location: str) -> int:
         except FileNotFoundError:
             pass
         os.close(handle)  # Another run ended and deleted the file between our two calls: try again.
-
-
-def commit(
-    output: Output,
-    *,
-    statistics: Callable[[list[Footer]], Mapping[str, Any]],
-    libraries: tuple[str, ...],
-    files: tuple[str, ...] = (),
-) -> Manifest:
-    """Reads every shard again and writes the manifest, last.
-
-    Args:
-        output: the folder, with all its shards.
-        statistics: makes the manifest's statistics from the footers of all shards.
-        libraries: distributions whose versions matter to the content.
-        files: paths of other files that belong to the dataset, besides those that the output knows.
-
-    Raises:
-        DatasetError: a shard is missing.
-    """
-    folder, files = output.folder, (*files, *output.files)
-    shards: list[ShardEntry] = []
-    failures: list[ShardEntry] = []
-    footers: list[Footer] = []
-    reasons: dict[str, int] = {}
-    for name in output.names():
-        footer = finished_shard(folder, name, output.identity)
-        if footer is None:
-            raise DatasetError(f"{folder.path_of(name)} is missing after the run: run the same command again")
-        footers.append(footer)
-        shards.append(shard_entry(folder, name, footer))
-        failed = finished_shard(folder, failures_name(name), output.identity)
-        if failed is not None:
-            failures.append(shard_entry(folder, failures_name(name), failed))
-            for reason, rows in failed.statistics["reasons"].items():
-                reasons[reason] = reasons.get(reason, 0) + rows
-    identity = output.identity
-    manifest = Manifest(
-        kind=identity.kind,
-        fingerprint=identity.fingerprint,
-        parameters=identity.parameters,
-        inputs=tuple(identity.inputs),
-        libraries={name: metadata.version(name) for name in ("imagepivot", "numpy", "pyarrow", *libraries)},
-        shards=tuple(shards),
-        failures=tuple(failures),
-        failure_reasons=reasons,
-        files=tuple(_file_entry(folder, name) for name in sorted(files)),
-        statistics=statistics(footers),
-    )
-    for name in folder.names():
-        if _OTHER_FILES.fullmatch(name) and name not in files:
-            folder.delete(name)  # Of a dataset that was overwritten.
-    folder.write(MANIFEST_NAME, manifest.to_json().encode())
-    return manifest
-
-
-def _file_entry(folder: Folder, name: str) -> FileEntry:
-    data = folder.read(name)
-    return FileEntry(path=name, bytes=len(data), sha256=sha256_of_bytes(data))

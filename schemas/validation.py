@@ -18,8 +18,9 @@ from schemas.keys import shard_name, shard_of
 from schemas.kinds import FAILURE_REASONS, FAILURES, KEY_COLUMNS
 from schemas.manifest import MANIFEST_NAME, FileEntry, ShardEntry
 from schemas.output import LOCK_NAME
+from schemas.parameters import EncodedParameters
 from schemas.shards import Footer, failures_name, read_footer
-from schemas.vocabulary import END, SPECIALS, START
+from schemas.vocabulary import END, SPECIALS, START, TEXT_NAME
 
 __all__ = ["validate"]
 
@@ -161,8 +162,10 @@ def _check_encoded(dataset: Dataset, table: pa.Table) -> Iterator[str]:
         yield "a length is not the number of ids"
         return
     ids = table["token_ids"].combine_chunks().flatten().to_numpy()
-    size = dataset.manifest.parameters["vocabulary_size"]
-    if len(ids) and (ids.min() < 0 or ids.max() >= size):
+    size = EncodedParameters.from_json(dataset.manifest.parameters).vocabulary_size
+    if size is None:
+        yield "the manifest does not say how many tokens the vocabulary has"
+    elif len(ids) and (ids.min() < 0 or ids.max() >= size):
         yield f"ids lie between {ids.min()} and {ids.max()}, the vocabulary has {size}"
     lengths = table["length"].to_numpy()
     ends = np.cumsum(lengths)
@@ -185,10 +188,10 @@ def _check_vocabulary(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     if wrong is not None:
         yield f"the count of token {wrong!r} is not the sum of its counts by language"
     text = "".join(f"{row['token']}\n" for row in rows).encode()
-    if all(entry.path != "vocabulary.txt" for entry in dataset.manifest.files):
-        yield "there is no vocabulary.txt in the manifest"
-    elif dataset.folder.size("vocabulary.txt") is not None and dataset.folder.read("vocabulary.txt") != text:
-        yield "vocabulary.txt does not hold the same tokens"
+    if all(entry.path != TEXT_NAME for entry in dataset.manifest.files):
+        yield f"there is no {TEXT_NAME} in the manifest"
+    elif dataset.folder.size(TEXT_NAME) is not None and dataset.folder.read(TEXT_NAME) != text:
+        yield f"{TEXT_NAME} does not hold the same tokens"
 
 
 def _check_vectors(dataset: Dataset, table: pa.Table) -> Iterator[str]:

@@ -11,10 +11,12 @@ import pyarrow as pa
 
 from schemas.kinds import VOCABULARY
 
-__all__ = ["END", "PAD", "SPECIALS", "START", "UNK", "Vocabulary"]
+__all__ = ["END", "PAD", "SPECIALS", "START", "TEXT_NAME", "UNK", "Vocabulary"]
 
 PAD, START, END, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
+TEXT_NAME = "vocabulary.txt"
+"""The vocabulary beside its shard, as plain text: one token per line."""
 
 
 @dataclass(frozen=True)

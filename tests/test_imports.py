@@ -9,16 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
-from schemas.keys import shard_of
-from schemas.kinds import features_schema
-from schemas.output import Output, commit
-from schemas.shards import write_shard
-from schemas.storage import Folder
+from tests.builders import write_rows
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("schemas", "extractors", "pipelines", "train")
@@ -168,15 +162,9 @@ def run(script: str, *arguments: str, blocked: tuple[str, ...] = ()) -> str:
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("imports") / "features"
-    spec = FeatureSpec(name="pool", shape=(4,))
-    identity = Identity(kind="features", parameters={"feature": {"name": "pool", "shape": [4]}}, shards=2)
-    output = Output(folder=Folder(str(path)), identity=identity)
-    schema = features_schema(spec)
     values = np.arange(24, dtype=np.float32).reshape(6, 4)
-    for number, name in enumerate(output.names()):
-        rows = [{"image_id": str(n), "feature": values[n]} for n in range(6) if shard_of(str(n), 2) == number]
-        write_shard(output.folder, name, [pa.Table.from_pylist(rows, schema=schema)], schema=schema, identity=identity)
-    commit(output, statistics=lambda _: {}, libraries=())
+    rows = [{"image_id": str(n), "feature": values[n]} for n in range(6)]
+    write_rows(path, "features", rows, FeatureSpec(name="pool", shape=(4,)), shards=2)
     return path
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -13,6 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 
 from schemas.dataset import Dataset, open_dataset
+from schemas.parameters import TextRecipe
 from schemas.storage import Folder
 from train.config.sections import resolve
 from train.evaluation.scoring import score_run
@@ -31,7 +31,7 @@ _TOP = 3
 
 
 def train_demo(
-    output: Path, *, console: Console, notes: Console, tokenize: Callable[[str, str, Mapping[str, Any], str], list[str]]
+    output: Path, *, console: Console, notes: Console, tokenize: Callable[[str, str, TextRecipe | None, str], list[str]]
 ) -> None:
     """Trains on the datasets of the demo, evaluates on scenes that were held out, and searches for one of them.
 
@@ -81,7 +81,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _answers(
-    run: Run, captions: Dataset, features: str, tokenize: Callable[[str, str, Mapping[str, Any], str], list[str]]
+    run: Run, captions: Dataset, features: str, tokenize: Callable[[str, str, TextRecipe | None, str], list[str]]
 ) -> Table:
     """The best scenes for the sentences about one scene that was held out, and the place of that scene."""
     rows = [row for row in captions.table().to_pylist() if row["split"] == "test" and row["portion"] == "translation"]
@@ -92,7 +92,7 @@ def _answers(
         table.add_column(heading)
     for row in rows:
         if row["image_id"] == asked:
-            tokens = tokenize(row["text"], row["language"], run.captions["text"], "")
+            tokens = tokenize(row["text"], row["language"], run.text, "")
             found = [hit.image_id for hit in search(run, tokens, row["language"], gallery, top=len(gallery.image_ids))]
             place = str(found.index(asked) + 1)
             table.add_row(row["language"], row["text"], "\n".join(found[:_TOP]), place)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from schemas.dataset import open_dataset
+from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import SPECIALS, Vocabulary
 from train.config.sections import Config
 from train.data.captions import Captions
@@ -66,8 +67,8 @@ def open_material(
         memory_map=memory_map,
     )
     words = open_dataset(vocabulary)
-    tokens = words.vocabulary()
-    own = {} if model.shared else {name: tokens_of(tokens, name, words.manifest.parameters) for name in data.languages}
+    tokens, counting = words.vocabulary(), VocabularyParameters.from_json(words.manifest.parameters)
+    own = {} if model.shared else {name: tokens_of(tokens, name, counting) for name in data.languages}
     return Material(
         training=training,
         validation=validation,
@@ -86,7 +87,7 @@ def open_material(
     )
 
 
-def tokens_of(vocabulary: Vocabulary, language: str, parameters: Mapping[str, Any]) -> tuple[int, ...]:
+def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParameters) -> tuple[int, ...]:
     """Ids of a joint vocabulary that a language's own vocabulary would hold: the specials, and what it uses often enough.
 
     Args:
@@ -95,7 +96,7 @@ def tokens_of(vocabulary: Vocabulary, language: str, parameters: Mapping[str, An
         parameters: of the vocabulary's manifest. Where its threshold was for each language, the same holds here; where it was for
             the joint count, a token that occurs in the language at all is one of its own.
     """
-    least = parameters.get("min_count", 1) if parameters.get("count_scope") == "language" else 1
+    least = parameters.min_count if parameters.count_scope == "language" else 1
     return tuple(
         number for number, counts in enumerate(vocabulary.counts) if number < len(SPECIALS) or counts.get(language, 0) >= least
     )

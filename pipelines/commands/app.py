@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
 from enum import Enum
 from inspect import getdoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -34,6 +33,7 @@ from train.commands import train as train_cli  # noqa: E402
 
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
+    from schemas.parameters import TextRecipe
 
 __all__ = ["app", "main"]
 
@@ -272,7 +272,7 @@ def demo(
     train_demo(output, console=console, notes=notes, tokenize=_tokenize)
 
 
-def _tokenize(text: str, language: str, steps: Mapping[str, Any], truecaser: str) -> list[str]:
+def _tokenize(text: str, language: str, steps: TextRecipe | None, truecaser: str) -> list[str]:
     from pipelines.text.queries import tokenize_query
 
     return tokenize_query(text, language, steps, truecaser)

@@ -114,7 +114,8 @@ def register(app: typer.Typer, *, console: Console, notes: Console, finish: Call
         An image that cannot be read or decoded becomes a failure row and stops nothing. A run that was stopped goes on where it
         was when the same command is given again. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
         """
-        from pipelines.features.extract import FeaturesJob, extract_features, list_images
+        from pipelines.features.extract import extract_features, list_images
+        from pipelines.features.job import FeaturesJob
         from pipelines.inputs.images.opening import open_images
         from pipelines.running.progress import show_progress
 

@@ -15,6 +15,7 @@ from pipelines.datasets.region_names import RegionNames, named_regions
 from schemas.dataset import Dataset
 from schemas.fingerprints import canonical_json
 from schemas.manifest import Manifest
+from schemas.parameters import FeaturesParameters
 
 __all__ = ["describe", "statistics_table"]
 
@@ -45,8 +46,7 @@ def _overview(dataset: Dataset) -> Table:
     table = Table(title=Text(dataset.folder.location), title_justify="left", show_header=False, title_style="bold")
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
-    extractor = manifest.parameters.get("extractor", {})
-    if extractor.get("untrained"):
+    if dataset.spec is not None and FeaturesParameters.from_json(manifest.parameters).untrained:
         table.add_row("note", Text("untrained: the weights are random, the features mean nothing", style="yellow"))
     sizes = sum(shard.bytes for shard in (*manifest.shards, *manifest.failures, *manifest.files))
     table.add_row("kind", manifest.kind)

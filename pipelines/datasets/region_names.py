@@ -6,6 +6,7 @@ attribute. They are listed in the manifest and no part of the dataset's identity
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,12 @@ from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.storage import Folder
 
-__all__ = ["NamedRegion", "RegionNames", "named_regions", "names_files", "stored_names"]
+__all__ = ["NAMES_FILES", "NamedRegion", "RegionNames", "named_regions", "names_files", "stored_names"]
 
 _CLASSES = "names/classes.txt"
 _ATTRIBUTES = "names/attributes.txt"
+NAMES_FILES = "|".join(map(re.escape, (_CLASSES, _ATTRIBUTES)))
+"""Regular expression of the paths of these files within a dataset."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pipelines.datasets.region_names import RegionNames, named_regions
 from pipelines.inputs.images.opening import ImageSource
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, InputError, UsageError
+from schemas.parameters import FeaturesParameters
 from schemas.storage import Folder
 
 __all__ = ["center_crop_box", "draw_view"]
@@ -137,7 +138,7 @@ def _draw_regions(dataset: Dataset, row: Mapping[str, Any], picture: Image.Image
 
 
 def _draw_crops(dataset: Dataset, picture: Image.Image) -> tuple[Image.Image, str]:
-    transform = dataset.manifest.parameters.get("extractor", {}).get("transform")
+    transform = FeaturesParameters.from_json(dataset.manifest.parameters).transform
     if transform is None:
         raise DatasetError(
             f"{dataset.folder.location!r} does not say what its features were made of: they were imported, and of a whole image "

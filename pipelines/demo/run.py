@@ -11,7 +11,8 @@ from rich.rule import Rule
 from pipelines.datasets.inspection import describe
 from pipelines.datasets.viewing import draw_view
 from pipelines.demo.scenes import write_scenes
-from pipelines.features.extract import FeaturesJob, extract_features, list_images
+from pipelines.features.extract import extract_features, list_images
+from pipelines.features.job import FeaturesJob
 from pipelines.inputs.captions import open_source
 from pipelines.inputs.images.opening import ImagesInFolder, open_images
 from pipelines.running.progress import show_progress

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
@@ -20,12 +20,13 @@ from pipelines.running.progress import Meter
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
-from schemas.keys import check_shards, shard_of
-from schemas.kinds import REGIONS, schema_of
+from schemas.keys import DEFAULT_SHARDS, check_shards, shard_of
+from schemas.kinds import REGIONS
 from schemas.manifest import Manifest
-from schemas.output import Output, commit, hold
-from schemas.shards import write_shard
+from schemas.output import Output
+from schemas.parameters import FeaturesParameters
 from schemas.storage import Folder
+from schemas.writing import ShardWriter, write_dataset
 
 __all__ = ["FORMATS", "ImportJob", "format_of", "import_features"]
 
@@ -93,7 +94,7 @@ class ImportJob:
     max_regions: int = REGIONS
     array: str = ""
     id_array: str = ""
-    shards: int = 16
+    shards: int = DEFAULT_SHARDS
     overwrite: bool = False
 
     def __post_init__(self) -> None:
@@ -166,30 +167,30 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
     spec = FeatureSpec(name=job.name, shape=files.shape, dtype=dtype, source=job.source)
     identity = Identity(
         kind=files.kind,
-        parameters={
-            "feature": {**asdict(spec), "shape": list(spec.shape)},
-            "imported": {
+        parameters=FeaturesParameters(
+            feature=spec,
+            imported={
                 "format": job.resolved_format,
                 "name": job.name,
                 "dtype": files.dtype.newbyteorder("=").name,
                 **files.parameters,
             },
-        },
+        ).to_json(),
         inputs=tuple(files.inputs),
         shards=job.shards,
     )
     output = Output(folder=Folder(job.output), identity=identity)
-    with hold(output.folder):
-        manifest = output.complete()
-        if manifest is not None:
-            return manifest
-        chosen = _check_rows(files, spec)
-        output.prepare(overwrite=job.overwrite)
-        finished = output.finished()
-        for number, rows in enumerate(_by_shard(files.image_ids, chosen, job.shards)):
-            if number not in finished:
-                _write_shard(output, number, files, rows, spec, meter)
-        return commit(output, statistics=lambda footers: {}, libraries=())
+    rows_by_shard: list[list[int]] = []
+
+    def check() -> None:
+        rows_by_shard.extend(_by_shard(files.image_ids, _check_rows(files, spec), output.shards))
+
+    def make_shard(number: int, shard: ShardWriter) -> None:
+        for block in _blocks(rows_by_shard[number], spec):
+            shard.write(_table(files, block, spec))
+            meter.add(images=len(block))
+
+    return write_dataset(output, make_shard, overwrite=job.overwrite, check=check)
 
 
 def _check_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
@@ -249,15 +250,3 @@ def _by_shard(image_ids: Sequence[str], rows: Sequence[int], shards: int) -> lis
     for group in groups:
         group.sort(key=lambda row: image_ids[row])
     return groups
-
-
-def _write_shard(
-    output: Output, number: int, files: FeatureFiles, rows: Sequence[int], spec: FeatureSpec, meter: Meter
-) -> None:
-    def tables() -> Iterator[pa.Table]:
-        for block in _blocks(rows, spec):
-            yield _table(files, block, spec)
-            meter.add(images=len(block))
-
-    name, schema = output.names()[number], schema_of(output.identity.kind, spec)
-    write_shard(output.folder, name, tables(), schema=schema, identity=output.identity, failures=())

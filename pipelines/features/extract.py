@@ -9,143 +9,33 @@ its results would be shuffled to the writer.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.utils.shared import Shared
 
 import extractors
-from extractors.settings import RegionOptions
-from pipelines.datasets.region_names import names_files, stored_names
+from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
 from pipelines.features.forward import Tally
+from pipelines.features.job import FeaturesJob
 from pipelines.features.shards import make_shard
+from pipelines.features.workers import decoding_threads, device_of_worker, gpus_of
 from pipelines.inputs.images.opening import ImageRef, ImageSource, Listing, sum_digests
 from pipelines.running.jobs import CommitDataset, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
-from schemas.errors import InputError, UsageError
+from schemas.errors import InputError
 from schemas.fingerprints import Identity
-from schemas.keys import check_shards, shard_of
+from schemas.keys import shard_of
 from schemas.manifest import Manifest
 from schemas.output import Output
+from schemas.parameters import FeaturesParameters
 from schemas.shards import Footer
 from schemas.storage import Folder
 
-__all__ = ["DEFAULT_SHARDS", "ExtractFeatures", "FeaturesJob", "extract_features", "list_images", "plan_features"]
-
-DEFAULT_SHARDS = 16
-_LIBRARIES = ("apache-beam", "pillow", "torch", "torchvision")
-
-
-@dataclass(frozen=True)
-class FeaturesJob:
-    """What ``imagepivot features`` does.
-
-    Attributes:
-        images: the images.
-        output: folder of the dataset.
-        extractor: name of the extractor.
-        weights: ``default``, a file, or ``random:SEED``.
-        device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
-        precision: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
-        compile: whether a GPU runs a compiled model.
-        regions: which regions to keep, of an extractor that makes some, and what they are called; its defaults when None.
-        batch_size: images that the model takes at once; changes speed and memory, not the features. None: the extractor's own
-            number.
-        shards: number of shards.
-        overwrite: replace a dataset of another fingerprint.
-        update: add the images that are new in the source to a dataset that is there.
-        retry_failed: try the images again that failed before.
-    """
-
-    images: ImageSource
-    output: str
-    extractor: str = "resnet50-pool"
-    weights: str = "default"
-    device: str = "auto"
-    precision: str = "fp32"
-    compile: bool = False
-    regions: RegionOptions | None = None
-    batch_size: int | None = None
-    shards: int = DEFAULT_SHARDS
-    overwrite: bool = False
-    update: bool = False
-    retry_failed: bool = False
-
-    def __post_init__(self) -> None:
-        check_shards(self.shards)
-        if self.batch_size is not None and self.batch_size < 1:
-            raise UsageError(f"--batch-size is {self.batch_size}, expected 1 or more")
-        if self.overwrite and (self.update or self.retry_failed):
-            raise UsageError(
-                "--overwrite makes a dataset again, --update and --retry-failed keep what is there: give one of them"
-            )
-
-    def describe(self) -> extractors.Description:
-        """What the extractor makes; it is not loaded."""
-        return extractors.describe(
-            self.extractor, weights=self.weights, precision=self.precision, compile=self.compile, regions=self.regions
-        )
-
-    def load(self, device: str | None = None) -> extractors.Extractor:
-        """Loads the extractor, on another device if one is named."""
-        return extractors.load(
-            self.extractor,
-            weights=self.weights,
-            device=device or self.device,
-            precision=self.precision,
-            compile=self.compile,
-            regions=self.regions,
-        )
-
-    def check_device(self) -> None:
-        """Raise `UsageError` where this machine lacks the device, or the device does not do what is asked of it."""
-        from extractors.computing.devices import check_request
-
-        check_request(self.device, self.precision, compile=self.compile)
-
-    def libraries(self) -> tuple[str, ...]:
-        """Distributions whose versions matter to the features."""
-        backend = self.regions.backend if self.regions is not None else ""
-        origin = {self.extractor.partition(":")[0], backend}
-        return (*_LIBRARIES, *(name for name in ("timm", "detectron2") if name in origin))
-
-    def gpus(self) -> int:
-        """Number of GPUs of this machine that the job may use: all, unless it names a device."""
-        import torch
-
-        return torch.cuda.device_count() if self.device in ("auto", "cuda") and torch.cuda.is_available() else 0
-
-
-def device_of_worker(job: FeaturesJob, worker_id: str) -> str | None:
-    """The GPU of a worker process where there are several: workers are numbered, and take them in turn.
-
-    Args:
-        job: the job.
-        worker_id: as Beam names its local workers, e.g. ``worker_3``.
-
-    Returns:
-        ``cuda:N``, or None where the job's own device will do.
-    """
-    number = re.search(r"(\d+)$", worker_id)
-    gpus = job.gpus()
-    return f"cuda:{int(number[1]) % gpus}" if gpus > 1 and number else None
-
-
-def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
-    """Threads that decode in a worker: on a CPU the model needs the cores, and decoding takes a tenth of its time.
-
-    Args:
-        job: the job.
-        cores: of the worker; 0 for all of the machine.
-    """
-    import torch
-
-    on_gpu = torch.cuda.is_available() and job.device != "cpu"
-    return (cores or os.cpu_count() or 1) if on_gpu else 1
+__all__ = ["ExtractFeatures", "extract_features", "list_images", "plan_features"]
 
 
 class _Loaded:
@@ -171,7 +61,8 @@ class _ExtractShardFn(beam.DoFn):
             torch.set_num_threads(self._threads)
         device = device_of_worker(self._job, os.environ.get("WORKER_ID", ""))
         self._loaded = self._shared.acquire(lambda: _Loaded(self._job.load(device)))
-        if self._loaded.extractor.fingerprint != self._output.identity.parameters["extractor_fingerprint"]:
+        planned = FeaturesParameters.from_json(self._output.identity.parameters).extractor_fingerprint
+        if self._loaded.extractor.fingerprint != planned:
             raise InputError(
                 f"a worker loads other weights from {self._job.weights!r}, or has other files or versions, than the machine that "
                 "planned the run: give all of them the same"
@@ -190,7 +81,7 @@ class _ExtractShardFn(beam.DoFn):
             retry_failed=self._job.retry_failed,
             on_batch=self._show,
         )
-        size = self._output.folder.size(self._output.names()[shard]) or 0
+        size = self._output.folder.size(self._output.name(shard)) or 0
         for name, count in {**_counts(tally), "bytes_written": size}.items():
             self._counters[name].inc(count)
         yield shard
@@ -285,18 +176,18 @@ def plan_features(job: FeaturesJob, listing: Listing) -> Output:
     description = job.describe()
     identity = Identity(
         kind=description.kind,
-        parameters={
-            "feature": {**asdict(description.spec), "shape": list(description.spec.shape)},
-            "extractor": description.parameters,
-            "extractor_fingerprint": description.fingerprint,
-        },
+        parameters=FeaturesParameters(
+            feature=description.spec,
+            extractor=description.parameters,
+            extractor_fingerprint=description.fingerprint,
+        ).to_json(),
         shards=job.shards,
     )
     folder = Folder(job.output)
     names = names_files(job.regions, description)
     if description.kind == "regions" and not job.overwrite:
         names = {**stored_names(folder, description), **names}
-    return Output(folder=folder, identity=identity, listings=listing.shards, files=names)
+    return Output(folder=folder, identity=identity, listings=listing.shards, files=names, other_files=NAMES_FILES)
 
 
 def _statistics(footers: list[Footer]) -> dict[str, object]:
@@ -326,7 +217,7 @@ def extract_features(
     if execution.is_local:
         job.check_device()  # Before anything that lies there is replaced.
     if execution.is_local and not execution.workers:
-        execution = replace(execution, workers=max(1, job.gpus()))
+        execution = replace(execution, workers=max(1, gpus_of(job)))
     workers = execution.local_workers if execution.is_local else 1
     threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
 

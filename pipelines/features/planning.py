@@ -10,16 +10,16 @@ from itertools import islice
 
 from rich.table import Table
 
-from pipelines.features.extract import FeaturesJob, decoding_threads, plan_features
+from pipelines.features.extract import plan_features
 from pipelines.features.forward import Tally, extract_shard
+from pipelines.features.job import FeaturesJob
+from pipelines.features.workers import decoding_threads, gpus_of
 from pipelines.inputs.images.opening import ImageRef, Listing
 from pipelines.running.progress import bound_by
 from schemas.batches import vector_bytes
-from schemas.features import FeatureSpec
 from schemas.keys import shard_of
 from schemas.kinds import schema_of
-from schemas.output import Output
-from schemas.shards import failures_name, finished_shard
+from schemas.output import Survey
 
 __all__ = ["ShardPlan", "WorkPlan", "plan_table", "plan_work"]
 
@@ -86,30 +86,27 @@ def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
         ImagepivotError: the images, weights or device are not there. Whether the run would refuse the folder is not asked.
     """
     output = plan_features(job, listing)
-    finished = output.finished()
+    survey = output.survey()
+    finished = survey.finished()
     todo = []
     for number, count in enumerate(listing.counts):
-        kept, failed = _there(output, number)
+        kept, failed = _kept(survey, number)
         if number in finished and not (job.retry_failed and failed):
             continue
         todo.append(ShardPlan(number, max(0, count - kept - (0 if job.retry_failed else failed)), kept))
-    feature = output.identity.parameters["feature"]
-    row_bytes = vector_bytes(schema_of(output.identity.kind, FeatureSpec(**{**feature, "shape": tuple(feature["shape"])})))
     rate, bottleneck = _measure(job, frozenset(shard.number for shard in todo)) if any(s.images for s in todo) else (None, None)
-    return WorkPlan(tuple(todo), job.shards - len(todo), row_bytes, rate, bottleneck)
+    return WorkPlan(tuple(todo), job.shards - len(todo), vector_bytes(output.schema), rate, bottleneck)
 
 
-def _there(output: Output, number: int) -> tuple[int, int]:
-    """Rows and failures of a shard that stay."""
-    name = output.names()[number]
-    rows = finished_shard(output.folder, name, output.identity)
-    failures = finished_shard(output.folder, failures_name(name), output.identity)
+def _kept(survey: Survey, number: int) -> tuple[int, int]:
+    """Return the numbers of rows and failures of a shard that stay."""
+    rows, failures = survey.footer(number), survey.failures_footer(number)
     return rows.rows if rows else 0, failures.rows if rows and failures else 0
 
 
 def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, str | None]:
     """Images a second, of all GPUs together, and what bounds them. The first batch warms up and is not counted."""
-    extractor, workers = job.load(), max(1, job.gpus())
+    extractor, workers = job.load(), max(1, gpus_of(job))
     batch_size = job.batch_size or extractor.description.batch_size
 
     def some() -> Iterator[ImageRef]:

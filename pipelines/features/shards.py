@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,10 +15,10 @@ from pipelines.features.forward import Tally, extract_shard, merge_rows, refuse_
 from pipelines.inputs.images.opening import ImageRef, ImageSource, Listing
 from schemas.batches import batch_rows
 from schemas.errors import InputError
-from schemas.kinds import schema_of
 from schemas.output import Output
-from schemas.shards import failures_name, finished_shard, write_shard
+from schemas.shards import failures_name, read_footer
 from schemas.storage import is_remote
+from schemas.writing import open_shard
 
 __all__ = ["make_shard"]
 
@@ -63,8 +62,8 @@ def make_shard(
     refs = sorted(refs)
     refuse_duplicates(refs)
     _refuse_other_list(output, number, refs, images)
-    name, schema, tally = output.names()[number], schema_of(output.identity.kind, extractor.spec), Tally()
-    kept_ids, kept_failures = _kept(output, name)
+    name, schema, tally = output.name(number), output.schema, Tally()
+    kept_ids, kept_failures = _kept(output, number)
     wanted = {ref.image_id for ref in refs}
     again = {key for key in kept_failures if retry_failed and key in wanted}
     tally.failures += [row for key, row in kept_failures.items() if key not in again]
@@ -85,24 +84,18 @@ def make_shard(
     )
     if ordered is not todo:
         new = _sort_rows(new, schema)
-    statistics: dict[str, Any] = {"listing": output.listings[number] if output.listings is not None else ""}
-
-    def rows() -> Iterator[pa.Table]:
-        yield from merge_rows(_batches(output, name), new) if kept_ids else new
+    with open_shard(output, number) as shard:
+        for table in merge_rows(_batches(output, name), new) if kept_ids else new:
+            shard.write(table)
         if tally.images + len(tally.failures) != expected:
             raise RuntimeError(f"{name}: {tally.images} rows and {len(tally.failures)} failures of {expected} images")
         _refuse_gone(images, tally)
-        statistics.update(images=len(kept_ids) + tally.images, failed=len(tally.failures))
-
-    write_shard(
-        output.folder,
-        name,
-        rows(),
-        schema=schema,
-        identity=output.identity,
-        statistics=statistics,
-        failures=tally.failures,
-    )
+        shard.add_failures(tally.failures)
+        shard.statistics = {
+            "listing": output.listings[number] if output.listings is not None else "",
+            "images": len(kept_ids) + tally.images,
+            "failed": len(tally.failures),
+        }
     return tally
 
 
@@ -142,15 +135,16 @@ def _sort_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Tab
                 yield pa.Table.from_batches(rows).combine_chunks()
 
 
-def _kept(output: Output, name: str) -> tuple[set[str], dict[str, dict[str, str]]]:
-    """Ids of the rows that are there, and the failures by key."""
-    if finished_shard(output.folder, name, output.identity) is None:
+def _kept(output: Output, number: int) -> tuple[set[str], dict[str, dict[str, str]]]:
+    """Return the ids of the rows that an earlier run wrote, and its failures by key."""
+    if output.footer(number) is None:
         return set(), {}
-    with output.folder.open(name) as file:
+    with output.folder.open(output.name(number)) as file:
         ids = set(pq.read_table(file, columns=["image_id"])["image_id"].to_pylist())
-    if finished_shard(output.folder, failures_name(name), output.identity) is None:
+    failures = failures_name(output.name(number))
+    if output.own(read_footer(output.folder, failures)) is None:
         return ids, {}
-    with output.folder.open(failures_name(name)) as file:
+    with output.folder.open(failures) as file:
         return ids, {row["key"]: row for row in pq.read_table(file).to_pylist()}
 
 

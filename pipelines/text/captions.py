@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 from apache_beam.metrics import Metrics
 
 from pipelines.inputs.captions import CaptionSource, Part, Selection
-from pipelines.running.jobs import CommitDataset, run_job
+from pipelines.running.jobs import CommitDataset, SumCounters, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
 from pipelines.text.blocks import (
@@ -26,20 +25,19 @@ from pipelines.text.blocks import (
     tokenize_captions,
 )
 from pipelines.text.moses import DEFAULT_RECIPE, Recipe, recipe
-from pipelines.text.truecasers import load_truecasers, parse_truecaser, truecaser_name
+from pipelines.text.truecasers import TRUECASER_FILES, load_truecasers, parse_truecaser, truecaser_name
 from pipelines.text.truecasing import TruecaseModel
 from schemas.errors import UsageError
 from schemas.fingerprints import Identity
-from schemas.keys import check_shards
-from schemas.kinds import CAPTIONS
+from schemas.keys import DEFAULT_SHARDS, check_shards
 from schemas.manifest import Manifest
 from schemas.output import Output
-from schemas.shards import write_shard
+from schemas.parameters import CaptionsParameters
 from schemas.storage import Folder
+from schemas.writing import open_shard
 
-__all__ = ["DEFAULT_SHARDS", "CaptionsJob", "SumCounters", "TokenizeCaptions", "TrainTruecasers", "prepare_captions"]
+__all__ = ["CaptionsJob", "TokenizeCaptions", "TrainTruecasers", "prepare_captions"]
 
-DEFAULT_SHARDS = 16
 _REPORT_ROWS = 2000
 
 
@@ -47,30 +45,6 @@ def _read_blocks(part: tuple[int, Part], source: CaptionSource, selection: Selec
     number, what = part
     for block in blocks_of(source.read(what, selection), number):
         yield to_ipc(block)
-
-
-class SumCounters(beam.CombineFn):
-    """Adds up counters. One accumulator a key holds the distinct items of that key, never the corpus."""
-
-    def create_accumulator(self) -> Counter[str]:
-        """An empty counter."""
-        return Counter()
-
-    def add_input(self, accumulator: Counter[str], element: Mapping[str, int]) -> Counter[str]:
-        """Adds one counter."""
-        accumulator.update(element)
-        return accumulator
-
-    def merge_accumulators(self, accumulators: Iterable[Counter[str]]) -> Counter[str]:
-        """Adds all."""
-        total: Counter[str] = Counter()
-        for accumulator in accumulators:
-            total.update(accumulator)
-        return total
-
-    def extract_output(self, accumulator: Counter[str]) -> Counter[str]:
-        """The sum."""
-        return accumulator
 
 
 def _forms(block: bytes, recipe: Recipe, splits: frozenset[str]) -> Iterator[tuple[str, dict[str, int]]]:
@@ -136,15 +110,10 @@ class _MakeShardFn(beam.DoFn):
             failures += failed
             self._meter.add(captions=tokenized.num_rows + len(failed), failed=len(failed))
         table = caption_rows(tables)
-        write_shard(
-            self._output.folder,
-            self._output.names()[number],
-            [table],
-            schema=CAPTIONS,
-            identity=self._output.identity,
-            statistics=caption_statistics(table),
-            failures=failures,
-        )
+        with open_shard(self._output, number) as shard:
+            shard.write(table)
+            shard.add_failures(failures)
+            shard.statistics = caption_statistics(table)
         self._done.inc(table.num_rows)
         self._failed.inc(len(failures))
         yield number
@@ -225,19 +194,18 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
     """
     steps = recipe(job.recipe)
     models = load_truecasers(job.truecaser) if job.truecaser is not None else None
-    parameters: dict[str, object] = {
-        **steps.parameters(),
-        **job.source.parameters(),
-        "languages": sorted(job.selection.languages),
-        "portions": sorted(job.selection.portions),
-        "splits": sorted(job.selection.splits),
-    }
-    if steps.truecase and models is None:
-        parameters["train_splits"] = sorted(job.train_splits)
+    parameters = CaptionsParameters(
+        text=steps.parameters(),
+        languages=tuple(sorted(job.selection.languages)),
+        portions=tuple(sorted(job.selection.portions)),
+        splits=tuple(sorted(job.selection.splits)),
+        train_splits=tuple(sorted(job.train_splits)) if steps.truecase and models is None else None,
+        source=job.source.parameters(),
+    )
     parts = job.source.parts(job.selection)
     inputs = job.source.inputs(job.selection) + (models.inputs() if models is not None else [])
-    identity = Identity(kind="captions", parameters=parameters, inputs=tuple(inputs), shards=job.shards)
-    output = Output(folder=Folder(job.output), identity=identity)
+    identity = Identity(kind="captions", parameters=parameters.to_json(), inputs=tuple(inputs), shards=job.shards)
+    output = Output(folder=Folder(job.output), identity=identity, other_files=TRUECASER_FILES)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
         blocks = (

@@ -20,14 +20,12 @@ from schemas.fingerprints import Identity
 from schemas.kinds import ENCODED
 from schemas.manifest import Manifest
 from schemas.output import Output
-from schemas.shards import write_shard
+from schemas.parameters import CaptionsParameters, EncodedParameters
 from schemas.storage import Folder
 from schemas.vocabulary import UNK, Vocabulary
+from schemas.writing import open_shard
 
 __all__ = ["EncodeCaptions", "EncodeJob", "encode_captions", "encode_table"]
-
-# What of the captions' parameters says how text becomes tokens (`pipelines.text.moses.Recipe.parameters`).
-_TEXT = ("recipe", "lowercase", "normalize", "tokenizer", "truecase", "escape", "moses_commit", "sacremoses")
 
 
 @dataclass(frozen=True)
@@ -86,19 +84,14 @@ class _EncodeShardFn(beam.DoFn):
     def setup(self) -> None:
         self._vocabulary = self._source.vocabulary()
 
-    def process(self, shard: int) -> Iterator[int]:
-        table, statistics = encode_table(self._captions.shard(shard), self._vocabulary, self._max_length)
-        write_shard(
-            self._output.folder,
-            self._output.names()[shard],
-            [table],
-            schema=ENCODED,
-            identity=self._output.identity,
-            statistics=statistics,
-        )
+    def process(self, number: int) -> Iterator[int]:
+        table, statistics = encode_table(self._captions.shard(number), self._vocabulary, self._max_length)
+        with open_shard(self._output, number) as shard:
+            shard.write(table)
+            shard.statistics = statistics
         self._counter.inc(table.num_rows)
         self._meter.add(captions=table.num_rows)
-        yield shard
+        yield number
 
 
 @dataclass(eq=False)
@@ -133,15 +126,14 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
     """
     captions = open_dataset(job.captions, kind="captions")
     vocabulary = open_dataset(job.vocabulary, kind="vocabulary")
-    known = captions.manifest.parameters
     identity = Identity(
         kind="encoded",
-        parameters={
-            "max_length": job.max_length,
-            "vocabulary_size": vocabulary.manifest.rows,
+        parameters=EncodedParameters(
+            max_length=job.max_length,
+            vocabulary_size=vocabulary.manifest.rows,
             # A model that is trained on these ids answers queries that went through the same recipe.
-            "text": {name: known[name] for name in _TEXT if name in known},
-        },
+            text=CaptionsParameters.from_json(captions.manifest.parameters).text,
+        ).to_json(),
         inputs=(
             {"name": "captions", "fingerprint": captions.fingerprint},
             {"name": "vocabulary", "fingerprint": vocabulary.fingerprint},

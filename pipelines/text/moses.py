@@ -28,6 +28,7 @@ import sacremoses
 from sacremoses.corpus import NonbreakingPrefixes
 
 from schemas.errors import UsageError
+from schemas.parameters import TextRecipe
 
 __all__ = [
     "DEFAULT_RECIPE",
@@ -78,20 +79,19 @@ class Recipe:
     tokenizer: Literal["moses", "whitespace"]
     truecase: bool
 
-    def parameters(self) -> dict[str, Any]:
-        """Return everything of the recipe that changes its tokens, as plain JSON values for a manifest."""
-        parameters: dict[str, Any] = {
-            "recipe": self.name,
-            "lowercase": self.lowercase,
-            "normalize": self.normalize,
-            "tokenizer": self.tokenizer,
-            "truecase": self.truecase,
-        }
-        if self.normalize or self.tokenizer == "moses":
-            parameters |= {"moses_commit": MOSES_COMMIT, "sacremoses": sacremoses.__version__}
-        if self.tokenizer == "moses":
-            parameters["escape"] = True
-        return parameters
+    def parameters(self) -> TextRecipe:
+        """Return everything of the recipe that changes its tokens, for a manifest."""
+        uses_moses = self.normalize or self.tokenizer == "moses"
+        return TextRecipe(
+            recipe=self.name,
+            lowercase=self.lowercase,
+            normalize=self.normalize,
+            tokenizer=self.tokenizer,
+            truecase=self.truecase,
+            escape=True if self.tokenizer == "moses" else None,
+            moses_commit=MOSES_COMMIT if uses_moses else None,
+            sacremoses=sacremoses.__version__ if uses_moses else None,
+        )
 
 
 DEFAULT_RECIPE = "multi30k-lc"

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pipelines.text.moses import prepare, recipe
 from pipelines.text.truecasers import load_truecasers, parse_truecaser
 from pipelines.text.truecasing import truecase
 from schemas.errors import UsageError
+from schemas.parameters import TextRecipe
 
 __all__ = ["tokenize_query"]
 
 
-def tokenize_query(text: str, language: str, steps: Mapping[str, Any], truecaser: str = "") -> list[str]:
+def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser: str = "") -> list[str]:
     """Tokens of a query.
 
     Args:
         text: what is asked for.
         language: its language, a BCP 47 tag.
-        steps: what the manifest of encoded captions calls ``text``: the recipe of the captions.
+        steps: the recipe of the captions, as the manifest of the encoded captions states it.
         truecaser: folder with the truecasers that the captions were made with, for a recipe that truecases.
 
     Raises:
         UsageError: the recipe is not known, or a truecaser is missing, or of no use.
         InputError: the truecasers are missing or broken.
     """
-    if "recipe" not in steps:
+    if steps is None:
         raise UsageError(
             "nothing says how the captions of this run became tokens: they were encoded by an earlier version. Encode them again "
             "and train again, or give the query as tokens with --tokenized"
         )
-    known = recipe(steps["recipe"])
-    changed = sorted(key for key, value in known.parameters().items() if key != "sacremoses" and steps.get(key) != value)
+    known = recipe(steps.recipe)
+    stored = steps.to_json()
+    changed = sorted(
+        key for key, value in known.parameters().to_json().items() if key != "sacremoses" and stored.get(key) != value
+    )
     if changed:
         raise UsageError(
             f"recipe {known.name!r} is no longer what the captions of this run went through ({', '.join(changed)} differ): give "

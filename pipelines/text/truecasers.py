@@ -13,9 +13,11 @@ from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import check_language
 from schemas.storage import Folder
 
-__all__ = ["TRUECASER_FOLDER", "Truecasers", "load_truecasers", "parse_truecaser", "truecaser_name"]
+__all__ = ["TRUECASER_FILES", "TRUECASER_FOLDER", "Truecasers", "load_truecasers", "parse_truecaser", "truecaser_name"]
 
 TRUECASER_FOLDER = "truecaser"
+TRUECASER_FILES = rf"{TRUECASER_FOLDER}/[A-Za-z0-9-]+\.model"
+"""Regular expression of the paths of truecasers within a captions dataset."""
 
 
 def truecaser_name(language: str) -> str:

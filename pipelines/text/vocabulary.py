@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
 import apache_beam as beam
 
-from pipelines.running.jobs import CommitDataset, run_job
+from pipelines.running.jobs import CommitDataset, SumCounters, run_job
 from pipelines.running.runner import Execution
-from pipelines.text.captions import SumCounters
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.fingerprints import Identity
-from schemas.kinds import VOCABULARY
 from schemas.manifest import Manifest
 from schemas.output import Output
-from schemas.shards import Footer, write_shard
+from schemas.parameters import VocabularyParameters
 from schemas.storage import Folder
-from schemas.vocabulary import SPECIALS, Vocabulary
+from schemas.vocabulary import SPECIALS, TEXT_NAME, Vocabulary
+from schemas.writing import open_shard
 
 __all__ = ["BuildVocabulary", "CountTokens", "VocabularyJob", "build_vocabulary", "count_tokens", "vocabulary_statistics"]
 
-TEXT_NAME = "vocabulary.txt"
 Scope = Literal["language", "joint"]
 
 
@@ -179,14 +178,9 @@ def _write_vocabulary(
     covered = {key: found for key, found in counts.items() if _takes(job, key[0], key[2])}
     statistics = vocabulary_statistics(vocabulary, covered, trained, min_count=job.min_count, count_scope=job.count_scope)
     output.folder.write(TEXT_NAME, vocabulary.to_text().encode())
-    write_shard(
-        output.folder,
-        output.names()[0],
-        [vocabulary.to_table()],
-        schema=VOCABULARY,
-        identity=output.identity,
-        statistics=statistics,
-    )
+    with open_shard(output, 0) as shard:
+        shard.write(vocabulary.to_table())
+        shard.statistics = statistics
     return (TEXT_NAME,)
 
 
@@ -212,10 +206,6 @@ def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
         )
 
 
-def _first_statistics(footers: Sequence[Footer]) -> Mapping[str, Any]:
-    return footers[0].statistics
-
-
 def build_vocabulary(job: VocabularyJob, execution: Execution = Execution()) -> Manifest:
     """Makes a dataset of kind ``vocabulary`` and its plain text file.
 
@@ -229,16 +219,16 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution()) -> 
     _check_selected(job, captions)
     identity = Identity(
         kind="vocabulary",
-        parameters={
-            "min_count": job.min_count,
-            "count_scope": job.count_scope,
-            "splits": sorted(job.splits),
-            "languages": sorted(job.languages),
-            "portions": sorted(job.portions),
-        },
+        parameters=VocabularyParameters(
+            min_count=job.min_count,
+            count_scope=job.count_scope,
+            splits=tuple(sorted(job.splits)),
+            languages=tuple(sorted(job.languages)),
+            portions=tuple(sorted(job.portions)),
+        ).to_json(),
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
     )
-    output = Output(folder=Folder(job.output), identity=identity)
+    output = Output(folder=Folder(job.output), identity=identity, other_files=re.escape(TEXT_NAME))
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
         if finished:
@@ -251,6 +241,6 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution()) -> 
                 | "CountTokens" >> CountTokens(captions)
             )
             done = counts | "BuildVocabulary" >> BuildVocabulary(job, output)
-        _ = done | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",), statistics=_first_statistics)
+        _ = done | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))
 
     return run_job(output, build, execution=execution, overwrite=job.overwrite)

@@ -10,7 +10,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -22,10 +21,9 @@ from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
-from schemas.kinds import features_schema
-from schemas.output import Output, commit
-from schemas.shards import write_shard
+from schemas.output import Output
 from schemas.storage import Folder
+from schemas.writing import ShardWriter, write_dataset
 
 SHARDS, WIDTH, RUNS = 16, 2048, 5
 SECONDS, GIGABYTES = 5.0, 1.5
@@ -90,17 +88,14 @@ def _write_features(folder: str, image_ids: list[str]) -> None:
     spec = FeatureSpec(name="random", shape=(WIDTH,))
     parameters = {"feature": {"name": spec.name, "shape": [WIDTH], "dtype": spec.dtype, "source": ""}}
     output = Output(Folder(folder), Identity("features", parameters, shards=SHARDS))
-    schema = features_schema(spec)
-    for number, name in enumerate(output.names()):
-        mine = [image_id for image_id in image_ids if shard_of(image_id, SHARDS) == number]
-        write_shard(output.folder, name, _tables(mine, schema, number), schema=schema, identity=output.identity)
-    commit(output, statistics=lambda footers: {}, libraries=())
 
+    def make_shard(number: int, shard: ShardWriter) -> None:
+        chosen = [image_id for image_id in image_ids if shard_of(image_id, SHARDS) == number]
+        flat = pa.array(np.random.default_rng(number).random(len(chosen) * WIDTH, np.float32))
+        vectors = pa.FixedSizeListArray.from_arrays(flat, type=output.schema.field("feature").type)
+        shard.write(pa.Table.from_arrays([pa.array(chosen), vectors], schema=output.schema))
 
-def _tables(image_ids: list[str], schema: pa.Schema, seed: int) -> Iterator[pa.Table]:
-    flat = pa.array(np.random.default_rng(seed).random(len(image_ids) * WIDTH, np.float32))
-    vectors = pa.FixedSizeListArray.from_arrays(flat, type=schema.field("feature").type)
-    yield pa.Table.from_arrays([pa.array(image_ids), vectors], schema=schema)
+    write_dataset(output, make_shard)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,9 @@ from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
-from schemas.kinds import features_schema
-from schemas.output import Output, commit
-from schemas.shards import write_shard
+from schemas.output import Output
 from schemas.storage import Folder
+from schemas.writing import ShardWriter, write_dataset
 
 IMAGES, WIDTH, SHARDS = 30_000, 2048, 16
 
@@ -27,7 +26,6 @@ def main() -> None:
     """Prints the ratio."""
     print(machine())
     spec = FeatureSpec(name="resnet50-pool", shape=(WIDTH,))
-    schema = features_schema(spec)
     parameters = {"feature": {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype, "source": ""}}
     values = np.random.default_rng(0).random((IMAGES // SHARDS * 2, WIDTH), np.float32)
     with tempfile.TemporaryDirectory() as folder:
@@ -35,12 +33,13 @@ def main() -> None:
         ids: dict[int, list[str]] = {}
         for number in range(IMAGES):
             ids.setdefault(shard_of(f"image-{number:06d}", SHARDS), []).append(f"image-{number:06d}")
-        for shard, name in enumerate(output.names()):
-            flat = pa.array(values[: len(ids[shard])].reshape(-1))
-            vectors = pa.FixedSizeListArray.from_arrays(flat, type=schema.field("feature").type)
-            table = pa.Table.from_arrays([pa.array(sorted(ids[shard])), vectors], schema=schema)
-            write_shard(output.folder, name, [table], schema=schema, identity=output.identity)
-        commit(output, statistics=lambda footers: {}, libraries=())
+
+        def make_shard(number: int, shard: ShardWriter) -> None:
+            flat = pa.array(values[: len(ids[number])].reshape(-1))
+            vectors = pa.FixedSizeListArray.from_arrays(flat, type=output.schema.field("feature").type)
+            shard.write(pa.Table.from_arrays([pa.array(sorted(ids[number])), vectors], schema=output.schema))
+
+        write_dataset(output, make_shard)
         files = sorted(str(path) for path in Path(folder).glob("part-*.parquet"))
         size = IMAGES * WIDTH * 4 / 1e9
 

@@ -27,10 +27,10 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.kinds import schema_of
 from schemas.manifest import Manifest
-from schemas.output import Output, commit
-from schemas.shards import write_shard
+from schemas.output import Output
 from schemas.storage import Folder
 from schemas.vocabulary import Vocabulary
+from schemas.writing import commit, open_shard
 
 ROOT = Path(__file__).parent.parent.parent
 KEYS = {
@@ -52,6 +52,22 @@ JOINT = FeatureSpec(name="bilingual-c2c", shape=(16,), source="a joint space")
 
 def shard_by_hand(image_id: str, shards: int) -> int:
     return int(hashlib.blake2b(image_id.encode()).hexdigest(), 16) % shards
+
+
+# What the pipelines of these kinds may write besides shards.
+OTHER_FILES = {
+    "captions": r"truecaser/[A-Za-z0-9-]+\.model",
+    "vocabulary": r"vocabulary\.txt",
+    "features": r"names/(classes|attributes)\.txt|truecaser/[A-Za-z0-9-]+\.model",
+    "regions": r"names/(classes|attributes)\.txt",
+}
+
+
+def prepare(output: Output, *, overwrite: bool) -> None:
+    """Does what a run does before its first shard."""
+    survey = output.survey()
+    survey.refuse(overwrite=overwrite)
+    survey.clear()
 
 
 @dataclass(frozen=True)
@@ -81,7 +97,7 @@ class Toy:
 
     @property
     def output(self) -> Output:
-        return Output(folder=Folder(str(self.path)), identity=self.identity)
+        return Output(Folder(str(self.path)), self.identity, other_files=OTHER_FILES.get(self.kind, ""))
 
     def at(self, path: Path) -> Toy:
         return replace(self, path=path)
@@ -96,27 +112,20 @@ class Toy:
         flat = [{name: v.ravel() if isinstance(v, np.ndarray) else v for name, v in row.items()} for row in rows]
         return pa.Table.from_pylist(flat, schema=self.schema)
 
-    def write_shard(self, number: int, tables: Any = None) -> None:
+    def write_shard(self, number: int) -> None:
         """Writes one shard through the public writer."""
-        output = self.output
         rows = self.shard(number)
-        has_failures = self.kind in ("captions", "features", "regions")
-        write_shard(
-            output.folder,
-            output.names()[number],
-            [self.table(rows)] if tables is None else tables,
-            schema=self.schema,
-            identity=self.identity,
-            statistics={"rows_written": len(rows)},
-            failures=[f for f in self.failures if self.failure_shard(f) == number] if has_failures else None,
-        )
+        with open_shard(self.output, number) as shard:
+            shard.write(self.table(rows))
+            shard.add_failures(f for f in self.failures if self.failure_shard(f) == number)
+            shard.statistics = {"rows_written": len(rows)}
 
     def failure_shard(self, failure: dict[str, str]) -> int:
         return shard_by_hand(failure["key"].split("/")[0], self.identity.shards)
 
     def write(self) -> Manifest:
         """Writes the whole dataset as a run does."""
-        self.output.prepare(overwrite=False)
+        prepare(self.output, overwrite=False)
         for number in range(self.identity.shards):
             self.write_shard(number)
         return self.commit()
@@ -126,12 +135,7 @@ class Toy:
         if self.kind == "vocabulary":
             self.output.folder.write("vocabulary.txt", "".join(f"{row['token']}\n" for row in self.rows).encode())
             files = ("vocabulary.txt",)
-        return commit(
-            self.output,
-            statistics=lambda footers: {"rows_written": sum(footer.statistics["rows_written"] for footer in footers)},
-            libraries=(),
-            files=files,
-        )
+        return commit(self.output, files=files)
 
 
 def make_toy(

@@ -13,9 +13,11 @@ import schemas.output
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
-from schemas.output import Output, commit, hold
+from schemas.output import Output, hold
 from schemas.storage import Folder
 from schemas.validation import validate
+from schemas.writing import commit
+from tests.schemas.conftest import prepare
 
 SHARD = "part-{:05d}-of-00003.parquet".format
 
@@ -35,15 +37,15 @@ def other(toy, **parameters):
 
 def test_there_is_no_manifest_before_the_commit(new_features):
     toy = new_features()
-    toy.output.prepare(overwrite=False)
+    prepare(toy.output, overwrite=False)
     for number in range(3):
-        assert toy.output.finished() == set(range(number))
+        assert toy.output.survey().finished() == set(range(number))
         toy.write_shard(number)
         assert not (toy.path / "manifest.json").exists()
-        assert toy.output.complete() is None
-    assert toy.output.finished() == {0, 1, 2}
+        assert toy.output.survey().complete() is None
+    assert toy.output.survey().finished() == {0, 1, 2}
     manifest = toy.commit()
-    assert toy.output.complete() == manifest == open_dataset(toy.path).manifest
+    assert toy.output.survey().complete() == manifest == open_dataset(toy.path).manifest
     assert validate(toy.path) == []
 
 
@@ -133,8 +135,8 @@ def test_the_same_identity_goes_on(new_features, toys):
     for number in (0, 2):
         toy.write_shard(number)
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in toy.path.rglob("*.parquet")}
-    toy.output.prepare(overwrite=False)
-    assert toy.output.finished() == {0, 2}
+    prepare(toy.output, overwrite=False)
+    assert toy.output.survey().finished() == {0, 2}
     toy.write_shard(1)
     toy.commit()
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before} == before
@@ -148,8 +150,8 @@ def test_a_truncated_shard_is_done_again(new_features):
     path = toy.path / SHARD(1)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    assert toy.output.finished() == {0, 2}
-    toy.output.prepare(overwrite=False)
+    assert toy.output.survey().finished() == {0, 2}
+    prepare(toy.output, overwrite=False)
     assert not path.exists()
     toy.write_shard(1)
     assert path.read_bytes() == data
@@ -157,24 +159,21 @@ def test_a_truncated_shard_is_done_again(new_features):
 
 KILLED = """
 import sys
-from schemas.fingerprints import Identity
-from schemas.kinds import CAPTIONS
-from schemas.output import Output, hold
-from schemas.shards import write_shard
+from schemas import Identity, Output, open_shard
+from schemas.output import hold
 from schemas.storage import Folder
 
 output = Output(Folder(sys.argv[1]), Identity(kind="captions", parameters={"a": 1}, shards=2))
-
-def tables():
-    yield CAPTIONS.empty_table()
-    print("ready", flush=True)
-    sys.stdin.read()
-
 with hold(output.folder):
-    output.prepare(overwrite=False)
-    failures = [{"key": "a", "uri": "b", "stage": "prepare", "reason": "empty_caption", "message": ""}]
-    write_shard(output.folder, output.names()[0], [], schema=CAPTIONS, identity=output.identity, failures=failures)
-    write_shard(output.folder, output.names()[1], tables(), schema=CAPTIONS, identity=output.identity)
+    survey = output.survey()
+    survey.refuse(overwrite=False)
+    survey.clear()
+    with open_shard(output, 0) as shard:
+        shard.add_failures([{"key": "a", "uri": "b", "stage": "prepare", "reason": "empty_caption", "message": ""}])
+    with open_shard(output, 1) as shard:
+        shard.write(output.schema.empty_table())
+        print("ready", flush=True)
+        sys.stdin.read()
 """
 
 
@@ -187,14 +186,14 @@ def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
         assert process.wait() == -signal.SIGKILL
     torn = f".part-00001-of-00002.parquet.tmp-{process.pid}"
     assert folder.names() == [".lock", torn, *finished]
-    assert output.finished() == {0}
-    assert output.complete() is None
+    assert output.survey().finished() == {0}
+    assert output.survey().complete() is None
     with pytest.raises(DatasetError, match=r"is not a dataset: it holds no manifest.json"):
         open_dataset(folder.location)
     with hold(folder):
-        output.prepare(overwrite=False)
+        prepare(output, overwrite=False)
         assert folder.names() == [".lock", *finished]
-        assert output.finished() == {0}
+        assert output.survey().finished() == {0}
     assert folder.names() == finished
 
 
@@ -203,14 +202,14 @@ def test_temporary_files_of_failures_and_truecasers_are_cleaned_up(new_features)
     folder = toy.output.folder
     for name in ("failures/.part-00001-of-00003.parquet.tmp-1", "truecaser/.en.model.tmp-22", ".manifest.json.tmp-3"):
         folder.write(name, b"half")
-    toy.output.prepare(overwrite=False)
+    prepare(toy.output, overwrite=False)
     assert folder.names() == []
 
 
 def test_a_complete_dataset_is_found(copy_toy):
     toy = copy_toy("features")
-    assert toy.output.complete() == open_dataset(toy.path).manifest
-    assert other(toy, weights="new").output.complete() is None
+    assert toy.output.survey().complete() == open_dataset(toy.path).manifest
+    assert other(toy, weights="new").output.survey().complete() is None
 
 
 @pytest.mark.parametrize("name", [SHARD(1), "failures/{}", "vocabulary.txt"])
@@ -219,36 +218,36 @@ def test_a_dataset_with_a_missing_or_cut_file_is_not_complete(copy_toy, name):
     path = toy.path / name.format(next((toy.path / "failures").iterdir()).name if "{}" in name else "")
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    assert toy.output.complete() is None
+    assert toy.output.survey().complete() is None
     path.unlink()
-    assert toy.output.complete() is None
+    assert toy.output.survey().complete() is None
     path.write_bytes(data)
-    assert toy.output.complete() is not None
+    assert toy.output.survey().complete() is not None
 
 
 def test_files_that_are_known_before_the_run_belong_to_the_dataset(copy_toy):
     toy = copy_toy("features")
     before = {path.name: path.read_bytes() for path in toy.path.glob("part-*")}
     named = replace(toy.output, files={"names/classes.txt": b"sky\n"})
-    assert toy.output.complete() is not None
-    assert named.complete() is None, "all but the names is there"
-    named.prepare(overwrite=False)
-    manifest = commit(named, statistics=lambda _: {}, libraries=())
+    assert toy.output.survey().complete() is not None
+    assert named.survey().complete() is None, "all but the names is there"
+    prepare(named, overwrite=False)
+    manifest = commit(named)
     assert [entry.path for entry in manifest.files] == ["names/classes.txt"]
-    assert named.complete() == toy.output.complete() == manifest
+    assert named.survey().complete() == toy.output.survey().complete() == manifest
     assert manifest.fingerprint == toy.output.identity.fingerprint
     assert {path.name: path.read_bytes() for path in toy.path.glob("part-*")} == before
-    assert replace(named, files={"names/classes.txt": b"man\n"}).complete() is None
-    commit(toy.output, statistics=lambda _: {}, libraries=())
+    assert replace(named, files={"names/classes.txt": b"man\n"}).survey().complete() is None
+    commit(toy.output)
     assert not (toy.path / "names/classes.txt").exists()
 
 
 def test_a_dataset_that_lost_a_shard_is_mended_by_the_same_run(copy_toy, toys):
     toy = copy_toy("features")
     (toy.path / SHARD(2)).unlink()
-    toy.output.prepare(overwrite=False)
+    prepare(toy.output, overwrite=False)
     assert not (toy.path / "manifest.json").exists()  # From here on it is no dataset.
-    assert toy.output.finished() == {0, 1}
+    assert toy.output.survey().finished() == {0, 1}
     toy.write_shard(2)
     toy.commit()
     assert tree(toy.path) == tree(toys["features"].path)
@@ -260,7 +259,7 @@ def test_a_dataset_that_lost_a_shard_is_mended_by_the_same_run(copy_toy, toys):
 def refuse(output, match, *, overwrite=False):
     before = tree(output.folder.local_path)
     with pytest.raises(DatasetError, match=match):
-        output.prepare(overwrite=overwrite)
+        prepare(output, overwrite=overwrite)
     assert tree(output.folder.local_path) == before
 
 
@@ -286,7 +285,7 @@ def test_foreign_files_are_refused(copy_toy, name, overwrite):
     (toy.path / name).write_bytes(b"mine")
     refuse(
         toy.output,
-        rf"holds files that are no dataset's, e.g. '{name}': nothing was written\. Choose a new",
+        rf"holds files that do not belong to a dataset, e.g. '{name}': nothing was written\. Choose a new",
         overwrite=overwrite,
     )
 
@@ -298,7 +297,7 @@ def test_parquet_files_of_other_tools_are_foreign_whatever_their_name(new_featur
     name = f"{folder}part-00000-of-00001.parquet"
     (toy.path / name).parent.mkdir(parents=True)
     pq.write_table(pa.table({"precious": [1, 2, 3]}), toy.path / name)
-    refuse(toy.output, rf"holds files that are no dataset's, e.g. '{name}'", overwrite=overwrite)
+    refuse(toy.output, rf"holds files that do not belong to a dataset, e.g. '{name}'", overwrite=overwrite)
 
 
 def test_another_dataset_is_refused(copy_toy):
@@ -338,24 +337,24 @@ def test_the_refusal_names_the_rest(copy_toy):
 def test_long_values_are_shortened_in_the_refusal(copy_toy):
     toy = copy_toy("features")
     with pytest.raises(DatasetError, match=r"notes: there nothing, now '0123456789\S+\.\.\.\)") as caught:
-        other(toy, notes="0123456789" * 100).output.prepare(overwrite=False)
+        prepare(other(toy, notes="0123456789" * 100).output, overwrite=False)
     assert len(str(caught.value)) < 400
 
 
 def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     toy = copy_toy("features")
     (toy.path / "manifest.json").write_text("{", encoding="utf-8")
-    assert toy.output.complete() is None
+    assert toy.output.survey().complete() is None
     refuse(toy.output, "is no manifest of a dataset")
-    toy.output.prepare(overwrite=True)
-    assert toy.output.finished() == {0, 1, 2}
+    prepare(toy.output, overwrite=True)
+    assert toy.output.survey().finished() == {0, 1, 2}
 
 
 @pytest.mark.parametrize("old", ["captions", "vocabulary", "features16", "regions"])
 def test_overwriting_leaves_nothing_of_the_old_dataset(copy_toy, toys, old):
     toy = toys["features"].at(copy_toy(old).path)
-    toy.output.prepare(overwrite=True)
-    assert toy.output.finished() == set()
+    prepare(toy.output, overwrite=True)
+    assert toy.output.survey().finished() == set()
     for number in range(3):
         toy.write_shard(number)
     toy.commit()
@@ -367,9 +366,9 @@ def test_overwriting_with_fewer_truecasers_leaves_none_of_the_others(copy_toy):
     toy = copy_toy("captions")
     for language in ("de", "en"):
         toy.output.folder.write(f"truecaser/{language}.model", b"model")
-    commit(toy.output, statistics=lambda _: {}, libraries=(), files=("truecaser/de.model", "truecaser/en.model"))
+    commit(toy.output, files=("truecaser/de.model", "truecaser/en.model"))
     assert validate(toy.path) == []
-    commit(toy.output, statistics=lambda _: {}, libraries=(), files=("truecaser/de.model",))
+    commit(toy.output, files=("truecaser/de.model",))
     assert validate(toy.path) == []
 
 
@@ -450,7 +449,7 @@ def test_a_refused_overwrite_leaves_no_lock(copy_toy):
     (toy.path / "notes.txt").write_bytes(b"mine")
     before = tree(toy.path)
     with pytest.raises(DatasetError, match=r"notes\.txt"), hold(toy.output.folder):
-        toy.output.prepare(overwrite=True)
+        prepare(toy.output, overwrite=True)
     assert tree(toy.path) == before
 
 
@@ -480,11 +479,11 @@ def test_resuming_does_not_depend_on_the_values_that_were_lost(new_features):
     zeros = replace(toy, rows=rows)
     zeros.write_shard(0)
     data = (toy.path / SHARD(0)).read_bytes()
-    toy.output.prepare(overwrite=False)
-    assert toy.output.finished() == {0}
+    prepare(toy.output, overwrite=False)
+    assert toy.output.survey().finished() == {0}
     assert (toy.path / SHARD(0)).read_bytes() == data
 
 
 def test_names_of_shards():
     make = partial(Output, Folder("unused"))
-    assert make(Identity(kind="features", parameters={}, shards=3)).names() == [SHARD(n) for n in range(3)]
+    assert [make(Identity(kind="features", parameters={}, shards=3)).name(n) for n in range(3)] == [SHARD(n) for n in range(3)]

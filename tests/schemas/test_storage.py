@@ -190,9 +190,9 @@ def test_a_dataset_in_an_object_store(bucket, toys, by_hand):
     toy = toys["features"]
     remote = by_hand.toy("gs://bucket/features", "features", toy.rows, spec=toy.spec, failures=toy.failures)
     with hold(remote.output.folder):
-        assert remote.output.complete() is None
+        assert remote.output.survey().complete() is None
         manifest = remote.write()
     assert validate("gs://bucket/features") == []
-    assert remote.output.complete() == manifest == open_dataset(toy.path).manifest
+    assert remote.output.survey().complete() == manifest == open_dataset(toy.path).manifest
     assert open_dataset("gs://bucket/features").numpy().tobytes() == open_dataset(toy.path).numpy().tobytes()
     assert remote.output.folder.names() == open_dataset(toy.path).folder.names()

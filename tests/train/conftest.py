@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
-from schemas.keys import shard_of
-from schemas.kinds import schema_of
-from schemas.output import Output, commit
-from schemas.shards import write_shard
 from schemas.storage import Folder
 from schemas.vocabulary import Vocabulary
+from tests.builders import write_rows
 from train.config.sections import from_toml
 from train.data.captions import Captions
 from train.data.splits import open_data
@@ -49,20 +44,7 @@ class Toy:
 
 def write_dataset(folder: Path, kind: str, rows: list[dict], *, parameters: dict, spec=None, inputs=(), shards=SHARDS) -> str:
     """Writes a dataset as a run does; rows are put into their shards and sorted by their first columns. Gives its fingerprint."""
-    if spec is not None:
-        parameters = {"feature": {**asdict(spec), "shape": list(spec.shape)}, **parameters}
-    identity = Identity(kind=kind, parameters=parameters, inputs=inputs, shards=shards)
-    output, schema = Output(folder=Folder(str(folder)), identity=identity), schema_of(kind, spec)
-    key = ("id",) if kind == "vocabulary" else ("image_id", "language", "portion", "index")
-    for number, name in enumerate(output.names()):
-        mine = [row for row in rows if kind == "vocabulary" or shard_of(row["image_id"], shards) == number]
-        mine.sort(key=lambda row: [row[column] for column in key if column in row])
-        write_shard(output.folder, name, [pa.Table.from_pylist(mine, schema=schema)], schema=schema, identity=identity)
-    files = ()
-    if kind == "vocabulary":
-        output.folder.write("vocabulary.txt", "".join(f"{row['token']}\n" for row in rows).encode())
-        files = ("vocabulary.txt",)
-    return commit(output, statistics=lambda _: {}, libraries=(), files=files).fingerprint
+    return write_rows(folder, kind, rows, spec, parameters=parameters, inputs=inputs, shards=shards).fingerprint
 
 
 def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str = "") -> Toy:

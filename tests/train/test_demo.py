@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import io
 
-import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from schemas.fingerprints import Identity
-from schemas.kinds import CAPTIONS
-from schemas.output import Output, commit
-from schemas.shards import write_shard
 from schemas.storage import Folder
+from tests.builders import write_rows
 from train.demo import train_demo
 from train.runs.checkpoints import BEST, LAST
 from train.runs.resuming import checkpoint_to_resume
@@ -28,11 +24,7 @@ def test_nothing_is_trained_where_no_scene_is_held_out(tmp_path):
         "text": "x",
         "tokens": ["x"],
     }
-    output = Output(folder=Folder(str(tmp_path / "captions")), identity=Identity(kind="captions", parameters={}))
-    (name,) = output.names()
-    table = pa.Table.from_pylist([row], schema=CAPTIONS)
-    write_shard(output.folder, name, [table], schema=CAPTIONS, identity=output.identity)
-    commit(output, statistics=lambda _: {}, libraries=())
+    write_rows(tmp_path / "captions", "captions", [row])
     console, notes = Console(file=io.StringIO()), Console(file=io.StringIO(), width=200)
     train_demo(tmp_path, console=console, notes=notes, tokenize=lambda *_: [])
     assert "draw at least 10 with --scenes" in notes.file.getvalue()
@@ -53,11 +45,7 @@ def test_an_earlier_model_is_no_obstacle(tmp_path, monkeypatch):
         }
         for split in ("test", "train", "val")
     ]
-    output = Output(folder=Folder(str(tmp_path / "captions")), identity=Identity(kind="captions", parameters={}))
-    (name,) = output.names()
-    table = pa.Table.from_pylist(rows, schema=CAPTIONS)
-    write_shard(output.folder, name, [table], schema=CAPTIONS, identity=output.identity)
-    commit(output, statistics=lambda _: {}, libraries=())
+    write_rows(tmp_path / "captions", "captions", rows)
     left = Folder(str(tmp_path / "run"))
 
     class TrainedError(Exception):

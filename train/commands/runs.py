@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,11 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from schemas.errors import UsageError
+from schemas.parameters import TextRecipe
 
 __all__ = ["Tokenize", "register"]
 
-Tokenize = Callable[[str, str, Mapping[str, Any], str], list[str]]
-"""Text, language, what the captions' manifest calls ``text`` (their recipe), folder of truecasers: to tokens."""
+Tokenize = Callable[[str, str, TextRecipe | None, str], list[str]]
+"""Text, language, recipe of the captions, folder of truecasers: to tokens."""
 
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU where there is one.")]
@@ -141,7 +142,7 @@ def register(app: typer.Typer, *, console: Console, notes: Console, tokenize: To
         chosen = language or (known[0] if len(known) == 1 else "")
         if chosen not in known:
             raise UsageError(f"--language is {language!r}, this run knows {', '.join(known)}")
-        tokens = text.split() if tokenized else tokenize(text, chosen, opened.captions.get("text", {}), truecaser)
+        tokens = text.split() if tokenized else tokenize(text, chosen, opened.text, truecaser)
         gallery = gallery_of(opened, features) if features else embedded_gallery(opened, embeddings)
         hits = find(opened, tokens, chosen, gallery, top=top)
         unknown = [token for token in tokens if token not in opened.vocabulary.ids]

@@ -19,6 +19,7 @@ from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import canonical_json, sha256_of_bytes
+from schemas.parameters import FeaturesParameters
 
 __all__ = ["MEMORY_SHARE", "ImageFeatures", "extractor_fingerprint", "feature_spec", "missing_images", "read_features"]
 
@@ -58,9 +59,9 @@ def extractor_fingerprint(dataset: Dataset) -> str:
     Raises:
         DatasetError: the dataset is not of kind ``features``.
     """
-    feature_spec(dataset)
-    parameters = dataset.manifest.parameters
-    return parameters.get("extractor_fingerprint") or sha256_of_bytes(canonical_json(parameters["feature"]).encode())
+    spec = feature_spec(dataset)
+    stated = FeaturesParameters.from_json(dataset.manifest.parameters).extractor_fingerprint
+    return stated or sha256_of_bytes(canonical_json(spec.to_json()).encode())
 
 
 def missing_images(dataset: Dataset, image_ids: Sequence[str]) -> np.ndarray:

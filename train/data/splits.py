@@ -11,6 +11,7 @@ import numpy as np
 
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
+from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import Vocabulary
 from train.data.captions import Captions, read_captions
 from train.data.features import ImageFeatures, extractor_fingerprint, missing_images, read_features
@@ -126,12 +127,12 @@ def check_fingerprints(found: Mapping[str, str], expected: Mapping[str, str], *,
 
 def _vocabulary_of(encoded: Dataset) -> str:
     """Fingerprint of the vocabulary that captions were encoded with."""
-    for entry in encoded.manifest.inputs:
-        if entry.get("name") == "vocabulary":
-            return entry["fingerprint"]
-    raise DatasetError(
-        f"the manifest of {encoded.folder.location!r} does not name the vocabulary that made it: encode the captions again"
-    )
+    fingerprint = encoded.manifest.input_fingerprint("vocabulary")
+    if fingerprint is None:
+        raise DatasetError(
+            f"the manifest of {encoded.folder.location!r} does not name the vocabulary that made it: encode the captions again"
+        )
+    return fingerprint
 
 
 def _open_vocabulary(path: str, encoded: Dataset) -> Dataset:
@@ -146,7 +147,7 @@ def _open_vocabulary(path: str, encoded: Dataset) -> Dataset:
 
 def _check_languages(vocabulary: Dataset, captions: Captions) -> None:
     """A joint vocabulary is of the languages that it was counted on; no languages in its parameters are all there were."""
-    counted = vocabulary.manifest.parameters.get("languages") or captions.language_names
+    counted = VocabularyParameters.from_json(vocabulary.manifest.parameters).languages or captions.language_names
     strange = [language for language in captions.language_names if language not in counted]
     if strange:
         raise DatasetError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,11 +19,11 @@ from torch import Tensor
 from schemas.dataset import Dataset, open_dataset
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
-from schemas.kinds import schema_of
 from schemas.manifest import Manifest
-from schemas.output import Output, commit, hold
-from schemas.shards import Footer, write_shard
+from schemas.output import Output
+from schemas.parameters import EmbeddingModel, FeaturesParameters
 from schemas.storage import Folder
+from schemas.writing import ShardWriter, write_dataset
 from train.data.features import feature_spec
 from train.evaluation.evaluate import embed_captions, embed_images
 from train.evaluation.matching import check_captions, check_features
@@ -107,28 +107,24 @@ def embed(run: Run, job: EmbedJob) -> list[Manifest]:
 def _write(run: Run, job: EmbedJob, kind: str, location: str, source: Dataset, rows: _Rows) -> Manifest:
     """Writes a dataset with the shards of its source, or what an earlier run left of it to do."""
     spec = FeatureSpec(name=job.name, shape=(run.model.config.embedding,), source=run.config.description)
-    model: dict[str, Any] = {"weights_sha256": weights_digest(run.model), "similarity": run.model.config.similarity}
-    if kind == "embeddings":
-        model["languages"] = list(run.model.config.languages)
+    model = EmbeddingModel(
+        weights_sha256=weights_digest(run.model),
+        similarity=run.model.config.similarity,
+        languages=run.model.config.languages if kind == "embeddings" else None,
+    )
     identity = Identity(
         kind=kind,
-        parameters={"feature": {**asdict(spec), "shape": list(spec.shape)}, "model": model},
+        parameters=FeaturesParameters(feature=spec, model=model).to_json(),
         inputs=({"name": source.kind, "fingerprint": source.fingerprint},),
         shards=source.num_shards,
     )
-    output, schema = Output(folder=Folder(location), identity=identity), schema_of(kind, spec)
-    with hold(output.folder):
-        manifest = output.complete()
-        if manifest is not None:
-            return manifest
-        output.prepare(overwrite=job.overwrite)
-        finished = output.finished()
-        for number, name in enumerate(output.names()):
-            if number not in finished:
-                columns, statistics = rows(run, source, number)
-                table = pa.table(columns, schema=schema)
-                write_shard(output.folder, name, [table], schema=schema, identity=identity, statistics=statistics)
-        return commit(output, statistics=_sum, libraries=("torch",))
+    output = Output(folder=Folder(location), identity=identity)
+
+    def make_shard(number: int, shard: ShardWriter) -> None:
+        columns, shard.statistics = rows(run, source, number)
+        shard.write(pa.table(columns, schema=output.schema))
+
+    return write_dataset(output, make_shard, overwrite=job.overwrite, libraries=("torch",))
 
 
 def _image_rows(run: Run, features: Dataset, number: int) -> tuple[_Columns, dict[str, int]]:
@@ -156,8 +152,3 @@ def _vectors(embeddings: Tensor) -> pa.Array:
     item = pa.field("item", pa.float32(), nullable=False)
     values = pa.array(embeddings.cpu().numpy().ravel())
     return pa.FixedSizeListArray.from_arrays(values, type=pa.list_(item, embeddings.shape[1]))
-
-
-def _sum(footers: list[Footer]) -> dict[str, int]:
-    names = footers[0].statistics if footers else ()
-    return {name: sum(footer.statistics[name] for footer in footers) for name in names}

@@ -16,8 +16,7 @@ def check_captions(run: Run, captions: Dataset) -> None:
     Raises:
         DatasetError: they were encoded with another.
     """
-    found = next((each["fingerprint"] for each in captions.manifest.inputs if each["name"] == "vocabulary"), "none")
-    _check(run, "vocabulary", found, captions)
+    _check(run, "vocabulary", captions.manifest.input_fingerprint("vocabulary") or "none", captions)
 
 
 def check_features(run: Run, features: Dataset) -> None:

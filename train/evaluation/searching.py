@@ -14,6 +14,7 @@ from torch import Tensor
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.parameters import FeaturesParameters
 from schemas.vocabulary import UNK
 from train.evaluation.embedding import embed_shard, weights_digest
 from train.evaluation.evaluate import embed_captions
@@ -75,8 +76,8 @@ def embedded_gallery(run: Run, folder: str) -> Gallery:
         dataset = open_dataset(f"{folder.rstrip('/')}/images", kind="features")
     except DatasetError:
         dataset = open_dataset(folder, kind="features")
-    found = dataset.manifest.parameters.get("model", {}).get("weights_sha256")
-    if found != weights_digest(run.model):
+    model = FeaturesParameters.from_json(dataset.manifest.parameters).model
+    if model is None or model.weights_sha256 != weights_digest(run.model):
         raise DatasetError(
             f"{folder!r} does not hold images as this run embeds them: they are another model's, or features that no model has "
             "seen. Embed them again with imagepivot embed, or give --features"

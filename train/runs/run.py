@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from schemas.errors import DatasetError
+from schemas.parameters import EncodedParameters, TextRecipe
 from schemas.storage import Folder
 from schemas.vocabulary import Vocabulary
 from train.config.sections import Config, from_toml
@@ -45,6 +46,11 @@ class Run:
     seed: int
     precision: str
     standing: Standing
+
+    @property
+    def text(self) -> TextRecipe | None:
+        """How the text of the captions became tokens; None where that is not known."""
+        return EncodedParameters.from_json(self.captions).text
 
     @property
     def step(self) -> int:

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from rich.console import Console
 
@@ -14,11 +13,7 @@ from schemas import batches
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
-from schemas.kinds import KEY_COLUMNS, schema_of
-from schemas.output import Output, commit
-from schemas.shards import write_shard
-from schemas.storage import Folder
+from tests.builders import write_rows
 
 IMAGES = [f"image-{number:02d}" for number in range(20)]
 WIDTH, REGIONS = 6, 4
@@ -27,17 +22,7 @@ WIDTH, REGIONS = 6, 4
 def write(
     path: Path, kind: str, rows: list[dict], spec: FeatureSpec | None = None, *, shards: int = 3, inputs=(), **parameters: Any
 ) -> Dataset:
-    stored = {} if spec is None else {"feature": {**vars(spec), "shape": list(spec.shape)}}
-    identity = Identity(kind=kind, parameters={**stored, **parameters}, inputs=inputs, shards=shards)
-    output = Output(folder=Folder(str(path)), identity=identity)
-    schema = schema_of(kind, spec)
-    for shard in range(shards):
-        mine = [row for row in rows if kind == "vocabulary" or shard_of(row["image_id"], shards) == shard]
-        flat = [{k: v.ravel() if isinstance(v, np.ndarray) else v for k, v in row.items()} for row in mine]
-        flat.sort(key=lambda row: tuple(row[name] for name in KEY_COLUMNS[kind]))
-        table = pa.Table.from_pylist(flat, schema=schema)
-        write_shard(output.folder, output.names()[shard], [table], schema=schema, identity=identity)
-    commit(output, statistics=lambda footers: {}, libraries=())
+    write_rows(path, kind, rows, spec, parameters=parameters, inputs=inputs, shards=shards)
     return open_dataset(path)
 
 

@@ -1,19 +1,14 @@
 import io
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from rich.console import Console
 
 from pipelines.datasets.inspection import describe, statistics_table
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
 from schemas.keys import shard_of
-from schemas.kinds import VOCABULARY, features_schema
-from schemas.output import Output, commit
-from schemas.shards import write_shard
-from schemas.storage import Folder
+from tests.builders import write_rows
 
 SPEC = FeatureSpec("fake", (6,))
 
@@ -29,25 +24,22 @@ def squeezed(text: str) -> str:
 
 
 def make_features(folder, *, untrained=False, failures=(), names=("b", "a", "c"), statistics=None):
-    identity = Identity(
+    rows = []
+    for number in range(2):
+        ids = sorted(name for name in names if shard_of(name, 2) == number)
+        values = np.arange(6 * len(ids), dtype=np.float32).reshape(-1, 6) / 8
+        rows += [{"image_id": name, "feature": vector} for name, vector in zip(ids, values, strict=True)]
+    write_rows(
+        folder,
         "features",
-        {
-            "feature": {"name": "fake", "shape": [6], "dtype": "float32", "source": ""},
-            "extractor": {"name": "fake", "weights": {"name": "random:0", "sha256": "0" * 64}, "untrained": untrained},
-        },
+        rows,
+        SPEC,
+        parameters={"extractor": {"name": "fake", "weights": {"name": "random:0", "sha256": "0" * 64}, "untrained": untrained}},
         inputs=[{"name": f"file{n}", "bytes": n} for n in range(8)],
         shards=2,
+        failures=failures,
+        statistics=statistics,
     )
-    output, schema = Output(Folder(str(folder)), identity), features_schema(SPEC)
-    for number, name in enumerate(output.names()):
-        ids = sorted(key for key in names if shard_of(key, 2) == number)
-        values = pa.FixedSizeListArray.from_arrays(
-            pa.array(np.arange(6 * len(ids), dtype=np.float32) / 8), type=schema.field(1).type
-        )
-        table = pa.Table.from_arrays([pa.array(ids, pa.string()), values], schema=schema)
-        failed = [row for row in failures if shard_of(row["key"], 2) == number]
-        write_shard(output.folder, name, [table], schema=schema, identity=identity, failures=failed)
-    commit(output, statistics=lambda _: statistics or {}, libraries=())
     return open_dataset(folder)
 
 
@@ -133,10 +125,7 @@ def test_statistics_of_a_vocabulary(tmp_path):
         "occurrences": {"de": 8, "en": 9},
         "unknown": {"de": {"train": 0.05}, "en": {"train": 0.125, "val": 0.5}},
     }
-    identity = Identity("vocabulary", {})
-    output = Output(Folder(str(tmp_path / "v")), identity)
-    write_shard(output.folder, output.names()[0], [VOCABULARY.empty_table()], schema=VOCABULARY, identity=identity)
-    manifest = commit(output, statistics=lambda _: statistics, libraries=())
+    manifest = write_rows(tmp_path / "v", "vocabulary", [], statistics=statistics)
     lines = [squeezed(line) for line in shown(statistics_table(manifest)).splitlines()]
     assert "│ tokens in the vocabulary │ 2 │ 3 │ 5 │ 4 │" in lines
     assert "│ different tokens counted │ 3,000 │ 4 │ │ │" in lines

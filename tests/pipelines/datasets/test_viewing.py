@@ -12,17 +12,11 @@ from pipelines.commands import app as cli
 from pipelines.datasets import viewing
 from pipelines.datasets.drawing import LabelledBox, draw_boxes
 from pipelines.datasets.viewing import center_crop_box, draw_view
-from pipelines.exchange.importers.base import table_of
 from pipelines.inputs.images.opening import open_images
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
-from schemas.keys import shard_of
-from schemas.kinds import schema_of
-from schemas.output import Output, commit
-from schemas.shards import write_shard
-from schemas.storage import Folder
+from tests.builders import write_rows
 
 CAFFE = {
     "resize_short": 256,
@@ -41,17 +35,9 @@ CAFFE = {
 
 def write(folder: Path, kind: str, columns: dict[str, dict], spec: FeatureSpec, extractor=None, files=None, failures=()):
     """A dataset of two shards whose rows are given by image id."""
-    feature = {"name": spec.name, "shape": list(spec.shape), "dtype": "float32", "source": ""}
-    identity = Identity(kind, {"feature": feature, **({"extractor": extractor} if extractor else {})}, shards=2)
-    output, schema = Output(Folder(str(folder)), identity, files=files or {}), schema_of(kind, spec)
-    output.prepare(overwrite=False)
-    for number, name in enumerate(output.names()):
-        ids = sorted(key for key in columns if shard_of(key, 2) == number)
-        arrays = {key: np.array([columns[each][key] for each in ids]) for key in schema.names[1:]} if ids else None
-        tables = [table_of(ids, arrays, kind, spec)] if arrays else [schema.empty_table()]
-        failed = [row for row in failures if shard_of(row["key"], 2) == number]
-        write_shard(output.folder, name, tables, schema=schema, identity=identity, failures=failed)
-    commit(output, statistics=lambda _: {}, libraries=())
+    rows = [{"image_id": image_id, **row} for image_id, row in columns.items()]
+    parameters = {"extractor": extractor} if extractor else {}
+    write_rows(folder, kind, rows, spec, parameters=parameters, shards=2, files=files, failures=failures)
     return open_dataset(folder)
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import csv
-import hashlib
 import io
 import json
 import re
@@ -11,7 +10,6 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from pipelines.exchange.exporters import arrays
@@ -21,11 +19,7 @@ from schemas import batches
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
-from schemas.kinds import schema_of
-from schemas.output import Output, commit
-from schemas.shards import write_shard
-from schemas.storage import Folder
+from tests.builders import write_rows
 
 IMAGES = ["30", "9", "1000092795", "bild-ä", "猫", "x"]
 SPLITS = {"30": "train", "9": "val", "1000092795": "train", "bild-ä": "val", "猫": "train", "x": "train"}
@@ -33,18 +27,7 @@ WIDTH, REGIONS, SHARDS = 6, 4, 3
 
 
 def write_dataset(path: Path, kind: str, rows: list[dict], spec: FeatureSpec | None = None, shards: int = SHARDS) -> Path:
-    parameters = {} if spec is None else {"feature": {**vars(spec), "shape": list(spec.shape)}}
-    identity = Identity(kind=kind, parameters=parameters, shards=shards)
-    output = Output(folder=Folder(str(path)), identity=identity)
-    key = ("image_id", "language", "portion", "index") if kind == "captions" else ("image_id",)
-    for shard in range(shards):
-        mine = [row for row in rows if int(hashlib.blake2b(row["image_id"].encode()).hexdigest(), 16) % shards == shard]
-        flat = [{k: v.ravel() if isinstance(v, np.ndarray) else v for k, v in row.items()} for row in mine]
-        flat.sort(key=lambda row: tuple(row[name] for name in key))
-        schema = schema_of(kind, spec)
-        table = pa.Table.from_pylist(flat, schema=schema)
-        write_shard(output.folder, output.names()[shard], [table], schema=schema, identity=identity)
-    commit(output, statistics=lambda footers: {}, libraries=())
+    write_rows(path, kind, rows, spec, shards=shards)
     return path
 
 

@@ -333,7 +333,8 @@ def test_the_meter_counts_images_and_failures(images, tmp_path, monkeypatch):
 def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
     (images / "empty.png").write_bytes(b"")
     job = job_of(images, tmp_path / "f")
-    parameters = {"feature": {}, "extractor_fingerprint": job.describe().fingerprint}
+    description = job.describe()
+    parameters = {"feature": description.spec.to_json(), "extractor_fingerprint": description.fingerprint}
     output = Output(Folder(str(tmp_path / "f")), Identity("features", parameters, shards=4))
     gathered = []
     pipeline = beam.Pipeline(runner=beam.runners.portability.fn_api_runner.FnApiRunner())

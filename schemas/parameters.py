@@ -1,0 +1,251 @@
+"""What datasets say about themselves, typed: the ``parameters`` of a manifest, for producers and consumers alike.
+
+One frozen dataclass per kind. ``to_json`` gives the plain values that a manifest stores and a fingerprint is made of, and
+``from_json`` reads those of any format version. A value that a dataset does not state is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from schemas.errors import DatasetError
+from schemas.features import FeatureSpec
+
+__all__ = [
+    "CaptionsParameters",
+    "EmbeddingModel",
+    "EncodedParameters",
+    "FeaturesParameters",
+    "TextRecipe",
+    "VocabularyParameters",
+    "feature_of",
+]
+
+
+@dataclass(frozen=True)
+class TextRecipe:
+    """How text became tokens.
+
+    Attributes:
+        recipe: name of the recipe.
+        lowercase: whether text was lower-cased.
+        normalize: whether punctuation was normalized.
+        tokenizer: ``moses`` or ``whitespace``.
+        truecase: whether tokens were truecased.
+        escape: whether the tokenizer escaped special characters; None where it cannot.
+        moses_commit: the commit of Moses that the text is equal to; None where nothing of Moses was applied.
+        sacremoses: version of the library whose rules were applied; likewise.
+    """
+
+    recipe: str
+    lowercase: bool | None = None
+    normalize: bool | None = None
+    tokenizer: str | None = None
+    truecase: bool | None = None
+    escape: bool | None = None
+    moses_commit: str | None = None
+    sacremoses: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values that are stated."""
+        return _stated(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> TextRecipe | None:
+        """Read a recipe; None where nothing says which one it was."""
+        return cls(**_known(cls, stored)) if "recipe" in stored else None
+
+
+@dataclass(frozen=True)
+class CaptionsParameters:
+    """Parameters of a dataset of kind ``captions``.
+
+    Attributes:
+        text: how text became tokens.
+        languages: the selected languages, sorted; all when empty.
+        portions: the selected portions, sorted; all when empty.
+        splits: the selected splits, sorted; all when empty.
+        train_splits: the splits that truecasers were learned from; None where none was learned.
+        source: what the source of the captions states of itself, e.g. ``default_language``.
+    """
+
+    text: TextRecipe | None
+    languages: tuple[str, ...] = ()
+    portions: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()
+    train_splits: tuple[str, ...] | None = None
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return recipe, source and selection side by side, as a manifest stores them."""
+        selection = {"languages": list(self.languages), "portions": list(self.portions), "splits": list(self.splits)}
+        learned = {} if self.train_splits is None else {"train_splits": list(self.train_splits)}
+        return {**(self.text.to_json() if self.text else {}), **self.source, **selection, **learned}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> CaptionsParameters:
+        """Read what a manifest stores."""
+        selection = {name: tuple(stored.get(name, ())) for name in ("languages", "portions", "splits")}
+        learned = tuple(stored["train_splits"]) if "train_splits" in stored else None
+        own = {*selection, "train_splits", *_names(TextRecipe)}
+        source = {name: value for name, value in stored.items() if name not in own}
+        return cls(text=TextRecipe.from_json(stored), train_splits=learned, source=source, **selection)
+
+
+@dataclass(frozen=True)
+class VocabularyParameters:
+    """Parameters of a dataset of kind ``vocabulary``.
+
+    Attributes:
+        min_count: a token was kept when its count reached this.
+        count_scope: ``language`` (the count within at least one language) or ``joint`` (the count of all together).
+        splits: the splits that were counted, sorted.
+        languages: the languages that were counted, sorted; all when empty.
+        portions: the portions that were counted, sorted; all when empty.
+    """
+
+    min_count: int = 1
+    count_scope: str = "joint"
+    splits: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    portions: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> VocabularyParameters:
+        """Read what a manifest stores."""
+        known: dict[str, Any] = _known(cls, stored)
+        for name in ("splits", "languages", "portions"):
+            known[name] = tuple(known.get(name, ()))
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class EncodedParameters:
+    """Parameters of a dataset of kind ``encoded``.
+
+    Attributes:
+        max_length: most tokens of a caption that were kept; None where it is not stated.
+        vocabulary_size: number of tokens in the vocabulary, specials included; None where it is not stated.
+        text: how the text of the captions became tokens; None where it is not stated.
+    """
+
+    max_length: int | None = None
+    vocabulary_size: int | None = None
+    text: TextRecipe | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all values."""
+        text = self.text.to_json() if self.text else {}
+        return {"max_length": self.max_length, "vocabulary_size": self.vocabulary_size, "text": text}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> EncodedParameters:
+        """Read what a manifest stores."""
+        return cls(**{**_known(cls, stored), "text": TextRecipe.from_json(stored.get("text", {}))})
+
+
+@dataclass(frozen=True)
+class EmbeddingModel:
+    """The trained model that made embeddings.
+
+    Attributes:
+        weights_sha256: SHA-256 of its parameters.
+        similarity: name of the similarity that compares its embeddings.
+        languages: the languages that it reads; None for embeddings of images.
+    """
+
+    weights_sha256: str
+    similarity: str
+    languages: tuple[str, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values that are stated."""
+        return _stated(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> EmbeddingModel:
+        """Read what a manifest stores."""
+        languages = stored.get("languages")
+        return cls(
+            weights_sha256=stored.get("weights_sha256", ""),
+            similarity=stored.get("similarity", ""),
+            languages=None if languages is None else tuple(languages),
+        )
+
+
+@dataclass(frozen=True)
+class FeaturesParameters:
+    """Parameters of a dataset of kind ``features``, ``regions`` or ``embeddings``.
+
+    Attributes:
+        feature: name, shape and type of the vectors.
+        extractor: everything that decides the values of extracted features: weights, transform, precision, ...
+        extractor_fingerprint: SHA-256 of it.
+        imported: what is known of features that another tool made: format, name and type of the files, ...
+        model: the model that made embeddings.
+    """
+
+    feature: FeatureSpec
+    extractor: Mapping[str, Any] | None = None
+    extractor_fingerprint: str | None = None
+    imported: Mapping[str, Any] | None = None
+    model: EmbeddingModel | None = None
+
+    @property
+    def untrained(self) -> bool:
+        """Whether the extractor's weights are random."""
+        return bool((self.extractor or {}).get("untrained"))
+
+    @property
+    def transform(self) -> Mapping[str, Any] | None:
+        """How images became the pixels that the extractor saw; None where it is not stated."""
+        return (self.extractor or {}).get("transform")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values that are stated."""
+        return _stated(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> FeaturesParameters:
+        """Read what a manifest stores.
+
+        Raises:
+            DatasetError: it does not say what the feature is.
+        """
+        feature = feature_of(stored)
+        if feature is None:
+            raise DatasetError("the manifest does not say what the feature is: make the dataset again")
+        model = EmbeddingModel.from_json(stored["model"]) if "model" in stored else None
+        return cls(**{**_known(cls, stored), "feature": feature, "model": model})
+
+
+def feature_of(stored: Mapping[str, Any]) -> FeatureSpec | None:
+    """Return the feature that stored parameters name; None for a kind without vectors."""
+    feature = stored.get("feature")
+    return None if feature is None else FeatureSpec.from_json(feature)
+
+
+def _names(cls: Any) -> tuple[str, ...]:
+    return tuple(entry.name for entry in fields(cls))
+
+
+def _known(cls: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: stored[name] for name in _names(cls) if name in stored}
+
+
+def _stated(value: Any) -> dict[str, Any]:
+    """Fields that are not None, as plain JSON values."""
+    stated = ((name, getattr(value, name)) for name in _names(type(value)))
+    return {name: _plain(content) for name, content in stated if content is not None}
+
+
+def _plain(content: Any) -> Any:
+    if hasattr(content, "to_json"):
+        return content.to_json()
+    return list(content) if isinstance(content, tuple) else content

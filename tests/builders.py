@@ -1,0 +1,54 @@
+"""Datasets made of plain rows, through the public writer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.features import FeatureSpec
+from schemas.fingerprints import Identity
+from schemas.kinds import KEY_COLUMNS
+from schemas.manifest import Manifest
+from schemas.output import Output
+from schemas.storage import Folder
+from schemas.writing import write_dataset
+
+
+def shard_by_hand(image_id: str, shards: int) -> int:
+    return int(hashlib.blake2b(image_id.encode()).hexdigest(), 16) % shards
+
+
+def write_rows(
+    path: Path,
+    kind: str,
+    rows: Iterable[Mapping[str, Any]],
+    spec: FeatureSpec | None = None,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    inputs: Sequence[Mapping[str, Any]] = (),
+    shards: int = 1,
+    failures: Iterable[Mapping[str, str]] = (),
+    files: Mapping[str, bytes] | None = None,
+    statistics: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Write rows in any order, each to its shard; vectors may have any shape."""
+    rows, failures, files = list(rows), list(failures), dict(files or {})
+    stored = {} if spec is None else {"feature": {**vars(spec), "shape": list(spec.shape)}}
+    identity = Identity(kind, {**stored, **(parameters or {})}, inputs=inputs, shards=shards)
+    if kind == "vocabulary":
+        files["vocabulary.txt"] = "".join(f"{row['token']}\n" for row in rows).encode()
+    output = Output(Folder(str(path)), identity, files=files)
+
+    def make_shard(number: int, shard: Any) -> None:
+        chosen = [row for row in rows if kind == "vocabulary" or shard_by_hand(row["image_id"], shards) == number]
+        flat = [{name: v.ravel() if isinstance(v, np.ndarray) else v for name, v in row.items()} for row in chosen]
+        flat.sort(key=lambda row: [row[name] for name in KEY_COLUMNS[kind]])
+        shard.write(pa.Table.from_pylist(flat, schema=output.schema))
+        shard.add_failures(row for row in failures if shard_by_hand(row["key"].split("/")[0], shards) == number)
+
+    return write_dataset(output, make_shard, statistics=lambda footers: statistics or {})

@@ -1,0 +1,88 @@
+import pytest
+
+from schemas.errors import DatasetError
+from schemas.features import FeatureSpec
+from schemas.parameters import (
+    CaptionsParameters,
+    EmbeddingModel,
+    EncodedParameters,
+    FeaturesParameters,
+    TextRecipe,
+    VocabularyParameters,
+)
+
+# As manifests of format 1 hold them, key by key.
+RECIPE = {
+    "recipe": "multi30k-lc",
+    "lowercase": True,
+    "normalize": True,
+    "tokenizer": "moses",
+    "truecase": False,
+    "moses_commit": "3a0631a",
+    "sacremoses": "0.2.0",
+    "escape": True,
+}
+FEATURE = {"name": "resnet50-pool", "shape": [2048], "dtype": "float32", "source": "He et al. 2016"}
+STORED = {
+    "captions": (
+        CaptionsParameters,
+        {**RECIPE, "default_language": "en", "columns": {"text": "caption"}, "languages": ["de"], "portions": [], "splits": []},
+    ),
+    "truecased": (
+        CaptionsParameters,
+        {
+            "recipe": "moses-truecase",
+            "truecase": True,
+            "languages": [],
+            "portions": [],
+            "splits": [],
+            "train_splits": ["train"],
+        },
+    ),
+    "vocabulary": (
+        VocabularyParameters,
+        {"min_count": 4, "count_scope": "language", "splits": ["train"], "languages": [], "portions": ["comparable"]},
+    ),
+    "encoded": (EncodedParameters, {"max_length": 100, "vocabulary_size": 388, "text": RECIPE}),
+    "encoded without a recipe": (EncodedParameters, {"max_length": 100, "vocabulary_size": 388, "text": {}}),
+    "extracted": (
+        FeaturesParameters,
+        {"feature": FEATURE, "extractor": {"untrained": True, "transform": {"crop": 224}}, "extractor_fingerprint": "15a7"},
+    ),
+    "imported": (FeaturesParameters, {"feature": FEATURE, "imported": {"format": "npy", "id_rule": "name"}}),
+    "embedded": (
+        FeaturesParameters,
+        {"feature": FEATURE, "model": {"weights_sha256": "ab", "similarity": "cosine", "languages": ["en", "de"]}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "stored"), STORED.values(), ids=STORED.keys())
+def test_what_is_stored_is_read_and_stored_again_as_it_was(kind, stored):
+    assert kind.from_json(stored).to_json() == stored
+
+
+def test_what_consumers_ask_for():
+    captions = CaptionsParameters.from_json(STORED["captions"][1])
+    assert captions.text == TextRecipe(**RECIPE)
+    assert (captions.languages, captions.train_splits) == (("de",), None)
+    assert captions.source == {"default_language": "en", "columns": {"text": "caption"}}
+    extracted = FeaturesParameters.from_json(STORED["extracted"][1])
+    assert extracted.feature == FeatureSpec("resnet50-pool", (2048,), source="He et al. 2016")
+    assert (extracted.untrained, extracted.transform) == (True, {"crop": 224})
+    imported = FeaturesParameters.from_json(STORED["imported"][1])
+    assert (imported.untrained, imported.transform, imported.extractor_fingerprint) == (False, None, None)
+    model = FeaturesParameters.from_json(STORED["embedded"][1]).model
+    assert model == EmbeddingModel("ab", "cosine", ("en", "de"))
+
+
+@pytest.mark.parametrize("kind", [CaptionsParameters, VocabularyParameters, EncodedParameters])
+def test_what_is_not_stated_is_none_or_all(kind):
+    parameters = kind.from_json({})
+    assert getattr(parameters, "text", None) is None
+    assert getattr(parameters, "languages", ()) == ()
+
+
+def test_features_must_say_what_they_are():
+    with pytest.raises(DatasetError, match="does not say what the feature is: make the dataset again"):
+        FeaturesParameters.from_json({"imported": {}})
