@@ -22,14 +22,10 @@ from pipelines.commands import exchange as exchange_cli
 from pipelines.commands import features as features_cli
 from pipelines.commands import view as view_cli
 from pipelines.commands.options import BEAM, LogJson, MaxFailures, Output, Overwrite, Shards, Workers, execution_of, several
-from pipelines.running.packages import resolve_our_packages_first
-
-resolve_our_packages_first()  # Before the first import of another package of ours.
-
-from schemas.errors import ImagepivotError, UsageError  # noqa: E402
-from train.commands import runs as evaluation_cli  # noqa: E402
-from train.commands import tables as tables_cli  # noqa: E402
-from train.commands import train as train_cli  # noqa: E402
+from schemas.errors import ImagepivotError, UsageError
+from train.commands import runs as evaluation_cli
+from train.commands import tables as tables_cli
+from train.commands import train as train_cli
 
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
@@ -330,7 +326,3 @@ def main() -> None:
                 kept = "finished shards are kept, the same command goes on from here"
             notes.print(f"stopped; {kept}", highlight=False)
         raise
-
-
-if __name__ == "__main__":
-    main()

@@ -25,10 +25,9 @@ def main() -> None:
     # The script's own folder is first on the path: the modules of this package would hide top-level ones.
     sys.path[:] = [entry for entry in sys.path if entry != here]
     sys.path.insert(0, os.path.dirname(os.path.dirname(here)))  # noqa: PTH120
-    from pipelines.running.packages import resolve_our_packages_first
+    import imagepivot  # noqa: F401 -- from now on the names of our packages mean ours
 
     sys.path.pop(0)
-    resolve_our_packages_first()
     # The runner starts a shell, the shell this process: the shell ends when the runner does.
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     # Ctrl-C reaches all processes; the launcher says what it means.

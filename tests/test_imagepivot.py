@@ -1,0 +1,178 @@
+"""The front door: every name is there, loads what it needs only, and means ours beside a foreign ``train.py`` or ``schemas/``."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import imagepivot
+from schemas.features import FeatureSpec
+from tests.builders import write_rows
+
+ROOT = Path(__file__).parent.parent
+FOREIGN = "raise RuntimeError('a module of the user was imported: ' + __file__)\n"
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("front") / "features"
+    rows = [{"image_id": str(n), "feature": np.full(4, n, np.float32)} for n in range(6)]
+    write_rows(path, "features", rows, FeatureSpec(name="pool", shape=(4,)), shards=2)
+    return path
+
+
+@pytest.fixture
+def here(tmp_path) -> Path:
+    """A folder of a user who has modules with the names of our packages."""
+    for name in ("train.py", "schemas/__init__.py", "pipelines.py", "extractors/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(FOREIGN)
+    return tmp_path
+
+
+def python(*arguments: str, cwd: Path, stdin: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, input=stdin, capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_name_can_be_loaded_and_is_what_its_module_has():
+    for name, (module, original) in imagepivot._PLACES.items():
+        value = getattr(imagepivot, name)
+        assert value is getattr(sys.modules[module], original)
+    assert set(imagepivot._PLACES) == set(imagepivot.__all__) == set(dir(imagepivot))
+
+
+def test_editors_see_the_same_names_in_the_same_places():
+    tree = ast.parse((ROOT / "imagepivot.py").read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    typed = {}
+    for statement in block.body:
+        assert isinstance(statement, ast.ImportFrom)
+        for alias in statement.names:
+            assert alias.asname, f"{alias.name} is not exported to type checkers without 'as'"
+            typed[alias.asname] = (statement.module, alias.name)
+    assert typed == imagepivot._PLACES
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="module 'imagepivot' has no attribute 'open_datasets'"):
+        imagepivot.open_datasets  # noqa: B018
+
+
+def test_reading_loads_neither_torch_nor_beam(features):
+    script = (
+        "import sys, imagepivot\n"
+        "dataset = imagepivot.open_dataset(sys.argv[1])\n"
+        "print(dataset.numpy().sum(), imagepivot.validate(sys.argv[1]))\n"
+        "print([name for name in ('torch', 'apache_beam', 'PIL', 'typer') if name in sys.modules])"
+    )
+    assert python("-c", script, str(features), cwd=ROOT).stdout == "60.0 []\n[]\n"
+
+
+def test_a_missing_extra_is_named_where_it_is_needed(features):
+    script = (
+        "import sys, imagepivot\n"
+        "sys.modules['apache_beam'] = None\n"
+        "print(len(imagepivot.open_dataset(sys.argv[1])))\n"
+        "imagepivot.CaptionsJob\n"
+    )
+    done = python("-c", script, str(features), cwd=ROOT, code=1)
+    assert done.stdout == "6\n"
+    assert "ImportError: imagepivot.CaptionsJob needs apache_beam" in done.stderr
+    assert "pip install 'imagepivot[pipelines]'" in done.stderr
+
+
+# --- beside modules of the same names --------------------------------------------------------------------------------
+
+
+def test_a_script_beside_foreign_modules(here, features):
+    (here / "script.py").write_text(
+        "import sys\nimport imagepivot\n\nprint(imagepivot.open_dataset(sys.argv[1]).image_ids())\n"
+        "import schemas, train\nprint(schemas.__name__, train.__name__)\n"
+    )
+    done = python("script.py", str(features), cwd=here)
+    assert done.stdout.splitlines()[0] == str(imagepivot.open_dataset(features).image_ids())
+    assert done.stdout.splitlines()[1] == "schemas train"
+
+
+def test_a_script_that_is_called_train(here, features):
+    (here / "train.py").write_text("import sys, imagepivot\nprint(len(imagepivot.open_dataset(sys.argv[1])))\n")
+    assert python("train.py", str(features), cwd=here).stdout == "6\n"
+
+
+def test_an_interactive_session_beside_foreign_modules(here, features):
+    session = f"import imagepivot\nprint(len(imagepivot.open_dataset({str(features)!r})))\n"
+    done = python("-i", "-q", cwd=here, stdin=session)
+    assert "6\n" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+PIPELINE = """
+import sys
+
+import imagepivot
+
+if __name__ == "__main__":
+    job = imagepivot.CaptionsJob(source=imagepivot.open_captions("table", sys.argv[1]), output="captions", shards=2)
+    manifest = imagepivot.prepare_captions(job, imagepivot.Execution(workers=2))
+    print(manifest.rows)
+"""
+
+
+@pytest.mark.slow
+def test_worker_processes_of_a_pipeline_beside_foreign_modules(here):
+    (here / "captions.tsv").write_text("image_id\ttext\n" + "".join(f"img{n}\tA dog runs .\n" for n in range(50)))
+    (here / "script.py").write_text(PIPELINE)
+    assert python("script.py", "captions.tsv", cwd=here).stdout == "50\n"
+
+
+SPAWNED = """
+import importlib
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import imagepivot
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(
+        1, mp_context=get_context("spawn"), initializer=importlib.import_module, initargs=("imagepivot",)
+    )
+    with pool:
+        print(pool.submit(imagepivot.shard_of, "image", 7).result() == imagepivot.shard_of("image", 7))
+"""
+
+
+def test_spawned_processes_beside_foreign_modules(here):
+    (here / "script.py").write_text(SPAWNED)
+    assert python("script.py", cwd=here).stdout == "True\n"
+
+
+@pytest.mark.parametrize("content", ["VERSION = 1\n", None], ids=["module", "folder"])
+def test_a_module_that_is_loaded_already_is_named(tmp_path, content):
+    place = tmp_path / "schemas" / ("__init__.py" if content else "data.txt")
+    place.parent.mkdir()
+    place.write_text(content or "")
+    (tmp_path / "script.py").write_text("import schemas\nimport imagepivot\n")
+    done = python("script.py", cwd=tmp_path, code=1)
+    assert "ImportError: imagepivot has a package called 'schemas'" in done.stderr
+    assert f"from '{place if content else place.parent}'" in done.stderr
+    assert "rename the other one" in done.stderr
+
+
+def test_our_own_packages_that_are_loaded_already_are_no_collision():
+    script = "import schemas, train\nimport imagepivot\nprint(imagepivot.open_dataset is schemas.open_dataset)"
+    assert python("-c", script, cwd=ROOT).stdout == "True\n"
