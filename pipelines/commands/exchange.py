@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipelines.commands.options import Output, Overwrite, Shards, several
+from schemas.keys import DEFAULT_SHARDS
 
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
@@ -107,7 +108,7 @@ def register(app: typer.Typer, *, console: Console, notes: Console, finish: Call
             str, typer.Option("--array", help="hdf5: path of the array, or of a group with one array an image.")
         ] = "",
         id_array: Annotated[str, typer.Option("--id-array", help="hdf5: path of the image ids of the array.")] = "",
-        shards: Shards = 16,
+        shards: Shards = DEFAULT_SHARDS,
         overwrite: Overwrite = False,
     ) -> None:
         """Turn features that other tools made into a dataset.

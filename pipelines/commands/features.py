@@ -1,158 +1,138 @@
-"""The command ``features``: it turns arguments into a job, and has no logic of its own."""
+"""The command ``features``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
-from pipelines.commands.options import BEAM, IdRule, Ids, LogJson, MaxFailures, Output, Overwrite, Shards, execution_of
+from pipelines.commands.options import BEAM, Ids, LogJson, MaxFailures, Output, Overwrite, Shards, console, execution_of, notes
+from pipelines.commands.results import finish
+from schemas.keys import DEFAULT_SHARDS
 
 if TYPE_CHECKING:
     from extractors.settings import RegionOptions
-    from schemas.manifest import Manifest
 
-__all__ = ["register"]
+__all__ = ["app"]
+
+app = typer.Typer()
 
 _REGIONS = "Regions"
+Backend = Literal["torchvision", "detectron2"]
 
 
-class Backend(str, Enum):
-    """What computes regions."""
+@app.command(
+    context_settings=BEAM,
+    epilog="Example: imagepivot features photos build/features --extractor resnet50-pool --weights random:0",
+)
+def features(
+    context: typer.Context,
+    images: Annotated[str, typer.Argument(help="Folder, pattern, or table with image_id and uri.", show_default=False)],
+    output: Output,
+    extractor: Annotated[str, typer.Option("--extractor", help="Name of the extractor.")] = "resnet50-pool",
+    weights: Annotated[
+        str, typer.Option("--weights", help="[i]default[/i] (downloaded once), a file, or [i]random:SEED[/i] (untrained).")
+    ] = "default",
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU where there is one.")] = "auto",
+    precision: Annotated[str, typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32 and fp16.")] = "fp32",
+    compile: Annotated[  # noqa: A002
+        bool, typer.Option("--compile", help="On a GPU: compile the model first, which takes a minute and is faster then.")
+    ] = False,
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch-size", help="Images that the model takes at once; the extractor's own number when not given."),
+    ] = None,
+    ids: Ids = "name",
+    min_regions: Annotated[
+        int | None, typer.Option("--min-regions", help="Fewest regions of an image; 36.", rich_help_panel=_REGIONS)
+    ] = None,
+    max_regions: Annotated[
+        int | None, typer.Option("--max-regions", help="Most regions of an image; 36.", rich_help_panel=_REGIONS)
+    ] = None,
+    score_threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--score-threshold",
+            help="Between these two, the regions whose score is at least this are kept; 0.2.",
+            rich_help_panel=_REGIONS,
+        ),
+    ] = None,
+    class_names: Annotated[
+        str | None,
+        typer.Option(
+            "--class-names",
+            help="Names of the classes, one a line, e.g. objects_vocab.txt; kept with the dataset.",
+            rich_help_panel=_REGIONS,
+        ),
+    ] = None,
+    attribute_names: Annotated[
+        str | None,
+        typer.Option("--attribute-names", help="Names of the attributes, e.g. attributes_vocab.txt.", rich_help_panel=_REGIONS),
+    ] = None,
+    backend: Annotated[
+        Backend | None,
+        typer.Option("--backend", help="What computes the regions; torchvision.", rich_help_panel=_REGIONS),
+    ] = None,
+    shards: Shards = DEFAULT_SHARDS,
+    max_failures: MaxFailures = 0,
+    overwrite: Overwrite = False,
+    update: Annotated[bool, typer.Option("--update", help="Add images that are new in IMAGES to what is there.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try the images again that failed before, and only them.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Write nothing: list the shards to do, their size, and the time they will take."),
+    ] = False,
+    log_json: LogJson = False,
+    workers: Annotated[
+        int, typer.Option("--workers", min=0, help="Local worker processes; 0: one a GPU, or one that uses all cores.")
+    ] = 0,
+) -> None:
+    """Extract features of images into shards.
 
-    torchvision = "torchvision"
-    detectron2 = "detectron2"
-
-
-def register(app: typer.Typer, *, console: Console, notes: Console, finish: Callable[[Manifest, str, int], None]) -> None:
-    """Adds the command to the application.
-
-    Args:
-        app: the application.
-        console: for results.
-        notes: for progress and remarks.
-        finish: says what was made, given a manifest, its folder and the number of failures that are allowed.
+    An image that cannot be read or decoded becomes a failure row and stops nothing. A run that was stopped goes on where it
+    was when the same command is given again. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """
+    from pipelines.features.extract import extract_features, list_images
+    from pipelines.features.job import FeaturesJob
+    from pipelines.inputs.images.opening import open_images
+    from pipelines.running.progress import show_progress
 
-    @app.command(
-        context_settings=BEAM,
-        epilog="Example: imagepivot features photos build/features --extractor resnet50-pool --weights random:0",
+    execution = execution_of(context, workers)
+    job = FeaturesJob(
+        images=open_images(images, ids=ids),
+        output=output,
+        extractor=extractor,
+        weights=weights,
+        device=device,
+        precision=precision,
+        compile=compile,
+        regions=_region_options(
+            min_regions=min_regions,
+            max_regions=max_regions,
+            score_threshold=score_threshold,
+            class_names=class_names,
+            attribute_names=attribute_names,
+            backend=backend,
+        ),
+        batch_size=batch_size,
+        shards=shards,
+        overwrite=overwrite,
+        update=update,
+        retry_failed=retry_failed,
     )
-    def features(
-        context: typer.Context,
-        images: Annotated[str, typer.Argument(help="Folder, pattern, or table with image_id and uri.", show_default=False)],
-        output: Output,
-        extractor: Annotated[str, typer.Option("--extractor", help="Name of the extractor.")] = "resnet50-pool",
-        weights: Annotated[
-            str, typer.Option("--weights", help="[i]default[/i] (downloaded once), a file, or [i]random:SEED[/i] (untrained).")
-        ] = "default",
-        device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU where there is one.")] = "auto",
-        precision: Annotated[str, typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32 and fp16.")] = "fp32",
-        compile: Annotated[  # noqa: A002
-            bool, typer.Option("--compile", help="On a GPU: compile the model first, which takes a minute and is faster then.")
-        ] = False,
-        batch_size: Annotated[
-            int | None,
-            typer.Option(
-                "--batch-size", help="Images that the model takes at once; the extractor's own number when not given."
-            ),
-        ] = None,
-        ids: Ids = IdRule.name,
-        min_regions: Annotated[
-            int | None, typer.Option("--min-regions", help="Fewest regions of an image; 36.", rich_help_panel=_REGIONS)
-        ] = None,
-        max_regions: Annotated[
-            int | None, typer.Option("--max-regions", help="Most regions of an image; 36.", rich_help_panel=_REGIONS)
-        ] = None,
-        score_threshold: Annotated[
-            float | None,
-            typer.Option(
-                "--score-threshold",
-                help="Between these two, the regions whose score is at least this are kept; 0.2.",
-                rich_help_panel=_REGIONS,
-            ),
-        ] = None,
-        class_names: Annotated[
-            str | None,
-            typer.Option(
-                "--class-names",
-                help="Names of the classes, one a line, e.g. objects_vocab.txt; kept with the dataset.",
-                rich_help_panel=_REGIONS,
-            ),
-        ] = None,
-        attribute_names: Annotated[
-            str | None,
-            typer.Option(
-                "--attribute-names", help="Names of the attributes, e.g. attributes_vocab.txt.", rich_help_panel=_REGIONS
-            ),
-        ] = None,
-        backend: Annotated[
-            Backend | None,
-            typer.Option("--backend", help="What computes the regions; torchvision.", rich_help_panel=_REGIONS),
-        ] = None,
-        shards: Shards = 16,
-        max_failures: MaxFailures = 0,
-        overwrite: Overwrite = False,
-        update: Annotated[bool, typer.Option("--update", help="Add images that are new in IMAGES to what is there.")] = False,
-        retry_failed: Annotated[
-            bool, typer.Option("--retry-failed", help="Try the images again that failed before, and only them.")
-        ] = False,
-        dry_run: Annotated[
-            bool,
-            typer.Option("--dry-run", help="Write nothing: list the shards to do, their size, and the time they will take."),
-        ] = False,
-        log_json: LogJson = False,
-        workers: Annotated[
-            int, typer.Option("--workers", min=0, help="Local worker processes; 0: one a GPU, or one that uses all cores.")
-        ] = 0,
-    ) -> None:
-        """Extract features of images into shards.
+    listing = list_images(job)
+    if dry_run:
+        from pipelines.features.planning import plan_table, plan_work
 
-        An image that cannot be read or decoded becomes a failure row and stops nothing. A run that was stopped goes on where it
-        was when the same command is given again. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
-        """
-        from pipelines.features.extract import extract_features, list_images
-        from pipelines.features.job import FeaturesJob
-        from pipelines.inputs.images.opening import open_images
-        from pipelines.running.progress import show_progress
-
-        execution = execution_of(context, workers)
-        job = FeaturesJob(
-            images=open_images(images, ids=ids.value),
-            output=output,
-            extractor=extractor,
-            weights=weights,
-            device=device,
-            precision=precision,
-            compile=compile,
-            regions=_region_options(
-                min_regions=min_regions,
-                max_regions=max_regions,
-                score_threshold=score_threshold,
-                class_names=class_names,
-                attribute_names=attribute_names,
-                backend=None if backend is None else backend.value,
-            ),
-            batch_size=batch_size,
-            shards=shards,
-            overwrite=overwrite,
-            update=update,
-            retry_failed=retry_failed,
-        )
-        listing = list_images(job)
-        if dry_run:
-            from pipelines.features.planning import plan_table, plan_work
-
-            console.print(plan_table(plan_work(job, listing)))
-            return
-        if any(each.startswith("random:") for each in (weights, extractor.rpartition("+")[2])):
-            notes.print("[yellow]untrained: the weights are random, the features mean nothing[/yellow]")
-        with show_progress(notes, extractor, unit="images", total=listing.count, log_json=log_json) as meter:
-            manifest = extract_features(job, execution, meter, listing=listing)
-        finish(manifest, output, max_failures)
+        console.print(plan_table(plan_work(job, listing)))
+        return
+    if any(each.startswith("random:") for each in (weights, extractor.rpartition("+")[2])):
+        notes.print("[yellow]untrained: the weights are random, the features mean nothing[/yellow]")
+    with show_progress(notes, extractor, unit="images", total=listing.count, log_json=log_json) as meter:
+        manifest = extract_features(job, execution, meter, listing=listing)
+    finish(manifest, output, max_failures)
 
 
 def _region_options(**given: str | int | float | None) -> RegionOptions | None:

@@ -1,11 +1,13 @@
-"""What the commands share: options with one meaning everywhere, and how their text becomes values."""
+"""What the commands share: consoles, options with one meaning everywhere, and how their text becomes values."""
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
+
+from schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from pipelines.running.runner import Execution
@@ -14,53 +16,60 @@ __all__ = [
     "BEAM",
     "IdRule",
     "Ids",
+    "Languages",
     "LogJson",
     "MaxFailures",
     "Output",
     "Overwrite",
+    "Portions",
     "Shards",
     "Workers",
+    "console",
     "execution_of",
+    "notes",
     "several",
 ]
+
+console = Console()
+"""For results, on standard output."""
+
+notes = Console(stderr=True)
+"""For progress and remarks, on standard error."""
 
 BEAM = {"allow_extra_args": True}
 """Context settings of a command whose flags behind ``--`` go to Beam."""
 
-
-class IdRule(str, Enum):
-    """How an image id is made of a path."""
-
-    name = "name"
-    path = "path"
-
-
-Output = Annotated[str, typer.Argument(help="Folder of the dataset that is written.", show_default=False)]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another dataset that lies in OUTPUT.")]
-Workers = Annotated[int, typer.Option("--workers", min=0, help="Local worker processes; 0: one a core.")]
+IdRule = Literal["name", "path"]
+Output = Annotated[str, typer.Argument(help="Folder of the dataset to write.", show_default=False)]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another dataset that OUTPUT holds.")]
+Workers = Annotated[int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per core.")]
 MaxFailures = Annotated[int, typer.Option("--max-failures", min=0, help="Inputs that may fail before the exit code is 3.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Progress as lines of JSON on stderr, for programs.")]
-Shards = Annotated[int, typer.Option("--shards", help="Number of shards; the same number joins captions and features.")]
-Ids = Annotated[
-    IdRule, typer.Option("--ids", help="Image id: the file [i]name[/i] without extension, or the whole [i]path[/i].")
+Shards = Annotated[
+    int, typer.Option("--shards", help="Number of shards; captions and features with the same number join shard by shard.")
 ]
+Ids = Annotated[
+    IdRule,
+    typer.Option("--ids", help="Image id: the file [i]name[/i] without extension, or the whole [i]path[/i] without extension."),
+]
+Languages = Annotated[str, typer.Option("--languages", help="Only these, e.g. [i]en,de[/i]; all by default.")]
+Portions = Annotated[str, typer.Option("--portions", help="Only these: [i]translation[/i], [i]comparable[/i]; all by default.")]
 
 
 def several(text: str) -> tuple[str, ...]:
-    """The values of an option that takes some, with a comma between them."""
+    """Split the value of an option that takes several, separated by commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def execution_of(context: typer.Context, workers: int) -> Execution:
-    """How to run a pipeline, from ``--workers`` and the flags behind ``--``.
+    """Return how to run a pipeline, from ``--workers`` and the flags behind ``--``.
 
     Raises:
-        UsageError: what stands behind ``--`` is no flag.
+        UsageError: an argument behind ``--`` is not a flag.
     """
     from pipelines.running.runner import Execution
-    from schemas.errors import UsageError
 
-    stray = [flag for flag in context.args if not flag.startswith("--")]
+    stray = [argument for argument in context.args if not argument.startswith("--")]
     if stray:
         raise UsageError(f"unexpected argument {stray[0]!r}: flags for Beam stand behind -- and begin with --")
     return Execution(workers=workers, beam_flags=tuple(context.args))

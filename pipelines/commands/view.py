@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pipelines.commands.options import IdRule, Ids
+from pipelines.commands.options import Ids
 
 __all__ = ["register"]
 
@@ -30,7 +30,7 @@ def register(app: typer.Typer, *, console: Console) -> None:
             str, typer.Option("--output", "-o", help="File of the drawing: .png, .jpg or .webp.", show_default=False)
         ],
         most: Annotated[int, typer.Option("--most", min=0, help="Draw only so many regions, the best by score; 0: all.")] = 0,
-        ids: Ids = IdRule.name,
+        ids: Ids = "name",
         overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file where it is there.")] = False,
     ) -> None:
         """Draw over a picture what its features were made of.
@@ -44,7 +44,7 @@ def register(app: typer.Typer, *, console: Console) -> None:
 
         drawn = draw_view(
             open_dataset(dataset),
-            open_images(images, ids=ids.value),
+            open_images(images, ids=ids),
             image,
             output,
             most=most or None,

@@ -1,0 +1,31 @@
+"""The command ``demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipelines.commands.options import console, notes
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: imagepivot demo build/demo --scenes 300")
+def demo(
+    context: typer.Context,
+    output: Annotated[Path, typer.Argument(help="Folder for the scenes and the datasets.")] = Path("build/demo"),
+    scenes: Annotated[int, typer.Option("--scenes", help="Number of scenes that are drawn.")] = 300,
+) -> None:
+    """Run everything on scenes that are drawn here: captions in four languages, vocabulary, encoding, features, regions, training.
+
+    A small model is trained for some seconds, measured on scenes that were held out, and asked one query in each language.
+    """
+    from pipelines.demo.run import run_demo
+    from train.demo import train_demo
+
+    run_demo(output, scenes=scenes, console=console, notes=notes)
+    train_demo(output, console=console, notes=notes, tokenize=context.obj)

@@ -1,0 +1,149 @@
+"""The commands ``captions``, ``vocabulary`` and ``encode``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from pipelines.commands.options import (
+    BEAM,
+    Languages,
+    LogJson,
+    MaxFailures,
+    Output,
+    Overwrite,
+    Portions,
+    Shards,
+    Workers,
+    execution_of,
+    notes,
+    several,
+)
+from pipelines.commands.results import finish
+from schemas.keys import DEFAULT_SHARDS
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+CaptionFormat = Literal["multi30k", "karpathy", "coco", "table"]
+CountScope = Literal["language", "joint"]
+
+
+@app.command(
+    context_settings=BEAM,
+    epilog="Example: imagepivot captions multi30k build/captions --format multi30k --languages en,de",
+)
+def captions(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help="File or folder with the raw captions.", show_default=False)],
+    output: Output,
+    format: Annotated[CaptionFormat, typer.Option("--format", help="How SOURCE is laid out.", show_default=False)],  # noqa: A002
+    recipe: Annotated[
+        str, typer.Option("--recipe", help="Text recipe: [i]multi30k-lc[/i], [i]moses-truecase[/i] or [i]raw[/i].")
+    ] = "multi30k-lc",
+    languages: Languages = "",
+    portions: Portions = "",
+    splits: Annotated[str, typer.Option("--splits", help="Only these, as the source names them; all by default.")] = "",
+    columns: Annotated[str, typer.Option("--columns", help="Columns of a table, e.g. [i]image_id=file,text=caption[/i].")] = "",
+    language: Annotated[str, typer.Option("--language", help="Language of captions whose source does not say it.")] = "en",
+    truecaser: Annotated[
+        str, typer.Option("--truecaser", help="Folder with learned truecasers (LANGUAGE.model); learned by default.")
+    ] = "",
+    train_splits: Annotated[str, typer.Option("--train-splits", help="Splits that truecasers are learned from.")] = "train",
+    shards: Shards = DEFAULT_SHARDS,
+    max_failures: MaxFailures = 0,
+    overwrite: Overwrite = False,
+    log_json: LogJson = False,
+    workers: Workers = 0,
+) -> None:
+    """Tokenize raw captions into shards.
+
+    SOURCE is, by --format: [b]multi30k[/b] the folder with task1 and task2; [b]karpathy[/b] a dataset_flickr30k.json or the
+    like; [b]coco[/b] a captions_SPLIT.json or a folder of them; [b]table[/b] a CSV, TSV, JSON lines or Parquet file with the
+    columns image_id, text and, if there are any, language, portion, index and split.
+
+    An empty caption becomes a failure row. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
+    """
+    from pipelines.inputs.captions import Selection, open_source, parse_columns
+    from pipelines.running.progress import show_progress
+    from pipelines.text.captions import CaptionsJob, prepare_captions
+
+    job = CaptionsJob(
+        source=open_source(format, source, language=language, columns=parse_columns(columns) if columns else None),
+        output=output,
+        selection=Selection(several(languages), several(portions), several(splits)),
+        recipe=recipe,
+        train_splits=several(train_splits),
+        truecaser=truecaser or None,
+        shards=shards,
+        overwrite=overwrite,
+    )
+    with show_progress(notes, "captions", unit="captions", log_json=log_json) as meter:
+        manifest = prepare_captions(job, execution_of(context, workers), meter)
+    finish(manifest, output, max_failures)
+
+
+@app.command(
+    context_settings=BEAM,
+    epilog="Example: imagepivot vocabulary build/captions build/vocabulary --min-count 4",
+)
+def vocabulary(
+    context: typer.Context,
+    captions: Annotated[str, typer.Argument(help="Folder of a captions dataset.", show_default=False)],
+    output: Output,
+    min_count: Annotated[int, typer.Option("--min-count", help="A token is kept when its count is at least this.")] = 4,
+    count_scope: Annotated[
+        CountScope,
+        typer.Option("--count-scope", help="The count within at least one [i]language[/i], or the [i]joint[/i] count of all."),
+    ] = "language",
+    languages: Languages = "",
+    portions: Portions = "",
+    splits: Annotated[str, typer.Option("--splits", help="Splits that are counted.")] = "train",
+    overwrite: Overwrite = False,
+    workers: Workers = 1,
+) -> None:
+    """Build the joint vocabulary of captions: tokens under the threshold become <unk>.
+
+    Writes a Parquet shard (id, token, count, counts by language) and vocabulary.txt, and prints how the languages' own
+    vocabularies overlap.
+    """
+    from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
+
+    job = VocabularyJob(
+        captions=captions,
+        output=output,
+        min_count=min_count,
+        count_scope=count_scope,
+        splits=several(splits),
+        languages=several(languages),
+        portions=several(portions),
+        overwrite=overwrite,
+    )
+    with notes.status("counting tokens"):
+        manifest = build_vocabulary(job, execution_of(context, workers))
+    finish(manifest, output)
+
+
+@app.command(
+    context_settings=BEAM, epilog="Example: imagepivot encode build/captions build/vocabulary build/encoded --max-length 100"
+)
+def encode(
+    context: typer.Context,
+    captions: Annotated[str, typer.Argument(help="Folder of a captions dataset.", show_default=False)],
+    vocabulary: Annotated[str, typer.Argument(help="Folder of a vocabulary.", show_default=False)],
+    output: Output,
+    max_length: Annotated[int, typer.Option("--max-length", help="Most tokens kept; <start> and <end> come on top.")] = 100,
+    overwrite: Overwrite = False,
+    log_json: LogJson = False,
+    workers: Workers = 0,
+) -> None:
+    """Turn the tokens of captions into ids of a vocabulary."""
+    from pipelines.running.progress import show_progress
+    from pipelines.text.encoding import EncodeJob, encode_captions
+
+    job = EncodeJob(captions=captions, vocabulary=vocabulary, output=output, max_length=max_length, overwrite=overwrite)
+    with show_progress(notes, "encode", unit="captions", log_json=log_json) as meter:
+        manifest = encode_captions(job, execution_of(context, workers), meter)
+    finish(manifest, output)
