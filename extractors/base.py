@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from extractors.images.decoding import DECODING
-from extractors.settings import RegionOptions
 from schemas.features import FeatureSpec
 from schemas.fingerprints import canonical_json, sha256_of_bytes
 
@@ -20,32 +18,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from extractors.weights.finding import Weights
-
-__all__ = ["Description", "Extractor", "RegionExtractor", "Settings"]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is asked of an extractor, besides its weights and its device.
-
-    Attributes:
-        spec: name, shape and type of the feature, as `extractors.spec` has them.
-        precision: of `extractors.computing.devices.PRECISIONS`.
-        compile: whether the model runs through ``torch.compile``.
-        regions: which regions are kept, for an extractor that makes some.
-    """
-
-    spec: FeatureSpec
-    precision: str = "fp32"
-    compile: bool = False
-    regions: RegionOptions = field(default_factory=RegionOptions)
-
-    def parameters(self, weights: Weights, **more: Any) -> dict[str, Any]:
-        """The parameters of a `Description`: what all extractors have, and ``more``."""
-        compiled = {"compiled": True} if self.compile else {}
-        common = {"name": self.spec.name, "decoding": DECODING, **weights.parameters(), "precision": self.precision}
-        return common | compiled | more
+__all__ = ["Description", "Extractor", "RegionExtractor"]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,18 @@
-"""What a user chooses about regions, besides weights, device and precision. Imports no torch."""
+"""What a user asks of an extractor, besides its weights and its device. Importing this loads no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from extractors.images.decoding import DECODING
 from schemas.errors import UsageError
+from schemas.features import FeatureSpec
 
-__all__ = ["BACKENDS", "MAX_REGIONS", "RegionOptions"]
+if TYPE_CHECKING:
+    from extractors.weights.finding import Weights
+
+__all__ = ["BACKENDS", "MAX_REGIONS", "RegionOptions", "Settings"]
 
 BACKENDS = ("torchvision", "detectron2")
 MAX_REGIONS = 300
@@ -58,3 +63,26 @@ class RegionOptions:
     def parameters(self) -> dict[str, Any]:
         """What of this decides the values, as JSON values: the names of the classes do not."""
         return {"min": self.min_regions, "max": self.max_regions, "score_threshold": self.score_threshold}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is asked of an extractor, besides its weights and its device.
+
+    Attributes:
+        spec: name, shape and type of the feature, as `extractors.spec` has them.
+        precision: of `extractors.computing.devices.PRECISIONS`.
+        compile: whether the model runs through ``torch.compile``.
+        regions: which regions are kept, for an extractor that makes some.
+    """
+
+    spec: FeatureSpec
+    precision: str = "fp32"
+    compile: bool = False
+    regions: RegionOptions = field(default_factory=RegionOptions)
+
+    def parameters(self, weights: Weights, **more: Any) -> dict[str, Any]:
+        """The parameters of a `Description`: what all extractors have, and ``more``."""
+        compiled = {"compiled": True} if self.compile else {}
+        common = {"name": self.spec.name, "decoding": DECODING, **weights.parameters(), "precision": self.precision}
+        return common | compiled | more

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from schemas.errors import InputError
 
-__all__ = ["check_state", "read_safetensors", "read_state", "read_torch", "unwrapped"]
+__all__ = ["check_state", "is_mappable", "read_safetensors", "read_state", "read_torch", "unwrapped"]
 
 _WRAPPINGS = ("state_dict", "model")
 _LISTED = 5
+_CHUNK = 2**20  # numbers that are looked at together
 # Names that tell architectures apart, the most telling first.
 _SIGNS = (
     ("visual.conv1.weight", "CLIP"),
@@ -111,10 +112,30 @@ def check_state(state: dict[str, Tensor], expected: Mapping[str, Tensor], *, sou
             f"the weights in {source} are not this model's: {listed}. These look like {_guess(state)} weights; "
             "pass the file that belongs to the extractor"
         )
-    broken = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
+    broken = [name for name, tensor in state.items() if not _is_finite(tensor)]
     if broken:
         raise InputError(f"the weights in {source} hold values that are not finite, in {_first(broken)}: the file is damaged")
     return {name: torch.tensor(0) for name in counters} | {name: t.to(expected[name].dtype) for name, t in state.items()}
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Tell whether all values are finite, in parts, so that the check of a mapped tensor takes next to no memory."""
+    return all(bool(torch.isfinite(part).all()) for part in tensor.flatten().split(_CHUNK))
+
+
+def is_mappable(path: Path) -> bool:
+    """Tell whether a file is read by mapping it into memory, so that values cost nothing until something uses them.
+
+    These are ``.safetensors`` files, and those of ``torch.save`` since version 1.6: zip archives, whose members are not
+    compressed unless another program has packed them again.
+    """
+    if path.suffix == ".safetensors":
+        return True
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return False
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -147,7 +168,7 @@ def read_torch(path: Path, functions: Mapping[str, Any] | None = None) -> Any:
     """
     try:
         with torch.serialization.safe_globals([(call, name) for name, call in (functions or {}).items()]):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable(path))
     except pickle.UnpicklingError as error:
         raise InputError(
             f"the weights file {str(path)!r} is refused: it is damaged, or holds Python objects, which could run code when "

@@ -9,10 +9,9 @@ from PIL import Image
 
 import extractors
 from extractors import DecodeError, decode
-from extractors.base import Settings
 from extractors.regions import faster_rcnn
 from extractors.regions.faster_rcnn import ARCHITECTURE
-from extractors.settings import RegionOptions
+from extractors.settings import RegionOptions, Settings
 from extractors.weights.finding import resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.kinds import regions_schema
