@@ -1,4 +1,4 @@
-"""The extractors by name. Knows the shapes of those with a fixed name without importing torch."""
+"""The extractors by name. The shapes of those with a fixed name are known without importing torch."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ __all__ = ["ExtractorModule", "ExtractorRequest", "describe", "load", "names", "
 
 _TIMM = "timm:"
 _DETECTRON2 = "detectron2:"
-# The packages of the extra that an extractor needs, and the extra's name.
+# Packages that an extractor may need, and the extra that installs them.
 _EXTRAS = dict.fromkeys(("PIL", "numpy", "safetensors", "torch", "torchvision"), "extractors") | {"timm": "timm"}
 _DETECTRON2_INSTALLATION = (
-    "detectron2 is not on the package index. Where torch and a C++ compiler are, this builds it in some minutes: "
+    "detectron2 is not on the package index. With torch and a C++ compiler installed, this builds it in a few minutes: "
     "pip install 'setuptools>=70.1,<82' ninja && pip install --no-build-isolation "
     "'git+https://github.com/facebookresearch/detectron2.git@02b5c4e295e990042a714712c21dc79b731e8833'"
 )
 
 
 class ExtractorModule(Protocol):
-    """What the module of an extractor offers."""
+    """The functions that the module of an extractor provides."""
 
     def find_weights(self, spec: FeatureSpec, request: str) -> Weights:
-        """Find the weights that a user asks for: ``default``, a path or ``random:SEED``."""
+        """Find and check the weights that a user asks for: ``default``, a path or ``random:SEED``."""
 
     def describe(self, settings: Settings, weights: Weights) -> Description:
-        """What `load` would make, without a device."""
+        """Describe what `load` would make, without a device."""
 
     def load(self, settings: Settings, weights: Weights, device: torch.device) -> Extractor:
-        """Make the extractor, on a device that computes in the precision of the settings."""
+        """Make the extractor on a device that computes in the precision of the settings."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """An extractor that can be loaded: its spec, and the `ExtractorModule` that makes it, with each backend."""
+    """An extractor that can be loaded: its spec, and for each backend the `ExtractorModule` that makes it."""
 
     spec: FeatureSpec
     module: str

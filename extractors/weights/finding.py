@@ -24,14 +24,14 @@ __all__ = ["Architecture", "FileStamp", "Weights", "resolve_weights", "state_sha
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model and the weights that an extractor's name stands for.
+    """A model, and the weights that the name of an extractor stands for.
 
     Attributes:
         build: torchvision's function, e.g. ``torchvision.models.resnet50``; called as ``build(weights=None)``.
-        default: torchvision's weights, a member of its enumeration; None where it has none.
-        refused: beginnings of SHA-256 hashes of files that fit and are nevertheless wrong, each with the reason.
+        default: torchvision's weights, a member of its enumeration; None if it has none.
+        refused: first digits of the SHA-256 of files that fit but are wrong, each with the reason.
         read: reads a file into names and tensors; names that the model lacks are an error afterwards.
-        without_default: where ``default`` is None, what to pass instead and where to get it.
+        without_default: if ``default`` is None, what to pass instead and where to get it.
     """
 
     build: Callable[..., nn.Module]
@@ -42,12 +42,12 @@ class Architecture:
 
     @property
     def file_name(self) -> str:
-        """Name of the default weights' file, e.g. ``resnet50-0676ba61.pth``."""
+        """File name of the default weights, e.g. ``resnet50-0676ba61.pth``."""
         return str(self.default.url).rpartition("/")[2]
 
     @property
     def hash_prefix(self) -> str:
-        """Beginning of the SHA-256 of that file, which torchvision writes into its name."""
+        """First digits of the SHA-256 of that file, which torchvision writes into its name."""
         return self.file_name.rpartition("-")[2].partition(".")[0]
 
 
@@ -105,16 +105,16 @@ class Weights:
 def resolve_weights(request: str, architecture: Architecture) -> Weights:
     """Find, hash, read and check weights.
 
-    Random weights are those that anyone gets by ``torch.manual_seed(SEED); torchvision.models.resnet50(weights=None)`` on the
-    CPU, with the model in question. The state of the global random generator does not matter and stays as it was.
+    Random weights are those of ``torch.manual_seed(SEED); torchvision.models.resnet50(weights=None)`` on the CPU, with the model
+    in question. The state of the global random generator does not matter and stays as it was.
 
     Args:
-        request: ``default``, ``random:SEED``, or the path of a file of a kind that the architecture reads.
+        request: ``default``, ``random:SEED``, or the path of a file in a format that the architecture reads.
         architecture: the model that they are for.
 
     Raises:
         UsageError: the seed is not a whole number from 0 to 2**63 - 1.
-        InputError: there are no such weights, they are broken, not safe to read, or another model's.
+        InputError: the weights are missing, broken, unsafe to read, or another model's.
     """
     if request == "default":
         if architecture.default is None:
@@ -157,7 +157,7 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
 
 
 def state_sha256(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 over the tensors in the order of their names: of each the name, type, shape and values (little-endian)."""
+    """Return the SHA-256 of tensors in the order of their names: name, type, shape and values (little-endian) of each."""
     digest = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
@@ -167,7 +167,7 @@ def state_sha256(state: Mapping[str, Tensor]) -> str:
 
 
 def _default_file(architecture: Architecture) -> Path:
-    """Let torchvision download its weights, once, and return the file."""
+    """Let torchvision download its weights if they are not there yet, and return the file."""
     path = Path(torch.hub.get_dir()) / "checkpoints" / architecture.file_name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,6 +196,6 @@ def _random_weights(request: str, architecture: Architecture) -> Weights:
 
 
 def _expected_state(architecture: Architecture) -> dict[str, Tensor]:
-    """Names, shapes and types that the model wants, without memory for the values."""
+    """Return the names, shapes and types of the model, without memory for values."""
     with torch.device("meta"):
         return architecture.build(weights=None).state_dict()
