@@ -18,7 +18,6 @@ from schemas.errors import InputError, UsageError
 from schemas.kinds import regions_schema
 from tests.extractors.regions import reference_detector
 
-
 THIN = (2000, 20)
 """Width and height of a picture with a hundred and more proposals, whose feature map has one row: quick to look at."""
 EMPTY = (2000, 16)
