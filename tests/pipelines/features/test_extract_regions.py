@@ -120,7 +120,8 @@ def names(tmp_path) -> RegionOptions:
 def job_of(images, output, **more) -> FeaturesJob:
     asked = {name: more.pop(name) for name in ("name", "weights", "regions", "compile", "precision") if name in more}
     request = ExtractorRequest(**{"name": "fake-regions", "weights": "0", **asked})
-    return FeaturesJob(images=open_images(images), output=str(output), extractor=request, device="cpu", shards=3, **more)
+    options = {"device": "cpu", "shards": 3, **more}
+    return FeaturesJob(images=open_images(images), output=str(output), extractor=request, **options)
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
