@@ -27,7 +27,7 @@ from pipelines.running.packages import resolve_our_packages_first
 resolve_our_packages_first()  # Before the first import of another package of ours.
 
 from schemas.errors import ImagepivotError, UsageError  # noqa: E402
-from train.commands import runs as evaluation_cli  # noqa: E402
+from train.commands import runs as runs_cli  # noqa: E402
 from train.commands import tables as tables_cli  # noqa: E402
 from train.commands import train as train_cli  # noqa: E402
 
@@ -288,17 +288,19 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
-    pass
+    context.obj = _tokenize
 
 
 exchange_cli.register(app, console=console, notes=notes, finish=_finish)
-train_cli.register(app, console=console, notes=notes)
-evaluation_cli.register(app, console=console, notes=notes, tokenize=_tokenize)
-tables_cli.register(app, console=console, notes=notes)
+_commands = list(app.registered_commands)
+for _group in (train_cli.app, runs_cli.app, tables_cli.app):
+    app.add_typer(_group)
+    _commands += _group.registered_commands
 
-for _command in app.registered_commands:
+for _command in _commands:
     # The terminal wraps lines, not the source file: one line a paragraph.
     _paragraphs = (getdoc(_command.callback) or "").split("\n\n")
     _command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in _paragraphs)
