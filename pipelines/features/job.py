@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import extractors
 from extractors.settings import RegionOptions
-from pipelines.inputs.images.base import ImageSource
+from pipelines.inputs.images import ImageSource
 from schemas.errors import UsageError
 from schemas.keys import DEFAULT_SHARDS, check_shards
 

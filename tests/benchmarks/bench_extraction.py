@@ -18,7 +18,7 @@ from measuring import machine, ratio
 
 from pipelines.demo.scenes import draw, make_scenes
 from pipelines.features.extract import FeaturesJob, extract_features
-from pipelines.inputs.images.opening import open_images
+from pipelines.inputs.images import open_images
 
 IMAGES = {"resnet50-pool": 192, "vgg19-10crop": 24}
 BATCH = {"resnet50-pool": 16, "vgg19-10crop": 2}

@@ -15,7 +15,7 @@ from PIL import Image
 from torchvision import transforms
 
 from pipelines.features.extract import FeaturesJob, extract_features
-from pipelines.inputs.images.opening import open_images
+from pipelines.inputs.images import open_images
 from schemas.dataset import open_dataset
 from schemas.validation import validate
 

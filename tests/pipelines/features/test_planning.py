@@ -11,7 +11,7 @@ import extractors
 from extractors import Description, Extractor
 from pipelines.features.extract import FeaturesJob, device_of_worker, extract_features, list_images
 from pipelines.features.planning import plan_table, plan_work
-from pipelines.inputs.images.opening import open_images
+from pipelines.inputs.images import open_images
 from pipelines.running.runner import Execution
 from schemas.features import FeatureSpec
 from schemas.keys import shard_of

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.features.extract import FeaturesJob, extract_features
+from pipelines.inputs.images import ImageRef, ImagesInFolder, ImageTable, Listing, open_images
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind
-from pipelines.inputs.images.opening import ImageRef, ImagesInFolder, ImageTable, Listing, open_images
 from pipelines.inputs.images.row_groups import RowGroupCache
 from schemas.errors import InputError
 from schemas.storage import Folder
