@@ -99,7 +99,7 @@ def features(
     from extractors import ExtractorRequest
     from pipelines.features.extract import extract_features, list_images
     from pipelines.features.job import FeaturesJob
-    from pipelines.inputs.images.opening import open_images
+    from pipelines.inputs.images import open_images
     from pipelines.running.progress import show_progress
 
     execution = execution_of(context, workers)

@@ -22,7 +22,7 @@ from pipelines.features.forward import Tally
 from pipelines.features.job import FeaturesJob
 from pipelines.features.shards import make_shard
 from pipelines.features.workers import count_gpus, decoding_threads, device_of_worker
-from pipelines.inputs.images.opening import ImageRef, ImageSource, Listing, sum_digests
+from pipelines.inputs.images import ImageRef, ImageSource, Listing, sum_digests
 from pipelines.running.jobs import CommitDataset, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 import extractors
-from pipelines.inputs.images.opening import ImageRef
+from pipelines.inputs.images import ImageRef
 from schemas.errors import DatasetError, InputError
 
 __all__ = ["Tally", "extract_shard", "merge_rows", "refuse_duplicates"]

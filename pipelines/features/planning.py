@@ -14,7 +14,7 @@ from pipelines.features.extract import plan_features
 from pipelines.features.forward import Tally, extract_shard
 from pipelines.features.job import FeaturesJob
 from pipelines.features.workers import count_gpus, decoding_threads
-from pipelines.inputs.images.opening import ImageRef, Listing
+from pipelines.inputs.images import ImageRef, Listing
 from pipelines.running.progress import bound_by
 from schemas.batches import vector_bytes
 from schemas.keys import shard_of

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 import extractors
 from pipelines.features.forward import Tally, extract_shard, merge_rows, refuse_duplicates
-from pipelines.inputs.images.opening import ImageRef, ImageSource, Listing
+from pipelines.inputs.images import ImageRef, ImageSource, Listing
 from schemas.batches import batch_rows
 from schemas.errors import InputError
 from schemas.output import Output

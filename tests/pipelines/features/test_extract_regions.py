@@ -19,7 +19,7 @@ from pipelines.exchange.importing import ImportJob, import_features
 from pipelines.features.extract import extract_features, list_images, plan_features
 from pipelines.features.job import FeaturesJob
 from pipelines.features.planning import plan_work
-from pipelines.inputs.images.opening import open_images
+from pipelines.inputs.images import open_images
 from pipelines.running.runner import Execution
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
