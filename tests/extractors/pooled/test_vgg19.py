@@ -1,5 +1,8 @@
+import functools
 import json
 import pickle
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from safetensors.torch import save_file
 from torchvision import transforms
 
 import extractors
+from extractors.computing.passes import run_single_threaded
 from extractors.pooled import vgg19
 from extractors.pooled.vgg19 import VARIANTS, VGG19TenCrop
 from extractors.settings import Settings
@@ -44,9 +48,17 @@ def pixels(loaded, images) -> dict[str, list[torch.Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def features(loaded, pixels) -> dict[str, np.ndarray]:
-    """Of the photograph alone, [1, 4096]: an image takes seconds."""
-    return {name: extractor.extract(extractor.collate(pixels[name][:1])) for name, extractor in loaded.items()}
+def features(loaded, pixels):
+    """A function that extracts the features of the photograph alone, [1, 4096], once: an image takes seconds."""
+    return functools.cache(lambda name: loaded[name].extract(loaded[name].collate(pixels[name][:1])))
+
+
+@pytest.fixture(scope="module")
+def first_crops(loaded, pixels) -> dict[str, torch.Tensor]:
+    """What each extractor computes of the first two crops of the photograph, [2, 4096]."""
+    with torch.inference_mode():
+        crops = {name: extractor._crops(pixels[name][0])[:2] for name, extractor in loaded.items()}
+        return {name: extractor._connected(extractor._convolve(crops[name])) for name, extractor in loaded.items()}
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +110,12 @@ REFERENCES = {"vgg19-10crop": torchvision_crops, "vgg19-10crop-caffe": caffe_cro
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_features_equal_an_independent_reference(name, model, images, features):
-    found = features[name]
+def test_features_equal_an_independent_reference(model, images, features):
+    """Of one of the two: they share all that comes behind the inputs, which have tests of their own."""
+    found = features("vgg19-10crop")
     assert (found.dtype, found.shape) == (np.float32, (1, 4096))
     with torch.inference_mode():
-        expected = torch.stack([model(crop[None])[0] for crop in REFERENCES[name](images[0])]).mean(0).numpy()
+        expected = torch.stack([model(crop[None])[0] for crop in torchvision_crops(images[0])]).mean(0).numpy()
     assert np.abs(found[0] - expected).max() < 1e-4 * expected.max()
     assert np.isfinite(found).all()
     assert (found >= 0).all()
@@ -111,15 +123,25 @@ def test_features_equal_an_independent_reference(name, model, images, features):
 
 
 @pytest.mark.slow
-def test_features_are_the_same_bytes_in_one_thread(loaded, pixels, features):
-    name = "vgg19-10crop-caffe"
+@pytest.mark.parametrize("name", NAMES)
+def test_crops_equal_an_independent_reference(name, model, images, first_crops):
+    with torch.inference_mode():
+        expected = model(REFERENCES[name](images[0])[:2])
+    assert (first_crops[name] - expected).abs().max() < 1e-4 * expected.max()
+
+
+@pytest.mark.slow
+def test_convolutions_give_the_same_bytes_whatever_the_threads(loaded, pixels):
+    extractor = loaded["vgg19-10crop-caffe"]
+    crops = extractor._crops(pixels["vgg19-10crop-caffe"][0])[:3].split(vgg19.FORWARD_CROPS)
+    one = run_single_threaded(extractor._convolve, crops)
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(3)
     try:
-        found = loaded[name].extract(pixels[name][:1])
+        three = run_single_threaded(extractor._convolve, crops)
     finally:
         torch.set_num_threads(before)
-    assert found.tobytes() == features[name].tobytes()
+    assert [maps.numpy().tobytes() for maps in three] == [maps.numpy().tobytes() for maps in one]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -222,9 +244,9 @@ def test_pure_red_reaches_the_channel_that_the_weights_expect(name, expected, lo
 
 
 @pytest.mark.slow
-def test_the_two_are_different_features(features, loaded):
-    first, second = (features[name][0] for name in NAMES)
-    assert np.abs(first - second).max() > 0.1 * first.max()
+def test_the_two_are_different_features(first_crops, loaded):
+    first, second = (first_crops[name] for name in NAMES)
+    assert (first - second).abs().max() > 0.1 * first.max()
     assert len({extractor.fingerprint for extractor in loaded.values()}) == 2
 
 
@@ -416,15 +438,25 @@ def test_caffemodel_is_refused_for_torchvisions_extractor(tmp_path):
         extractors.describe("vgg19-10crop", weights=str(tmp_path / "w.caffemodel"))
 
 
-@pytest.mark.slow
-def test_caffemodel_and_state_dict_give_the_same_weights(tmp_path, weights):
-    architecture = VARIANTS["vgg19-10crop-caffe"].architecture
-    values = iter(weights.state.values())
+def test_caffemodel_and_state_dict_give_the_same_weights(tmp_path):
+    state = without_last(tiny_state())
+    model = SimpleNamespace(state_dict=lambda: state)
+    architecture = replace(VARIANTS["vgg19-10crop-caffe"].architecture, build=lambda weights: model)
+    values = iter(state.values())
     layers = {name: [next(values).numpy(), next(values).numpy()] for name in CAFFE_NAMES[:-1]}
     (tmp_path / "w.caffemodel").write_bytes(net(layers, old=True))
-    found = resolve_weights(str(tmp_path / "w.caffemodel"), architecture)
-    assert_same(found.state, weights.state)
-    assert (found.name, found.untrained) == ("file", False)
+    torch.save(state, tmp_path / "w.pth")
+    for file in ("w.caffemodel", "w.pth"):
+        found = resolve_weights(str(tmp_path / file), architecture)
+        assert_same(found.state, state)
+        assert (found.name, found.untrained) == ("file", False)
+
+
+def test_the_model_has_the_shapes_of_torchvisions():
+    with torch.device("meta"):
+        expected = without_last(torchvision.models.vgg19(weights=None).state_dict())
+        found = vgg19.build().state_dict()
+    assert {name: value.shape for name, value in found.items()} == {name: value.shape for name, value in expected.items()}
 
 
 def test_the_caffe_extractor_has_no_default_and_says_what_there_is():
@@ -478,4 +510,4 @@ def test_gpu_agrees_with_cpu(name, pixels, features, precision, tolerance, tmp_p
     torch.save(weights.state, tmp_path / "w.pth")
     on_gpu = extractors.load(name, weights=str(tmp_path / "w.pth"), device="cuda", precision=precision)
     found = on_gpu.extract(pixels[name])[:1]
-    assert np.abs(found - features[name]).max() < tolerance * features[name].max()
+    assert np.abs(found - features(name)).max() < tolerance * features(name).max()

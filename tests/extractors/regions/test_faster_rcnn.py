@@ -18,7 +18,6 @@ from schemas.errors import InputError, UsageError
 from schemas.kinds import regions_schema
 from tests.extractors.regions import reference_detector
 
-
 THIN = (2000, 20)
 """Width and height of a picture with a hundred and more proposals, whose feature map has one row: quick to look at."""
 EMPTY = (2000, 16)
@@ -169,13 +168,12 @@ def test_bytes_do_not_depend_on_the_batch_nor_on_threads(extractor):
     together = regions(extractor, *images)
     before = torch.get_num_threads()
     try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            alone = [regions(extractor, image) for image in images]
-            for name, values in together.items():
-                assert values.tobytes() == b"".join(found[name].tobytes() for found in alone)
+        torch.set_num_threads(before + 2)
+        alone = [regions(extractor, image) for image in images]
     finally:
         torch.set_num_threads(before)
+    for name, values in together.items():
+        assert values.tobytes() == b"".join(found[name].tobytes() for found in alone)
     assert (together["num_regions"] > 0).tolist() == [True, False, True]
     np.testing.assert_array_equal(extractor.extract([extractor.preprocess(images[0])])[0], together["features"][0])
 
