@@ -27,7 +27,16 @@ ODD_WH = (85, 84)
 
 @pytest.fixture(scope="module")
 def weights() -> Weights:
-    return resolve_weights("random:0", VARIANTS["vgg19-10crop"].architecture)
+    """Weights of the usual sizes; torchvision takes seconds to draw its own, and does so in one test."""
+    random = torch.Generator().manual_seed(0)
+    with torch.device("meta"):
+        model = vgg19.build()
+    for layer in model.to_empty(device="cpu").requires_grad_(False).modules():
+        if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
+            bound = (6 / layer.weight[0].numel()) ** 0.5
+            layer.weight.uniform_(-bound, bound, generator=random)
+            layer.bias.uniform_(-0.1, 0.1, generator=random)
+    return Weights("random:0", "0" * 64, True, model.state_dict())
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +153,7 @@ def test_convolutions_give_the_same_bytes_whatever_the_threads(loaded, pixels):
     assert [maps.numpy().tobytes() for maps in three] == [maps.numpy().tobytes() for maps in one]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_fully_connected_layers_give_the_same_bytes_whatever_the_threads_and_the_batch(loaded, monkeypatch, pixels, threads):
     extractor = loaded["vgg19-10crop"]
     monkeypatch.setattr(extractor, "_convolutions", PoolOnly())
@@ -336,12 +345,13 @@ def test_parameters_hold_all_that_decides_the_values(name, loaded):
 
 
 @pytest.mark.slow
-def test_random_weights_are_those_of_a_seeded_torchvision_model(weights):
+def test_random_weights_are_those_of_a_seeded_torchvision_model():
+    found = resolve_weights("random:0", VARIANTS["vgg19-10crop"].architecture)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         expected = torchvision.models.vgg19(weights=None).state_dict()
     del expected["classifier.6.weight"], expected["classifier.6.bias"]
-    assert weights.sha256 == state_sha256(expected)
+    assert found.sha256 == state_sha256(expected)
 
 
 # --- weights -----------------------------------------------------------------------------------------------------------

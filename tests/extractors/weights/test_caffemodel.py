@@ -170,7 +170,7 @@ def test_malformed_files_are_refused_and_named(tmp_path, data, problem):
 
 def test_size_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(caffemodel, "MAX_BYTES", 100)
-    with pytest.raises(InputError, match=r"bytes, expected 1 to 100 of a \.caffemodel"):
+    with pytest.raises(InputError, match=r"bytes, expected a \.caffemodel of 1 to 100"):
         read(tmp_path, net(LAYERS))
 
 
