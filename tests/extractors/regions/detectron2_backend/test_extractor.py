@@ -123,5 +123,5 @@ def test_the_backend_is_in_the_parameters_and_in_nothing_else():
 
 
 def test_compiling_is_refused():
-    with pytest.raises(UsageError, match=r"--compile is not for models of detectron2's.*--backend torchvision"):
+    with pytest.raises(UsageError, match=r"--compile does not work with detectron2's models.*--backend torchvision"):
         extractors.describe(NAME, weights="random:0", compile=True, regions=RegionOptions(backend="detectron2"))

@@ -284,7 +284,7 @@ def test_weights_are_given_once(config, checkpoint):
 
 
 def test_compiling_is_refused(config):
-    with pytest.raises(UsageError, match="--compile is not for models of detectron2's"):
+    with pytest.raises(UsageError, match="--compile does not work with detectron2's models"):
         extractors.describe(name(config, "random:0"), compile=True)
 
 
