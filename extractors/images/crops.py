@@ -63,7 +63,7 @@ def ten_crop_views(height: int, width: int, *, crop: int, center: str) -> tuple[
 
 
 def ten_crop(pixels: Tensor, *, crop: int, center: str) -> Tensor:
-    """Cut the ten crops out of one image, on the device where it is.
+    """Cut the ten crops out of an image, on the device that holds it.
 
     Args:
         pixels: ``[3, H, W]``, of any type.

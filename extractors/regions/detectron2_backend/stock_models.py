@@ -156,8 +156,8 @@ def _read_config(path: Path, read: Callable[[Any], Any]) -> Any:
         return read(str(path))
     except (OSError, KeyError, ValueError, TypeError, AttributeError, AssertionError, yaml.YAMLError) as error:
         raise InputError(
-            f"the config file {str(path)!r} is not one of detectron2 ({type(error).__name__}: {error}): it is damaged, belongs to "
-            "a project with settings of its own, or asks for code to be run; pass the config file of the training"
+            f"the config file {str(path)!r} is not a detectron2 config ({type(error).__name__}: {error}): it is damaged, belongs "
+            "to a project with settings of its own, or asks for code to be run; pass the config file of the training"
         ) from error
 
 
