@@ -47,7 +47,7 @@ def images(photos) -> list[Image.Image]:
 
 @pytest.fixture(scope="module")
 def loaded(weights) -> dict[str, VGG19TenCrop]:
-    """Both extractors, with the same weights and memory."""
+    """Both extractors, sharing the memory of their weights."""
     return {name: VGG19TenCrop(Settings(extractors.spec(name)), weights, torch.device("cpu")) for name in VARIANTS}
 
 
@@ -58,13 +58,13 @@ def pixels(loaded, images) -> dict[str, list[torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def features(loaded, pixels):
-    """A function that extracts the features of the photograph alone, [1, 4096], once: an image takes seconds."""
+    """A function that extracts only the photograph, [1, 4096], and only once: an image takes seconds."""
     return functools.cache(lambda name: loaded[name].extract(loaded[name].collate(pixels[name][:1])))
 
 
 @pytest.fixture(scope="module")
 def first_crops(loaded, pixels) -> dict[str, torch.Tensor]:
-    """What each extractor computes of the first two crops of the photograph, [2, 4096]."""
+    """The output of each extractor for the first two crops of the photograph, [2, 4096]."""
     with torch.inference_mode():
         crops = {name: extractor._crops(pixels[name][0])[:2] for name, extractor in loaded.items()}
         return {name: extractor._connected(extractor._convolve(crops[name])) for name, extractor in loaded.items()}
@@ -81,14 +81,14 @@ def model(weights) -> torch.nn.Module:
 
 
 def torchvision_crops(image: Image.Image) -> torch.Tensor:
-    """Torchvision's own transforms: float32 [10, 3, 224, 224]."""
+    """Make crops with torchvision's own transforms: float32 [10, 3, 224, 224]."""
     to_input = transforms.Compose([transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
     crops = transforms.Compose([transforms.Resize(256), transforms.TenCrop(224)])(image)
     return torch.stack([to_input(crop) for crop in crops])
 
 
 def bilinear(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Bilinear interpolation at the pixels' centres, edges repeated, in the order of the formula; float64 [height, width, 3]."""
+    """Interpolate between the centres of pixels, edges repeated, in the order of the formula; float64 [height, width, 3]."""
     y = np.clip((np.arange(height) + 0.5) * len(pixels) / height - 0.5, 0, len(pixels) - 1)[:, None, None]
     x = np.clip((np.arange(width) + 0.5) * pixels.shape[1] / width - 0.5, 0, pixels.shape[1] - 1)[None, :, None]
     y0, x0 = np.floor(y).astype(int), np.floor(x).astype(int)
@@ -99,7 +99,7 @@ def bilinear(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def caffe_crops(image: Image.Image, *, rounded: bool = True) -> torch.Tensor:
-    """The steps of the Caffe script in plain numpy: float32 [10, 3, 224, 224]."""
+    """Make crops by the steps of the Caffe script in plain numpy: float32 [10, 3, 224, 224]."""
     rgb = np.asarray(image)
     height, width = rgb.shape[:2]
     height, width = (256, 256 * width // height) if height <= width else (256 * height // width, 256)
@@ -120,7 +120,7 @@ REFERENCES = {"vgg19-10crop": torchvision_crops, "vgg19-10crop-caffe": caffe_cro
 
 @pytest.mark.slow
 def test_features_equal_an_independent_reference(model, images, features):
-    """Of one of the two: they share all that comes behind the inputs, which have tests of their own."""
+    """One of the two is enough: they differ only in their inputs, which have tests of their own."""
     found = features("vgg19-10crop")
     assert (found.dtype, found.shape) == (np.float32, (1, 4096))
     with torch.inference_mode():
@@ -168,14 +168,14 @@ def test_fully_connected_layers_give_the_same_bytes_whatever_the_threads_and_the
 
 
 class PoolOnly(torch.nn.Module):
-    """Stands for the convolutions: the input's 7×7 means, many times."""
+    """Stands in for the convolutions: repeats the 7×7 means of the input."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.adaptive_avg_pool2d(values, 7).repeat(1, 171, 1, 1)[:, :512]
 
 
 class Recorder(torch.nn.Module):
-    """Stands for the convolutions: notes its input, and returns the mean of each channel in the first numbers."""
+    """Stands in for the convolutions: records its input, and returns the mean of each channel in the first values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class Recorder(torch.nn.Module):
 
 @pytest.fixture
 def recorded(loaded, monkeypatch):
-    """The inputs of the model for some images, [10 B, 3, 224, 224], without the model's time; in one thread."""
+    """A function that returns the inputs of the model for images, [10 B, 3, 224, 224], in one thread, without running the model."""
 
     def record(name: str, batch: list[torch.Tensor]) -> torch.Tensor:
         recorder = Recorder()
@@ -304,7 +304,7 @@ def test_other_batches_are_refused(loaded, image):
 
 
 def test_out_of_memory_on_a_device_halves_the_images(loaded, pixels, monkeypatch):
-    """The way of a GPU, on a CPU: the features of the halves are those of the other way."""
+    """Run the code for GPUs on a CPU: the features of the halves equal those of the code for CPUs."""
     name, sizes = "vgg19-10crop-caffe", []
     extractor = loaded[name]
     monkeypatch.setattr(extractor, "_convolutions", PoolOnly())
@@ -358,7 +358,7 @@ def test_random_weights_are_those_of_a_seeded_torchvision_model():
 
 
 def tiny_state() -> dict[str, torch.Tensor]:
-    """Torchvision's names with numbers of our own; the shapes are not VGG19's."""
+    """Return torchvision's names with small tensors, all different."""
     with torch.device("meta"):
         names = list(torchvision.models.vgg19(weights=None).state_dict())
     return {name: torch.arange(3.0) + index for index, name in enumerate(names)}
@@ -388,7 +388,7 @@ def test_files_with_torchvisions_names_are_read_without_their_last_layer(tmp_pat
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_with_the_names_of_2016_are_read(tmp_path, name):
-    """As in jcjohnson's conversion: dropout came first, so the layers had other numbers; and torch.save wrote no zip file."""
+    """Jcjohnson's conversion is like this: dropout came first, so layers had other numbers, and torch.save wrote no zip file."""
     state = tiny_state()
     old = {key.replace("classifier.0", "classifier.1").replace("classifier.3", "classifier.4"): v for key, v in state.items()}
     torch.save(old, tmp_path / "w.pth", _use_new_zipfile_serialization=False)
@@ -404,7 +404,7 @@ def message(field: int, content: bytes) -> bytes:
 
 
 def net(layers: dict[str, list[np.ndarray]], *, old: bool) -> bytes:
-    """A .caffemodel; `test_caffemodel` has all its forms."""
+    """Write a .caffemodel; `test_caffemodel` covers all forms."""
     name_field, blobs_field, layers_field = (4, 6, 2) if old else (1, 7, 100)
     parts = []
     for name, arrays in layers.items():
@@ -423,7 +423,7 @@ CAFFE_NAMES += ["fc6", "fc7", "fc8"]
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("last", [True, False])
 def test_layers_of_a_caffemodel_get_torchvisions_names(tmp_path, old, last):
-    """Caffe's layers in the order of the net are torchvision's in the order of the state dict."""
+    """The order of Caffe's layers in the net is that of torchvision's in the state dict."""
     state = tiny_state()
     values = iter(state.values())
     layers = {name: [next(values).numpy(), next(values).numpy()] for name in CAFFE_NAMES}

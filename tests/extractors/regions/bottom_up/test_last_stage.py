@@ -57,7 +57,7 @@ def test_products_equal_the_convolutions(head):
 
 
 def test_a_pixel_acts_on_its_own_parity_alone(head):
-    """The spread convolution of the first block, by itself: what a pixel of one parity changes has that parity."""
+    """In the dilated convolution of the first block a pixel changes only pixels of its own parity."""
     stage = LastStage(head.layer4)
     weight = head.layer4[0].conv2.weight
     values = torch.zeros(1, 512, 14, 14)

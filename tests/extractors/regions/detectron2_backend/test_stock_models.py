@@ -75,7 +75,7 @@ def name(config: Path, weights: Path | str) -> str:
 
 
 def predicted(config: Path, checkpoint: Path, image: Image.Image) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Proposals in pixels of the image, features and class probabilities (background first), out of detectron2's own predictor."""
+    """Return proposals in pixels of the image, features and class probabilities (background first) of detectron2's predictor."""
     cfg = get_cfg()
     cfg.merge_from_file(str(config))
     cfg.MODEL.DEVICE, cfg.MODEL.WEIGHTS = "cpu", str(checkpoint)
@@ -94,7 +94,7 @@ def predicted(config: Path, checkpoint: Path, image: Image.Image) -> tuple[np.nd
 
 
 def chosen(boxes: np.ndarray, classes: np.ndarray, options: RegionOptions) -> list[int]:
-    """The rule of bottom-up attention, box by box."""
+    """Choose regions by the rule of bottom-up attention, box by box."""
 
     def covers(a: np.ndarray, b: np.ndarray) -> bool:
         width = min(a[2], b[2]) - max(a[0], b[0]) + 1
