@@ -115,5 +115,5 @@ def test_other_kinds_are_refused(toy, new_dataset, tmp_path):
         with pytest.raises(DatasetError, match="holds encoded, expected features: give the folder of the features"):
             function(open_dataset(toy.captions))
     new_dataset(tmp_path / "regions", "regions", [], parameters={}, spec=FeatureSpec("faster-rcnn-36", (36, 2048)))
-    with pytest.raises(DatasetError, match="holds regions, the models of this package take one vector an image"):
+    with pytest.raises(DatasetError, match="holds regions, but the models here take one vector per image"):
         read_features(open_dataset(tmp_path / "regions"), [])

@@ -200,7 +200,7 @@ def test_fewer_captions_in_one_language_are_shown_again_in_turn(rows, caplog):
     captions = rows()
     with caplog.at_level(logging.WARNING):
         sampler = ImageSampler(captions, 64, seed=0)
-    assert "3 images lack captions in some language; training goes on with 20" in caplog.text
+    assert "3 images lack captions in some language; training continues with 20" in caplog.text
     assert sampler.epoch_steps == 5
     batches = [sampler.next() for _ in range(5)]
     assert [len(batch.images) for batch in batches] == [20] * 5

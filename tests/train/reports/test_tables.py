@@ -69,7 +69,7 @@ def test_what_is_there_is_kept_and_the_rest_is_done(finished, toy_2016):
     gone = finished / "results" / "gella2017" / "vse-en" / "seed-1.json"
     text = gone.read_text()
     gone.unlink()
-    with pytest.raises(UsageError, match=r"seed-1' holds a run, but has no last\.pt to go on from"):
+    with pytest.raises(UsageError, match=r"seed-1' holds a run, but has no last\.pt to resume from"):
         run(job_of(toy_2016, finished))
     shutil.rmtree(finished / "runs" / "gella2017" / "vse-en" / "seed-1")
     ended = run(job_of(toy_2016, finished))
@@ -220,20 +220,35 @@ def test_the_plot_is_a_picture(finished, tmp_path, paper):
         assert len(image.convert("L").getcolors()) > 10
 
 
+@pytest.fixture
+def front_door_log(tmp_path, monkeypatch) -> Path:
+    """A stand-in for the module ``imagepivot``; each process that imports it logs which of our packages it has loaded before."""
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "imagepivot.py").write_text(
+        "import os, sys\n"
+        "with open(os.environ['FRONT_DOOR_LOG'], 'a') as log:\n"
+        "    print([name for name in ('schemas', 'train') if name in sys.modules], file=log)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "library")
+    monkeypatch.setenv("FRONT_DOOR_LOG", str(tmp_path / "log"))
+    return tmp_path / "log"
+
+
 @pytest.mark.slow
-def test_several_at_a_time_give_the_same(finished, toy_2016, tmp_path):
+def test_several_at_a_time_give_the_same(finished, toy_2016, tmp_path, front_door_log):
     run(job_of(toy_2016, tmp_path / "o", workers=2, seeds=1, rows=("pivot-*",)))
     for name in ("pivot-sym", "pivot-asym"):
         path = Path("results", "gella2017", name, "seed-0.json")
-        found, expected = (json.loads((folder / path).read_text()) for folder in (tmp_path / "o", finished))
-        assert found == expected
+        ours, expected = (json.loads((folder / path).read_text()) for folder in (tmp_path / "o", finished))
+        assert ours == expected
+    assert front_door_log.read_text() == "[]\n" * 2  # Each process imports it before anything of ours.
 
 
 @pytest.mark.slow
-def test_an_error_of_a_run_is_the_error_of_the_command(toy_2016, tmp_path):
-    job = job_of(toy_2016, tmp_path / "o", workers=2, seeds=2, rows=("vse-en",))
-    (tmp_path / "o" / "runs" / "gella2017" / "vse-en").mkdir(parents=True)
-    (tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0").mkdir()
-    (tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0" / "last.pt").write_bytes(b"nothing")
-    with pytest.raises(DatasetError, match="damaged, or no checkpoint"):
-        run(job)
+def test_an_error_of_a_run_is_the_error_of_the_command(toy_2016, tmp_path, front_door_log):
+    damaged = tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0"
+    damaged.mkdir(parents=True)
+    (damaged / "last.pt").write_bytes(b"nothing")
+    with pytest.raises(DatasetError, match="damaged, or not a checkpoint"):
+        run(job_of(toy_2016, tmp_path / "o", workers=2, seeds=1, rows=("vse-en",)))
+    assert front_door_log.exists()

@@ -78,7 +78,7 @@ class Evil:
 )
 def test_what_is_no_checkpoint_is_refused(folder, data, capfd):
     folder.write(BEST, data)
-    with pytest.raises(DatasetError, match=r"best\.pt is (damaged, or )?no checkpoint"):
+    with pytest.raises(DatasetError, match=r"best\.pt is (damaged, or )?not a checkpoint"):
         read_checkpoint(folder, BEST)
     assert "pwned" not in "".join(capfd.readouterr())
 
@@ -87,14 +87,14 @@ def test_what_is_no_checkpoint_is_refused(folder, data, capfd):
 def test_a_torn_checkpoint_is_refused(folder, cut):
     write_checkpoint(folder, BEST, CHECKPOINT)
     folder.write(BEST, folder.read(BEST)[:-cut])
-    with pytest.raises(DatasetError, match=r"best\.pt is damaged, or no checkpoint"):
+    with pytest.raises(DatasetError, match=r"best\.pt is damaged, or not a checkpoint"):
         read_checkpoint(folder, BEST)
 
 
 def test_a_checkpoint_with_code_runs_none(folder, capfd):
     with folder.replace(BEST) as file:
         torch.save({"format": "imagepivot run", "version": 1, "model": Evil()}, file)
-    with pytest.raises(DatasetError, match="damaged, or no checkpoint"):
+    with pytest.raises(DatasetError, match="damaged, or not a checkpoint"):
         read_checkpoint(folder, BEST)
     assert "pwned" not in "".join(capfd.readouterr())
 
@@ -106,8 +106,8 @@ def test_a_checkpoint_with_code_runs_none(folder, capfd):
             {"format": "imagepivot run", "version": 2},
             r"best\.pt has version 2, this imagepivot reads up to 1: update imagepivot",
         ),
-        ({"state_dict": {}}, "is no checkpoint of a run: give the folder that imagepivot train wrote"),
-        ([1, 2], "is no checkpoint of a run"),
+        ({"state_dict": {}}, "is not a checkpoint of a run: give the folder that imagepivot train wrote"),
+        ([1, 2], "is not a checkpoint of a run"),
         ({"format": "imagepivot run", "version": 1, "seed": 3}, r"best\.pt is damaged"),
     ],
 )
