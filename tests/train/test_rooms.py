@@ -56,7 +56,7 @@ def test_imports_run_one_way(room):
         assert imported_rooms(path) - {room} <= ALLOWED[room], path.relative_to(ROOT)
 
 
-def test_an_import_is_seen_wherever_it_stands(tmp_path):
+def test_imports_are_seen_anywhere_in_a_module(tmp_path):
     path = tmp_path / "module.py"
     path.write_text(
         "import train.models.encoders\ndef lazily():\n    from train import loop\n    from train.data import splits\n"

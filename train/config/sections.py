@@ -63,7 +63,7 @@ class DataConfig:
             _require(bool(portions), f"data.portions.{language} is empty: name at least one portion, or leave {language} out")
         _require(
             self.images != "disjoint" or len(self.portions) == 2,
-            f"data.images = 'disjoint' divides the images between two languages, data.portions names {len(self.portions)}",
+            f"data.images = 'disjoint' divides the images between two languages, but data.portions names {len(self.portions)}",
         )
 
 
@@ -202,7 +202,7 @@ class Config:
     def __post_init__(self) -> None:
         _require(
             set(self.schedule.monitor) <= set(self.data.languages),
-            f"schedule.monitor names {', '.join(self.schedule.monitor)}, the languages are {', '.join(self.data.languages)}",
+            f"schedule.monitor names {', '.join(self.schedule.monitor)}, but the languages are {', '.join(self.data.languages)}",
         )
         _require(
             self.loss.objective == "ranking" or not self.schedule.bucket,
@@ -219,12 +219,12 @@ class Config:
         )
         _require(
             self.loss.c2c_probability == 0 or self.data.images != "disjoint",
-            "loss.c2c_probability needs captions of the same image in two languages, with data.images = 'disjoint' there are none",
+            "loss.c2c_probability needs captions of the same image in two languages, but data.images = 'disjoint' leaves none",
         )
         _require(
             self.loss.objective == "ranking" or self.data.images != "disjoint",
-            f"loss.objective = {self.loss.objective!r} needs captions of each image in every language, with data.images = "
-            "'disjoint' there are none",
+            f"loss.objective = {self.loss.objective!r} needs captions of each image in every language, but data.images = "
+            "'disjoint' leaves none",
         )
 
     @property

@@ -56,7 +56,7 @@ def disjoint_halves(captions: Captions, seed: int) -> Captions:
     """
     if len(captions.language_names) != 2:
         raise UsageError(
-            f"images are divided between two languages, there are {len(captions.language_names)}: "
+            f"images are divided between two languages, but there are {len(captions.language_names)}: "
             f"{', '.join(captions.language_names)}"
         )
     return captions.select(_in_half(captions, seed)[captions.images] == (captions.languages == 0))
