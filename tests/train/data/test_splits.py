@@ -141,7 +141,8 @@ def test_datasets_of_other_kinds_are_refused(toy, tmp_path):
 def test_unexpected_fingerprints_are_refused(toy, name, message):
     fingerprints = open_data(toy.captions, toy.features, split="val").fingerprints
     assert open_data(toy.captions, toy.features, split="val", expected=fingerprints).fingerprints == fingerprints
-    with pytest.raises(DatasetError, match=rf"{message}.* \(fingerprint {found[name][:12]}\.\.\., expected 0123\.\.\.\)"):
+    shown = rf"\(fingerprint {fingerprints[name][:12]}\.\.\., expected 0123\.\.\.\)"
+    with pytest.raises(DatasetError, match=f"{message}.* {shown}"):
         open_data(toy.captions, toy.features, split="val", expected={**fingerprints, name: "0123"})
     with pytest.raises(DatasetError, match=message):
         check_fingerprints(fingerprints, {name: "0123"}, captions="c", features="f")
