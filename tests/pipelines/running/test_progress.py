@@ -3,6 +3,7 @@ import json
 import multiprocessing
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -73,12 +74,18 @@ def test_meters_of_two_runs_do_not_mix(tmp_path, always):
     assert (first.total(), second.total()) == ({"images": 1}, {"images": 10})
 
 
-def test_few_files_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "_WRITE_SECONDS", 1000.0)
+@pytest.mark.parametrize("start", [0.0, 0.5, 1e6])
+def test_counts_are_written_at_once_and_then_five_times_a_second(tmp_path, monkeypatch, start):
+    """The clock of a machine may start at any number, at zero too."""
+    now = start
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
     meter = Meter(str(tmp_path))
-    for _ in range(5):
+    totals = []
+    for seconds in (0.0, 0.1, 0.15, 0.25, 0.35, 0.5):
+        now = start + seconds
         meter.add(images=1)
-    assert meter.total() == {"images": 1}
+        totals.append(meter.total()["images"])
+    assert totals == [1, 1, 1, 4, 4, 6]
 
 
 def test_a_folder_that_has_gone_stops_nothing(tmp_path, always):
