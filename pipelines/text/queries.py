@@ -1,4 +1,4 @@
-"""The text of a query to tokens, as the captions that a model was trained on became tokens."""
+"""Tokens of a query: the same steps that the captions a model was trained on went through."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["tokenize_query"]
 
 
 def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser: str = "") -> list[str]:
-    """Tokens of a query.
+    """Tokenize a query.
 
     Args:
-        text: what is asked for.
-        language: its language, a BCP 47 tag.
-        steps: the recipe of the captions, as the manifest of the encoded captions states it.
-        truecaser: folder with the truecasers that the captions were made with, for a recipe that truecases.
+        text: the query.
+        language: language of the query, a BCP 47 tag.
+        steps: the recipe of the captions, from the manifest of the encoded captions; None if it states none.
+        truecaser: folder of the truecasers that the captions were made with, for a recipe that truecases.
 
     Raises:
-        UsageError: the recipe is not known, or a truecaser is missing, or of no use.
+        UsageError: the recipe is unknown or has changed, a truecaser is missing, or one is given to a recipe without truecasing.
         InputError: the truecasers are missing or broken.
     """
     if steps is None:
         raise UsageError(
-            "nothing says how the captions of this run became tokens: they were encoded by an earlier version. Encode them again "
+            "the run does not state how its captions were tokenized: they were encoded by an earlier version. Encode them again "
             "and train again, or give the query as tokens with --tokenized"
         )
     known = recipe(steps.recipe)

@@ -55,7 +55,7 @@ def test_no_folder_is_an_error(tmp_path):
 
 def test_a_broken_model_is_named_with_its_line(tmp_path):
     (tmp_path / "en.model").write_text("the (2/2)\ndog (3/4)\n")
-    with pytest.raises(InputError, match=r"en\.model, line 2: the counts add up to 3, not to the total 4"):
+    with pytest.raises(InputError, match=r"en\.model, line 2: the counts add up to 3, expected the total 4"):
         load_truecasers(str(tmp_path))
 
 
