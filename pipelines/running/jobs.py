@@ -47,9 +47,9 @@ class _Commit:
     libraries: tuple[str, ...]
     statistics: Statistics | None
 
-    def __call__(self, _impulse: bytes, done: Iterable[Any]) -> str:
-        # Files whose names are known only at run time, such as one truecaser per language, arrive as elements of `done`.
-        files = tuple(name for element in done if isinstance(element, tuple) for name in element)
+    def __call__(self, _impulse: bytes, results: Iterable[Any]) -> str:
+        # Files whose names are known only at run time, such as one truecaser per language, arrive as elements of `results`.
+        files = tuple(name for element in results if isinstance(element, tuple) for name in element)
         return commit(self.output, libraries=self.libraries, files=files, statistics=self.statistics).fingerprint
 
 
@@ -68,9 +68,9 @@ class CommitDataset(beam.PTransform):
         super().__init__()
         self._commit = _Commit(output=output, libraries=libraries, statistics=statistics)
 
-    def expand(self, done: beam.PCollection) -> beam.PCollection:
+    def expand(self, results: beam.PCollection) -> beam.PCollection:
         """Wait for all shards, which arrive as a side input of one small element each, and commit."""
-        return done.pipeline | "Once" >> beam.Impulse() | "Commit" >> beam.Map(self._commit, beam.pvalue.AsList(done))
+        return results.pipeline | "Once" >> beam.Impulse() | "Commit" >> beam.Map(self._commit, beam.pvalue.AsList(results))
 
 
 def run_job(

@@ -221,14 +221,14 @@ def _show_live(console: Console, snapshot: Callable[[], Snapshot], stop: threadi
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn() if total else TextColumn("{task.completed:,.0f}"),
-        TextColumn("{task.fields[rest]}"),
+        TextColumn("{task.fields[details]}"),
         TimeElapsedColumn(),
         *([TextColumn("left"), TimeRemainingColumn()] if total else []),
     ]
     with Progress(*columns, console=console, transient=True) as progress:
-        row = progress.add_task(snapshot().task, total=total, rest="")
+        row = progress.add_task(snapshot().task, total=total, details="")
         while not stop.wait(0.2):
-            now = snapshot()
-            failed = f"  [red]{now.failed:,} failed[/red]" if now.failed else ""
-            bound = f"  bound by {now.bottleneck}" if now.bottleneck else ""
-            progress.update(row, completed=now.done, rest=f"{now.unit}  {now.rate:,.1f}/s{bound}{failed}")
+            current = snapshot()
+            failed = f"  [red]{current.failed:,} failed[/red]" if current.failed else ""
+            bound = f"  bound by {current.bottleneck}" if current.bottleneck else ""
+            progress.update(row, completed=current.done, details=f"{current.unit}  {current.rate:,.1f}/s{bound}{failed}")

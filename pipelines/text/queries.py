@@ -29,21 +29,21 @@ def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser
             "the run does not state how its captions were tokenized: they were encoded by an earlier version. Encode them again "
             "and train again, or give the query as tokens with --tokenized"
         )
-    known = recipe(steps.recipe)
+    current = recipe(steps.recipe)
     stored = steps.to_json()
     changed = sorted(
-        key for key, value in known.parameters().to_json().items() if key != "sacremoses" and stored.get(key) != value
+        key for key, value in current.parameters().to_json().items() if key != "sacremoses" and stored.get(key) != value
     )
     if changed:
         raise UsageError(
-            f"recipe {known.name!r} is no longer what the captions of this run went through ({', '.join(changed)} differ): give "
-            "the query as tokens with --tokenized"
+            f"recipe {current.name!r} has changed since the captions of this run were tokenized ({', '.join(changed)} differ): "
+            "give the query as tokens with --tokenized"
         )
-    if known.truecase and not truecaser:
-        raise UsageError(f"recipe {known.name!r} truecases: give --truecaser with the folder of the captions of this run")
-    if truecaser and not known.truecase:
-        raise UsageError(f"recipe {known.name!r} does not truecase: leave --truecaser out")
-    tokens = prepare(text, language, known)
+    if current.truecase and not truecaser:
+        raise UsageError(f"recipe {current.name!r} truecases: give --truecaser with the folder of the captions of this run")
+    if truecaser and not current.truecase:
+        raise UsageError(f"recipe {current.name!r} does not truecase: leave --truecaser out")
+    tokens = prepare(text, language, current)
     if not truecaser:
         return tokens
     models = load_truecasers(truecaser).texts

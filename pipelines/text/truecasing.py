@@ -7,8 +7,8 @@ the Perl depends on its hash seed and differs from run to run.
 Training is a sum of `count_forms` over captions, in tenths of a token as integers, so that neither the order nor the
 partition of the captions matters. `TruecaseModel.from_counts` turns the sum into a model.
 
-Tokens hold no white space. XML tags (``<`` up to the next ``>``, possibly over several tokens) and factors (``|`` and what
-follows) are handled as Moses does; tokens that the tokenizer escaped hold neither.
+Tokens hold no white space. XML tags (``<`` up to the next ``>``, possibly over several tokens) and factors (``|`` and the
+text after it) are handled as Moses does; tokens that the tokenizer escaped hold neither.
 """
 
 import re
@@ -107,10 +107,10 @@ class TruecaseModel:
                 others[word_type].append(form)
         lines = []
         for word_type, best in sorted(self.best.items()):
-            rest = sorted(others[word_type], key=lambda form: (-self.counts[form], form))
-            total = self.counts[best] + sum(self.counts[form] for form in rest)
+            forms = sorted(others[word_type], key=lambda form: (-self.counts[form], form))
+            total = self.counts[best] + sum(self.counts[form] for form in forms)
             head = f"{best} ({_number(self.counts[best])}/{_number(total)})"
-            lines.append(" ".join([head, *(f"{form} ({_number(self.counts[form])})" for form in rest)]) + "\n")
+            lines.append(" ".join([head, *(f"{form} ({_number(self.counts[form])})" for form in forms)]) + "\n")
         return "".join(lines)
 
 

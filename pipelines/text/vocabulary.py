@@ -227,7 +227,10 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution()) -> 
     """
     captions = open_dataset(job.captions, kind="captions")
     if captions.manifest.rows == 0:
-        raise DatasetError(f"{job.captions!r} holds no captions: there is nothing to count")
+        raise DatasetError(
+            f"{job.captions!r} holds no captions, so there is nothing to count: check the source and the selection, and prepare "
+            "the captions again"
+        )
     _check_selected(job, captions)
     identity = Identity(
         kind="vocabulary",

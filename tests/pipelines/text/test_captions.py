@@ -12,7 +12,7 @@ from pipelines.inputs.captions import RawCaption, Selection, open_source
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
 from pipelines.text.blocks import blocks_of, to_ipc
-from pipelines.text.captions import CaptionsJob, SumCounters, TrainTruecasers, prepare_captions
+from pipelines.text.captions import CaptionsJob, TrainTruecasers, prepare_captions
 from pipelines.text.moses import DEFAULT_RECIPE, RECIPES, prepare
 from pipelines.text.truecasing import TruecaseModel, count_forms
 from schemas.dataset import open_dataset
@@ -58,7 +58,7 @@ def table(rows, tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def prepared(rows, tmp_path_factory) -> Path:
-    """Folder of the captions of ``rows``, prepared once; to be copied by tests that change it."""
+    """Folder of the captions of ``rows``, prepared once; tests that change it take a copy."""
     folder = tmp_path_factory.mktemp("captions")
     prepare_captions(job_of(write_table(folder / "captions.tsv", rows), folder / "c"), ONE)
     return folder / "c"
@@ -176,7 +176,7 @@ def test_the_folder_of_the_table_does_not_matter(table, prepared, tmp_path):
 
 
 @pytest.mark.parametrize("splits", [("train",), ("train", "val")])
-def test_truecasers_are_learned_from_the_splits_named(rows, splits):
+def test_truecasers_learn_from_the_named_splits(rows, splits):
     recipe = RECIPES["moses-truecase"]
     captions = [RawCaption(image_id, language, portion, -1, split, text) for image_id, language, portion, split, text in rows]
     blocks = [to_ipc(block) for start in range(0, 200, 30) for block in blocks_of(captions[start : start + 30], start)]
@@ -191,21 +191,6 @@ def test_truecasers_are_learned_from_the_splits_named(rows, splits):
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         models = pipeline | beam.Create(blocks) | TrainTruecasers(recipe, splits)
         assert_that(models, equal_to(expected))
-
-
-def test_counters_add_up_in_any_grouping():
-    generator = random.Random(4)
-    counters = [Counter(generator.choices("abcdef", k=5)) for _ in range(30)]
-    combine = SumCounters()
-    accumulators = []
-    for start in range(0, 30, 7):
-        accumulator = combine.create_accumulator()
-        for counter in counters[start : start + 7]:
-            accumulator = combine.add_input(accumulator, counter)
-        accumulators.append(accumulator)
-    merged = combine.merge_accumulators(iter(accumulators))
-    assert combine.extract_output(merged) == sum(counters, Counter())
-    assert combine.create_accumulator() == Counter()
 
 
 def test_statistics_of_shards_add_up():
@@ -226,12 +211,12 @@ def test_statistics_of_shards_add_up():
         ({"truecaser": "models", "recipe": "nonsense"}, "nonsense"),
     ],
 )
-def test_arguments_that_make_no_sense(table, arguments, message):
+def test_invalid_arguments_are_refused(table, arguments, message):
     with pytest.raises(UsageError, match=message):
         job_of(table, Path("c"), **arguments)
 
 
-def test_an_unknown_recipe_is_wrong_usage(table, tmp_path):
+def test_an_unknown_recipe_is_refused(table, tmp_path):
     with pytest.raises(UsageError, match=r"nonsense.*multi30k-lc"):
         prepare_captions(job_of(table, tmp_path / "c", recipe="nonsense"), ONE)
     assert not (tmp_path / "c").exists()

@@ -87,7 +87,7 @@ def job_of(inputs, output, **more) -> EncodeJob:
 
 @pytest.fixture(scope="module")
 def encoded(inputs) -> Path:
-    """Folder of the captions, encoded once with the default length; to be copied by tests that change it."""
+    """Folder of the captions, encoded once with the default length; tests that change it take a copy."""
     encode_captions(job_of(inputs, inputs / "encoded"), ONE)
     return inputs / "encoded"
 
@@ -141,13 +141,13 @@ def test_another_length_is_another_dataset(inputs, encoded, tmp_path):
     assert validate(tmp_path / "e") == []
 
 
-def test_the_two_inputs_must_not_be_swapped(inputs, tmp_path):
+def test_swapped_inputs_are_refused(inputs, tmp_path):
     job = EncodeJob(str(inputs / "vocabulary"), str(inputs / "captions"), str(tmp_path / "e"))
     with pytest.raises(DatasetError, match="holds vocabulary, expected captions: give the folder of the captions"):
         encode_captions(job, ONE)
     assert not (tmp_path / "e").exists()
 
 
-def test_no_tokens_at_all_make_no_sense():
+def test_a_length_of_zero_is_refused():
     with pytest.raises(UsageError, match="--max-length is 0, expected 1 or more"):
         EncodeJob("c", "v", "e", max_length=0)

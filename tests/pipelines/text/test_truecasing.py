@@ -195,7 +195,7 @@ def test_the_best_form_of_a_model_file_stays_whatever_the_tie_rule() -> None:
     assert model.to_text() == "us (3/9) US (3) Us (3)\n"
 
 
-def test_models_load_without_a_final_line_end_and_empty() -> None:
+def test_models_load_without_a_final_line_end_and_from_an_empty_file() -> None:
     assert TruecaseModel.from_text(SORTED_MODEL.removesuffix("\n")) == MODEL
     assert TruecaseModel.from_text("") == TruecaseModel.from_counts({})
     assert TruecaseModel.from_counts({}).to_text() == ""

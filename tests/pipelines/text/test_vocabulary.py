@@ -52,7 +52,7 @@ def captions(rows, tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def built(captions, tmp_path_factory):
-    """Returns the folder of a vocabulary, built once for each choice of options; to be copied by tests that change it."""
+    """Function that returns the folder of a vocabulary, built once per set of options; tests that change it take a copy."""
 
     @cache
     def build(**options) -> Path:
@@ -206,7 +206,7 @@ def test_a_second_run_changes_nothing(captions, built, tmp_path):
     assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "v").iterdir()} == before
 
 
-def test_a_run_that_lost_its_manifest_commits_what_is_there(captions, built, tmp_path):
+def test_a_run_that_lost_its_manifest_commits_the_finished_files(captions, built, tmp_path):
     shutil.copytree(built(), tmp_path / "v")
     before = {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()}
     (tmp_path / "v" / "manifest.json").unlink()
@@ -214,7 +214,7 @@ def test_a_run_that_lost_its_manifest_commits_what_is_there(captions, built, tmp
     assert {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()} == before
 
 
-def test_a_run_that_was_killed_before_its_shard_starts_afresh(captions, built, tmp_path):
+def test_a_run_that_was_killed_before_its_shard_starts_again(captions, built, tmp_path):
     shutil.copytree(built(), tmp_path / "v")
     before = {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()}
     for name in ("manifest.json", "part-00000-of-00001.parquet"):
@@ -247,7 +247,7 @@ def test_captions_without_rows_are_an_error(tmp_path):
     (tmp_path / "captions.tsv").write_text("image_id\ttext\na\t \n")
     source = open_source("table", tmp_path / "captions.tsv")
     prepare_captions(CaptionsJob(source=source, output=str(tmp_path / "c"), shards=1), ONE)
-    with pytest.raises(DatasetError, match="holds no captions: there is nothing to count"):
+    with pytest.raises(DatasetError, match=r"holds no captions, so there is nothing to count: .* prepare the captions again$"):
         build_vocabulary(VocabularyJob(str(tmp_path / "c"), str(tmp_path / "v")), ONE)
 
 
@@ -260,7 +260,7 @@ def test_another_kind_is_refused(built, tmp_path):
     ("arguments", "message"),
     [({"min_count": 0}, "--min-count is 0, expected 1 or more"), ({"count_scope": "both"}, "--count-scope is 'both'")],
 )
-def test_arguments_that_make_no_sense(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(UsageError, match=message):
         VocabularyJob("c", "v", **arguments)
 
