@@ -65,7 +65,7 @@ class Meter:
             for name, count in counts.items():
                 totals[name] = totals.get(name, 0) + count
             now = time.monotonic()
-            # The first counts are written at once; the clock may start anywhere, so 0 is no "long ago".
+            # The first counts are written at once; the monotonic clock may start anywhere, even close to zero.
             if now - _written.get(self.folder, -math.inf) >= _WRITE_SECONDS:
                 _written[self.folder] = now
                 _write(self.folder, totals)
