@@ -149,7 +149,15 @@ def test_tokenize_without_escaping(language: str, text: str, expected: str) -> N
     assert tokenize(text, language, escape=False) == html.unescape(expected)
 
 
-@pytest.mark.parametrize("language", ["en", "de", "fr", "cs", "es", "it", "pl", "zh", "ja", "ko"])
+# sacremoses takes seconds to compile the letters of zh and ja.
+@pytest.mark.parametrize(
+    "language",
+    [
+        *("en", "de", "fr", "cs", "es", "it", "pl", "ko"),
+        pytest.param("zh", marks=pytest.mark.slow),
+        pytest.param("ja", marks=pytest.mark.slow),
+    ],
+)
 def test_tokenize_equals_sacremoses_on_random_lines(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(f"tokenizer {language}")
     words = [
@@ -176,7 +184,7 @@ def test_tokenize_equals_sacremoses_on_random_lines(language: str, monkeypatch: 
     # sacremoses turns its string of letters into a set for every word with a full stop, some 70 ms each in ja, ko and zh.
     letters = frozenset(theirs.IsAlpha)
     monkeypatch.setattr(theirs, "isanyalpha", lambda text: not letters.isdisjoint(text))
-    for _ in range(500 if language not in ("zh", "ja") else 100):  # sacremoses is slow for these two
+    for _ in range(500):
         line = "".join(rng.choice(words if rng.random() < 0.4 else marks) for _ in range(rng.randint(1, 20)))
         if not line.isspace():
             assert tokenize(line, language) == theirs.tokenize(line, return_str=True), repr(line)
