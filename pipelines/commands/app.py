@@ -15,13 +15,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from pipelines.commands import exchange as exchange_cli
+from pipelines.commands import exchange, view
 from pipelines.commands import features as features_cli
-from pipelines.commands import view as view_cli
-from pipelines.commands.options import BEAM, LogJson, MaxFailures, Output, Overwrite, Shards, Workers, execution_of, several
+from pipelines.commands.options import (
+    BEAM,
+    LogJson,
+    MaxFailures,
+    Output,
+    Overwrite,
+    Shards,
+    Workers,
+    console,
+    execution_of,
+    notes,
+    several,
+)
+from pipelines.commands.results import finish
 from pipelines.running.packages import resolve_our_packages_first
 
 resolve_our_packages_first()  # Before the first import of another package of ours.
@@ -32,7 +43,6 @@ from train.commands import tables as tables_cli  # noqa: E402
 from train.commands import train as train_cli  # noqa: E402
 
 if TYPE_CHECKING:
-    from schemas.manifest import Manifest
     from schemas.parameters import TextRecipe
 
 __all__ = ["app", "main"]
@@ -46,9 +56,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-console = Console()
-notes = Console(stderr=True)
 
 _EXTRAS = {
     "apache_beam": "pipelines",
@@ -84,27 +91,6 @@ Languages = Annotated[str, typer.Option("--languages", help="Only these, e.g. [i
 Portions = Annotated[
     str, typer.Option("--portions", help="Only these: [i]translation[/i], [i]comparable[/i]; all when not given.")
 ]
-
-
-def _finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
-    from pipelines.datasets.inspection import statistics_table
-
-    console.print(
-        f"[bold]{manifest.kind}[/bold]: {manifest.rows:,} rows in {len(manifest.shards)} shards in {escape(output)} "
-        f"(fingerprint {manifest.fingerprint[:12]})",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if (table := statistics_table(manifest)) is not None:
-        console.print(table)
-    if manifest.failed:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(manifest.failure_reasons.items()))
-        notes.print(
-            f"[red]{manifest.failed:,} inputs failed[/red]: {reasons}. They are listed by: imagepivot inspect {escape(output)}",
-            soft_wrap=True,
-        )
-        if manifest.failed > max_failures:
-            raise typer.Exit(3)
 
 
 @app.command(
@@ -158,7 +144,7 @@ def captions(
     )
     with show_progress(notes, "captions", unit="captions", log_json=log_json) as meter:
         manifest = prepare_captions(job, execution_of(context, workers), meter)
-    _finish(manifest, output, max_failures)
+    finish(manifest, output, max_failures)
 
 
 @app.command(
@@ -199,7 +185,7 @@ def vocabulary(
     )
     with notes.status("counting tokens"):
         manifest = build_vocabulary(job, execution_of(context, workers))
-    _finish(manifest, output)
+    finish(manifest, output)
 
 
 @app.command(
@@ -222,10 +208,10 @@ def encode(
     job = EncodeJob(captions=captions, vocabulary=vocabulary, output=output, max_length=max_length, overwrite=overwrite)
     with show_progress(notes, "encode", unit="captions", log_json=log_json) as meter:
         manifest = encode_captions(job, execution_of(context, workers), meter)
-    _finish(manifest, output)
+    finish(manifest, output)
 
 
-features_cli.register(app, console=console, notes=notes, finish=_finish)
+features_cli.register(app, console=console, notes=notes, finish=finish)
 
 
 @app.command(epilog="Example: imagepivot inspect build/features --rows 3")
@@ -251,9 +237,6 @@ def validate(dataset: Annotated[str, typer.Argument(help="Folder of a dataset.",
     if problems:
         raise ImagepivotError(f"{dataset!r} breaks {len(problems)} promises of the format: make it again, or copy it again")
     console.print(f"{escape(dataset)}: everything holds", highlight=False)
-
-
-view_cli.register(app, console=console)
 
 
 @app.command(epilog="Example: imagepivot demo build/demo --scenes 300")
@@ -293,12 +276,13 @@ def _options(
     pass
 
 
-exchange_cli.register(app, console=console, notes=notes, finish=_finish)
+app.add_typer(exchange.app)
+app.add_typer(view.app)
 train_cli.register(app, console=console, notes=notes)
 evaluation_cli.register(app, console=console, notes=notes, tokenize=_tokenize)
 tables_cli.register(app, console=console, notes=notes)
 
-for _command in app.registered_commands:
+for _command in (*app.registered_commands, *exchange.app.registered_commands, *view.app.registered_commands):
     # The terminal wraps lines, not the source file: one line a paragraph.
     _paragraphs = (getdoc(_command.callback) or "").split("\n\n")
     _command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in _paragraphs)

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 if TYPE_CHECKING:
     from pipelines.running.runner import Execution
@@ -20,9 +21,17 @@ __all__ = [
     "Overwrite",
     "Shards",
     "Workers",
+    "console",
     "execution_of",
+    "notes",
     "several",
 ]
+
+console = Console()
+"""Prints results."""
+
+notes = Console(stderr=True)
+"""Prints progress, remarks and errors."""
 
 BEAM = {"allow_extra_args": True}
 """Context settings of a command whose flags behind ``--`` go to Beam."""

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from pipelines.commands import app as cli
 from pipelines.commands.options import several
+from pipelines.commands.results import finish
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import Manifest, ShardEntry
 
@@ -45,7 +46,7 @@ def test_lists_are_cut_at_commas(text, expected):
 
 
 def test_the_commands_are_those_that_the_tests_know():
-    assert {command.name or command.callback.__name__ for command in cli.app.registered_commands} == set(COMMANDS)
+    assert set(typer.main.get_command(cli.app).commands) == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -62,9 +63,8 @@ def test_each_option_has_help(name):
 
 
 def test_examples_can_be_parsed():
-    for each in cli.app.registered_commands:
-        command = typer.main.get_command(cli.app).commands[each.name or each.callback.__name__]
-        arguments = shlex.split(each.epilog.removeprefix("Example: imagepivot "))
+    for command in typer.main.get_command(cli.app).commands.values():
+        arguments = shlex.split(command.epilog.removeprefix("Example: imagepivot "))
         assert arguments[0] == command.name
         assert command.make_context(command.name, arguments[1:], resilient_parsing=False).params
 
@@ -172,7 +172,7 @@ def manifest(rows: int, failed: int = 0) -> Manifest:
 
 
 def test_the_end_of_a_run_is_one_line(capsys):
-    cli._finish(manifest(1234), "out[1]")
+    finish(manifest(1234), "out[1]")
     out, err = capsys.readouterr()
     assert out == "features: 1,234 rows in 1 shards in out[1] (fingerprint abcdef012345)\n"
     assert err == ""
@@ -181,10 +181,10 @@ def test_the_end_of_a_run_is_one_line(capsys):
 @pytest.mark.parametrize(("most", "code"), [(0, 3), (4, 3), (5, None), (6, None)])
 def test_more_failures_than_allowed_are_exit_code_3(capsys, most, code):
     if code is None:
-        cli._finish(manifest(7, 5), "o[red]t", most)
+        finish(manifest(7, 5), "o[red]t", most)
     else:
         with pytest.raises(typer.Exit) as caught:
-            cli._finish(manifest(7, 5), "o[red]t", most)
+            finish(manifest(7, 5), "o[red]t", most)
         assert caught.value.exit_code == code
     err = capsys.readouterr().err
     assert err == "5 inputs failed: 4 empty, 1 truncated. They are listed by: imagepivot inspect o[red]t\n"

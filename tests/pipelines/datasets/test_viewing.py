@@ -11,7 +11,7 @@ from extractors.images.preprocess import Preprocessing, resize_and_crop
 from pipelines.commands import app as cli
 from pipelines.datasets import viewing
 from pipelines.datasets.drawing import LabelledBox, draw_boxes
-from pipelines.datasets.viewing import center_crop_box, draw_view
+from pipelines.datasets.viewing import ViewJob, center_crop_box
 from pipelines.inputs.images import open_images
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
@@ -100,6 +100,10 @@ def drawn(monkeypatch) -> list:
 
     monkeypatch.setattr(viewing, "draw_boxes", record)
     return seen
+
+
+def draw_view(dataset, images, image_id: str, output: str, **options) -> str:
+    return viewing.draw_view(ViewJob(dataset.folder.location, images, image_id, output, **options))
 
 
 # --- regions ---------------------------------------------------------------------------------------------------------
@@ -267,8 +271,8 @@ def test_imported_features_have_nothing_to_draw(photos_here, tmp_path):
 
 
 def test_other_kinds_have_nothing_to_draw(photos_here, tmp_path):
-    dataset = features_of(tmp_path / "f", CAFFE)
-    object.__setattr__(dataset.manifest, "kind", "captions")
+    key = {"language": "de", "portion": "comparable", "index": 0, "split": "train"}
+    dataset = write(tmp_path / "f", "captions", {"cat": {**key, "text": "Eine Katze", "tokens": ["eine", "katze"]}}, None)
     with pytest.raises(DatasetError, match="holds captions, expected regions or features"):
         draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "out.png"))
 
