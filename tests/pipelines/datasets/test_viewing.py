@@ -62,26 +62,35 @@ REGIONS = FeatureSpec("fake-regions", (4, 2))
 FAILED = {"key": "broken", "uri": "broken.jpg", "stage": "decode", "reason": "truncated", "message": "ends too early"}
 
 
+@pytest.fixture(scope="module")
+def photo_files() -> dict[str, bytes]:
+    generator = np.random.default_rng(1)
+    files = {}
+    for name, (width, height) in {"cat": (640, 480), "dog-01": (900, 600), "thin": (20, 2000)}.items():
+        small, file = generator.integers(0, 256, (5, 5, 3), dtype=np.uint8), io.BytesIO()
+        Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(file, "PNG", compress_level=1)
+        files[f"{name}.png"] = file.getvalue()
+    return files
+
+
 @pytest.fixture
-def photos_here(tmp_path) -> Path:
+def photos_here(tmp_path, photo_files) -> Path:
     folder = tmp_path / "photos"
     folder.mkdir()
-    generator = np.random.default_rng(1)
-    for name, (width, height) in {"cat": (640, 480), "dog-01": (900, 600), "thin": (20, 2000)}.items():
-        small = generator.integers(0, 256, (5, 5, 3), dtype=np.uint8)
-        Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(folder / f"{name}.png")
+    for name, data in photo_files.items():
+        (folder / name).write_bytes(data)
     return folder
 
 
-@pytest.fixture
-def regions(tmp_path):
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory):
     rows = {
         "cat": region_row(),
         "thin": region_row((20, 2000)),
         "nowhere": region_row(),
         "dog-01": region_row((900, 600), used=0),
     }
-    return write(tmp_path / "regions", "regions", rows, REGIONS, failures=[FAILED])
+    return write(tmp_path_factory.mktemp("viewing") / "regions", "regions", rows, REGIONS, failures=[FAILED])
 
 
 def pixels(path) -> np.ndarray:
