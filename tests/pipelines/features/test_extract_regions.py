@@ -12,10 +12,12 @@ from PIL import Image
 
 from extractors import Description, Extractor, ExtractorRequest
 from extractors.settings import RegionOptions
-from pipelines.datasets.comparison import compare
+from pipelines.datasets.comparison import DiffJob, compare_datasets
 from pipelines.datasets.inspection import describe as inspect
 from pipelines.datasets.region_names import RegionNames
+from pipelines.exchange.exporters import NpyLayout, TsvLayout
 from pipelines.exchange.exporting import ExportJob, export_dataset
+from pipelines.exchange.importers import NpyImport, TsvImport
 from pipelines.exchange.importing import ImportJob, import_features
 from pipelines.features.extract import extract_features, list_images, plan_features
 from pipelines.features.job import FeaturesJob
@@ -355,23 +357,18 @@ def test_exported_and_imported_again_the_rows_are_the_same(extracted, tmp_path, 
     dataset = open_dataset(tmp_path / "r")
     paths = export_dataset(
         ExportJob(
-            format=layout,
+            layout=NpyLayout() if layout == "npy" else TsvLayout(columns="lxmert"),
             dataset=str(tmp_path / "r"),
             output=str(tmp_path / "out"),
-            **({"columns": "lxmert"} if layout == "tsv" else {}),
         )
     )
     more = {"boxes": (str(tmp_path / "out" / "boxes.npy"),), "sizes": (str(tmp_path / "out" / "sizes.npy"),)}
     source = next(path for path in paths if path.name in ("features.npy", "regions.tsv"))
-    again = ImportJob(
-        sources=(str(source),),
-        output=str(tmp_path / "again"),
-        name="fake-regions",
-        max_regions=R,
-        shards=2,
-        **(more if layout == "npy" else {}),
-    )
-    import_features(again)
+    if layout == "npy":
+        files = NpyImport((str(source),), max_regions=R, **more)
+    else:
+        files = TsvImport((str(source),), max_regions=R)
+    import_features(ImportJob(files, output=str(tmp_path / "again"), name="fake-regions", shards=2))
     assert validate(tmp_path / "again") == []
     back = open_dataset(tmp_path / "again")
     columns = ["boxes", "features"] if layout == "npy" else list(dataset.schema.names[1:])
@@ -380,13 +377,13 @@ def test_exported_and_imported_again_the_rows_are_the_same(extracted, tmp_path, 
         for column in (*columns, "width", "height"):
             np.testing.assert_array_equal(after[column], before[column], err_msg=f"{image_id} {column}")
     if layout == "tsv":
-        assert not compare(dataset, back).differs()
+        assert not compare_datasets(DiffJob(str(tmp_path / "r"), str(tmp_path / "again"))).differs
 
 
 def test_a_difference_of_regions_is_found(images, extracted, tmp_path):
     extract_features(job_of(images, tmp_path / "s", shards=5), ONE)
-    assert not compare(open_dataset(tmp_path / "r"), open_dataset(tmp_path / "s")).differs()
+    assert not compare_datasets(DiffJob(str(tmp_path / "r"), str(tmp_path / "s"))).differs
     (images / "image03.png").write_bytes(picture((3, 99, 99)))
     extract_features(job_of(images, tmp_path / "t"), ONE)
-    found = compare(open_dataset(tmp_path / "r"), open_dataset(tmp_path / "t"))
+    found = compare_datasets(DiffJob(str(tmp_path / "r"), str(tmp_path / "t")))
     assert found.differing.first == ("image03",)
