@@ -11,13 +11,14 @@ from train.runs.run import open_run
 
 pytestmark = pytest.mark.slow
 
+SCENES = 20
 DATASETS = ("captions", "vocabulary", "encoded", "features", "regions")
 
 
 @pytest.fixture(scope="module")
 def first(imagepivot, tmp_path_factory):
     output = tmp_path_factory.mktemp("demo") / "out"
-    return output, imagepivot("demo", output, "--scenes", "40", timeout=590)
+    return output, imagepivot("demo", output, "--scenes", SCENES)
 
 
 def state(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -33,20 +34,20 @@ def test_it_says_that_the_features_are_untrained(first):
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_each_dataset_keeps_every_promise(first, name):
+def test_every_dataset_keeps_every_promise(first, name):
     assert validate(first[0] / name) == []
 
 
 def test_the_datasets_fit_together(first):
     folder, _ = first
     captions, vocabulary, encoded, features, regions = (open_dataset(folder / name) for name in DATASETS)
-    assert len(features) == 40
+    assert len(features) == SCENES
     assert sorted(regions.image_ids()) == [f"scene-0000{number}" for number in range(4)]
     assert regions.get("scene-00002")["features"].shape == (36, 2048)
     assert set(captions.image_ids()) == set(features.image_ids())
     assert set(captions.table(["language"])["language"].to_pylist()) == {"en", "de", "fr", "cs"}
     assert len(encoded) == len(captions)
-    assert {each["name"]: each["fingerprint"] for each in encoded.manifest.inputs} == {
+    assert {entry["name"]: entry["fingerprint"] for entry in encoded.manifest.inputs} == {
         "captions": captions.fingerprint,
         "vocabulary": vocabulary.fingerprint,
     }
@@ -54,11 +55,11 @@ def test_the_datasets_fit_together(first):
     assert captions.manifest.failed == features.manifest.failed == 0
 
 
-def test_a_model_is_trained_and_asked(first):
+def test_a_model_is_trained_and_queried(first):
     folder, done = first
     assert open_run(folder / "run").model.config.languages == ("en", "de", "fr", "cs")
     assert "scenes that were held out" in done.stdout
-    assert "one query in each language: scene-00009, among 40 scenes" in done.stdout
+    assert f"one query in each language: scene-00009, among {SCENES} scenes" in done.stdout
     assert "The extractor's weights are random" in done.stdout
 
 
@@ -75,7 +76,7 @@ def test_all_are_shown(first):
 def test_a_second_run_changes_nothing(first, imagepivot):
     folder, done = first
     before = state(folder)
-    again = imagepivot("demo", folder, "--scenes", "40")
+    again = imagepivot("demo", folder, "--scenes", SCENES)
     assert state(folder) == before
     assert again.stdout == done.stdout
 
