@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -87,7 +87,7 @@ class Started:
 
 @contextlib.contextmanager
 def start(*arguments: object, folder: Path, before: Callable[[], object] | None = None) -> Iterator[Started]:
-    """Start the command; kill what is left of its group when the block ends.
+    """Start the command in this process's environment; kill what is left of its group when the block ends.
 
     Args:
         arguments: of the command.
@@ -100,7 +100,7 @@ def start(*arguments: object, folder: Path, before: Callable[[], object] | None 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stdout").unlink(missing_ok=True)
     words = tuple(map(str, arguments))
-    process = _FORKS.Process(target=_run, args=(words, folder, before))
+    process = _FORKS.Process(target=_run, args=(words, folder, dict(os.environ), before))
     process.start()
     try:
         # The streams are opened after the group is made.
@@ -112,8 +112,10 @@ def start(*arguments: object, folder: Path, before: Callable[[], object] | None 
         process.join()
 
 
-def _run(arguments: tuple[str, ...], folder: Path, before: Callable[[], object] | None) -> None:
+def _run(arguments: tuple[str, ...], folder: Path, environment: Mapping[str, str], before: Callable[[], object] | None) -> None:
     os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
     for number, name in ((2, "stderr"), (1, "stdout")):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(folder)
