@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("timm", reason="a small model of timm's makes many runs possible")
 
 SMALL = ("--extractor", "timm:test_resnet.r160_in1k", "--weights", "random:0", "--device", "cpu")
-KILLS = 8
+KILLS = 6
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
