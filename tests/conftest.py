@@ -1,8 +1,12 @@
-"""Fixtures: where the real data lies, and small data sets made in code."""
+"""Fixtures: where the real data lies, and what the demo makes."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -33,3 +37,47 @@ def photos() -> Path:
 def visual_genome() -> Path:
     """Folder of the names of the 1,600 classes and 400 attributes, as the detector's releases carry them."""
     return _data("visual_genome")
+
+
+# --- the demo --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What ``imagepivot demo build/demo`` made; to be copied by whoever changes it.
+
+    Attributes:
+        folder: where it ran, holds ``build/demo``.
+        scenes: number of scenes.
+    """
+
+    folder: Path
+    scenes: int = 24
+
+    @property
+    def stdout(self) -> str:
+        """What it printed."""
+        return (self.folder / "stdout").read_text(encoding="utf-8")
+
+    @property
+    def stderr(self) -> str:
+        """What it wrote to standard error."""
+        return (self.folder / "stderr").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """The demo, run by the installed command, once for all processes of a test run, as it takes a minute."""
+    root = tmp_path_factory.getbasetemp()
+    demo = Demo((root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "demo")
+    demo.folder.mkdir(exist_ok=True)
+    with (demo.folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (demo.folder / "stdout").exists():
+            command = [Path(sys.executable).with_name("imagepivot"), "demo", "build/demo", "--scenes", str(demo.scenes)]
+            environment = {**os.environ, "COLUMNS": "200"}
+            done = subprocess.run(command, cwd=demo.folder, env=environment, capture_output=True, check=False)
+            assert done.returncode == 0, done.stderr.decode()
+            (demo.folder / "stderr").write_bytes(done.stderr)
+            (demo.folder / "stdout").write_bytes(done.stdout)
+    return demo

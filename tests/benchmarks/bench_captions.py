@@ -1,7 +1,7 @@
 """Captions end to end (files to shards, through Beam, all cores) against the same tokenizer calls in a plain loop.
 
-Yardsticks: the plain loop over ready strings in one process, times the cores; and sacremoses's own normalizer and tokenizer
-called in the same way, which is what a script without this package would do. Needs the Multi30K text.
+Yardsticks: the plain loop over ready strings in one process, times the number of cores; and sacremoses's own normalizer and
+tokenizer called in the same way, as a script without this package would do. Needs the Multi30K text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EVERY = 8  # The loops run over every eighth caption; their rate does not depend
 
 
 def main() -> None:
-    """Prints the ratios."""
+    """Print the ratios."""
     data = test_data("multi30k")
     if data is None:
         sys.exit("needs the Multi30K text: set IMAGEPIVOT_TEST_DATA")
@@ -39,21 +39,21 @@ def main() -> None:
             return len(captions) / (time.perf_counter() - started)
 
     def loop() -> float:
-        some = captions[::EVERY]
+        sample = captions[::EVERY]
         started = time.perf_counter()
-        for text, language in some:
+        for text, language in sample:
             prepare(text, language, steps)
-        return len(some) / (time.perf_counter() - started) * cores()
+        return len(sample) / (time.perf_counter() - started) * cores()
 
     normalizers = {name: MosesPunctNormalizer(name) for name in ("cs", "de", "en", "fr")}
     tokenizers = {name: MosesTokenizer(name) for name in ("cs", "de", "en", "fr")}
 
     def plain_sacremoses() -> float:
-        some = captions[::EVERY]
+        sample = captions[::EVERY]
         started = time.perf_counter()
-        for text, language in some:
+        for text, language in sample:
             tokenizers[language].tokenize(normalizers[language].normalize(text.lower()), return_str=True)
-        return len(some) / (time.perf_counter() - started) * cores()
+        return len(sample) / (time.perf_counter() - started) * cores()
 
     ratio("captions end to end, against our own calls in a loop times the cores", ours, loop, unit="captions/s", at_least=0.9)
     ratio(

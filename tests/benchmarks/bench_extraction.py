@@ -1,7 +1,7 @@
 """``resnet50-pool`` and ``vgg19-10crop`` end to end (files to shards, through Beam) against the bare model's forward.
 
-The yardstick is torchvision's model as anybody would run it over ready tensors: same weights, threads, batch size and
-precision, channels-last, inference mode, images that are decoded, cropped and normalised beforehand.
+The yardstick is torchvision's model as one would run it over ready tensors: same weights, threads, batch size and precision,
+channels-last, inference mode, images decoded, cropped and normalised beforehand.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ BATCH = {"resnet50-pool": 16, "vgg19-10crop": 2}
 
 
 def main() -> None:
-    """Prints the ratios."""
+    """Print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--extractor", choices=IMAGES, help="only this one")
-    parser.add_argument("--images", type=int, help="images of a run")
+    parser.add_argument("--extractor", choices=IMAGES, help="measure only this extractor")
+    parser.add_argument("--images", type=int, help="number of images of a run")
     arguments = parser.parse_args()
     print(machine(), f"torch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
     for extractor in [arguments.extractor] if arguments.extractor else IMAGES:
@@ -47,14 +47,14 @@ def main() -> None:
 
 
 def make_photographs(folder: Path, count: int) -> None:
-    """Draws scenes as large as a photograph of Flickr30k."""
+    """Draw scenes as large as a photograph of Flickr30k."""
     for name, scene in make_scenes(count):
         picture = draw(scene)
         picture.resize((500, 500 * picture.height // picture.width)).save(folder / f"{name}.jpg", quality=90)
 
 
 def end_to_end(extractor: str, folder: str, count: int) -> float:
-    """Runs the job into a new folder; images per second, start-up and loading counted."""
+    """Run the job into a new folder; return images per second, with start-up and loading counted."""
     with tempfile.TemporaryDirectory() as output:
         job = FeaturesJob(
             images=open_images(folder),
@@ -70,7 +70,7 @@ def end_to_end(extractor: str, folder: str, count: int) -> float:
 
 
 def bare(extractor: str, count: int) -> Callable[[], float]:
-    """Makes the yardstick: torchvision's model over one ready batch, as often as the images need."""
+    """Return the yardstick: torchvision's model over one ready batch, as often as the number of images needs."""
     torch.manual_seed(0)
     if extractor == "resnet50-pool":
         model = torchvision.models.resnet50(weights=None)

@@ -1,7 +1,9 @@
-"""Fixtures: the installed command, started as a user starts it."""
+"""Fixtures: the command, called in this process, started as a process of its own, and as a user starts it."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import subprocess
@@ -11,44 +13,86 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.commands import app
+from tests.integration.processes import start
+
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
-# Where a run takes more than ten seconds it says how far it is; how long it takes is the machine's matter.
+WIDTH = 200
+# A run that takes more than ten seconds says how far it is; how long it takes depends on the machine.
 PROGRESS = re.compile(r"^\S+: [\d,]+( of [\d,]+)? (captions|images), .*\n", flags=re.MULTILINE)
 
 
-@pytest.fixture(scope="session")
-def script() -> str:
-    """Path of the console script that belongs to this Python."""
-    path = Path(sys.executable).with_name("imagepivot")
-    if not path.is_file():
-        pytest.skip(f"no {path}: install the project into the environment of this Python")
-    return str(path)
+def checked(done: subprocess.CompletedProcess[str], code: int) -> subprocess.CompletedProcess[str]:
+    """Return what a command did, without its progress; fail when its exit code is another."""
+    done.stderr = PROGRESS.sub("", done.stderr)
+    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
 
 
 @pytest.fixture(scope="session")
-def imagepivot(script: str, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """Runs the command in an empty folder (or ``cwd``) and checks its exit code (``code``)."""
-    elsewhere = tmp_path_factory.mktemp("cwd")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Empty folder to run commands in."""
+    return tmp_path_factory.mktemp("empty")
+
+
+@pytest.fixture(scope="session")
+def imagepivot(empty: Path) -> Command:
+    """Call the command in this process, in an empty folder (or ``cwd``), and check its exit code (``code``).
+
+    For all tests whose subject is not the process: nothing has to be imported again.
+    """
+
+    def run(*arguments: object, code: int = 0, cwd: Path = empty) -> subprocess.CompletedProcess[str]:
+        words = ["imagepivot", *map(str, arguments)]
+        out, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors=rule) for rule in ("strict", "backslashreplace"))
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            patch.setattr(sys, "argv", words)
+            patch.setenv("COLUMNS", str(WIDTH))
+            for console in (app.console, app.notes):
+                patch.setattr(console, "_width", WIDTH)
+            patch.chdir(cwd)
+            with pytest.raises(SystemExit) as end:
+                app.main()
+        streams = []
+        for stream in (out, errors):
+            stream.flush()
+            streams.append(stream.buffer.getvalue().decode())
+        return checked(subprocess.CompletedProcess(words, end.value.code or 0, *streams), code)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """Run the command as a process of its own, after ``before`` in that process, and check its exit code (``code``)."""
+
+    def run(*arguments: object, code: int = 0, before: Callable[[], object] | None = None) -> subprocess.CompletedProcess[str]:
+        with start(*arguments, folder=tmp_path_factory.mktemp("forked"), before=before) as process:
+            return checked(process.wait(300), code)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def installed(empty: Path) -> Command:
+    """Run the console script that belongs to this Python, as a user does, and check its exit code (``code``)."""
+    script = Path(sys.executable).with_name("imagepivot")
+    if not script.is_file():
+        pytest.skip(f"no {script}: install the project into the environment of this Python")
 
     def run(
-        *arguments: object,
-        code: int = 0,
-        cwd: Path = elsewhere,
-        env: Mapping[str, str] | None = None,
-        timeout: float = 300,
+        *arguments: object, code: int = 0, cwd: Path = empty, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [script, *map(str, arguments)],
             cwd=cwd,
-            env={**os.environ, "COLUMNS": "200", **(env or {})},
+            env={**os.environ, "COLUMNS": str(WIDTH), **(env or {})},
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=300,
             check=False,
         )
-        done.stderr = PROGRESS.sub("", done.stderr)
-        assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
+        return checked(done, code)
 
     return run

@@ -1,6 +1,8 @@
 """What a user does wrong: one clear message on standard error, the right exit code, and no traceback."""
 
 import gzip
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,43 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.commands import app as cli
 from schemas.dataset import open_dataset
+from schemas.features import FeatureSpec
+from tests.builders import write_rows
 
 COMMANDS = ("captions", "vocabulary", "encode", "features", "inspect", "view", "validate", "demo")
+TWO_WORKERS = pytest.param(2, marks=pytest.mark.slow)
 
 
 @pytest.fixture
-def here(monkeypatch, capsys, tmp_path_factory):
-    """Runs the command in this process, which need not import Beam for each; gives what the other way gives."""
-    monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("pipelines.running.progress._PLAIN_SECONDS", 3600)  # However slow the machine is.
-    for console in (cli.console, cli.notes):
-        monkeypatch.setattr(console, "_width", 200)
-
-    def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["imagepivot", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        done = subprocess.CompletedProcess(sys.argv, caught.value.code or 0, *capsys.readouterr())
-        assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
-
-    return run
-
-
-@pytest.fixture
-def fails(imagepivot, here):
-    """Runs the command, as a process of its own where it starts workers, and checks exit code and message."""
+def fails(imagepivot, forked, caplog):
+    """Run the command, in a process of its own where it starts workers, and check exit code and message."""
 
     def run(*arguments: object, code: int = 1, says: str) -> subprocess.CompletedProcess[str]:
-        words = [str(each) for each in arguments]
-        alone = "--workers" in words and words[words.index("--workers") + 1] == "2"
-        done = (imagepivot if alone else here)(*arguments, code=code)
+        words = list(map(str, arguments))
+        has_workers = "--workers" in words and words[words.index("--workers") + 1] == "2"
+        done = (forked if has_workers else imagepivot)(*arguments, code=code)
         assert says in " ".join(done.stderr.replace("│", " ").split()), done.stderr
-        assert "Traceback" not in done.stderr + done.stdout
+        # In this process the log goes to the tests, not to standard error.
+        assert "Traceback" not in done.stderr + done.stdout + caplog.text
         assert "[while running" not in done.stderr
         assert "apache_beam" not in done.stderr
         return done
@@ -63,8 +47,7 @@ def made(imagepivot, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     rows = [f"img{number}\ta dog runs" for number in range(8)]
     (folder / "table.tsv").write_text("\n".join(["image_id\ttext", *rows]) + "\n")
-    arguments = ("captions", folder / "table.tsv", folder / "captions", "--format", "table")
-    imagepivot(*arguments, "--shards", "2", "--workers", "1")
+    imagepivot(*captions(folder / "table.tsv", folder / "captions"))
     imagepivot("vocabulary", folder / "captions", folder / "vocabulary")
     return folder
 
@@ -73,20 +56,55 @@ def captions(table: Path, output: Path, *arguments, workers: int = 1):
     return ("captions", table, output, "--format", "table", "--shards", "2", "--workers", workers, *arguments)
 
 
-# --- help ------------------------------------------------------------------------------------------------------------
+# --- the process -----------------------------------------------------------------------------------------------------
+
+HELP = """
+import contextlib, io, json, sys
+from pipelines.commands import app
+texts = {}
+for name in sys.argv[1:]:
+    sys.argv = ["imagepivot", name, "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        try:
+            app.main()
+        except SystemExit as end:
+            assert not end.code
+    texts[name] = text.getvalue()
+json.dump(texts, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def help_texts(tmp_path_factory) -> dict[str, str]:
+    """Text of each command's ``--help``, by one process in which nothing heavy can be imported."""
+    traps = tmp_path_factory.mktemp("traps")
+    for module in ("torch", "torchvision", "apache_beam", "sacremoses", "PIL"):
+        (traps / f"{module}.py").write_text("raise RuntimeError('imported for a help text')\n")
+    environment = {**os.environ, "PYTHONPATH": str(traps), "COLUMNS": "200"}
+    done = subprocess.run([sys.executable, "-c", HELP, *COMMANDS], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_has_an_example_and_loads_nothing_heavy(imagepivot, name, tmp_path):
-    for module in ("torch", "torchvision", "apache_beam", "sacremoses", "PIL"):
-        (tmp_path / f"{module}.py").write_text("raise RuntimeError('imported for a help text')\n")
-    done = imagepivot(name, "--help", env={"PYTHONPATH": str(tmp_path)})
-    assert f"Example: imagepivot {name} " in " ".join(done.stdout.split())
-    assert done.stderr == ""
+def test_help_has_an_example_and_loads_nothing_heavy(help_texts, name):
+    assert f"Example: imagepivot {name} " in " ".join(help_texts[name].split())
 
 
-def test_without_a_command(imagepivot):
-    assert "Usage: imagepivot" in imagepivot(code=2).stdout
+def test_exit_codes_of_the_installed_command(installed, made, tmp_path):
+    """0 done, 1 failed, 2 wrong usage, 3 done but too many inputs failed; what the other tests see is what a shell sees."""
+    assert installed(*captions(made / "table.tsv", tmp_path / "c")).stderr == ""
+    one_line(installed("inspect", tmp_path / "none", code=1))
+    assert "Usage: imagepivot" in installed(code=2).stdout
+    (tmp_path / "t.tsv").write_text("image_id\ttext\na\tone\nb\t \n")
+    done = installed(*captions(tmp_path / "t.tsv", tmp_path / "o"), code=3)
+    assert done.stderr.startswith("1 inputs failed: 1 empty_caption. They are listed by: imagepivot inspect ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_two_workers_that_succeed_write_nothing_to_standard_error(forked, made, tmp_path):
+    assert forked(*captions(made / "table.tsv", tmp_path / "c", workers=2)).stderr == ""
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -110,7 +128,7 @@ def test_no_format(fails, made, tmp_path):
     ("kind", "says"),
     [("multi30k", "is not Multi30K"), ("karpathy", "is not well-formed JSON"), ("coco", "Error: ")],
 )
-def test_another_format_than_it_is(fails, made, tmp_path, kind, says):
+def test_another_format_than_that_of_the_source(fails, made, tmp_path, kind, says):
     one_line(fails("captions", made / "table.tsv", tmp_path / "o", "--format", kind, says=says))
 
 
@@ -136,10 +154,9 @@ def test_files_of_multi30k_that_do_not_belong_together(fails, tmp_path):
     assert not (tmp_path / "o" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_text_that_is_not_utf8(fails, tmp_path, workers):
+def test_text_that_is_not_utf8(fails, tmp_path):
     source = multi30k_of(tmp_path / "m", text="one\nzwölf\nthree\n".encode("latin-1"))
-    arguments = ("captions", source, tmp_path / "o", "--format", "multi30k", "--workers", workers)
+    arguments = ("captions", source, tmp_path / "o", "--format", "multi30k", "--workers", "1")
     one_line(fails(*arguments, says="is not UTF-8: line 2, column 3 (byte 3 of the line) is the byte 0xf6"))
 
 
@@ -157,7 +174,7 @@ def test_a_table_without_the_columns(fails, tmp_path):
     one_line(fails(*captions(tmp_path / "t.csv", tmp_path / "o"), says=says))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, TWO_WORKERS])
 def test_a_caption_key_that_occurs_twice(fails, tmp_path, workers):
     (tmp_path / "t.tsv").write_text("image_id\tindex\ttext\na\t0\tit's [one]\na\t0\ttwo\n")
     done = fails(*captions(tmp_path / "t.tsv", tmp_path / "o", workers=workers), says="caption key 'a/en/comparable/0'")
@@ -166,15 +183,14 @@ def test_a_caption_key_that_occurs_twice(fails, tmp_path, workers):
     assert done.stderr.endswith("so that captions are numbered in their order\n")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_empty_captions_are_failures(imagepivot, here, tmp_path, workers):
+def test_empty_captions_are_failures(imagepivot, tmp_path):
     (tmp_path / "t.tsv").write_text("image_id\ttext\na\tone\nb\t \nc\t\nd\ttwo\n")
-    arguments = captions(tmp_path / "t.tsv", tmp_path / "o", workers=workers)
-    done = (imagepivot if workers == 2 else here)(*arguments, code=3)
+    arguments = captions(tmp_path / "t.tsv", tmp_path / "o")
+    done = imagepivot(*arguments, code=3)
     assert "2 inputs failed: 2 empty_caption. They are listed by: imagepivot inspect " in done.stderr
     assert sorted(open_dataset(tmp_path / "o").failures()["key"].to_pylist()) == ["b/en/comparable/0", "c/en/comparable/0"]
-    here(*arguments, "--max-failures", "1", code=3)
-    here(*arguments, "--max-failures", "2", code=0)
+    imagepivot(*arguments, "--max-failures", "1", code=3)
+    imagepivot(*arguments, "--max-failures", "2", code=0)
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
@@ -252,7 +268,7 @@ def test_options_of_features(fails, photos, tmp_path, arguments, code, says):
     assert not (tmp_path / "f").exists()
 
 
-def test_a_device_that_is_not_there(fails, photos, tmp_path):
+def test_a_missing_device(fails, photos, tmp_path):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
@@ -265,7 +281,7 @@ def test_a_device_that_is_not_there(fails, photos, tmp_path):
     assert "or pass --device cpu, which is many times slower" in done.stderr
 
 
-def test_weights_that_are_no_weights(fails, photos, tmp_path):
+def test_a_weights_file_that_holds_no_weights(fails, photos, tmp_path):
     (tmp_path / "w.pth").write_bytes(b"no weights at all")
     done = fails("features", photos / "images", tmp_path / "f", "--weights", tmp_path / "w.pth", says="w.pth")
     assert "Error: " in done.stderr
@@ -274,15 +290,14 @@ def test_weights_that_are_no_weights(fails, photos, tmp_path):
 # --- datasets --------------------------------------------------------------------------------------------------------
 
 
-def test_a_vocabulary_of_what_is_no_captions(fails, made, tmp_path):
+def test_a_vocabulary_of_another_dataset_than_captions(fails, made, tmp_path):
     says = "holds vocabulary, expected captions: give the folder of the captions"
     one_line(fails("vocabulary", made / "vocabulary", tmp_path / "v", says=says))
 
 
-def test_ids_of_what_is_no_captions(fails, made, here, photos, tmp_path):
+def test_encoding_other_datasets_than_captions_and_vocabulary(fails, made, tmp_path):
     features = tmp_path / "f"
-    arguments = ("--weights", "random:0", "--device", "cpu", "--shards", "1")
-    here("features", photos / "images" / "cat.jpg", features, *arguments)
+    write_rows(features, "features", [], FeatureSpec("resnet50-pool", (4,)))
     says = "holds features, expected captions"
     one_line(fails("encode", features, made / "vocabulary", tmp_path / "e", says=says))
     says = "holds features, expected vocabulary"
@@ -291,14 +306,14 @@ def test_ids_of_what_is_no_captions(fails, made, here, photos, tmp_path):
 
 
 @pytest.mark.parametrize("command", [("inspect",), ("validate",)])
-def test_a_folder_that_is_no_dataset(fails, made, tmp_path, command):
+def test_a_folder_that_is_not_a_dataset(fails, made, tmp_path, command):
     one_line(fails(*command, tmp_path / "none", says="is not a dataset: it holds no manifest.json"))
     one_line(fails(*command, made, says="is not a dataset: it holds no manifest.json"))
 
 
-def test_a_dataset_that_was_damaged(fails, made, here, tmp_path):
+def test_a_dataset_that_was_damaged(fails, made, imagepivot, tmp_path):
     shutil.copytree(made / "captions", tmp_path / "c")
-    assert "everything holds" in here("validate", tmp_path / "c").stdout
+    assert "everything holds" in imagepivot("validate", tmp_path / "c").stdout
     path = next((tmp_path / "c").glob("part-*"))
     data = bytearray(path.read_bytes())
     data[8] ^= 1
@@ -321,22 +336,17 @@ def test_an_output_that_is_a_file(fails, made, tmp_path):
     assert (tmp_path / "o").read_text() == "precious"
 
 
-def test_another_dataset_in_the_folder(fails, made, here, tmp_path):
+def test_another_dataset_in_the_folder(fails, made, imagepivot, tmp_path):
     shutil.copytree(made / "captions", tmp_path / "c")
     arguments = captions(made / "table.tsv", tmp_path / "c", "--recipe", "raw")
     done = fails(*arguments, says="holds another dataset")
     one_line(done)
     assert "give --overwrite to replace it" in done.stderr
     assert open_dataset(tmp_path / "c").fingerprint == open_dataset(made / "captions").fingerprint
-    here(*arguments, "--overwrite")
+    imagepivot(*arguments, "--overwrite")
     assert open_dataset(tmp_path / "c").manifest.parameters["recipe"] == "raw"
 
 
-def test_the_same_command_twice(made, here, tmp_path):
-    first = here(*captions(made / "table.tsv", tmp_path / "c"))
-    assert here(*captions(made / "table.tsv", tmp_path / "c")).stdout == first.stdout
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_that_succeeds_says_nothing_on_standard_error(made, imagepivot, tmp_path, workers):
-    assert imagepivot(*captions(made / "table.tsv", tmp_path / "c", workers=workers)).stderr == ""
+def test_the_same_command_twice(made, imagepivot, tmp_path):
+    first = imagepivot(*captions(made / "table.tsv", tmp_path / "c"))
+    assert imagepivot(*captions(made / "table.tsv", tmp_path / "c")).stdout == first.stdout

@@ -1,5 +1,6 @@
 """``imagepivot demo``: everything, on scenes that are drawn."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,8 @@ DATASETS = ("captions", "vocabulary", "encoded", "features", "regions")
 
 
 @pytest.fixture(scope="module")
-def first(imagepivot, tmp_path_factory):
-    output = tmp_path_factory.mktemp("demo") / "out"
-    return output, imagepivot("demo", output, "--scenes", "40", timeout=590)
+def folder(demo) -> Path:
+    return demo.folder / "build" / "demo"
 
 
 def state(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -25,28 +25,26 @@ def state(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-def test_it_says_that_the_features_are_untrained(first):
-    _, done = first
-    assert "untrained" in done.stderr
-    assert "untrained: the weights are random, the features mean nothing" in done.stdout
-    assert "Traceback" not in done.stderr
+def test_it_says_that_the_features_are_untrained(demo):
+    assert "untrained" in demo.stderr
+    assert "untrained: the weights are random, the features mean nothing" in demo.stdout
+    assert "Traceback" not in demo.stderr
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_each_dataset_keeps_every_promise(first, name):
-    assert validate(first[0] / name) == []
+def test_every_dataset_keeps_every_promise(folder, name):
+    assert validate(folder / name) == []
 
 
-def test_the_datasets_fit_together(first):
-    folder, _ = first
+def test_the_datasets_fit_together(demo, folder):
     captions, vocabulary, encoded, features, regions = (open_dataset(folder / name) for name in DATASETS)
-    assert len(features) == 40
+    assert len(features) == demo.scenes
     assert sorted(regions.image_ids()) == [f"scene-0000{number}" for number in range(4)]
     assert regions.get("scene-00002")["features"].shape == (36, 2048)
     assert set(captions.image_ids()) == set(features.image_ids())
     assert set(captions.table(["language"])["language"].to_pylist()) == {"en", "de", "fr", "cs"}
     assert len(encoded) == len(captions)
-    assert {each["name"]: each["fingerprint"] for each in encoded.manifest.inputs} == {
+    assert {entry["name"]: entry["fingerprint"] for entry in encoded.manifest.inputs} == {
         "captions": captions.fingerprint,
         "vocabulary": vocabulary.fingerprint,
     }
@@ -54,30 +52,29 @@ def test_the_datasets_fit_together(first):
     assert captions.manifest.failed == features.manifest.failed == 0
 
 
-def test_a_model_is_trained_and_asked(first):
-    folder, done = first
+def test_a_model_is_trained_and_queried(demo, folder):
     assert open_run(folder / "run").model.config.languages == ("en", "de", "fr", "cs")
-    assert "scenes that were held out" in done.stdout
-    assert "one query in each language: scene-00009, among 40 scenes" in done.stdout
-    assert "The extractor's weights are random" in done.stdout
+    assert "scenes that were held out" in demo.stdout
+    assert f"one query in each language: scene-00009, among {demo.scenes} scenes" in demo.stdout
+    assert "The extractor's weights are random" in demo.stdout
 
 
-def test_regions_are_drawn(first):
-    with Image.open(first[0] / "regions.png") as drawing, Image.open(first[0] / "scenes/images/scene-00000.jpg") as scene:
+def test_regions_are_drawn(folder):
+    with Image.open(folder / "regions.png") as drawing, Image.open(folder / "scenes/images/scene-00000.jpg") as scene:
         assert max(drawing.size) == max(800, *scene.size)
 
 
-def test_all_are_shown(first):
+def test_all_are_shown(demo):
     for name in DATASETS:
-        assert str(first[0] / name) in first[1].stdout.replace("\n", "")
+        assert f"build/demo/{name}" in demo.stdout.replace("\n", "")
 
 
-def test_a_second_run_changes_nothing(first, imagepivot):
-    folder, done = first
-    before = state(folder)
-    again = imagepivot("demo", folder, "--scenes", "40")
-    assert state(folder) == before
-    assert again.stdout == done.stdout
+def test_a_second_run_changes_nothing(demo, folder, imagepivot, tmp_path):
+    shutil.copytree(folder, tmp_path / "build" / "demo")
+    before = state(tmp_path / "build" / "demo")
+    again = imagepivot("demo", "build/demo", "--scenes", demo.scenes, cwd=tmp_path)
+    assert state(tmp_path / "build" / "demo") == before
+    assert again.stdout == demo.stdout
 
 
 def test_no_scenes_are_wrong_usage(imagepivot, tmp_path):

@@ -1,20 +1,15 @@
 """The same bytes whatever the number of workers, the batches, and whether a run was killed in the middle."""
 
-import contextlib
 import os
 import random
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from pipelines.running.runner import Execution
-from pipelines.text.encoding import EncodeJob, encode_captions
-from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.validation import validate
+from tests.integration.processes import Started, group_of, start, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +23,7 @@ def inputs(tmp_path_factory) -> Path:
     generator = random.Random(31)
     folder = tmp_path_factory.mktemp("determinism")
     lines = ["image_id\tlanguage\tportion\tsplit\ttext"]
-    for number in range(20_000):
+    for number in range(12_000):
         text = " ".join(generator.choices(WORDS, k=generator.randrange(1, 12))) if number % 997 else " "
         language, split = generator.choice(["en", "de", "pt-BR"]), generator.choice(["train", "train", "val"])
         lines.append(f"img{generator.randrange(3000)}\t{language}\tcomparable\t{split}\t{text}")
@@ -47,140 +42,116 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def captions_of(inputs: Path, output: Path, workers: int) -> list[str]:
+def captions_of(inputs: Path, output: Path, workers: int) -> list[object]:
     arguments = ["captions", inputs / "captions.tsv", output, "--format", "table", "--recipe", "moses-truecase"]
-    return [*map(str, arguments), "--shards", str(SHARDS), "--max-failures", "100", "--workers", str(workers)]
+    return [*arguments, "--shards", SHARDS, "--max-failures", "100", "--workers", workers]
 
 
-def features_of(inputs: Path, output: Path, workers: int, batch_size: int = 2) -> list[str]:
+def features_of(inputs: Path, output: Path, workers: int, batch_size: int = 2) -> list[object]:
     arguments = ["features", inputs / "images", output, "--weights", "random:0", "--device", "cpu", "--max-failures", "2"]
-    return [*map(str, arguments), "--shards", str(SHARDS), "--workers", str(workers), "--batch-size", str(batch_size)]
+    return [*arguments, "--shards", SHARDS, "--workers", workers, "--batch-size", batch_size]
 
 
 COMMANDS = {"captions": captions_of, "features": features_of}
 
 
 @pytest.fixture(scope="module")
-def finished(inputs, imagepivot, tmp_path_factory) -> dict[str, dict[str, bytes]]:
-    """The files of each kind, made without interruption by one worker."""
+def finished(inputs, imagepivot, tmp_path_factory) -> Path:
+    """Folder with a dataset of each kind, made without interruption by one worker."""
     folder = tmp_path_factory.mktemp("finished")
     for kind, arguments in COMMANDS.items():
         imagepivot(*arguments(inputs, folder / kind, 1))
-    captions, vocabulary = str(folder / "captions"), str(folder / "vocabulary1")
-    for workers in (1, 2):
-        execution = Execution(workers=workers)
-        build_vocabulary(VocabularyJob(captions, str(folder / f"vocabulary{workers}")), execution)
-        encode_captions(EncodeJob(captions, vocabulary, str(folder / f"encoded{workers}")), execution)
+    imagepivot("vocabulary", folder / "captions", folder / "vocabulary", "--workers", "1")
+    imagepivot("encode", folder / "captions", folder / "vocabulary", folder / "encoded", "--workers", "1")
     for path in folder.iterdir():
         assert validate(path) == []
-    return {path.name: snapshot(path) for path in folder.iterdir()}
+    return folder
 
 
 def test_two_workers_make_the_same_captions(inputs, finished, imagepivot, tmp_path):
     imagepivot(*captions_of(inputs, tmp_path / "c", 2))
-    assert snapshot(tmp_path / "c") == finished["captions"]
-    assert len([name for name in finished["captions"] if name.startswith("failures/")]) > 0
-    assert {"truecaser/en.model", "truecaser/de.model", "truecaser/pt-BR.model"} < set(finished["captions"])
+    files = snapshot(tmp_path / "c")
+    assert files == snapshot(finished / "captions")
+    assert len([name for name in files if name.startswith("failures/")]) > 0
+    assert {"truecaser/en.model", "truecaser/de.model", "truecaser/pt-BR.model"} < set(files)
 
 
-def test_two_workers_make_the_same_vocabulary(finished):
-    assert finished["vocabulary1"] == finished["vocabulary2"]
-    assert set(finished["vocabulary1"]) == {"manifest.json", "part-00000-of-00001.parquet", "vocabulary.txt"}
+def test_two_workers_make_the_same_vocabulary(finished, imagepivot, tmp_path):
+    imagepivot("vocabulary", finished / "captions", tmp_path / "v", "--workers", "2")
+    assert snapshot(tmp_path / "v") == snapshot(finished / "vocabulary")
+    assert set(snapshot(tmp_path / "v")) == {"manifest.json", "part-00000-of-00001.parquet", "vocabulary.txt"}
 
 
-def test_two_workers_make_the_same_ids(finished):
-    assert finished["encoded1"] == finished["encoded2"]
-    assert len(finished["encoded1"]) == SHARDS + 1
+def test_two_workers_make_the_same_ids(finished, imagepivot, tmp_path):
+    imagepivot("encode", finished / "captions", finished / "vocabulary", tmp_path / "e", "--workers", "2")
+    assert snapshot(tmp_path / "e") == snapshot(finished / "encoded")
+    assert len(snapshot(tmp_path / "e")) == SHARDS + 1
 
 
 @pytest.mark.parametrize(("workers", "batch_size"), [(1, 16), (2, 1)])
 def test_workers_and_batches_make_the_same_features(inputs, finished, imagepivot, tmp_path, workers, batch_size):
     imagepivot(*features_of(inputs, tmp_path / "f", workers, batch_size))
-    assert snapshot(tmp_path / "f") == finished["features"]
+    assert snapshot(tmp_path / "f") == snapshot(finished / "features")
 
 
 # --- killed and started again ----------------------------------------------------------------------------------------
-
-
-def wait_for(condition, seconds: float = 60.0):
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
-    return result
-
-
-@contextlib.contextmanager
-def started(script: str, arguments: list[str]):
-    """Starts the command as the head of a process group of its own; kills what is left of the group."""
-    process = subprocess.Popen(
-        [script, *arguments], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def group(leader: int) -> set[int]:
-    """The processes of a process group that run (are no zombies)."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, process_group = stat.read_text().rpartition(")")[2].split()[:3]
-            if int(process_group) == leader and state != "Z":
-                found.add(int(stat.parent.name))
-    return found
 
 
 def shards_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.parquet"))
 
 
-def wait_for_a_shard(folder: Path, process: subprocess.Popen) -> None:
-    wait_for(lambda: shards_in(folder) or process.poll() is not None)
-    assert process.poll() is None, f"the run ended too early: {process.communicate()[1]}"
+def wait_for_a_shard(folder: Path, run: Started) -> None:
+    wait_for(lambda: shards_in(folder) or not run.runs)
+    assert run.runs, f"the run ended too early: {run.wait().stderr}"
 
 
 def stamps(paths) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see processes")
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see processes")
+
+
+@needs_proc
 @pytest.mark.parametrize(
-    ("kind", "workers", "victim"),
-    [("captions", 2, "group"), ("features", 1, "group"), ("features", 2, "launcher")],
+    ("kind", "workers", "victim"), [("features", 1, "group"), ("captions", 2, "launcher"), ("captions", 2, "worker")]
 )
-def test_a_run_that_is_killed_goes_on_where_it_was(inputs, finished, imagepivot, script, tmp_path, kind, workers, victim):
+def test_a_run_that_is_killed_goes_on_where_it_was(inputs, finished, imagepivot, tmp_path, kind, workers, victim):
     output = tmp_path / "o"
-    arguments = COMMANDS[kind](inputs, output, workers)
-    with started(script, arguments) as process:
-        wait_for_a_shard(output, process)
+    with start(*COMMANDS[kind](inputs, output, workers), folder=tmp_path / "process") as run:
+        wait_for_a_shard(output, run)
         assert not (output / "manifest.json").exists(), "the manifest comes last"
         if victim == "group":
-            os.killpg(process.pid, signal.SIGKILL)
+            run.send(signal.SIGKILL)
+        elif victim == "launcher":
+            assert len(group_of(run.pid)) >= 1 + workers
+            os.kill(run.pid, signal.SIGKILL)
         else:
-            assert len(group(process.pid)) >= 1 + workers
-            os.kill(process.pid, signal.SIGKILL)
-        wait_for(lambda: not group(process.pid), seconds=15)
+            processes = [pid for pid, command in group_of(run.pid).items() if "worker.py" in command]
+            assert len(processes) == workers
+            os.kill(processes[0], signal.SIGKILL)
+            done = run.wait()
+            assert done.returncode == 1
+            assert "a worker process ended unexpectedly" in done.stderr
+            assert "Traceback" not in done.stderr
+        wait_for(lambda: not group_of(run.pid), seconds=15)
     assert not (output / "manifest.json").exists()
     kept = stamps(shards_in(output))
     assert 0 < len(kept) < SHARDS, "killed in the middle"
-    imagepivot(*arguments)
-    assert snapshot(output) == finished[kind]
+    imagepivot(*COMMANDS[kind](inputs, output, 1))
+    assert snapshot(output) == snapshot(finished / kind)
     assert {name: stamp for name, stamp in stamps(shards_in(output)).items() if name in kept} == kept
     assert validate(output) == []
 
 
-def test_a_second_run_is_refused_while_one_writes(inputs, finished, imagepivot, script, tmp_path):
+def test_a_second_run_is_refused_while_one_writes(inputs, finished, imagepivot, tmp_path):
     output = tmp_path / "o"
-    arguments = captions_of(inputs, output, 2)
-    with started(script, arguments) as process:
-        wait_for_a_shard(output, process)
+    arguments = captions_of(inputs, output, 1)
+    with start(*arguments, folder=tmp_path / "process") as run:
+        wait_for_a_shard(output, run)
         before = stamps(shards_in(output))
-        os.killpg(process.pid, signal.SIGSTOP)
+        run.send(signal.SIGSTOP)
         try:
             second = imagepivot(*arguments, code=1)
             assert f"Error: {str(output)!r} is in use: another run is writing it." in second.stderr
@@ -188,19 +159,19 @@ def test_a_second_run_is_refused_while_one_writes(inputs, finished, imagepivot, 
             assert "is in use" in third.stderr
             assert stamps(shards_in(output)).items() >= before.items()
         finally:
-            os.killpg(process.pid, signal.SIGCONT)
-        assert process.wait(120) == 0
-    assert snapshot(output) == finished["captions"]
+            run.send(signal.SIGCONT)
+        assert run.wait().returncode == 0
+    assert snapshot(output) == snapshot(finished / "captions")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_ctrl_c_keeps_what_is_finished_and_says_so(inputs, script, tmp_path, workers):
+@pytest.mark.parametrize(("kind", "workers"), [("features", 1), ("captions", 2)])
+def test_ctrl_c_keeps_what_is_finished_and_says_so(inputs, tmp_path, kind, workers):
     output = tmp_path / "o"
-    with started(script, features_of(inputs, output, workers)) as process:
-        wait_for_a_shard(output, process)
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 130
-        assert "Traceback" not in errors
-        assert "stopped; finished shards are kept, the same command goes on from here" in errors
+    with start(*COMMANDS[kind](inputs, output, workers), folder=tmp_path / "process") as run:
+        wait_for_a_shard(output, run)
+        run.send(signal.SIGINT)
+        done = run.wait(60)
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert "stopped; finished shards are kept, the same command goes on from here" in done.stderr
     assert shards_in(output)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,24 +16,17 @@ import pytest
 from pipelines.demo.scenes import draw, make_scenes
 from schemas.dataset import open_dataset
 from schemas.validation import validate
+from tests.integration.processes import start, wait_for
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("timm", reason="a small model of timm's stands for a slow one")
+pytest.importorskip("timm", reason="a small model of timm's makes many runs possible")
 
-COMMAND = str(Path(sys.executable).with_name("imagepivot"))
 SMALL = ("--extractor", "timm:test_resnet.r160_in1k", "--weights", "random:0", "--device", "cpu", "--batch-size", "4")
 
 
-def run(*arguments: str | Path, before: Callable[[], object] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False, preexec_fn=before
-    )
-
-
 def says(done: subprocess.CompletedProcess[str], *parts: str) -> None:
-    """One message, exit code 1."""
-    assert done.returncode == 1, done.stderr
+    """Fail unless there is one message, with these parts."""
     assert done.stderr.splitlines()[-1].startswith("Error: ")
     assert done.stderr.count("Error") == 1, done.stderr
     assert "Traceback" not in done.stderr
@@ -50,7 +43,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scenes") / "images"
     folder.mkdir()
     for name, scene in make_scenes(80):
-        draw(scene).save(folder / f"{name}.jpg", quality=90)
+        draw(scene).resize((160, 120)).save(folder / f"{name}.jpg", quality=90)
     return folder
 
 
@@ -60,10 +53,9 @@ def arguments(scenes: Path) -> Callable[..., tuple[str | Path, ...]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(arguments, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def undisturbed(arguments, imagepivot, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     output = tmp_path_factory.mktemp("undisturbed") / "features"
-    done = run(*arguments(output))
-    assert done.returncode == 0, done.stderr
+    imagepivot(*arguments(output))
     return snapshot(output)
 
 
@@ -71,12 +63,20 @@ def undisturbed(arguments, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 def as_others() -> None:
-    """Without the right to write everywhere, which root has otherwise."""
-    if os.geteuid() == 0:
-        libc = ctypes.CDLL(None, use_errno=True)
-        for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-            if libc.prctl(24, capability, 0, 0, 0):  # PR_CAPBSET_DROP
-                raise OSError(ctypes.get_errno(), "prctl")
+    """Take the right to read and write everywhere from this process, which root has otherwise."""
+    libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3
+    sets = (ctypes.c_uint32 * 6)()
+    if libc.capget(header, sets):
+        raise OSError(ctypes.get_errno(), "capget")
+    for number in (0, 1):  # Effective and permitted: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH.
+        sets[number] &= ~(1 << 1 | 1 << 2)
+    if libc.capset(header, sets):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def exit_where_writable(folder: Path) -> None:
+    as_others()
+    sys.exit(os.access(folder, os.W_OK))
 
 
 @pytest.fixture
@@ -84,39 +84,34 @@ def locked(tmp_path: Path) -> Iterator[Path]:
     """A folder that nobody may write to."""
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o555)
-    probe = [sys.executable, "-c", "import os, sys; sys.exit(os.access(sys.argv[1], os.W_OK))", str(folder)]
-    try:
-        refused = subprocess.run(probe, preexec_fn=as_others, check=False).returncode == 0
-    except subprocess.SubprocessError:
-        refused = False
-    if not refused:
-        pytest.skip("this account may write everywhere")
+    with start(folder=tmp_path / "probe", before=functools.partial(exit_where_writable, folder)) as probe:
+        if probe.wait().returncode:
+            pytest.skip("this account may write everywhere")
     yield folder
     folder.chmod(0o755)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_folder_without_permission(arguments, undisturbed, locked: Path, workers: str) -> None:
+def test_a_folder_without_permission(arguments, undisturbed, forked, locked: Path) -> None:
     output = locked / "features"
-    says(run(*arguments(output, "--workers", workers), before=as_others), "permission denied", str(output))
+    says(forked(*arguments(output), before=as_others, code=1), "permission denied", str(output))
     assert list(locked.iterdir()) == []
     locked.chmod(0o755)
-    assert run(*arguments(output, "--workers", workers), before=as_others).returncode == 0
+    forked(*arguments(output), before=as_others)
     assert snapshot(output) == undisturbed
 
 
-def test_a_dataset_without_permission(arguments, undisturbed, locked: Path) -> None:
+def test_a_dataset_without_permission(arguments, undisturbed, imagepivot, forked, locked: Path) -> None:
     """Its folder may be read only: the run is refused before it changes anything."""
     locked.chmod(0o755)
-    assert run(*arguments(locked)).returncode == 0
+    imagepivot(*arguments(locked))
     (locked / "manifest.json").unlink()
     (locked / "part-00007-of-00020.parquet").unlink()
     locked.chmod(0o555)
     before = snapshot(locked)
-    says(run(*arguments(locked), before=as_others), "permission denied", "check who owns the folder")
+    says(forked(*arguments(locked), before=as_others, code=1), "permission denied", "check who owns the folder")
     assert snapshot(locked) == before
     locked.chmod(0o755)
-    assert run(*arguments(locked), before=as_others).returncode == 0
+    forked(*arguments(locked), before=as_others)
     assert snapshot(locked) == undisturbed
 
 
@@ -139,81 +134,76 @@ def small_disk(tmp_path: Path, undisturbed: dict[str, bytes]) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_full_disk(arguments, undisturbed, small_disk: Path, workers: str) -> None:
+def test_a_full_disk(arguments, undisturbed, imagepivot, small_disk: Path, workers: str) -> None:
     output = small_disk / "features"
     says(
-        run(*arguments(output, "--workers", workers)),
+        imagepivot(*arguments(output, "--workers", workers), code=1),
         "the disk is full: free some space and run the same command again, finished shards are kept",
     )
     left = snapshot(output)
     assert 0 < len(left) < len(undisturbed)
-    assert all(undisturbed[name] == data for name, data in left.items()), "what is there is whole"
+    assert all(undisturbed[name] == data for name, data in left.items()), "every finished file is whole"
     assert "manifest.json" not in left
     stamps = {path.name: path.stat().st_mtime_ns for path in output.iterdir()}
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
-    assert run(*arguments(output, "--workers", workers)).returncode == 0
+    imagepivot(*arguments(output))
     assert snapshot(output) == undisturbed
     assert {name: (output / name).stat().st_mtime_ns for name in stamps} == stamps
 
 
-def test_files_that_may_not_grow(arguments, undisturbed, tmp_path: Path) -> None:
+def limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def test_files_that_may_not_grow(arguments, undisturbed, imagepivot, forked, tmp_path: Path) -> None:
     largest = max(len(data) for name, data in undisturbed.items() if name.startswith("part-"))
     output = tmp_path / "features"
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1, resource.RLIM_INFINITY))
-
-    says(run(*arguments(output), before=limit), "part-", "see ulimit -f, or give more --shards")
+    done = forked(*arguments(output), before=functools.partial(limit_files, largest - 1), code=1)
+    says(done, "part-", "see ulimit -f, or give more --shards")
     assert all(undisturbed[name] == data for name, data in snapshot(output).items())
     assert not (output / "manifest.json").exists()
-    assert run(*arguments(output)).returncode == 0
+    imagepivot(*arguments(output))
     assert snapshot(output) == undisturbed
 
 
 # --- no images -------------------------------------------------------------------------------------------------------
 
 
-def test_images_that_are_gone_during_the_run(arguments, undisturbed, scenes: Path, tmp_path: Path) -> None:
+def test_images_that_vanish_during_the_run(arguments, undisturbed, imagepivot, scenes: Path, tmp_path: Path) -> None:
     output = tmp_path / "features"
-    process = subprocess.Popen(
-        [COMMAND, *map(str, arguments(output))], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
     away = scenes.with_name("away")
-    try:
-        deadline = time.monotonic() + 120
-        while not list(output.glob("part-*")):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.002)
-        scenes.rename(away)
-        _, errors = process.communicate(timeout=120)
-    finally:
-        process.kill()
-        if away.exists():
-            away.rename(scenes)
+    with start(*arguments(output), folder=tmp_path / "process") as run:
+        try:
+            wait_for(lambda: list(output.glob("part-*")) or not run.runs)
+            assert run.runs
+            scenes.rename(away)
+            done = run.wait()
+        finally:
+            if away.exists():
+                away.rename(scenes)
+    assert done.returncode == 1
     says(
-        subprocess.CompletedProcess(process.args, process.returncode, "", errors),
+        done,
         "were there when the run began and are gone",
         "run the same command again; finished shards are kept",
     )
     left = snapshot(output)
     assert 0 < len(left) < len(undisturbed)
     assert all(undisturbed[name] == data for name, data in left.items())
-    assert run(*arguments(output)).returncode == 0
+    imagepivot(*arguments(output))
     assert snapshot(output) == undisturbed
 
 
-def test_some_images_that_are_gone_are_failures(scenes: Path, tmp_path: Path) -> None:
-    """The place is there: each image fails alone, and can be tried again."""
-    table, gone = tmp_path / "table.csv", tmp_path / "scene.jpg"
+def test_single_images_that_are_missing_are_failures(imagepivot, scenes: Path, tmp_path: Path) -> None:
+    """Their folder is there: each image fails alone, and can be tried again."""
+    table, missing = tmp_path / "table.csv", tmp_path / "scene.jpg"
     paths = sorted(scenes.glob("*.jpg"))[:6]
-    table.write_text("image_id,uri\n" + "".join(f"{path.stem},{path}\n" for path in paths) + f"gone,{gone}\n")
+    table.write_text("image_id,uri\n" + "".join(f"{path.stem},{path}\n" for path in paths) + f"gone,{missing}\n")
     arguments = ("features", table, tmp_path / "features", "--shards", "2", *SMALL)
-    done = run(*arguments)
-    assert done.returncode == 3
+    done = imagepivot(*arguments, code=3)
     assert "1 inputs failed: 1 unreadable" in done.stderr
     assert "Traceback" not in done.stderr
-    gone.write_bytes(paths[0].read_bytes())
-    assert run(*arguments, "--retry-failed").returncode == 0
+    missing.write_bytes(paths[0].read_bytes())
+    imagepivot(*arguments, "--retry-failed")
     assert len(open_dataset(tmp_path / "features")) == 7
     assert validate(tmp_path / "features") == []

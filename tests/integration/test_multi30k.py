@@ -25,7 +25,7 @@ TOK_TASK2 = [(split, number, language) for split in ("val", "test_2016") for num
 @pytest.fixture(scope="module")
 def folder(multi30k, imagepivot, tmp_path_factory):
     folder = tmp_path_factory.mktemp("multi30k")
-    imagepivot("captions", multi30k, folder / "captions", "--format", "multi30k", "--recipe", "multi30k-lc")
+    imagepivot("captions", multi30k, folder / "captions", "--format", "multi30k", "--recipe", "multi30k-lc", "--workers", "1")
     captions, vocabulary = str(folder / "captions"), str(folder / "translation")
     for portion in ("translation", "comparable"):
         build_vocabulary(VocabularyJob(captions, str(folder / portion), portions=(portion,), min_count=4), Execution(workers=1))
@@ -42,12 +42,12 @@ def captions(folder) -> Dataset:
 def tokens(captions) -> dict[tuple[str, str, str, int], list[tuple[str, str]]]:
     """Split and joined tokens by (image id, language, portion, index)."""
     columns = ["image_id", "language", "portion", "index", "split", "tokens"]
-    found = {}
+    lines = {}
     for table in captions.shards(columns):
         for *key, split, line in zip(*(table[name].to_pylist() for name in columns), strict=True):
-            found[tuple(key)] = (split, " ".join(line))
-    assert len(found) == len(captions)
-    return found
+            lines[tuple(key)] = (split, " ".join(line))
+    assert len(lines) == len(captions)
+    return lines
 
 
 def read(path) -> list[str]:
@@ -98,8 +98,8 @@ def test_row_counts(captions):
     for split in ("train", "val", "test_2016"):
         for language in ("en", "de"):
             expected[f"comparable/{split}/{language}"] = 5 * LINES[split]
-    found = captions.manifest.statistics["captions"]
-    assert {key: counts["captions"] for key, counts in found.items()} == expected
+    statistics = captions.manifest.statistics["captions"]
+    assert {key: counts["captions"] for key, counts in statistics.items()} == expected
     assert len(captions) == sum(expected.values()) == 442_863
     assert captions.manifest.failed == 0
     assert captions.manifest.statistics["images"] == LINES
@@ -130,7 +130,7 @@ def test_ids_decode_to_the_tokens_with_unk_where_a_token_is_not_in_the_vocabular
             assert theirs[name].to_pylist() == ours[name].to_pylist()
         for tokens, ids in zip(ours["tokens"].to_pylist(), theirs["token_ids"].to_pylist(), strict=True):
             expected = ["<start>", *(token if token in known else "<unk>" for token in tokens), "<end>"]
-            assert [words[each] for each in ids] == expected
+            assert [words[number] for number in ids] == expected
             total += len(tokens)
             unknown += expected.count("<unk>")
     assert (words[UNK], words[START]) == ("<unk>", "<start>")
@@ -139,5 +139,5 @@ def test_ids_decode_to_the_tokens_with_unk_where_a_token_is_not_in_the_vocabular
 
 
 @pytest.mark.parametrize("name", ["captions", "translation", "comparable", "encoded"])
-def test_each_dataset_keeps_every_promise(folder, name):
+def test_every_dataset_keeps_every_promise(folder, name):
     assert validate(folder / name) == []

@@ -66,7 +66,7 @@ def model_text(counts) -> str:
 def rows(photos, multi30k) -> list[tuple[str, ...]]:
     """Captions of the photographs, and a sample of Multi30K: some in training, some in validation."""
     lines = (photos / "captions.tsv").read_text(encoding="utf-8").splitlines()
-    found = [tuple(line.split("\t")) for line in lines[1:]]
+    rows = [tuple(line.split("\t")) for line in lines[1:]]
     assert tuple(lines[0].split("\t")) == HEADER
     generator = random.Random(8)
     for language in ("en", "de", "fr", "cs"):
@@ -76,18 +76,14 @@ def rows(photos, multi30k) -> list[tuple[str, ...]]:
             captions = [line.rstrip("\n").replace("\t", " ").replace('"', "''") for line in file]
         for number in generator.sample(range(len(captions)), 600):
             split = "train" if number % 3 else "val"
-            found.append((f"m{number}", language, "translation", "0", split, captions[number].strip()))
-    assert all(row[5] for row in found)
-    return found
+            rows.append((f"m{number}", language, "translation", "0", split, captions[number].strip()))
+    assert all(row[5] for row in rows)
+    return rows
 
 
 def write(path: Path, rows) -> Path:
     path.write_text("".join("\t".join(row) + "\n" for row in [HEADER, *rows]), encoding="utf-8")
     return path
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +142,6 @@ def test_it_is_a_dataset(folder):
     assert manifest.parameters["train_splits"] == ["train"]
 
 
-def test_two_workers_give_the_same_bytes(folder, imagepivot):
-    captions(imagepivot, folder / "captions.tsv", folder / "two", "--workers", "2")
-    assert snapshot(folder / "two") == snapshot(folder / "captions")
-
-
 def test_other_splits_do_not_matter_to_the_truecaser(folder, rows, imagepivot):
     changed = [row if row[4] == "train" else (*row[:5], row[5].swapcase()) for row in rows]
     assert changed != rows
@@ -178,26 +169,25 @@ def test_a_truecaser_can_be_used_again(folder, rows, imagepivot, learned, below,
         (row[0], row[1], row[2], int(row[3])): apply(prepare(row[5], row[1], recipe), learned[row[1]]) for row in others
     }
     dataset = open_dataset(tmp_path / "o")
-    found = {
+    tokens = {
         (row["image_id"], row["language"], row["portion"], row["index"]): row["tokens"] for row in dataset.table().to_pylist()
     }
-    assert found == expected
-    assert {f"truecaser/{language}.model" for language in learned} < {each["name"] for each in dataset.manifest.inputs}
+    assert tokens == expected
+    assert {f"truecaser/{language}.model" for language in learned} < {entry["name"] for entry in dataset.manifest.inputs}
     assert validate(tmp_path / "o") == []
     for language in learned:
         name = f"truecaser/{language}.model"
         assert (tmp_path / "o" / name).read_bytes() == (folder / "captions" / name).read_bytes()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_language_without_a_truecaser_is_an_error(folder, imagepivot, tmp_path, workers):
+def test_a_language_without_a_truecaser_is_an_error(folder, imagepivot, tmp_path):
     shutil.copytree(folder / "captions" / "truecaser", tmp_path / "models")
     (tmp_path / "models" / "cs.model").unlink()
     done = captions(
         imagepivot,
         folder / "captions.tsv",
         tmp_path / "o",
-        *("--truecaser", tmp_path / "models", "--workers", workers),
+        *("--truecaser", tmp_path / "models", "--workers", "1"),
         code=1,
     )
     assert done.stderr.startswith("Error: no truecaser for language 'cs': there are models for de, en, fr. ")

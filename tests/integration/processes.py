@@ -1,0 +1,128 @@
+"""The command as a process of its own that can be killed, stopped and limited, without the seconds that its imports take.
+
+A server imports what the command needs, once; each process is a fork of it. That the installed script starts is the
+subject of other tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TypeVar
+
+__all__ = ["Started", "group_of", "start", "wait_for"]
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    [__name__, "torchvision", "timm", "pipelines.commands.app", "pipelines.features.extract", "pipelines.text.captions"]
+)
+_Result = TypeVar("_Result")
+
+
+def wait_for(condition: Callable[[], _Result], seconds: float = 120.0) -> _Result:
+    """Return the condition's first true value; fail when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"nothing came in {seconds} seconds"
+        time.sleep(0.005)
+    return result
+
+
+def group_of(leader: int) -> dict[int, str]:
+    """Return the processes of a process group that run (are no zombies), with their command lines."""
+    members = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, process_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(process_group) == leader and state != "Z":
+                members[int(stat.parent.name)] = (stat.parent / "cmdline").read_text()
+    return members
+
+
+@dataclass(frozen=True)
+class Started:
+    """A command that runs as the head of a process group of its own.
+
+    Attributes:
+        process: the command.
+        arguments: what it was called with.
+        folder: holds what it has written to its streams so far, as ``stdout`` and ``stderr``.
+    """
+
+    process: BaseProcess
+    arguments: tuple[str, ...]
+    folder: Path
+
+    @property
+    def pid(self) -> int:
+        """Number of the process, and of its group."""
+        assert self.process.pid is not None
+        return self.process.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.process.is_alive()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the whole group."""
+        os.killpg(self.pid, number)
+
+    def wait(self, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Wait for its end and return exit code and streams."""
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, f"{self.arguments} takes longer than {seconds} seconds"
+        streams = [(self.folder / name).read_text() for name in ("stdout", "stderr")]
+        return subprocess.CompletedProcess(self.arguments, self.process.exitcode, *streams)
+
+
+@contextlib.contextmanager
+def start(*arguments: object, folder: Path, before: Callable[[], object] | None = None) -> Iterator[Started]:
+    """Start the command in this process's environment; kill what is left of its group when the block ends.
+
+    Args:
+        arguments: of the command.
+        folder: for its streams; also where it runs.
+        before: is called in the new process before the command.
+
+    Yields:
+        The process, once it leads its group.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "stdout").unlink(missing_ok=True)
+    words = tuple(map(str, arguments))
+    process = _FORKS.Process(target=_run, args=(words, folder, dict(os.environ), before))
+    process.start()
+    try:
+        # The streams are opened after the group is made.
+        wait_for(lambda: (folder / "stdout").exists() or not process.is_alive())
+        yield Started(process, words, folder)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+
+
+def _run(arguments: tuple[str, ...], folder: Path, environment: Mapping[str, str], before: Callable[[], object] | None) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, name in ((2, "stderr"), (1, "stdout")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.chdir(folder)
+    from pipelines.commands import app
+
+    app.console.width = app.notes.width = 200
+    sys.argv = ["imagepivot", *arguments]
+    if before is not None:
+        before()
+    app.main()
