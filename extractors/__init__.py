@@ -1,8 +1,9 @@
-"""Images to arrays: decoding, preprocessing and the models. No Beam in here, and importing this loads no torch."""
+"""Images to arrays: decoding, preprocessing and the models. Nothing in here uses Beam, and importing it loads no torch."""
 
-from extractors.base import Description, Extractor
-from extractors.catalogue import describe, load, names, spec
+from extractors.base import Description, Extractor, RegionExtractor
+from extractors.catalogue import ExtractorModule, ExtractorRequest, describe, load, names, spec
 from extractors.images.decoding import MAX_PIXELS, REASONS, DecodeError, decode
+from extractors.settings import RegionOptions, Settings
 
 __all__ = [
     "MAX_PIXELS",
@@ -10,6 +11,11 @@ __all__ = [
     "DecodeError",
     "Description",
     "Extractor",
+    "ExtractorModule",
+    "ExtractorRequest",
+    "RegionExtractor",
+    "RegionOptions",
+    "Settings",
     "decode",
     "describe",
     "load",

@@ -1,4 +1,4 @@
-"""What every extractor is, whatever its model.
+"""The interface of all extractors.
 
 Letters in shapes: ``B`` images of a batch, ``H`` and ``W`` pixels of one preprocessed image.
 """
@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from extractors.images.decoding import DECODING
-from extractors.settings import RegionOptions
 from schemas.features import FeatureSpec
 from schemas.fingerprints import canonical_json, sha256_of_bytes
 
@@ -20,46 +18,21 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from extractors.weights.finding import Weights
-
-__all__ = ["Description", "Extractor", "RegionExtractor", "Settings"]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is asked of an extractor, besides its weights and its device.
-
-    Attributes:
-        spec: name, shape and type of the feature, as `extractors.spec` has them.
-        precision: of `extractors.computing.devices.PRECISIONS`.
-        compile: whether the model runs through ``torch.compile``.
-        regions: which regions are kept, for an extractor that makes some.
-    """
-
-    spec: FeatureSpec
-    precision: str = "fp32"
-    compile: bool = False
-    regions: RegionOptions = field(default_factory=RegionOptions)
-
-    def parameters(self, weights: Weights, **more: Any) -> dict[str, Any]:
-        """The parameters of a `Description`: what all extractors have, and ``more``."""
-        compiled = {"compiled": True} if self.compile else {}
-        common = {"name": self.spec.name, "decoding": DECODING, **weights.parameters(), "precision": self.precision}
-        return common | compiled | more
+__all__ = ["Description", "Extractor", "RegionExtractor"]
 
 
 @dataclass(frozen=True)
 class Description:
-    """What an extractor makes and everything that decides the values. Picklable; holds no weights and no device.
+    """What an extractor makes, and everything that decides the values. Can be pickled; holds no weights and no device.
 
     Attributes:
         spec: name, shape and type of the feature.
-        parameters: JSON values: name, decoding rules, transform, weights, precision. Versions of libraries and the device
-            are not in here, so the same request has the same fingerprint everywhere.
-        kind: kind of dataset that it fills: ``features``, or ``regions`` for several per image with their boxes.
-        batch_size: images that it takes at once where nobody says otherwise.
-        classes: number of classes that its regions may have, the background aside; 0 where there are none.
-        attributes: likewise, of attributes.
+        parameters: JSON values: name, decoding rules, transform, weights, precision. Library versions and the device are left
+            out, so that the same request has the same fingerprint everywhere.
+        kind: kind of dataset that it fills: ``features``, or ``regions`` for several regions per image with their boxes.
+        batch_size: default number of images in a batch.
+        classes: number of classes of its regions, without the background; 0 if it has none.
+        attributes: number of attributes of its regions, without "none"; 0 if it has none.
     """
 
     spec: FeatureSpec
@@ -71,19 +44,19 @@ class Description:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over the canonical JSON of the parameters, as 64 hexadecimal digits."""
+        """SHA-256 of the canonical JSON of the parameters, as 64 hexadecimal digits."""
         return sha256_of_bytes(canonical_json(self.parameters).encode("utf-8"))
 
 
 class Extractor(ABC):
-    """A loaded model with its preprocessing. Made by `extractors.load`.
+    """A loaded model with its preprocessing, as `extractors.load` returns it.
 
-    One image goes through ``decode`` (bytes to RGB) and ``preprocess`` (to 8-bit pixels), both cheap and safe in any number
-    of threads; ``collate`` then makes a batch of several images, and ``extract`` runs the model over it. An extractor whose
-    images differ in size overrides ``collate``; one that makes several arrays per image overrides ``extract_columns``.
+    Each image goes through ``decode`` (bytes to RGB) and ``preprocess`` (RGB to 8-bit pixels), both cheap and safe to call from
+    any number of threads; ``collate`` then makes a batch of several images, and ``extract`` runs the model on it. An extractor
+    whose images differ in size overrides ``collate``; one that makes several arrays per image overrides ``extract_columns``.
 
     Args:
-        description: what this extractor makes.
+        description: what the extractor makes.
     """
 
     def __init__(self, description: Description) -> None:
@@ -96,7 +69,7 @@ class Extractor(ABC):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Everything that decides the values, as JSON values."""
+        """Everything that decides the values of the features, as JSON values."""
         return self.description.parameters
 
     @property
@@ -106,17 +79,17 @@ class Extractor(ABC):
 
     @abstractmethod
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Turn one RGB image into the 8-bit pixels that the model starts from.
+        """Turn an RGB image into the 8-bit pixels that the model starts from.
 
         Returns:
             uint8 ``[3, H, W]``, channels R, G, B.
         """
 
     def collate(self, images: Sequence[Tensor]) -> Any:
-        """Make what `extract` takes of the pixels of B images.
+        """Make a batch for `extract` from the pixels of B images.
 
         Returns:
-            uint8 ``[B, 3, H, W]``, where all images have one size.
+            uint8 ``[B, 3, H, W]``; all images have the same size.
         """
         import torch
 
@@ -124,43 +97,43 @@ class Extractor(ABC):
 
     @abstractmethod
     def extract(self, batch: Any) -> np.ndarray:
-        """Run the model over what `collate` made.
+        """Run the model on a batch that `collate` made.
 
         Returns:
             float32 ``[B, *spec.shape]``, in the order of the batch.
         """
 
     def extract_columns(self, batch: Any) -> dict[str, np.ndarray]:
-        """Run the model and return every array under the name of its column in a shard.
+        """Run the model and return its arrays by the names of their columns in a shard.
 
         Returns:
-            Arrays whose first axis is B; here one, ``feature``.
+            Arrays whose first axis is B; by default just ``feature``.
         """
         return {"feature": self.extract(batch)}
 
 
 class RegionExtractor(Extractor):
-    """An extractor of several regions per image: its images differ in size, and `extract_columns` does the work.
+    """An extractor of several regions per image. Its images differ in size, and `extract_columns` does the work.
 
-    Letters in shapes besides: ``H0`` and ``W0`` pixels of an image as it is, ``R`` regions kept, ``D`` width of a feature.
+    More letters in shapes: ``H0`` and ``W0`` pixels of the original image, ``R`` regions kept, ``D`` width of a feature.
     """
 
     def collate(self, images: Sequence[Tensor]) -> list[Tensor]:
-        """Make a list of the images, which differ in size.
+        """Return the images as a list, because their sizes differ.
 
         Returns:
-            B times uint8 ``[3, H0, W0]``.
+            B tensors, uint8 ``[3, H0, W0]``.
         """
         return list(images)
 
     def extract(self, batch: Sequence[Tensor]) -> np.ndarray:
-        """The features of the regions alone.
+        """Return only the features of the regions.
 
         Returns:
-            float32 ``[B, R, D]``; rows behind the regions found are zero.
+            float32 ``[B, R, D]``; rows after the last region of an image are zero.
         """
         return self.extract_columns(batch)["features"]
 
     @abstractmethod
     def extract_columns(self, batch: Sequence[Tensor]) -> dict[str, np.ndarray]:
-        """Find the regions of each image: the columns of `schemas.kinds.regions_schema` but ``image_id``."""
+        """Find the regions of each image: all columns of `schemas.kinds.regions_schema` except ``image_id``."""

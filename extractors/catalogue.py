@@ -1,4 +1,4 @@
-"""The extractors by name. Knows the shapes of those with a fixed name without importing torch."""
+"""The extractors by name. The shapes of those with a fixed name are known without importing torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from extractors.base import Description, Extractor, Settings
-from extractors.settings import RegionOptions
+from extractors.base import Description, Extractor
+from extractors.settings import RegionOptions, Settings
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 
@@ -16,35 +16,35 @@ if TYPE_CHECKING:
 
     from extractors.weights.finding import Weights
 
-__all__ = ["ExtractorModule", "describe", "load", "names", "spec"]
+__all__ = ["ExtractorModule", "ExtractorRequest", "describe", "load", "names", "spec"]
 
 _TIMM = "timm:"
 _DETECTRON2 = "detectron2:"
-# The packages of the extra that an extractor needs, and the extra's name.
+# Packages that an extractor may need, and the extra that installs them.
 _EXTRAS = dict.fromkeys(("PIL", "numpy", "safetensors", "torch", "torchvision"), "extractors") | {"timm": "timm"}
 _DETECTRON2_INSTALLATION = (
-    "detectron2 is not on the package index. Where torch and a C++ compiler are, this builds it in some minutes: "
+    "detectron2 is not on the package index. With torch and a C++ compiler installed, this builds it in a few minutes: "
     "pip install 'setuptools>=70.1,<82' ninja && pip install --no-build-isolation "
     "'git+https://github.com/facebookresearch/detectron2.git@02b5c4e295e990042a714712c21dc79b731e8833'"
 )
 
 
 class ExtractorModule(Protocol):
-    """What the module of an extractor offers."""
+    """The functions that the module of an extractor provides."""
 
     def find_weights(self, spec: FeatureSpec, request: str) -> Weights:
-        """Find the weights that a user asks for: ``default``, a path or ``random:SEED``."""
+        """Find and check the weights that a user asks for: ``default``, a path or ``random:SEED``."""
 
     def describe(self, settings: Settings, weights: Weights) -> Description:
-        """What `load` would make, without a device."""
+        """Describe what `load` would make, without a device."""
 
     def load(self, settings: Settings, weights: Weights, device: torch.device) -> Extractor:
-        """Make the extractor, on a device that computes in the precision of the settings."""
+        """Make the extractor on a device that computes in the precision of the settings."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """An extractor that can be loaded: its spec, and the `ExtractorModule` that makes it, with each backend."""
+    """An extractor that can be loaded: its spec, and for each backend the `ExtractorModule` that makes it."""
 
     spec: FeatureSpec
     module: str
@@ -96,23 +96,100 @@ _ENTRIES = {
 
 
 def names() -> tuple[str, ...]:
-    """Names of the extractors, sorted; besides these there are ``timm:NAME`` and ``detectron2:CONFIG+WEIGHTS``, see `spec`."""
+    """Return the names of the extractors, sorted; besides these there are ``timm:NAME`` and ``detectron2:CONFIG+WEIGHTS``."""
     return tuple(sorted(_ENTRIES))
 
 
-def spec(name: str) -> FeatureSpec:
-    """Name, shape and type of the feature that an extractor makes, without weights.
+@dataclass(frozen=True)
+class ExtractorRequest:
+    """An extractor as a user asks for it. Making one reads nothing and checks nothing; its methods do.
 
-    Args:
-        name: one of `names`, or ``timm:NAME`` with the name of a model of timm's, e.g. ``timm:resnet18.a1_in1k``. Without what
-            stands behind the dot it is the model's default there; the name in the result is always the full one. Or
-            ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint of detectron2's, see
+    Attributes:
+        name: one of `names`, or ``timm:NAME`` with the name of one of timm's models, e.g. ``timm:resnet18.a1_in1k``. Without the
+            part behind the dot it is the model's default there; the spec always has the full name. Or
+            ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint of detectron2, see
             `extractors.regions.detectron2_backend.stock_models`.
-
-    Raises:
-        UsageError: there is no extractor of that name, or it needs a package that is not installed.
+        weights: ``default`` (torchvision's or timm's of that name, downloaded once; ``vgg19-10crop-caffe`` has none), the path of
+            a ``.pth``, ``.pt`` or ``.safetensors`` file (``vgg19-10crop-caffe`` and ``faster-rcnn-36`` also read ``.caffemodel``,
+            the latter every release of its detector), or ``random:SEED`` (untrained).
+        precision: ``fp32`` or ``bf16``; on a GPU also ``tf32`` and ``fp16``.
+        compile: run the model through ``torch.compile``, on a GPU only: the first batches take a minute, and the last digits of
+            the features may differ, so it is part of the fingerprint.
+        regions: which regions to keep, for an extractor of regions; None for its defaults.
     """
-    return _entry(name).spec
+
+    name: str
+    weights: str = "default"
+    precision: str = "fp32"
+    compile: bool = False
+    regions: RegionOptions | None = None
+
+    def spec(self) -> FeatureSpec:
+        """Return name, shape and type of the feature that the extractor makes by default, without weights.
+
+        Raises:
+            UsageError: there is no extractor of that name, or it needs a package that is not installed.
+        """
+        return _entry(self.name).spec
+
+    def describe(self) -> Description:
+        """Describe what `load` would make, without a device: for the machine that plans a run and does not extract.
+
+        The weights are hashed and checked, so missing or wrong ones are an error here already, but their values are not copied
+        into memory where the format allows that. Whether a device computes in the precision is left to `load`. Weights stay at
+        hand for a `load` that follows in the same process, see `extractors.weights.keeping`.
+
+        Raises:
+            UsageError: the name or an option is not one of those listed.
+            InputError: the weights are missing, broken, or another model's.
+        """
+        module, settings = self._resolve()
+        from extractors.computing.devices import check_precision
+        from extractors.weights.keeping import keep
+
+        check_precision(self.precision)
+        weights = module.find_weights(settings.spec, self.weights)
+        description = module.describe(settings, weights)
+        keep(self._weights_key(module, settings), weights)
+        return description
+
+    def load(self, device: str = "cpu") -> Extractor:
+        """Load the extractor, ready to use.
+
+        Args:
+            device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (a GPU if there is one).
+
+        Raises:
+            UsageError: the name or an option is not one of those listed, or this machine lacks the device.
+            InputError: the weights are missing, broken, or another model's.
+        """
+        module, settings = self._resolve()
+        from extractors.computing.devices import check_request
+        from extractors.weights.keeping import take
+
+        torch_device = check_request(device, self.precision, compile=self.compile)
+        weights = take(self._weights_key(module, settings)) or module.find_weights(settings.spec, self.weights)
+        return module.load(settings, weights.in_memory(), torch_device)
+
+    def _resolve(self) -> tuple[ExtractorModule, Settings]:
+        """Import the module that makes the extractor: afterwards torch is known to be installed."""
+        entry = _entry(self.name)
+        if self.regions is not None and not entry.makes_regions:
+            raise UsageError(
+                f"extractor {self.name!r} makes one feature per image and no regions: leave the options of regions out"
+            )
+        options = self.regions or RegionOptions()
+        module = entry.detectron2_module if options.backend == "detectron2" else entry.module
+        return _import(module, entry.spec.name), Settings(entry.spec, self.precision, self.compile, options)
+
+    def _weights_key(self, module: ExtractorModule, settings: Settings) -> tuple[object, ...]:
+        """Return what decides which weights are found."""
+        return module, settings.spec.name, self.weights
+
+
+def spec(name: str) -> FeatureSpec:
+    """Return name, shape and type of the feature that an extractor makes, see `ExtractorRequest.spec`."""
+    return ExtractorRequest(name).spec()
 
 
 def describe(
@@ -123,24 +200,8 @@ def describe(
     compile: bool = False,  # noqa: A002
     regions: RegionOptions | None = None,
 ) -> Description:
-    """What `load` of the same arguments would make, without a device: for the machine that plans and does not extract.
-
-    Args:
-        name: as `spec` takes it.
-        weights: ``default``, a path or ``random:SEED``; read and hashed, so a missing file is an error here already.
-        precision: ``fp32``, ``tf32``, ``bf16`` or ``fp16``; whether a device can do it is `load`'s question.
-        compile: as `load` takes it.
-        regions: likewise.
-
-    Raises:
-        UsageError: an argument is not one of those named.
-        InputError: the weights are missing, broken, or another model's.
-    """
-    module, settings = _resolve(name, precision, compile, regions)
-    from extractors.computing.devices import check_precision
-
-    check_precision(precision)
-    return module.describe(settings, module.find_weights(settings.spec, weights))
+    """Describe what `load` would make of the same arguments, see `ExtractorRequest.describe`."""
+    return ExtractorRequest(name, weights, precision, compile, regions).describe()
 
 
 def load(
@@ -152,44 +213,15 @@ def load(
     compile: bool = False,  # noqa: A002
     regions: RegionOptions | None = None,
 ) -> Extractor:
-    """Load an extractor, ready to use.
-
-    Args:
-        name: as `spec` takes it.
-        weights: ``default`` (torchvision's or timm's of that name, downloaded once; ``vgg19-10crop-caffe`` has none), the path of
-            a ``.pth``, ``.pt`` or ``.safetensors`` file (``vgg19-10crop-caffe`` and ``faster-rcnn-36`` also read ``.caffemodel``,
-            the latter every release of its detector), or ``random:SEED`` (untrained).
-        device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (a GPU where there is one).
-        precision: ``fp32`` or ``bf16``; on a GPU also ``tf32`` and ``fp16``.
-        compile: run the model through ``torch.compile``, on a GPU only: the first batches take a minute, and the last digits of
-            the features may differ, so it is part of the fingerprint.
-        regions: which regions to keep, for an extractor that makes some; its defaults when not given.
+    """Load an extractor, ready to use: an `ExtractorRequest` of these arguments, on a device.
 
     Example:
         >>> extractor = load("resnet50-pool", weights="random:0")  # doctest: +SKIP
         >>> pixels = [extractor.preprocess(decode(data)) for data in files]  # doctest: +SKIP
         >>> extractor.extract(extractor.collate(pixels)).shape  # doctest: +SKIP
         (16, 2048)
-
-    Raises:
-        UsageError: an argument is not one of those named, or this machine lacks the device.
-        InputError: the weights are missing, broken, or another model's.
     """
-    module, settings = _resolve(name, precision, compile, regions)
-    from extractors.computing.devices import check_request
-
-    on = check_request(device, precision, compile=compile)
-    return module.load(settings, module.find_weights(settings.spec, weights), on)
-
-
-def _resolve(name: str, precision: str, compile: bool, regions: RegionOptions | None) -> tuple[ExtractorModule, Settings]:  # noqa: A002
-    """Find what makes an extractor, and import it: afterwards torch is known to be here."""
-    entry = _entry(name)
-    if regions is not None and not entry.makes_regions:
-        raise UsageError(f"extractor {name!r} makes one feature an image, no regions: leave the options of regions out")
-    options = regions or RegionOptions()
-    module = entry.detectron2_module if options.backend == "detectron2" else entry.module
-    return _import(module, entry.spec.name), Settings(entry.spec, precision, compile, options)
+    return ExtractorRequest(name, weights, precision, compile, regions).load(device)
 
 
 def _entry(name: str) -> _Entry:
@@ -214,7 +246,7 @@ def _import(module: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         extra = _EXTRAS.get(package)
-        if extra is None and module.startswith("extractors.detectron2_"):
+        if extra is None and module.startswith("extractors.regions.detectron2_backend."):
             raise UsageError(
                 f"extractor {name!r} with detectron2 needs the package {package!r}, which is not installed here. "
                 + _DETECTRON2_INSTALLATION

@@ -1,17 +1,22 @@
-"""What a user chooses about regions, besides weights, device and precision. Imports no torch."""
+"""What a user asks of an extractor, besides its weights and its device. Importing this loads no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from extractors.images.decoding import DECODING
 from schemas.errors import UsageError
+from schemas.features import FeatureSpec
 
-__all__ = ["BACKENDS", "MAX_REGIONS", "RegionOptions"]
+if TYPE_CHECKING:
+    from extractors.weights.finding import Weights
+
+__all__ = ["BACKENDS", "MAX_REGIONS", "RegionOptions", "Settings"]
 
 BACKENDS = ("torchvision", "detectron2")
 MAX_REGIONS = 300
-"""The detector proposes at most this many boxes an image."""
+"""The detector proposes at most this many boxes per image."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +26,12 @@ class RegionOptions:
     The defaults are the fixed 36 of bottom-up attention; its adaptive set has 10 to 100.
 
     Attributes:
-        min_regions: an image has at least this many, the best by score where too few reach the threshold.
-        max_regions: and at most this many.
+        min_regions: least number of regions of an image: the best by score if too few reach the threshold.
+        max_regions: greatest number of regions of an image.
         score_threshold: regions whose best surviving class has at least this score are kept.
-        class_names: text file with the names of the classes, one a line, for people who look at the dataset; None for none.
-        attribute_names: likewise, of the attributes.
-        backend: ``torchvision`` (nothing to compile) or ``detectron2`` (where that is installed).
+        class_names: text file with the names of the classes, one per line, for people who look at the dataset; None for none.
+        attribute_names: likewise for the attributes.
+        backend: ``torchvision`` (needs no compiling) or ``detectron2`` (if that is installed).
 
     Raises:
         UsageError: a value is out of range.
@@ -52,9 +57,32 @@ class RegionOptions:
 
     @property
     def count(self) -> str:
-        """How many regions an image has, for names: ``36``, or ``10-100``."""
+        """Number of regions of an image as it stands in names: ``36``, or ``10-100``."""
         return str(self.max_regions) if self.min_regions == self.max_regions else f"{self.min_regions}-{self.max_regions}"
 
     def parameters(self) -> dict[str, Any]:
-        """What of this decides the values, as JSON values: the names of the classes do not."""
+        """Return the options that decide the values, as JSON values; names of classes and attributes do not."""
         return {"min": self.min_regions, "max": self.max_regions, "score_threshold": self.score_threshold}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is asked of an extractor besides its weights and its device.
+
+    Attributes:
+        spec: name, shape and type of the feature, from `extractors.spec`.
+        precision: one of `extractors.computing.devices.PRECISIONS`.
+        compile: whether the model runs through ``torch.compile``.
+        regions: which regions are kept, for an extractor of regions.
+    """
+
+    spec: FeatureSpec
+    precision: str = "fp32"
+    compile: bool = False
+    regions: RegionOptions = field(default_factory=RegionOptions)
+
+    def parameters(self, weights: Weights, **more: Any) -> dict[str, Any]:
+        """Return the parameters of a `Description`: those that all extractors have, and ``more``."""
+        compiled = {"compiled": True} if self.compile else {}
+        common = {"name": self.spec.name, "decoding": DECODING, **weights.parameters(), "precision": self.precision}
+        return common | compiled | more

@@ -17,10 +17,11 @@ import torchvision
 from PIL import Image
 from torch import Tensor, nn
 
-from extractors.base import Description, Extractor, Settings
+from extractors.base import Description, Extractor
 from extractors.computing.devices import cast_layers, compiled, numerics, upload
 from extractors.computing.passes import in_chunks, in_halves
 from extractors.images.preprocess import Preprocessing, normalize, resize_and_crop
+from extractors.settings import Settings
 from extractors.weights.finding import Architecture, Weights, resolve_weights
 from schemas.features import FeatureSpec
 

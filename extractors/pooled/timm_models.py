@@ -26,11 +26,12 @@ from timm.data import create_transform, resolve_data_config
 from timm.models import get_pretrained_cfg
 from torch import Tensor, nn
 
-from extractors.base import Description, Extractor, Settings
+from extractors.base import Description, Extractor
 from extractors.computing.devices import compiled, numerics, upload
 from extractors.computing.passes import in_chunks, in_halves
 from extractors.images.decoding import DecodeError
 from extractors.images.preprocess import check_resized
+from extractors.settings import Settings
 from extractors.weights.checkpoints import read_state
 from extractors.weights.finding import Architecture, Weights, resolve_weights, state_sha256
 from schemas.errors import InputError, UsageError

@@ -33,11 +33,12 @@ import torchvision
 from PIL import Image
 from torch import Tensor, nn
 
-from extractors.base import Description, Extractor, Settings
+from extractors.base import Description, Extractor
 from extractors.computing.devices import cast_layers, compiled, numerics, upload
 from extractors.computing.passes import in_halves, run_single_threaded
 from extractors.images.crops import CROPS, ten_crop
 from extractors.images.preprocess import Preprocessing, normalize, resize
+from extractors.settings import Settings
 from extractors.weights.caffemodel import read_layers
 from extractors.weights.checkpoints import read_state
 from extractors.weights.finding import Architecture, Weights, resolve_weights

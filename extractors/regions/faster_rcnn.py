@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from extractors.base import Description, RegionExtractor, Settings
+from extractors.base import Description, RegionExtractor
 from extractors.computing.devices import cast_layers, compiled, numerics, upload
 from extractors.computing.memory import release_unused_memory
 from extractors.computing.passes import in_halves, run_single_threaded
@@ -32,7 +32,7 @@ from extractors.regions.bottom_up.network import PROPOSALS, build, fold_norms, p
 from extractors.regions.bottom_up.weights import read_detector
 from extractors.regions.class_names import ATTRIBUTES, CLASSES
 from extractors.regions.selection import Detections, columns
-from extractors.settings import RegionOptions
+from extractors.settings import RegionOptions, Settings
 from extractors.weights.finding import Architecture, Weights, resolve_weights
 from schemas.features import FeatureSpec
 

@@ -1,4 +1,4 @@
-"""Reading state dicts safely from files, and checking that they are the right model's."""
+"""Reading state dicts safely from files, and checking that they belong to a model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from schemas.errors import InputError
 
-__all__ = ["check_state", "read_safetensors", "read_state", "read_torch", "unwrapped"]
+__all__ = ["check_state", "is_mappable", "read_safetensors", "read_state", "read_torch", "unwrapped"]
 
 _WRAPPINGS = ("state_dict", "model")
 _LISTED = 5
-# Names that tell architectures apart, the most telling first.
+_CHUNK = 2**20  # numbers that are looked at together
+# Names that tell architectures apart, the most specific first.
 _SIGNS = (
     ("visual.conv1.weight", "CLIP"),
     ("roi_heads.box_predictor.cls_score.weight", "Faster R-CNN"),
@@ -41,11 +42,11 @@ _SIGNS = (
 def read_state(path: Path) -> dict[str, Tensor]:
     """Read names and tensors from a ``.pth``, ``.pt`` or ``.safetensors`` file.
 
-    ``{"state_dict": ...}`` or ``{"model": ...}`` around them and ``module.`` before each name, as training scripts write them,
-    are taken off.
+    ``{"state_dict": ...}`` or ``{"model": ...}`` around them, and ``module.`` before every name, as training scripts write them,
+    are removed.
 
     Raises:
-        InputError: another kind of file, a damaged one, or one that could run code when read.
+        InputError: the file is of another kind, is damaged, or could run code when read.
     """
     if path.suffix == ".safetensors":
         content: Any = read_safetensors(path)
@@ -57,15 +58,15 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def unwrapped(content: Any, path: Path, kind: type | tuple[type, ...] = Tensor) -> dict[str, Any]:
-    """Take off what training scripts write around a state dict.
+    """Remove what training scripts write around a state dict.
 
     Args:
-        content: what was read.
-        path: the file, for the message.
-        kind: what the values are, as for ``isinstance``.
+        content: the object that the file holds.
+        path: the file, for messages.
+        kind: type of the values, as ``isinstance`` takes it.
 
     Raises:
-        InputError: there are no names and values of that kind in it.
+        InputError: the content does not map names to values of that type.
     """
     for wrapping in _WRAPPINGS:
         if isinstance(content, Mapping) and isinstance(content.get(wrapping), Mapping):
@@ -86,15 +87,15 @@ def check_state(state: dict[str, Tensor], expected: Mapping[str, Tensor], *, sou
     Batch norm's ``num_batches_tracked``, which no feature depends on, may be missing: files from before 2018 lack it.
 
     Args:
-        state: what was read.
-        expected: the model's own, as to names, shapes and types.
-        source: the file, for the message.
+        state: names and tensors of the file.
+        expected: names and tensors of the model, of which only shapes and types matter.
+        source: the file, for messages.
 
     Returns:
-        The state in the model's types (files may hold 16 bits), with missing ``num_batches_tracked`` filled in.
+        The state in the types of the model (files may hold 16 bits), with missing ``num_batches_tracked`` filled in.
 
     Raises:
-        InputError: names are missing, unexpected, or of another shape, or values are not finite.
+        InputError: names are missing or unexpected, shapes differ, or values are not finite.
     """
     counters = {name for name in expected if name.endswith(".num_batches_tracked")}
     missing = [name for name in expected if name not in state and name not in counters]
@@ -105,16 +106,38 @@ def check_state(state: dict[str, Tensor], expected: Mapping[str, Tensor], *, sou
         if name in state and state[name].shape != expected[name].shape
     ]
     problems = (("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen))
-    if any(found for _, found in problems):
-        listed = "; ".join(f"{len(found)} {what}: {_first(found)}" for what, found in problems if found)
+    if any(names for _, names in problems):
+        listed = "; ".join(f"{len(names)} {problem}: {_first(names)}" for problem, names in problems if names)
         raise InputError(
             f"the weights in {source} are not this model's: {listed}. These look like {_guess(state)} weights; "
             "pass the file that belongs to the extractor"
         )
-    broken = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
+    broken = [name for name, tensor in state.items() if not _is_finite(tensor)]
     if broken:
-        raise InputError(f"the weights in {source} hold values that are not finite, in {_first(broken)}: the file is damaged")
+        raise InputError(
+            f"the weights in {source} hold values that are not finite, in {_first(broken)}: the file is damaged; fetch it again"
+        )
     return {name: torch.tensor(0) for name in counters} | {name: t.to(expected[name].dtype) for name, t in state.items()}
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Tell whether all values are finite, in parts, so that the check of a mapped tensor takes next to no memory."""
+    return all(bool(torch.isfinite(part).all()) for part in tensor.flatten().split(_CHUNK))
+
+
+def is_mappable(path: Path) -> bool:
+    """Tell whether a file is read by mapping it into memory, so that values cost nothing until something uses them.
+
+    These are ``.safetensors`` files, and those of ``torch.save`` since version 1.6: zip archives, whose members are not
+    compressed unless another program has packed them again.
+    """
+    if path.suffix == ".safetensors":
+        return True
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return False
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -136,18 +159,18 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_torch(path: Path, functions: Mapping[str, Any] | None = None) -> Any:
-    """Read what ``torch.save`` wrote, in its old format too.
+    """Read a file that ``torch.save`` wrote, in its old format too.
 
     Args:
         path: the file.
-        functions: what may be called besides torch's own, by the names that the file has for it.
+        functions: functions that the file may call besides torch's own, by the names that it has for them.
 
     Raises:
         InputError: the file is damaged, of another kind, or could run code when read.
     """
     try:
         with torch.serialization.safe_globals([(call, name) for name, call in (functions or {}).items()]):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable(path))
     except pickle.UnpicklingError as error:
         raise InputError(
             f"the weights file {str(path)!r} is refused: it is damaged, or holds Python objects, which could run code when "
@@ -161,7 +184,7 @@ def read_torch(path: Path, functions: Mapping[str, Any] | None = None) -> Any:
 
 
 def _guess(state: Mapping[str, Tensor]) -> str:
-    """The architecture that the names of a state dict are typical of."""
+    """Return the architecture that the names of a state dict are typical of."""
     return next((model for sign, model in _SIGNS if sign in state), "an unknown model's")
 
 
@@ -180,7 +203,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _reason(error: pickle.UnpicklingError) -> str:
-    """What torch says of the file itself, between advice to read it unsafely and where its manual is."""
+    """Return what torch says about the file itself, without its advice on unsafe reading and the link to its manual."""
     text = str(error).partition("\n\nCheck the documentation")[0]
     lines = text.rpartition("\n\n")[2].rpartition("Unpickler error: ")[2].strip().splitlines()
     return (lines or [type(error).__name__])[0][:200]

@@ -1,37 +1,37 @@
-"""Weights of a model: where they come from, which ones they are, and whether they fit.
+"""The weights of a model: where they come from, which ones they are, and whether they fit.
 
-A file's SHA-256 is that of its bytes. Checkpoints are never unpickled unsafely: see `extractors.weights.checkpoints`.
+The SHA-256 of a file is that of its bytes. Checkpoints are never unpickled unsafely: see `extractors.weights.checkpoints`.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from extractors.weights.checkpoints import check_state, read_state
+from extractors.weights.checkpoints import check_state, is_mappable, read_state
 from schemas.errors import InputError, UsageError
 from schemas.fingerprints import sha256_of_file
 
-__all__ = ["Architecture", "Weights", "resolve_weights", "state_sha256"]
+__all__ = ["Architecture", "FileStamp", "Weights", "resolve_weights", "state_sha256"]
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model and the weights that an extractor's name stands for.
+    """A model, and the weights that the name of an extractor stands for.
 
     Attributes:
         build: torchvision's function, e.g. ``torchvision.models.resnet50``; called as ``build(weights=None)``.
-        default: torchvision's weights, a member of its enumeration; None where it has none.
-        refused: beginnings of SHA-256 hashes of files that fit and are nevertheless wrong, each with the reason.
+        default: torchvision's weights, a member of its enumeration; None if it has none.
+        refused: first digits of the SHA-256 of files that fit but are wrong, each with the reason.
         read: reads a file into names and tensors; names that the model lacks are an error afterwards.
-        without_default: where ``default`` is None, what to pass instead and where to get it.
+        without_default: if ``default`` is None, what to pass instead and where to get it.
     """
 
     build: Callable[..., nn.Module]
@@ -42,49 +42,79 @@ class Architecture:
 
     @property
     def file_name(self) -> str:
-        """Name of the default weights' file, e.g. ``resnet50-0676ba61.pth``."""
+        """File name of the default weights, e.g. ``resnet50-0676ba61.pth``."""
         return str(self.default.url).rpartition("/")[2]
 
     @property
     def hash_prefix(self) -> str:
-        """Beginning of the SHA-256 of that file, which torchvision writes into its name."""
+        """First digits of the SHA-256 of that file, which torchvision writes into its name."""
         return self.file_name.rpartition("-")[2].partition(".")[0]
+
+
+class FileStamp(NamedTuple):
+    """What changes when a file is replaced or written to: device, inode, bytes, and nanoseconds of its last change."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @staticmethod
+    def of(path: Path) -> FileStamp | None:
+        """Return the stamp of a file as it is now, or None if it cannot be found."""
+        try:
+            status = path.stat()
+        except OSError:
+            return None
+        return FileStamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that were found and fit.
+    """Weights that fit a model.
 
     Attributes:
-        name: torchvision's name where they are the default ones (also when read from a file), ``file``, or ``random:SEED``.
-        sha256: of the file's bytes; for random weights, and those that another library downloads, `state_sha256`.
+        name: torchvision's name for its default weights (also when they are read from a file), ``file``, or ``random:SEED``.
+        sha256: of the bytes of the file; `state_sha256` for random weights and those that another library downloads.
         untrained: whether they are random.
         state: names and tensors, as ``load_state_dict`` takes them.
+        path: the file that they come from, if there is one.
+        stamp: of that file, from before it was hashed.
+        mapped: whether tensors may be views of the file, as `extractors.weights.checkpoints.is_mappable` says.
     """
 
     name: str
     sha256: str
     untrained: bool
     state: dict[str, Tensor] = field(repr=False)
+    path: Path | None = None
+    stamp: FileStamp | None = None
+    mapped: bool = False
+
+    def in_memory(self) -> Weights:
+        """Return the same weights with values of their own, so that no change of the file can reach a loaded model."""
+        if not self.mapped:
+            return self
+        return replace(self, state={name: tensor.clone() for name, tensor in self.state.items()}, mapped=False)
 
     def parameters(self) -> dict[str, Any]:
-        """What of this belongs to an extractor's parameters. A path does not: a file keeps its features when it moves."""
+        """Return what belongs to an extractor's parameters. The path does not: moving a file does not change its features."""
         return {"weights": {"name": self.name, "sha256": self.sha256}, "untrained": self.untrained}
 
 
 def resolve_weights(request: str, architecture: Architecture) -> Weights:
     """Find, hash, read and check weights.
 
-    Random weights are those that anyone gets by ``torch.manual_seed(SEED); torchvision.models.resnet50(weights=None)`` on the
-    CPU, with the model in question. The state of the global random generator does not matter and stays as it was.
+    Random weights are those of ``torch.manual_seed(SEED); torchvision.models.resnet50(weights=None)`` on the CPU, with the model
+    in question. The state of the global random generator does not matter and stays as it was.
 
     Args:
-        request: ``default``, ``random:SEED``, or the path of a file of a kind that the architecture reads.
+        request: ``default``, ``random:SEED``, or the path of a file in a format that the architecture reads.
         architecture: the model that they are for.
 
     Raises:
         UsageError: the seed is not a whole number from 0 to 2**63 - 1.
-        InputError: there are no such weights, they are broken, not safe to read, or another model's.
+        InputError: the weights are missing, broken, unsafe to read, or another model's.
     """
     if request == "default":
         if architecture.default is None:
@@ -99,6 +129,7 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
                 f"there is no weights file {request!r}: expected 'default', 'random:SEED', or the path of a local file; check the "
                 "spelling and the working folder"
             )
+    stamp = FileStamp.of(path)
     try:
         with path.open("rb") as file:
             sha256 = sha256_of_file(file)
@@ -114,11 +145,19 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
             f"{architecture.hash_prefix}: the file is damaged; delete it and run again"
         )
     state = check_state(architecture.read(path), _expected_state(architecture), source=repr(str(path)))
-    return Weights(str(architecture.default) if is_default else "file", sha256, untrained=False, state=state)
+    return Weights(
+        name=str(architecture.default) if is_default else "file",
+        sha256=sha256,
+        untrained=False,
+        state=state,
+        path=path,
+        stamp=stamp,
+        mapped=is_mappable(path),
+    )
 
 
 def state_sha256(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 over the tensors in the order of their names: of each the name, type, shape and values (little-endian)."""
+    """Return the SHA-256 of tensors in the order of their names: name, type, shape and values (little-endian) of each."""
     digest = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
@@ -128,7 +167,7 @@ def state_sha256(state: Mapping[str, Tensor]) -> str:
 
 
 def _default_file(architecture: Architecture) -> Path:
-    """Let torchvision download its weights, once, and return the file."""
+    """Let torchvision download its weights if they are not there yet, and return the file."""
     path = Path(torch.hub.get_dir()) / "checkpoints" / architecture.file_name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,6 +196,6 @@ def _random_weights(request: str, architecture: Architecture) -> Weights:
 
 
 def _expected_state(architecture: Architecture) -> dict[str, Tensor]:
-    """Names, shapes and types that the model wants, without memory for the values."""
+    """Return the names, shapes and types of the model, without memory for values."""
     with torch.device("meta"):
         return architecture.build(weights=None).state_dict()

@@ -94,6 +94,7 @@ def features(
     An image that cannot be read or decoded becomes a failure row and stops nothing. A run that was stopped goes on where it
     was when the same command is given again. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """
+    from extractors import ExtractorRequest
     from pipelines.features.extract import extract_features, list_images
     from pipelines.features.job import FeaturesJob
     from pipelines.inputs.images.opening import open_images
@@ -103,19 +104,21 @@ def features(
     job = FeaturesJob(
         images=open_images(images, ids=ids),
         output=output,
-        extractor=extractor,
-        weights=weights,
-        device=device,
-        precision=precision,
-        compile=compile,
-        regions=_region_options(
-            min_regions=min_regions,
-            max_regions=max_regions,
-            score_threshold=score_threshold,
-            class_names=class_names,
-            attribute_names=attribute_names,
-            backend=backend,
+        extractor=ExtractorRequest(
+            extractor,
+            weights=weights,
+            precision=precision,
+            compile=compile,
+            regions=_region_options(
+                min_regions=min_regions,
+                max_regions=max_regions,
+                score_threshold=score_threshold,
+                class_names=class_names,
+                attribute_names=attribute_names,
+                backend=backend,
+            ),
         ),
+        device=device,
         batch_size=batch_size,
         shards=shards,
         overwrite=overwrite,

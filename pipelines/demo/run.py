@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.rule import Rule
 
+from extractors import ExtractorRequest
 from pipelines.datasets.inspection import describe
 from pipelines.datasets.viewing import draw_view
 from pipelines.demo.scenes import write_scenes
@@ -76,8 +77,7 @@ def _extract(folder: Mapping[str, Path], execution: Execution, notes: Console) -
         job = FeaturesJob(
             images=source,
             output=str(folder[name]),
-            extractor=extractor,
-            weights=WEIGHTS,
+            extractor=ExtractorRequest(extractor, weights=WEIGHTS),
             device="cpu",
             shards=SHARDS,
             overwrite=True,

@@ -21,7 +21,7 @@ from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_nam
 from pipelines.features.forward import Tally
 from pipelines.features.job import FeaturesJob
 from pipelines.features.shards import make_shard
-from pipelines.features.workers import decoding_threads, device_of_worker, gpus_of
+from pipelines.features.workers import count_gpus, decoding_threads, device_of_worker
 from pipelines.inputs.images.opening import ImageRef, ImageSource, Listing, sum_digests
 from pipelines.running.jobs import CommitDataset, run_job
 from pipelines.running.progress import Meter
@@ -60,12 +60,12 @@ class _ExtractShardFn(beam.DoFn):
         if self._threads:
             torch.set_num_threads(self._threads)
         device = device_of_worker(self._job, os.environ.get("WORKER_ID", ""))
-        self._loaded = self._shared.acquire(lambda: _Loaded(self._job.load(device)))
+        self._loaded = self._shared.acquire(lambda: _Loaded(self._job.extractor.load(device)))
         planned = FeaturesParameters.from_json(self._output.identity.parameters).extractor_fingerprint
         if self._loaded.extractor.fingerprint != planned:
             raise InputError(
-                f"a worker loads other weights from {self._job.weights!r}, or has other files or versions, than the machine that "
-                "planned the run: give all of them the same"
+                f"a worker loads other weights from {self._job.extractor.weights!r}, or has other files or versions, than the "
+                "machine that planned the run: give all of them the same"
             )
 
     def process(self, element: tuple[int, Iterable[ImageRef]]) -> Iterator[int]:
@@ -173,7 +173,7 @@ def plan_features(job: FeaturesJob, listing: Listing) -> Output:
     are in a shard stands in its footer, as the digest of their list. Names of classes and attributes are not part of it either;
     those of an earlier run stay where this one gives none.
     """
-    description = job.describe()
+    description = job.extractor.describe()
     identity = Identity(
         kind=description.kind,
         parameters=FeaturesParameters(
@@ -184,7 +184,7 @@ def plan_features(job: FeaturesJob, listing: Listing) -> Output:
         shards=job.shards,
     )
     folder = Folder(job.output)
-    names = names_files(job.regions, description)
+    names = names_files(job.extractor.regions, description)
     if description.kind == "regions" and not job.overwrite:
         names = {**stored_names(folder, description), **names}
     return Output(folder=folder, identity=identity, listings=listing.shards, files=names, other_files=NAMES_FILES)
@@ -217,7 +217,7 @@ def extract_features(
     if execution.is_local:
         job.check_device()  # Before anything that lies there is replaced.
     if execution.is_local and not execution.workers:
-        execution = replace(execution, workers=max(1, gpus_of(job)))
+        execution = replace(execution, workers=max(1, count_gpus(job)))
     workers = execution.local_workers if execution.is_local else 1
     threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
 

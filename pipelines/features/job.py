@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import extractors
-from extractors.settings import RegionOptions
+from extractors import ExtractorRequest
 from pipelines.inputs.images.base import ImageSource
 from schemas.errors import UsageError
 from schemas.keys import DEFAULT_SHARDS, check_shards
@@ -17,33 +16,28 @@ _LIBRARIES = ("apache-beam", "pillow", "torch", "torchvision")
 
 @dataclass(frozen=True)
 class FeaturesJob:
-    """What ``imagepivot features`` does.
+    """A dataset of features to be made from images.
 
     Attributes:
         images: the images.
         output: folder of the dataset.
-        extractor: name of the extractor.
-        weights: ``default``, a file, or ``random:SEED``.
+        extractor: the extractor, its weights and its options.
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
-        precision: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
-        compile: whether a GPU runs a compiled model.
-        regions: which regions to keep, of an extractor that makes some, and what they are called; its defaults when None.
         batch_size: images that the model takes at once; changes speed and memory, not the features. None: the extractor's own
             number.
         shards: number of shards.
         overwrite: replace a dataset of another fingerprint.
-        update: add the images that are new in the source to a dataset that is there.
+        update: add the images that are new in the source to the dataset in ``output``.
         retry_failed: try the images again that failed before.
+
+    Raises:
+        UsageError: a value is out of range, or two options contradict each other.
     """
 
     images: ImageSource
     output: str
-    extractor: str = "resnet50-pool"
-    weights: str = "default"
+    extractor: ExtractorRequest = ExtractorRequest("resnet50-pool")
     device: str = "auto"
-    precision: str = "fp32"
-    compile: bool = False
-    regions: RegionOptions | None = None
     batch_size: int | None = None
     shards: int = DEFAULT_SHARDS
     overwrite: bool = False
@@ -56,34 +50,21 @@ class FeaturesJob:
             raise UsageError(f"--batch-size is {self.batch_size}, expected 1 or more")
         if self.overwrite and (self.update or self.retry_failed):
             raise UsageError(
-                "--overwrite makes a dataset again, --update and --retry-failed keep what is there: give one of them"
+                "--overwrite makes a dataset again, --update and --retry-failed keep what it holds: give one of them"
             )
 
-    def describe(self) -> extractors.Description:
-        """What the extractor makes; it is not loaded."""
-        return extractors.describe(
-            self.extractor, weights=self.weights, precision=self.precision, compile=self.compile, regions=self.regions
-        )
-
-    def load(self, device: str | None = None) -> extractors.Extractor:
-        """Loads the extractor, on another device if one is named."""
-        return extractors.load(
-            self.extractor,
-            weights=self.weights,
-            device=device or self.device,
-            precision=self.precision,
-            compile=self.compile,
-            regions=self.regions,
-        )
-
     def check_device(self) -> None:
-        """Raise `UsageError` where this machine lacks the device, or the device does not do what is asked of it."""
+        """Check that this machine has the device, and that the device does what is asked of it.
+
+        Raises:
+            UsageError: it has not, or does not.
+        """
         from extractors.computing.devices import check_request
 
-        check_request(self.device, self.precision, compile=self.compile)
+        check_request(self.device, self.extractor.precision, compile=self.extractor.compile)
 
     def libraries(self) -> tuple[str, ...]:
-        """Distributions whose versions matter to the features."""
-        backend = self.regions.backend if self.regions is not None else ""
-        origin = {self.extractor.partition(":")[0], backend}
-        return (*_LIBRARIES, *(name for name in ("timm", "detectron2") if name in origin))
+        """Return the distributions whose versions matter to the features."""
+        regions = self.extractor.regions
+        origins = {self.extractor.name.partition(":")[0], regions.backend if regions is not None else ""}
+        return (*_LIBRARIES, *(name for name in ("timm", "detectron2") if name in origins))

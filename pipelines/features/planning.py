@@ -13,7 +13,7 @@ from rich.table import Table
 from pipelines.features.extract import plan_features
 from pipelines.features.forward import Tally, extract_shard
 from pipelines.features.job import FeaturesJob
-from pipelines.features.workers import decoding_threads, gpus_of
+from pipelines.features.workers import count_gpus, decoding_threads
 from pipelines.inputs.images.opening import ImageRef, Listing
 from pipelines.running.progress import bound_by
 from schemas.batches import vector_bytes
@@ -106,7 +106,7 @@ def _kept(survey: Survey, number: int) -> tuple[int, int]:
 
 def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, str | None]:
     """Images a second, of all GPUs together, and what bounds them. The first batch warms up and is not counted."""
-    extractor, workers = job.load(), max(1, gpus_of(job))
+    extractor, workers = job.extractor.load(job.device), max(1, count_gpus(job))
     batch_size = job.batch_size or extractor.description.batch_size
 
     def some() -> Iterator[ImageRef]:

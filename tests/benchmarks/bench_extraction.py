@@ -16,8 +16,10 @@ import torch
 import torchvision
 from measuring import machine, ratio
 
+from extractors import ExtractorRequest
 from pipelines.demo.scenes import draw, make_scenes
-from pipelines.features.extract import FeaturesJob, extract_features
+from pipelines.features.extract import extract_features
+from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images.opening import open_images
 
 IMAGES = {"resnet50-pool": 192, "vgg19-10crop": 24}
@@ -57,8 +59,7 @@ def end_to_end(extractor: str, folder: str, count: int) -> float:
         job = FeaturesJob(
             images=open_images(folder),
             output=output,
-            extractor=extractor,
-            weights="random:0",
+            extractor=ExtractorRequest(extractor, weights="random:0"),
             device="cpu",
             batch_size=BATCH[extractor],
             shards=4,

@@ -28,7 +28,8 @@ from extractors.regions.bottom_up.network import build, pool
 from extractors.regions.faster_rcnn import FasterRCNNRegions
 from extractors.regions.selection import select
 from extractors.settings import RegionOptions
-from pipelines.features.extract import FeaturesJob, extract_features
+from pipelines.features.extract import extract_features
+from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images.opening import open_images
 
 STAGE_FLOP = 2 * 14 * 14 * (1024 * (512 + 2048) + 3 * (9 * 512 * 512 + 512 * 2048) + 2 * 2048 * 512)
@@ -87,10 +88,8 @@ def end_to_end(folder: str, count: int, precision: str) -> float:
         job = FeaturesJob(
             images=open_images(folder),
             output=output,
-            extractor="faster-rcnn-36",
-            weights="random:0",
+            extractor=extractors.ExtractorRequest("faster-rcnn-36", weights="random:0", precision=precision),
             device="cpu",
-            precision=precision,
             batch_size=BATCH,
             shards=2,
         )

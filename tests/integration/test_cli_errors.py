@@ -234,7 +234,7 @@ def test_options_of_vocabulary(fails, made, tmp_path, arguments, code, says):
         (
             ("--min-regions", "10"),
             2,
-            "'resnet50-pool' makes one feature an image, no regions: leave the options of regions out",
+            "'resnet50-pool' makes one feature per image and no regions: leave the options of regions out",
         ),
         (("--class-names", "names.txt"), 2, "leave the options of regions out"),
         (

@@ -14,7 +14,9 @@ import torchvision
 from PIL import Image
 from torchvision import transforms
 
-from pipelines.features.extract import FeaturesJob, extract_features
+from extractors import ExtractorRequest
+from pipelines.features.extract import extract_features
+from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images.opening import open_images
 from schemas.dataset import open_dataset
 from schemas.validation import validate
@@ -178,7 +180,9 @@ def nested(photos, tmp_path) -> Path:
 )
 def test_images_of_folders_and_patterns(nested, dataset, tmp_path, pattern, ids, expected):
     images = open_images(f"{nested}/{pattern}", ids=ids)
-    extract_features(FeaturesJob(images, str(tmp_path / "f"), weights="random:0", device="cpu", shards=2))
+    extract_features(
+        FeaturesJob(images, str(tmp_path / "f"), ExtractorRequest("resnet50-pool", weights="random:0"), device="cpu", shards=2)
+    )
     found = open_dataset(tmp_path / "f")
     assert set(found.image_ids()) == expected
     for image_id in expected:

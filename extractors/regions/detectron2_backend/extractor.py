@@ -21,7 +21,7 @@ from detectron2.structures import Boxes
 from PIL import Image
 from torch import Tensor
 
-from extractors.base import Description, RegionExtractor, Settings
+from extractors.base import Description, RegionExtractor
 from extractors.computing.devices import cast_layers, numerics, upload
 from extractors.computing.passes import in_halves, run_single_threaded
 from extractors.images.preprocess import check_resized
@@ -30,6 +30,7 @@ from extractors.regions.bottom_up.input import LEAST_SIDE
 from extractors.regions.detectron2_backend.modules import CONFIG
 from extractors.regions.detectron2_backend.networks import Network, VisualGenomeNetwork, build, merged_config
 from extractors.regions.selection import Detections, columns
+from extractors.settings import Settings
 from extractors.weights.finding import Weights
 from schemas.errors import UsageError
 

@@ -28,10 +28,10 @@ from detectron2.layers import ShapeSpec
 from detectron2.modeling.anchor_generator import build_anchor_generator
 from torch import Tensor
 
-from extractors.base import Description, Settings
+from extractors.base import Description
 from extractors.regions.detectron2_backend.extractor import Detectron2Regions, refuse_compile
 from extractors.regions.detectron2_backend.networks import StockNetwork, build, merged_config
-from extractors.settings import RegionOptions
+from extractors.settings import RegionOptions, Settings
 from extractors.weights.checkpoints import read_state, unwrapped
 from extractors.weights.finding import Architecture, Weights, resolve_weights
 from extractors.weights.restricted_pickle import read_pickle

@@ -9,8 +9,8 @@ from PIL import Image
 from torchvision import transforms
 
 import extractors
-from extractors.base import Settings
 from extractors.pooled import resnet50
+from extractors.settings import Settings
 from extractors.weights.finding import Weights, resolve_weights
 from schemas.errors import InputError, UsageError
 

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from torchvision import transforms
 
 import extractors
-from extractors.base import Settings
 from extractors.pooled import vgg19
 from extractors.pooled.vgg19 import VARIANTS, VGG19TenCrop
+from extractors.settings import Settings
 from extractors.weights.finding import Weights, resolve_weights, state_sha256
 from schemas.errors import InputError, UsageError
 

@@ -12,14 +12,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 
-def detect(state, pixels, *, least=36, most=36, threshold=0.2):
-    """Regions of one image of uint8 [H, W, 3] RGB: a dict of numpy arrays."""
+def detect(state, pixels, *, least=36, most=36, threshold=0.2, proposals=300):
+    """Regions of one image of uint8 [H, W, 3] RGB, chosen among its best proposals: a dict of numpy arrays."""
     with torch.inference_mode():
         image, scale = resize(pixels)
         maps = backbone(state, torch.from_numpy(image.transpose(2, 0, 1).copy())[None])
-        proposals = propose(state, maps, image.shape[1], image.shape[0], scale)
+        proposed = propose(state, maps, image.shape[1], image.shape[0], scale)
+        proposals = proposed[:proposals]
         if not len(proposals):
-            return {"proposals": proposals, "boxes": np.zeros((0, 4), np.float32), "features": np.zeros((0, 2048), np.float32)}
+            return {"proposals": proposed, "boxes": np.zeros((0, 4), np.float32), "features": np.zeros((0, 2048), np.float32)}
         pooled = torch.stack([roi_pool(maps[0], box) for box in proposals])
         features = torch.cat(
             [stage(state, "head.layer4", part, stride=1, dilation=2).mean(dim=(2, 3)) for part in pooled.split(30)]
@@ -28,7 +29,7 @@ def detect(state, pixels, *, least=36, most=36, threshold=0.2):
     boxes = (torch.from_numpy(proposals) / scale).numpy()
     kept = choose(boxes, classes, least, most, threshold)
     return {
-        "proposals": proposals,
+        "proposals": proposed,
         "boxes": boxes[kept],
         "features": features.numpy()[kept],
         "class_ids": classes[kept, 1:].argmax(axis=1) + 1,

@@ -136,7 +136,7 @@ def test_weights_of_another_model_are_refused_with_names(tmp_path, state, change
 
 def test_values_that_are_not_finite_are_refused(tmp_path, state):
     state["conv1.bias"][1] = np.nan
-    with pytest.raises(InputError, match=r"not finite, in conv1.bias: the file is damaged"):
+    with pytest.raises(InputError, match=r"not finite, in conv1.bias: the file is damaged; fetch it again"):
         resolve_weights(saved(tmp_path / "w.pth", state), ARCHITECTURE)
 
 

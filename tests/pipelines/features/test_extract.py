@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-import extractors
-from extractors import Description, Extractor
-from pipelines.features.extract import ExtractFeatures, FeaturesJob, extract_features, list_images, plan_features
+from extractors import Description, Extractor, ExtractorRequest
+from pipelines.features.extract import ExtractFeatures, extract_features, list_images, plan_features
+from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images.opening import ImagesInFolder, Listing, open_images
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
@@ -52,8 +52,8 @@ def describe(name: str, *, weights: str = "0", precision: str = "fp32", **_) -> 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch):
     """Puts the fake in place of all extractors; this reaches no worker process, so one worker runs here."""
-    monkeypatch.setattr(extractors, "describe", describe)
-    monkeypatch.setattr(extractors, "load", lambda name, *, weights, **_: FakeExtractor(name, weights))
+    monkeypatch.setattr(ExtractorRequest, "describe", lambda request: describe(request.name, weights=request.weights))
+    monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: FakeExtractor(request.name, request.weights))
     monkeypatch.setattr(FakeExtractor, "loaded", 0)
 
 
@@ -78,7 +78,10 @@ def images(colours, tmp_path) -> Path:
 
 
 def job_of(images, output, **more) -> FeaturesJob:
-    return FeaturesJob(images=open_images(images), output=str(output), weights="0", device="cpu", **{"shards": 4, **more})
+    extractor = ExtractorRequest("resnet50-pool", weights="0")
+    return FeaturesJob(
+        images=open_images(images), output=str(output), extractor=extractor, device="cpu", **{"shards": 4, **more}
+    )
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -269,11 +272,25 @@ def test_options_that_contradict_each_other(images, tmp_path):
 
 def test_other_weights_replace_every_shard(images, colours, tmp_path):
     extract_features(job_of(images, tmp_path / "f"), ONE)
-    job = FeaturesJob(images=open_images(images), output=str(tmp_path / "f"), weights="5", device="cpu", shards=4)
+    job = FeaturesJob(
+        images=open_images(images),
+        output=str(tmp_path / "f"),
+        extractor=ExtractorRequest("resnet50-pool", weights="5"),
+        device="cpu",
+        shards=4,
+    )
     with pytest.raises(DatasetError, match="holds another dataset"):
         extract_features(job, ONE)
     extract_features(
-        FeaturesJob(images=job.images, output=job.output, weights="5", device="cpu", shards=4, overwrite=True), ONE
+        FeaturesJob(
+            images=job.images,
+            output=job.output,
+            extractor=ExtractorRequest("resnet50-pool", weights="5"),
+            device="cpu",
+            shards=4,
+            overwrite=True,
+        ),
+        ONE,
     )
     dataset = open_dataset(tmp_path / "f")
     expected = [[part + 5.0 for part in colours[image_id]] for image_id in dataset.image_ids()]
@@ -290,7 +307,13 @@ def test_two_files_with_one_id_are_an_error(images, tmp_path):
 
 def test_ids_of_paths_tell_them_apart(images, tmp_path):
     (images / "image001.jpg").write_bytes(picture((0, 0, 0)))
-    job = FeaturesJob(images=open_images(images, ids="path"), output=str(tmp_path / "f"), weights="0", device="cpu", shards=4)
+    job = FeaturesJob(
+        images=open_images(images, ids="path"),
+        output=str(tmp_path / "f"),
+        extractor=ExtractorRequest("resnet50-pool", weights="0"),
+        device="cpu",
+        shards=4,
+    )
     extract_features(job, ONE)
     assert {"image001", "more/image001"} <= set(open_dataset(tmp_path / "f").image_ids())
 
@@ -316,7 +339,9 @@ def test_the_fingerprint_is_that_of_the_feature_space(images, tmp_path):
     second = extract_features(job_of(images / "more", tmp_path / "g"), ONE)
     assert first.fingerprint == second.fingerprint
     assert first.statistics["listing"] != second.statistics["listing"]
-    job = FeaturesJob(images=open_images(images), output="h", weights="5", device="cpu", shards=4)
+    job = FeaturesJob(
+        images=open_images(images), output="h", extractor=ExtractorRequest("resnet50-pool", weights="5"), device="cpu", shards=4
+    )
     assert plan_features(job, list_images(job)).identity.fingerprint != first.fingerprint
 
 
@@ -333,7 +358,7 @@ def test_the_meter_counts_images_and_failures(images, tmp_path, monkeypatch):
 def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
     (images / "empty.png").write_bytes(b"")
     job = job_of(images, tmp_path / "f")
-    description = job.describe()
+    description = job.extractor.describe()
     parameters = {"feature": description.spec.to_json(), "extractor_fingerprint": description.fingerprint}
     output = Output(Folder(str(tmp_path / "f")), Identity("features", parameters, shards=4))
     gathered = []
@@ -365,11 +390,11 @@ def test_arguments_that_make_no_sense(images, arguments, message):
 
 
 def test_an_error_of_the_extractor_is_the_users_with_its_message(images, tmp_path, monkeypatch):
-    def load(name, **_):
-        raise UsageError(f"device 'cuda' is not on this host for {name}")
+    def load(request, device):
+        raise UsageError(f"device {device!r} is not on this host for {request.name}")
 
-    monkeypatch.setattr(extractors, "load", load)
-    with pytest.raises(UsageError, match=r"^device 'cuda' is not on this host for resnet50-pool$"):
+    monkeypatch.setattr(ExtractorRequest, "load", load)
+    with pytest.raises(UsageError, match=r"^device 'cpu' is not on this host for resnet50-pool$"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
 
 
@@ -377,14 +402,18 @@ def test_an_error_of_the_extractor_is_the_users_with_its_message(images, tmp_pat
 def test_what_the_device_cannot_do_is_said_before_anything_is_replaced(images, tmp_path, more):
     extract_features(job_of(images, tmp_path / "f"), ONE)
     before = snapshot(tmp_path / "f")
-    job = replace(job_of(images, tmp_path / "f", shards=3, overwrite=True), **more)
+    job = job_of(images, tmp_path / "f", shards=3, overwrite=True)
+    if "device" in more:
+        job = replace(job, **more)
+    else:
+        job = replace(job, extractor=replace(job.extractor, **more))
     with pytest.raises(UsageError, match=r"needs a GPU|is not on this host"):
         extract_features(job, ONE)
     assert snapshot(tmp_path / "f") == before
 
 
 def test_a_worker_with_other_weights_than_planned_writes_nothing(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(extractors, "load", lambda name, **_: FakeExtractor(name, "1"))
+    monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: FakeExtractor(request.name, "1"))
     with pytest.raises(InputError, match="a worker loads other weights from '0'"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
     assert not list((tmp_path / "f").glob("part-*"))

@@ -9,15 +9,15 @@ import pytest
 import torch
 from PIL import Image
 
-import extractors
-from extractors import Description, Extractor
+from extractors import Description, Extractor, ExtractorRequest
 from extractors.settings import RegionOptions
 from pipelines.datasets.comparison import compare
 from pipelines.datasets.inspection import describe as inspect
 from pipelines.datasets.region_names import RegionNames
 from pipelines.exchange.exporting import ExportJob, export_dataset
 from pipelines.exchange.importing import ImportJob, import_features
-from pipelines.features.extract import FeaturesJob, extract_features, list_images, plan_features
+from pipelines.features.extract import extract_features, list_images, plan_features
+from pipelines.features.job import FeaturesJob
 from pipelines.features.planning import plan_work
 from pipelines.inputs.images.opening import open_images
 from pipelines.running.runner import Execution
@@ -75,17 +75,18 @@ def expected_row(colour: tuple[int, int, int], size_wh: tuple[int, int]) -> dict
     return row
 
 
-def describe(name: str, *, weights="default", precision="fp32", compile=False, regions=None) -> Description:  # noqa: A002
-    regions = regions or RegionOptions()
-    parameters = {"name": name, "weights": weights, "compiled": compile, "regions": [regions.min_regions, regions.max_regions]}
+def describe(request: ExtractorRequest) -> Description:
+    regions = request.regions or RegionOptions()
+    kept = [regions.min_regions, regions.max_regions]
+    parameters = {"name": request.name, "weights": request.weights, "compiled": request.compile, "regions": kept}
     spec = FeatureSpec("fake-regions", (R, D))
     return Description(spec, parameters, kind="regions", batch_size=2, classes=CLASSES, attributes=ATTRIBUTES)
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch):
-    monkeypatch.setattr(extractors, "describe", describe)
-    monkeypatch.setattr(extractors, "load", lambda name, *, device, **more: FakeRegions(describe(name, **more)))
+    monkeypatch.setattr(ExtractorRequest, "describe", describe)
+    monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: FakeRegions(describe(request)))
     monkeypatch.setattr(FakeRegions, "batches", [])
 
 
@@ -117,8 +118,9 @@ def names(tmp_path) -> RegionOptions:
 
 
 def job_of(images, output, **more) -> FeaturesJob:
-    options = {"extractor": "fake-regions", "weights": "0", "device": "cpu", "shards": 3, **more}
-    return FeaturesJob(images=open_images(images), output=str(output), **options)
+    asked = {name: more.pop(name) for name in ("name", "weights", "regions", "compile", "precision") if name in more}
+    request = ExtractorRequest(**{"name": "fake-regions", "weights": "0", **asked})
+    return FeaturesJob(images=open_images(images), output=str(output), extractor=request, device="cpu", shards=3, **more)
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -197,8 +199,8 @@ def test_a_plan_knows_the_size_of_all_columns(images, tmp_path):
 def test_libraries_name_what_made_the_regions(images):
     assert "detectron2" not in job_of(images, "r").libraries()
     assert job_of(images, "r", regions=RegionOptions(backend="detectron2")).libraries()[-1] == "detectron2"
-    assert job_of(images, "r", extractor="detectron2:c.yaml+w.pth").libraries()[-1] == "detectron2"
-    assert job_of(images, "r", extractor="timm:resnet18").libraries()[-1] == "timm"
+    assert job_of(images, "r", name="detectron2:c.yaml+w.pth").libraries()[-1] == "detectron2"
+    assert job_of(images, "r", name="timm:resnet18").libraries()[-1] == "timm"
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -272,7 +274,8 @@ def test_a_wrong_number_of_names_is_refused_before_anything_is_written(images, n
 
 
 def test_names_of_what_the_extractor_does_not_tell(images, names, tmp_path, monkeypatch):
-    monkeypatch.setattr(extractors, "describe", lambda name, **more: Description(FeatureSpec("x", (R, D)), {}, kind="regions"))
+    description = Description(FeatureSpec("x", (R, D)), {}, kind="regions")
+    monkeypatch.setattr(ExtractorRequest, "describe", lambda request: description)
     with pytest.raises(UsageError, match=r"--class-names is given, and the regions of 'x' have no class"):
         extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
 

@@ -7,10 +7,11 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-import extractors
-from extractors import Description, Extractor
-from pipelines.features.extract import FeaturesJob, device_of_worker, extract_features, list_images
+from extractors import Description, Extractor, ExtractorRequest
+from pipelines.features.extract import extract_features, list_images
+from pipelines.features.job import FeaturesJob
 from pipelines.features.planning import plan_table, plan_work
+from pipelines.features.workers import device_of_worker
 from pipelines.inputs.images.opening import open_images
 from pipelines.running.runner import Execution
 from schemas.features import FeatureSpec
@@ -34,8 +35,8 @@ class FakeExtractor(Extractor):
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch):
-    monkeypatch.setattr(extractors, "describe", lambda name, **_: Description(SPEC, {"name": "fake"}))
-    monkeypatch.setattr(extractors, "load", lambda name, **_: FakeExtractor())
+    monkeypatch.setattr(ExtractorRequest, "describe", lambda request: Description(SPEC, {"name": "fake"}))
+    monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: FakeExtractor())
 
 
 @pytest.fixture
@@ -112,11 +113,11 @@ def test_a_plan_is_shown(images, tmp_path):
     [
         ("auto", 4, "worker_6", "cuda:2"),
         ("cuda", 2, "worker_1", "cuda:1"),
-        ("cuda", 1, "worker_1", None),
-        ("auto", 0, "worker_1", None),
-        ("cuda:1", 4, "worker_0", None),
-        ("cpu", 4, "worker_0", None),
-        ("auto", 4, "", None),
+        ("cuda", 1, "worker_1", "cuda"),
+        ("auto", 0, "worker_1", "auto"),
+        ("cuda:1", 4, "worker_0", "cuda:1"),
+        ("cpu", 4, "worker_0", "cpu"),
+        ("auto", 4, "", "auto"),
     ],
 )
 def test_workers_take_the_gpus_in_turn(images, tmp_path, monkeypatch, device, gpus, worker, expected):

@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.features.extract import FeaturesJob, extract_features
+from extractors import ExtractorRequest
+from pipelines.features.extract import extract_features
+from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind
 from pipelines.inputs.images.opening import ImageRef, ImagesInFolder, ImageTable, Listing, open_images
 from pipelines.inputs.images.row_groups import RowGroupCache
@@ -414,7 +416,7 @@ def test_features_do_not_depend_on_how_the_images_are_packed(photos, tmp_path, m
         job = FeaturesJob(
             images=open_images(tmp_path / kind),
             output=str(tmp_path / "out" / kind),
-            weights="random:0",
+            extractor=ExtractorRequest("resnet50-pool", weights="random:0"),
             device="cpu",
             batch_size=4,
             shards=2,
