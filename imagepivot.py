@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pipelines.features.job import FeaturesJob as FeaturesJob
     from pipelines.inputs.captions import Selection as Selection
     from pipelines.inputs.captions import open_source as open_captions
-    from pipelines.inputs.images.opening import open_images as open_images
+    from pipelines.inputs.images import open_images as open_images
     from pipelines.running.progress import show_progress as show_progress
     from pipelines.running.runner import Execution as Execution
     from pipelines.text.captions import CaptionsJob as CaptionsJob
@@ -103,7 +103,7 @@ _MODULES = {
     "pipelines.features.extract": ("ExtractFeatures", "extract_features"),
     "pipelines.features.job": ("FeaturesJob",),
     "pipelines.inputs.captions": ("Selection", "open_captions = open_source"),
-    "pipelines.inputs.images.opening": ("open_images",),
+    "pipelines.inputs.images": ("open_images",),
     "pipelines.running.progress": ("show_progress",),
     "pipelines.running.runner": ("Execution",),
     "pipelines.text.captions": ("CaptionsJob", "TokenizeCaptions", "TrainTruecasers", "prepare_captions"),

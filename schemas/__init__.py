@@ -1,4 +1,4 @@
-"""The contract: what datasets look like on disk, and how to write, read and check them.
+"""The contract: what datasets look like on disk, and how they are written, read and checked.
 
 Needs the standard library, numpy and pyarrow only.
 """

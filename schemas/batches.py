@@ -1,4 +1,4 @@
-"""One shard of a dataset a few rows at a time, for datasets whose shards do not fit into memory."""
+"""Reading a shard a few rows at a time, for datasets whose shards do not fit into memory."""
 
 from __future__ import annotations
 
@@ -13,25 +13,30 @@ from schemas.errors import DatasetError
 __all__ = ["batch_rows", "shard_batches", "vector_bytes"]
 
 _BATCH_BYTES = 4 << 20
-_OTHER_BYTES = 512  # Of a row without vectors, about.
+_TEXT_ROW_BYTES = 512  # Rough size of a row without vectors.
 
 
 def vector_bytes(schema: pa.Schema) -> int:
-    """Bytes of the vectors of one row; they are stored as they are."""
+    """Return the bytes that the vectors of one row take; they are stored uncompressed."""
     vectors = (field.type for field in schema if pa.types.is_fixed_size_list(field.type))
-    return sum(each.list_size * each.value_type.bit_width // 8 for each in vectors)
+    return sum(vector.list_size * vector.value_type.bit_width // 8 for vector in vectors)
 
 
 def batch_rows(schema: pa.Schema) -> int:
-    """Rows of about four MiB."""
-    return max(1, _BATCH_BYTES // (vector_bytes(schema) or _OTHER_BYTES))
+    """Return the number of rows that take about four MiB."""
+    return max(1, _BATCH_BYTES // (vector_bytes(schema) or _TEXT_ROW_BYTES))
 
 
 def shard_batches(dataset: Dataset, number: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a shard, sorted by key, in batches of about four MiB.
+    """Yield the rows of a shard, sorted by key, in batches of about four MiB.
+
+    Args:
+        dataset: the dataset.
+        number: number of the shard.
+        columns: columns to read; all when None.
 
     Raises:
-        DatasetError: the shard is not there.
+        DatasetError: the shard is missing.
     """
     name = dataset.manifest.shards[number].path
     try:

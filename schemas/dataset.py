@@ -26,14 +26,14 @@ __all__ = ["Dataset", "open_dataset"]
 
 
 def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Dataset:
-    """Opens a dataset; only its manifest is read.
+    """Open a dataset; only its manifest is read.
 
     Args:
-        path: its folder: a local path, ``gs://...`` or ``s3://...``.
-        kind: the kind that is expected, if it matters.
+        path: the dataset's folder: a local path, ``gs://...`` or ``s3://...``.
+        kind: the expected kind, if it matters.
 
     Raises:
-        DatasetError: there is no dataset, its manifest is unusable, or it is of another kind.
+        DatasetError: the folder holds no dataset, its manifest is unusable, or it is of another kind.
 
     Example:
         >>> features = open_dataset("build/demo/features")  # doctest: +SKIP
@@ -49,11 +49,11 @@ def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Da
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset that is committed. Cheap to make and to pickle; methods read what they need, when they need it.
+    """A committed dataset. Cheap to make and to pickle; methods read what they need, when they need it.
 
     Attributes:
-        folder: where it lies.
-        manifest: its manifest.
+        folder: the dataset's folder.
+        manifest: the dataset's manifest.
     """
 
     folder: Folder
@@ -88,38 +88,38 @@ class Dataset:
         return schema_of(self.kind, self.spec)
 
     def shard(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows of one shard, sorted by key."""
+        """Read all rows of one shard, sorted by key."""
         return self._read(self.manifest.shards[number].path, columns)
 
     def shards(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The shards one after the other; memory holds one."""
+        """Read the shards one after the other; memory holds one."""
         for number in range(self.num_shards):
             yield self.shard(number, columns)
 
     def batches(self, columns: Sequence[str] | None = None, batch_size: int = 4096) -> Iterator[pa.RecordBatch]:
-        """All rows in batches; memory holds one."""
+        """Read all rows in batches; memory holds one."""
         for entry in self.manifest.shards:
             with self._open(entry.path) as file:
                 yield from pq.ParquetFile(file).iter_batches(batch_size=batch_size, columns=columns)
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows; ``polars.from_arrow``, ``duckdb`` and ``pandas`` take it as it is."""
+        """Read all rows; ``polars.from_arrow``, ``duckdb`` and ``pandas`` take the table as it is."""
         return pa.concat_tables(self.shards(columns), promote_options="default")
 
     def failures(self) -> pa.Table:
-        """The inputs that failed: key, uri, stage, reason and message."""
+        """Read the inputs that failed: key, uri, stage, reason and message."""
         tables = [self._read(entry.path, None) for entry in self.manifest.failures]
         return pa.concat_tables(tables) if tables else FAILURES.empty_table()
 
     def rows(self, image_id: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows of an image; reads the row groups of one shard that can hold it.
+        """Read all rows of an image, from the row groups of one shard that can hold it.
 
         Raises:
             KeyError: the dataset has no row of this image.
-            DatasetError: the rows of this kind are not about images.
+            DatasetError: rows of this kind do not belong to images.
         """
         if self.kind == "vocabulary":
-            raise DatasetError(f"{self.folder.location!r} is a vocabulary, its rows are not about images")
+            raise DatasetError(f"{self.folder.location!r} is a vocabulary, whose rows do not belong to images")
         name = self.manifest.shards[shard_of(image_id, self.num_shards)].path
         with self._open(name) as file:
             table = pq.read_table(file, columns=None, filters=pc.field("image_id") == image_id)
@@ -128,7 +128,7 @@ class Dataset:
         return table if columns is None else table.select(list(columns))
 
     def get(self, image_id: str) -> dict[str, object]:
-        """The row of an image in a dataset with one row an image; vectors are numpy arrays of their own shape.
+        """Read the row of an image, in a dataset with one row per image; vectors are numpy arrays of their own shape.
 
         Raises:
             KeyError: the dataset has no row of this image.
@@ -145,23 +145,23 @@ class Dataset:
         return values
 
     def image_ids(self) -> list[str]:
-        """The image ids of all rows, in the order of ``numpy``."""
+        """Read the image ids of all rows, in the order of `numpy`."""
         return [value for table in self.shards(["image_id"]) for value in table["image_id"].to_pylist()]
 
     def numpy(self, column: str = "feature", *, l2: bool = False, out: np.ndarray | None = None) -> np.ndarray:
-        """A column of vectors as one contiguous array, read by all cores.
+        """Read a column of vectors into one contiguous array, on all cores.
 
         Args:
             column: name of the column.
             l2: divide each vector by its Euclidean norm (over the last axis; a zero vector stays zero).
-            out: where to put it, e.g. a ``numpy.memmap``: contiguous, of the same shape; made when not given.
+            out: the array to fill, e.g. a ``numpy.memmap``: contiguous, of the same shape; a new one by default.
 
         Returns:
             Array ``(rows, *shape)`` in the stored type; rows in the order of ``image_ids()``.
 
         Raises:
             DatasetError: the column holds no vectors, or a shard is missing or not as listed.
-            ValueError: ``out`` cannot take them.
+            ValueError: ``out`` has another shape or is not contiguous.
         """
         dtype = self.schema.field(column).type
         if not pa.types.is_fixed_size_list(dtype):
@@ -182,13 +182,13 @@ class Dataset:
         return out
 
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary, of a dataset of that kind."""
+        """Read the vocabulary of a dataset of that kind."""
         if self.kind != "vocabulary":
             raise DatasetError(f"{self.folder.location!r} holds {self.kind}, expected a vocabulary")
         return Vocabulary.from_table(self.table())
 
     def _fill(self, number: int, column: str, target: np.ndarray) -> None:
-        """Copies one shard into its place, a row group at a time: what was just decoded is still in the cache."""
+        """Copy one shard into its place, a row group at a time: what was just decoded is still in the processor's cache."""
         done = 0
         name = self.manifest.shards[number].path
         with self._open(name) as file:
@@ -219,7 +219,7 @@ class Dataset:
             return self.folder.open(name)
         except FileNotFoundError:
             raise DatasetError(
-                f"{self.folder.path_of(name)} is listed in the manifest but not there: copy the whole folder again, or run "
+                f"{self.folder.path_of(name)} is listed in the manifest but missing: copy the whole folder again, or run "
                 "the command that made it again, which makes only what is missing"
             ) from None
 

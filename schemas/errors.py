@@ -1,15 +1,15 @@
-"""Errors that a user can mend.
+"""Errors that a user can fix.
 
-The command line prints the message of these, without a traceback; every other exception is a fault of ours and keeps its
-traceback. A message is one paragraph that says what was expected, what was found (with ``!r``), where (file, row, key) and
-what to do. It travels through Beam as text, so it never depends on attributes of the exception.
+The command line prints their message without a traceback; every other exception is a bug and keeps its traceback. A message is
+one paragraph that says what was expected, what was found (with ``!r``), where (file, row, key) and what to do. It travels through
+Beam as text, so it never depends on attributes of the exception.
 """
 
 __all__ = ["DatasetError", "ImagepivotError", "InputError", "UsageError"]
 
 
 class ImagepivotError(Exception):
-    """Base of all errors that a user can mend. The command ends with exit code 1."""
+    """Base of all errors that a user can fix. The command ends with exit code 1."""
 
 
 class UsageError(ImagepivotError):

@@ -14,13 +14,13 @@ _DTYPES = ("float32", "float16")
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """Shape and type of the feature of one image, as an extractor makes it and a shard stores it.
+    """Shape and type of the feature of one image, as an extractor computes it and a shard stores it.
 
     Attributes:
         name: the extractor's name, e.g. ``resnet50-pool``.
         shape: shape of the feature of one image, e.g. ``(2048,)``.
         dtype: ``float32`` or ``float16``, as stored.
-        source: the paper or file that the feature is faithful to.
+        source: the paper or file that defines the feature.
     """
 
     name: str

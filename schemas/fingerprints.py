@@ -1,4 +1,4 @@
-"""Canonical JSON and digests: what a dataset is made of, as one short string."""
+"""Canonical JSON and digests: everything that a dataset is made of, as one short string."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any, BinaryIO
 __all__ = ["SCHEMA_VERSION", "Identity", "canonical_json", "sha256_of_bytes", "sha256_of_file"]
 
 SCHEMA_VERSION = 1
-"""Version of columns, file layout and manifest. Readers refuse newer ones."""
+"""Version of columns, file layout and manifest. Readers refuse newer versions."""
 
 
 def canonical_json(value: object) -> str:
-    """JSON with sorted keys, no white space, and every character as itself: equal values give equal text."""
+    """Return JSON with sorted keys, no white space, and every character as itself: equal values give equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def sha256_of_bytes(data: bytes) -> str:
-    """SHA-256 of bytes, in hexadecimal."""
+    """Return the SHA-256 of bytes, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def sha256_of_file(file: BinaryIO) -> str:
-    """SHA-256 of all that a binary file still holds, in hexadecimal; one MiB at a time."""
+    """Return the SHA-256 of the rest of a binary file, in hexadecimal; reads one MiB at a time."""
     digest = hashlib.sha256()
     while block := file.read(1 << 20):
         digest.update(block)
@@ -34,12 +34,12 @@ def sha256_of_file(file: BinaryIO) -> str:
 
 @dataclass(frozen=True)
 class Identity:
-    """All that determines a dataset's content, known before the first shard is made.
+    """Everything that determines a dataset's content, known before the first shard is made.
 
     Attributes:
         kind: ``captions``, ``encoded``, ``vocabulary``, ``features``, ``regions`` or ``embeddings``.
         parameters: every parameter that changes content; JSON values only.
-        inputs: one entry an input: its name, and its fingerprint (a dataset) or digest (anything else).
+        inputs: one entry per input: its name, and its fingerprint (a dataset) or digest (anything else).
         shards: number of shards.
     """
 

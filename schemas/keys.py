@@ -1,7 +1,7 @@
 """Keys of rows, and the shard that a key belongs to.
 
-Shard assignment is a pure function of the image id, so that two datasets with the same number of shards are
-co-partitioned whatever made them: captions and features of one image lie in shards of the same number.
+Shard assignment is a pure function of the image id, so two datasets with the same number of shards are co-partitioned, whatever
+made them: captions and features of an image are in shards of the same number.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from schemas.errors import UsageError
 __all__ = ["DEFAULT_SHARDS", "MAX_SHARDS", "CaptionKey", "check_language", "check_shards", "shard_name", "shard_of"]
 
 DEFAULT_SHARDS = 16
-"""Number of shards of a dataset where nobody asks for another."""
+"""Number of shards of a dataset unless another is asked for."""
 
 MAX_SHARDS = 99_999
-"""Shard names hold five digits."""
+"""The names of shards have five digits."""
 
 # BCP 47 (RFC 5646) without extensions and grandfathered tags.
 _TAG = re.compile(
@@ -33,10 +33,10 @@ class CaptionKey:
     """Key of a caption; its order is the order of rows within a shard.
 
     Attributes:
-        image_id: the image that the caption is about.
+        image_id: the image that the caption describes.
         language: BCP 47 tag.
         portion: the collection that the caption belongs to, e.g. ``translation``.
-        index: number of the caption among those of the same image, language and portion, from 0.
+        index: number of the caption among those of its image, language and portion, from 0.
     """
 
     image_id: str
@@ -50,13 +50,13 @@ class CaptionKey:
 
 @lru_cache(maxsize=1024)
 def check_language(tag: str) -> str:
-    """Checks that a language tag is well-formed BCP 47 (language, script, region, variants) and gives its usual case.
+    """Check that a language tag is well-formed BCP 47 (language, script, region, variants), and return it in its usual case.
 
     >>> check_language("pt-br")
     'pt-BR'
 
     Raises:
-        UsageError: it is not.
+        UsageError: it is not well-formed.
     """
     match = _TAG.fullmatch(tag)
     variants = match["variants"].lower().split("-")[1:] if match else []
@@ -67,10 +67,10 @@ def check_language(tag: str) -> str:
 
 
 def check_shards(shards: int) -> int:
-    """Returns the number of shards if it is a possible one.
+    """Check a number of shards, and return it.
 
     Raises:
-        UsageError: it is not within 1 to 99,999.
+        UsageError: it is not between 1 and 99,999.
     """
     if not 1 <= shards <= MAX_SHARDS:
         raise UsageError(f"the number of shards is {shards!r}, expected 1 to {MAX_SHARDS:,}")
@@ -78,10 +78,10 @@ def check_shards(shards: int) -> int:
 
 
 def shard_of(image_id: str, shards: int) -> int:
-    """Number of the shard that holds an image: its BLAKE2b digest (64 bytes, big-endian) modulo the number of shards."""
+    """Return the number of the shard that holds an image: its BLAKE2b digest (64 bytes, big-endian) modulo the number of shards."""
     return int.from_bytes(hashlib.blake2b(image_id.encode()).digest(), "big") % shards
 
 
 def shard_name(shard: int, shards: int) -> str:
-    """File name of a shard, e.g. ``part-00003-of-00064.parquet``."""
+    """Return the file name of a shard, e.g. ``part-00003-of-00064.parquet``."""
     return f"part-{shard:05d}-of-{shards:05d}.parquet"

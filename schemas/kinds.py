@@ -1,7 +1,7 @@
-"""The Arrow schema of every kind of dataset: columns, their order and what they mean.
+"""The Arrow schema of every kind of dataset: columns, their order and their meaning.
 
-Nothing is nullable. Each field carries its meaning in the metadata key ``description``, so that a shard explains itself
-to whoever opens it with another tool.
+Nothing is nullable. Each field carries its meaning in the metadata key ``description``, so that a shard explains itself to whoever
+opens it with another tool.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEY_COLUMNS: dict[str, tuple[str, ...]] = {
     "regions": ("image_id",),
     "embeddings": ("image_id", "language", "portion", "index"),
 }
-"""The columns that make the key of each kind; rows of a shard are sorted by them, and no key occurs twice."""
+"""The columns of each kind's key; the rows of a shard are sorted by them, and no key occurs twice."""
 
 FAILURE_REASONS = {
     "empty_caption": "the caption holds no text",
@@ -47,7 +47,7 @@ FAILURE_REASONS = {
     "unsupported": "the image is of a type without a defined conversion to 8-bit RGB",
     "decode_error": "the image is damaged",
 }
-"""The closed list of reasons for a failure, with what each means."""
+"""The closed list of reasons for a failure, with their meanings."""
 
 
 def _field(name: str, dtype: pa.DataType, description: str) -> pa.Field:
@@ -110,7 +110,7 @@ def _vector(name: str, dtype: str | pa.DataType, width: int, description: str) -
 
 
 def features_schema(spec: FeatureSpec) -> pa.Schema:
-    """Schema of a dataset of kind ``features``: one row an image, the feature flattened in C order."""
+    """Return the schema of kind ``features``: one row per image, the feature flattened in C order."""
     shape = "x".join(map(str, spec.shape))
     return pa.schema(
         [
@@ -121,13 +121,13 @@ def features_schema(spec: FeatureSpec) -> pa.Schema:
 
 
 def embeddings_schema(spec: FeatureSpec) -> pa.Schema:
-    """Schema of a dataset of kind ``embeddings``: one row a caption, its vector in the space that images share."""
+    """Return the schema of kind ``embeddings``: one row per caption, its vector in the space shared with images."""
     description = f"{spec.name}, {spec.dtype}. {spec.source}".strip()
     return pa.schema([*_CAPTION_KEY, _vector("embedding", spec.dtype, spec.width, description)])
 
 
 def regions_schema(spec: FeatureSpec) -> pa.Schema:
-    """Schema of a dataset of kind ``regions``: one row an image, ``spec.shape`` = (R regions, D values)."""
+    """Return the schema of kind ``regions``: one row per image, ``spec.shape`` = (R regions, D values)."""
     regions, width = spec.shape
     return pa.schema(
         [
@@ -146,14 +146,14 @@ def regions_schema(spec: FeatureSpec) -> pa.Schema:
 
 
 def schema_of(kind: str, spec: FeatureSpec | None = None) -> pa.Schema:
-    """Arrow schema of a kind.
+    """Return the Arrow schema of a kind.
 
     Args:
         kind: a key of ``KEY_COLUMNS``.
         spec: the feature; needed for ``features``, ``regions`` and ``embeddings``.
 
     Raises:
-        ValueError: unknown kind, or a kind of features without its spec.
+        ValueError: the kind is unknown, or has vectors and no spec is given.
     """
     fixed = {"captions": CAPTIONS, "encoded": ENCODED, "vocabulary": VOCABULARY}
     if kind in fixed:

@@ -1,4 +1,4 @@
-"""``manifest.json``: what a dataset is and what belongs to it. Written last; a folder without one is not a dataset."""
+"""``manifest.json``: what a dataset is and which files belong to it. Written last; a folder without one is not a dataset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORMAT = "imagepivot"
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of a dataset that is no shard, e.g. ``vocabulary.txt``.
+    """A file of a dataset other than a shard, e.g. ``vocabulary.txt``.
 
     Attributes:
         path: relative to the dataset's folder.
@@ -35,7 +35,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class ShardEntry(FileEntry):
-    """A shard, of the data or of the failures.
+    """A shard of rows or of failures.
 
     Attributes:
         rows: number of rows.
@@ -52,10 +52,10 @@ class Manifest:
         kind: kind of the dataset.
         fingerprint: see ``Identity``.
         parameters: every parameter that changes content.
-        inputs: what it was made from, with fingerprints or digests.
+        inputs: the inputs that it was made from, with fingerprints or digests.
         libraries: versions of the libraries that made it.
         shards: all shards, by number.
-        failures: shards of failures, by number; none where nothing failed.
+        failures: shards of failures, by number; empty if nothing failed.
         failure_reasons: number of failures by reason.
         files: other files.
         statistics: numbers about the content, for people.
@@ -76,7 +76,7 @@ class Manifest:
 
     @property
     def identity(self) -> Identity:
-        """The identity that the manifest claims; its fingerprint must be the manifest's own."""
+        """The identity that the manifest claims; its fingerprint must equal the manifest's own."""
         return Identity(kind=self.kind, parameters=self.parameters, inputs=self.inputs, shards=len(self.shards))
 
     def input_fingerprint(self, name: str) -> str | None:
@@ -85,7 +85,7 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Rows of all shards."""
+        """Number of rows of all shards."""
         return sum(shard.rows for shard in self.shards)
 
     @property
@@ -94,20 +94,20 @@ class Manifest:
         return sum(shard.rows for shard in self.failures)
 
     def to_json(self) -> str:
-        """The manifest as text: keys sorted, two spaces of indentation, so that it can be read and compared."""
+        """Return the manifest as text: keys sorted, two spaces of indentation, so that people can read and compare it."""
         content = {"format": _FORMAT, **asdict(self)}
         return json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, location: str) -> Manifest:
-        """Reads and checks a manifest.
+        """Read and check a manifest.
 
         Args:
             text: content of the file.
-            location: where it came from, for messages.
+            location: the file, for messages.
 
         Raises:
-            DatasetError: it is no manifest, of a newer version, or contradicts itself.
+            DatasetError: it is not a manifest, has a newer version, or contradicts itself.
         """
         try:
             content = json.loads(text)
@@ -117,7 +117,7 @@ class Manifest:
             if not isinstance(version, int):
                 raise TypeError(f"version is {version!r}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DatasetError(f"{location} is no manifest of a dataset ({type(error).__name__}: {error})") from error
+            raise DatasetError(f"{location} is not the manifest of a dataset ({type(error).__name__}: {error})") from error
         if version > SCHEMA_VERSION:
             raise DatasetError(
                 f"{location} has format version {version}, this version of imagepivot reads up to {SCHEMA_VERSION}: "
@@ -146,10 +146,10 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Folder) -> Manifest:
-        """Reads the manifest of a dataset.
+        """Read the manifest of a dataset.
 
         Raises:
-            DatasetError: the folder holds none, or an unusable one.
+            DatasetError: the folder holds no manifest, or an unusable one.
         """
         location = folder.path_of(MANIFEST_NAME)
         try:

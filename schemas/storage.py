@@ -1,7 +1,7 @@
-"""A folder of files, local or in an object store, with writes that happen whole or not at all.
+"""A folder of files, local or in an object store, in which every file is written completely or not at all.
 
-Local paths and ``gs://`` and ``s3://`` addresses are served by ``pyarrow.fs``. A file is always written to a temporary
-name first: locally beside its target, renamed when complete; for an object store in the local temporary folder, uploaded whole.
+``pyarrow.fs`` serves local paths and ``gs://`` and ``s3://`` addresses. A file is always written to a temporary name first:
+locally beside its target and then renamed; for an object store in the local temporary folder and then uploaded whole.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from schemas.errors import DatasetError, UsageError
 __all__ = ["TEMPORARY_MARK", "Folder", "filesystem_of", "is_remote", "storage_errors"]
 
 TEMPORARY_MARK = ".tmp-"
-"""Part of the name of every file that is not complete."""
+"""Marks the names of files that are not complete yet."""
 
-# Scheme, bucket (with what may stand before an "@"), key, options of pyarrow.
+# Scheme, bucket (perhaps with credentials and "@" in front), key, pyarrow options.
 _STORE = re.compile(r"(s3|gs|gcs)://([^/?]+)(/.*?)?(\?\w+=[^/?]*)?", re.DOTALL)
 
-_GCS_RETRY_SECONDS = 15  # Google's own limit is 15 minutes, also for an address that nobody answers.
+_GCS_RETRY_SECONDS = 15  # Google's own limit is 15 minutes, even for an address that nobody answers.
 
 _GOOGLE = "google::cloud::Status"
-"""Begins the text of each error of Google's client, some of which pyarrow gives as other errors than OSError."""
+"""Start of every error text of Google's client; pyarrow reports some of these as errors other than OSError."""
 
 _LOCAL_ADVICE = {
     errno.ENOSPC: "the disk is full: free some space and run the same command again, finished shards are kept",
@@ -52,7 +52,7 @@ _DENIED = (
     "UNAUTHENTICATED|[Cc]redential|OAuth2|access token|Permission denied"
 )
 
-# What pyarrow gives of a store's answer is its text; the first that is found in it counts.
+# pyarrow passes on only the text of a store's answer; the first pattern that matches it counts.
 _REMOTE_ADVICE = (
     ("NO_SUCH_BUCKET", "there is no such bucket: check its name, or make it first"),
     (_DENIED, "access denied: check the credentials of this machine and what they allow"),
@@ -65,20 +65,21 @@ _REMOTE_ADVICE = (
 
 
 def is_remote(location: str) -> bool:
-    """Whether a location is an address such as ``gs://bucket/name`` rather than a local path."""
+    """Return whether a location is an address such as ``gs://bucket/name`` rather than a local path."""
     return "://" in location and not location.startswith("file://")
 
 
 def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a location, and the path within it.
+    """Return the file system of a location and the path within it.
 
-    An address is a scheme, a bucket and a key, which is taken as it stands: nothing is quoted in it. Options of pyarrow such as
-    ``?region=eu-west-1`` may stand at its end. Endpoints other than the clouds' own are given by the environment:
-    ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL``, ``STORAGE_EMULATOR_HOST`` (without credentials, as Google's clients take it).
+    An address consists of a scheme, a bucket and a key. The key is taken literally: nothing in it is unquoted. pyarrow options
+    such as ``?region=eu-west-1`` may follow. Environment variables choose endpoints other than the clouds' own:
+    ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL``, and ``STORAGE_EMULATOR_HOST`` (used without credentials, as Google's
+    clients do).
 
     Raises:
-        UsageError: the address is of a kind that is not known.
-        DatasetError: its object store cannot be reached.
+        UsageError: the scheme of the address is unknown.
+        DatasetError: the object store cannot be reached.
     """
     if "://" not in location:
         return fs.LocalFileSystem(), str(Path(location).expanduser().absolute())
@@ -111,17 +112,17 @@ def _connect(address: str) -> tuple[fs.FileSystem, str]:
 
 @contextmanager
 def storage_errors(location: str) -> Iterator[None]:
-    """Turns errors of the operating system or the object store into a ``DatasetError`` that says what to do."""
+    """Turn errors of the operating system or the object store into a ``DatasetError`` that says what to do."""
     try:
         yield
     except (DatasetError, UsageError, FileNotFoundError):
         raise
     except (OSError, pa.ArrowException) as error:
         if not isinstance(error, OSError) and _GOOGLE not in str(error):
-            raise  # About what is in a file.
+            raise  # About the contents of a file.
         detail = f"{type(error).__name__}: {error}"
         if is_remote(location):
-            advice = next((advice for sign, advice in _REMOTE_ADVICE if re.search(sign, str(error))), "")
+            advice = next((advice for pattern, advice in _REMOTE_ADVICE if re.search(pattern, str(error))), "")
             detail = f"{advice} ({detail})" if advice else detail
         else:
             detail = _LOCAL_ADVICE.get(getattr(error, "errno", None) or 0, detail)
@@ -129,7 +130,7 @@ def storage_errors(location: str) -> Iterator[None]:
 
 
 def _walk(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
-    """Files below a local folder, one directory entry at a time; links to folders are not followed."""
+    """Yield name and size of the files below a local folder without following links to folders."""
     try:
         with storage_errors(folder):
             entries = os.scandir(folder)
@@ -148,7 +149,9 @@ def _walk(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder; cheap to make and to pickle, nothing is opened before it is needed.
+    """A folder, local or in an object store. Cheap to create and to pickle: nothing is opened before it is needed.
+
+    Files are named relative to the folder, with ``/`` between the parts.
 
     Attributes:
         location: local path, ``gs://...`` or ``s3://...``.
@@ -163,40 +166,53 @@ class Folder:
 
     @property
     def local_path(self) -> Path:
-        """The folder as an absolute path; only for a local one."""
+        """Absolute path of a local folder."""
         return Path(filesystem_of(self.location)[1])
 
     def path_of(self, name: str) -> str:
-        """Location of a file of the folder, for people and other tools."""
+        """Return the full location of a file, for messages and other tools."""
         return f"{self.location.rstrip('/')}/{name}"
 
     def names(self) -> list[str]:
-        """Names of all files below the folder, relative, with ``/``, sorted; empty where there is no folder."""
+        """Return the sorted names of all files below the folder; none if the folder does not exist."""
         return sorted(name for name, _ in self.files())
 
     def files(self) -> Iterator[tuple[str, int]]:
-        """Name and size of every file below the folder, in no particular order; size -1 for a link that leads nowhere."""
+        """Yield name and size in bytes of every file below the folder, in no particular order; a dangling link has size -1."""
         filesystem, root = filesystem_of(self.location)
         if self.is_local:
             yield from _walk(root, "")
             return
         with storage_errors(self.location):
-            found = filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
+            entries = filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
         prefix = root.rstrip("/") + "/"
-        yield from ((info.path.removeprefix(prefix), info.size) for info in found if info.type == fs.FileType.File)
+        yield from ((entry.path.removeprefix(prefix), entry.size) for entry in entries if entry.type == fs.FileType.File)
+
+    def children(self, below: str = "") -> list[str]:
+        """Return the sorted names of the files directly in this folder; none if the folder does not exist.
+
+        Args:
+            below: look into this subfolder instead; the names are relative to it.
+        """
+        filesystem, root = filesystem_of(self.location)
+        selector = fs.FileSelector(f"{root.rstrip('/')}/{below}" if below else root, allow_not_found=True)
+        with storage_errors(self.path_of(below)):
+            entries = filesystem.get_file_info(selector)
+        return sorted(entry.base_name for entry in entries if entry.type == fs.FileType.File)
 
     def size(self, name: str) -> int | None:
-        """Size of a file in bytes, or None where there is none."""
+        """Return the size of a file in bytes, or None if there is no such file."""
         filesystem, root = filesystem_of(self.location)
         with storage_errors(self.path_of(name)):
             info = filesystem.get_file_info(f"{root}/{name}")
         return int(info.size) if info.type == fs.FileType.File else None
 
     def open(self, name: str) -> pa.NativeFile:
-        """Opens a file for random access; local ones are memory-mapped.
+        """Open a file for random access; a local file is memory-mapped.
 
         Raises:
             FileNotFoundError: there is no such file.
+            DatasetError: the file cannot be opened.
         """
         filesystem, root = filesystem_of(self.location)
         with storage_errors(self.path_of(name)):
@@ -206,19 +222,30 @@ class Folder:
                 return pa.memory_map(path) if os.path.getsize(path) else pa.OSFile(path)  # noqa: PTH202
             return filesystem.open_input_file(f"{root}/{name}")
 
+    def stream(self, name: str) -> pa.NativeFile:
+        """Open a file for reading from start to end, byte by byte as it is stored.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            DatasetError: the file cannot be opened.
+        """
+        filesystem, root = filesystem_of(self.location)
+        with storage_errors(self.path_of(name)):
+            return filesystem.open_input_stream(f"{root.rstrip('/')}/{name}", compression=None)
+
     def read(self, name: str) -> bytes:
-        """All bytes of a file."""
+        """Return all bytes of a file."""
         with self.open(name) as file:
             return file.read()
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a file whole or not at all."""
+        """Write a file completely or not at all."""
         with self.replace(name) as file:
             file.write(data)
 
     @contextmanager
     def replace(self, name: str) -> Iterator[BinaryIO]:
-        """Gives a temporary file to write to, which becomes ``name`` when the block ends well and vanishes when it does not."""
+        """Open a temporary file that is renamed to ``name`` when the block succeeds and deleted when it fails."""
         with storage_errors(self.path_of(name)):
             temporary = self._temporary_path(name)
             try:
@@ -231,7 +258,7 @@ class Folder:
                 temporary.unlink(missing_ok=True)
 
     def check_bucket(self) -> None:
-        """Refuses a bucket that is not there, before anything is made that could not be written to it.
+        """Check that the bucket exists, before anything is computed that could not be stored in it.
 
         Raises:
             DatasetError: there is no such bucket, or the store cannot be reached.
@@ -242,16 +269,16 @@ class Folder:
         bucket = root.lstrip("/").partition("/")[0]
         with storage_errors(self.location):
             try:
-                found = filesystem.get_file_info(bucket).type != fs.FileType.NotFound
+                exists = filesystem.get_file_info(bucket).type != fs.FileType.NotFound
             except OSError as error:
                 if re.search(_DENIED, str(error)) is None:
                     raise
-                found = True  # The right to write objects does not bring along that to look at the bucket itself.
-        if not found:
+                exists = True  # Permission to write objects does not include permission to look at the bucket itself.
+        if not exists:
             raise DatasetError(f"cannot use {self.location!r}: there is no bucket {bucket!r}: check its name, or make it first")
 
     def delete(self, name: str) -> None:
-        """Deletes a file if it is there."""
+        """Delete a file if it exists."""
         filesystem, root = filesystem_of(self.location)
         with storage_errors(self.path_of(name)):
             if self.size(name) is not None:

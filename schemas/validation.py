@@ -1,4 +1,4 @@
-"""Checking every promise of the format again, on the bytes as they lie there."""
+"""Checks of every promise of the format, on the stored bytes."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ __all__ = ["validate"]
 
 
 def validate(path: str | os.PathLike[str]) -> list[str]:
-    """Checks a dataset against every promise of the format.
+    """Check a dataset against every promise of the format.
 
-    Checked are: manifest and fingerprint; presence, size and digest of every file, and that no other file lies there; footers;
-    schema; row counts; order and uniqueness of keys; shard assignment; values (ids within their range, finite
-    features, ...); failures and their reasons. One shard is in memory at a time.
+    The checks cover manifest and fingerprint; presence, size and digest of every file, and that the folder holds no other file;
+    footers; schema; row counts; order and uniqueness of keys; shard assignment; values (ids within their range, finite features,
+    ...); failures and their reasons. One shard is in memory at a time.
 
     Args:
         path: the dataset's folder.
 
     Returns:
-        What does not hold, one sentence each; empty when all is well.
+        The broken promises, one sentence each; empty if the dataset is valid.
 
     Raises:
         DatasetError: the folder holds no dataset, or its manifest is unusable.
@@ -45,8 +45,8 @@ def validate(path: str | os.PathLike[str]) -> list[str]:
     problems = list(_check_files(dataset))
     reasons: Counter[str] = Counter()
     for number, entry in enumerate(dataset.manifest.shards):
-        found = list(_check_shard(dataset, number, entry))
-        problems += found or _check_failures(dataset, number, reasons)
+        shard_problems = list(_check_shard(dataset, number, entry))
+        problems += shard_problems or _check_failures(dataset, number, reasons)
     if dict(reasons) != dict(dataset.manifest.failure_reasons) and not problems:
         problems.append(
             f"the manifest counts failures {dict(dataset.manifest.failure_reasons)}, the shards hold {dict(reasons)}"
@@ -63,11 +63,11 @@ def _check_files(dataset: Dataset) -> Iterator[str]:
             yield f"shard {number} is called {shard.path!r}, expected {shard_name(number, shards)!r}"
     belonging = {failures_name(shard.path) for shard in manifest.shards}
     yield from (f"{entry.path} belongs to no shard" for entry in manifest.failures if entry.path not in belonging)
-    there = set(dataset.folder.names()) - {MANIFEST_NAME, LOCK_NAME}
-    for name in sorted(there - {entry.path for entry in listed}):
+    present = set(dataset.folder.names()) - {MANIFEST_NAME, LOCK_NAME}
+    for name in sorted(present - {entry.path for entry in listed}):
         yield f"{name} lies in the folder but is not in the manifest"
     for entry in listed:
-        if entry.path not in there:
+        if entry.path not in present:
             yield f"{entry.path} is missing"
             continue
         with dataset.folder.open(entry.path) as file:
@@ -82,15 +82,15 @@ _NO_FOOTER = "{} does not say in its footer which dataset it was made for"
 
 
 def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Table | str:
-    """The rows of a shard, or the sentence that says why they cannot be read."""
+    """Read the rows of a shard, or return the sentence that says why they cannot be read."""
     try:
         with dataset.folder.open(entry.path) as file:
             table = pq.ParquetFile(file).read()
     except (FileNotFoundError, pa.ArrowInvalid, OSError) as error:
         return f"{entry.path} cannot be read: {error}"
     if not table.schema.equals(schema):
-        found, expected = (each.to_string(show_field_metadata=False) for each in (table.schema, schema))
-        return f"{entry.path} has the columns {found!r}, expected {expected!r}"
+        stored, expected = (columns.to_string(show_field_metadata=False) for columns in (table.schema, schema))
+        return f"{entry.path} has the columns {stored!r}, expected {expected!r}"
     if table.num_rows != entry.rows:
         return f"{entry.path} has {table.num_rows:,} rows, the manifest says {entry.rows:,}"
     return table
@@ -135,9 +135,9 @@ def _check_failures(dataset: Dataset, number: int, reasons: Counter[str]) -> lis
     table = _open_table(dataset, entry, FAILURES)
     if isinstance(table, str):
         return [table]
-    found = Counter(table["reason"].to_pylist())
-    reasons.update(found)
-    unknown = sorted(set(found) - set(FAILURE_REASONS))
+    counts = Counter(table["reason"].to_pylist())
+    reasons.update(counts)
+    unknown = sorted(set(counts) - set(FAILURE_REASONS))
     problems = [f"{name}: reason {reason!r} is not in the closed list" for reason in unknown]
     footer = read_footer(dataset.folder, name)
     if footer is None or footer.fingerprint != dataset.fingerprint:

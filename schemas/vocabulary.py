@@ -49,7 +49,7 @@ class Vocabulary:
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, Mapping[str, int]], *, min_count: int, scope: str = "language") -> Vocabulary:
-        """Keeps a token when its count is at least ``min_count``.
+        """Build a vocabulary of the tokens whose count is at least ``min_count``.
 
         Args:
             counts: occurrences by language, then token.
@@ -57,10 +57,10 @@ class Vocabulary:
             scope: ``language``: the count within at least one language reaches the threshold (Kádár et al. 2018, section
                 4: the joint vocabulary is the union of the languages' own); ``joint``: the sum over languages does.
 
-        A token that is written like a special (``<unk>`` in the text) is the special, not a new token.
+        A token that is spelled like a special (``<unk>`` in the text) is the special, not a new token.
 
         Raises:
-            ValueError: the scope is another.
+            ValueError: the scope is neither.
         """
         if scope not in ("language", "joint"):
             raise ValueError(f"scope is {scope!r}, expected 'language' or 'joint'")
@@ -70,30 +70,32 @@ class Vocabulary:
                 by_token.setdefault(token, {})[language] = count
         reach = max if scope == "language" else sum
         kept = [
-            (token, found) for token, found in by_token.items() if reach(found.values()) >= min_count and token not in SPECIALS
+            (token, by_language)
+            for token, by_language in by_token.items()
+            if reach(by_language.values()) >= min_count and token not in SPECIALS
         ]
         kept.sort(key=lambda item: (-sum(item[1].values()), item[0]))
         return cls(
             tokens=(*SPECIALS, *(token for token, _ in kept)),
-            counts=(*({} for _ in SPECIALS), *(found for _, found in kept)),
+            counts=(*({} for _ in SPECIALS), *(by_language for _, by_language in kept)),
         )
 
     def encode(self, tokens: Sequence[str], *, max_length: int | None = None) -> list[int]:
-        """Ids of a caption: ``<start>``, its tokens, ``<end>``.
+        """Return the ids of a caption: ``<start>``, its tokens, ``<end>``.
 
         Args:
             tokens: the caption's tokens.
-            max_length: most tokens that are kept, from the first; ``<start>`` and ``<end>`` come on top.
+            max_length: most tokens to keep, from the first; ``<start>`` and ``<end>`` are added to these.
         """
         ids = self.ids
         return [START, *(ids.get(token, UNK) for token in tokens[:max_length]), END]
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """Tokens of ids, the specials included."""
+        """Return the tokens of ids, specials included."""
         return [self.tokens[number] for number in ids]
 
     def to_table(self) -> pa.Table:
-        """The vocabulary as rows of kind ``vocabulary``."""
+        """Return the vocabulary as rows of kind ``vocabulary``."""
         return pa.table(
             {
                 "id": np.arange(len(self), dtype=np.int32),
@@ -106,12 +108,12 @@ class Vocabulary:
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Vocabulary:
-        """Reads rows of kind ``vocabulary``, in the order of their ids."""
+        """Read rows of kind ``vocabulary``, in the order of their ids."""
         return cls(
             tokens=tuple(table["token"].to_pylist()),
             counts=tuple(dict(pairs) for pairs in table["counts"].to_pylist()),
         )
 
     def to_text(self) -> str:
-        """One token a line; the number of the line, from 0, is the id."""
+        """Return one token per line; the number of the line, from 0, is the id."""
         return "".join(f"{token}\n" for token in self.tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +24,51 @@ FORBIDDEN = {
 }
 # All that a package may import.
 ALLOWED = {"schemas": {*sys.stdlib_module_names, "numpy", "pyarrow", "schemas"}}
-# The command is composed in one module, which mounts the sub-commands of `train`.
-EXCEPTIONS = {"pipelines/commands/app.py": {"train"}}
+# The command mounts the sub-commands of `train`, and its demo ends with a training.
+EXCEPTIONS = {"pipelines/commands/app.py": {"train"}, "pipelines/commands/demo.py": {"train"}}
+
+# By package: what the modules of a room may import of the same package besides their own room. Modules that stand in the package's
+# own folder are rooms of their own. A trailing "*" stands for every room.
+ROOMS: dict[str, dict[str, set[str]]] = {
+    "extractors": {
+        "images": set(),
+        "computing": set(),
+        "weights": set(),
+        "settings": {"images", "weights"},
+        "base": {"images", "settings"},
+        "pooled": {"images", "computing", "weights", "settings", "base"},
+        "regions": {"images", "computing", "weights", "settings", "base"},
+        "catalogue": {"*"},
+    },
+    "pipelines": {
+        "running": set(),
+        "inputs": set(),
+        "text": {"inputs", "running"},
+        "datasets": {"inputs", "running"},
+        "exchange": {"inputs", "running"},
+        "features": {"datasets", "inputs", "running"},
+        "demo": {"datasets", "features", "inputs", "running", "text"},
+        "commands": {"*"},
+    },
+    "train": {
+        "config": set(),
+        "devices": set(),
+        "distributed": set(),
+        "progress": set(),
+        "data": {"config"},
+        "models": {"data"},
+        "objectives": {"data", "models"},
+        "runs": {"config", "models"},
+        "evaluation": {"config", "data", "devices", "models", "runs"},
+        "material": {"config", "data", "models"},
+        "loop": {
+            *("config", "data", "devices", "distributed", "evaluation", "material", "models", "objectives", "progress", "runs"),
+        },
+        "reports": {"config", "data", "devices", "evaluation", "loop", "runs"},
+        "demo": {"config", "data", "evaluation", "loop", "progress", "reports", "runs"},
+        "commands": {"*"},
+    },
+}
 
 HEAVY = ("torch", "torchvision", "apache_beam", "PIL", "sacremoses", "detectron2", "typer", "rich")
 
@@ -123,6 +166,132 @@ def test_a_breach_is_found_wherever_it_stands(path, statement, name, place):
 )
 def test_what_is_allowed_is_no_breach(path, statement):
     assert breaches(path, statement) == []
+
+
+# --- rooms and circles -----------------------------------------------------------------------------------------------
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(source: str, known: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Line and name of every module of ours that a module imports, wherever the import stands; of packages their modules."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module in known:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from ((node.lineno, name) for name in names & set(known))
+            if names - set(known):
+                yield node.lineno, node.module
+
+
+def graph(sources: Mapping[str, str]) -> dict[str, dict[str, int]]:
+    """By module the modules that it imports, with the line of the import."""
+    return {
+        name: {other: line for line, other in imported_modules(text, sources) if other != name}
+        for name, text in sources.items()
+    }
+
+
+def circles(edges: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """Modules that import each other, directly or by way of others: the strongly connected parts of the graph (Tarjan 1972)."""
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        numbers[name] = lowest[name] = len(numbers)
+        stack.append(name)
+        for other in sorted(edges[name]):
+            if other not in numbers:
+                visit(other)
+                lowest[name] = min(lowest[name], lowest[other])
+            elif other in stack:
+                lowest[name] = min(lowest[name], numbers[other])
+        if lowest[name] == numbers[name]:
+            circle = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(circle) > 1:
+                found.append(sorted(circle))
+
+    for name in sorted(edges):
+        if name not in numbers:
+            visit(name)
+    return sorted(found)
+
+
+def room(module: str) -> tuple[str, str]:
+    package, _, rest = module.partition(".")
+    return package, rest.partition(".")[0]
+
+
+def trespasses(edges: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Imports across rooms that the layout does not allow, as ``module:line imports module``."""
+    wrong = []
+    for name, others in edges.items():
+        package, own = room(name)
+        for other, line in others.items():
+            target_package, target = room(other)
+            if package == target_package and package in ROOMS and own and target not in ("", own):
+                allowed = ROOMS[package].get(own, set())
+                if target not in allowed and "*" not in allowed:
+                    wrong.append(f"{name}:{line} imports {other}")
+    return sorted(wrong)
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    return {module_name(path): path.read_text(encoding="utf-8") for path in modules()}
+
+
+def test_no_modules_import_each_other(sources):
+    assert circles(graph(sources)) == []
+
+
+def test_rooms_import_only_what_the_layout_allows(sources):
+    assert trespasses(graph(sources)) == []
+
+
+def test_every_room_is_in_the_layout(sources):
+    for package, rooms in ROOMS.items():
+        assert {room(name)[1] for name in sources if room(name)[0] == package} - {""} == set(rooms)
+
+
+def test_the_layout_has_no_circle_itself():
+    for rooms in ROOMS.values():
+        edges = {name: {*rooms} - {name} if "*" in allowed else allowed for name, allowed in rooms.items()}
+        assert circles(edges) == []
+
+
+def test_no_module_is_longer_than_400_lines():
+    assert [f"{path.relative_to(ROOT)}" for path in modules() if len(path.read_text(encoding="utf-8").splitlines()) > 400] == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["from pipelines.features import job", "from pipelines.features.job import FeaturesJob", "import pipelines.features.job"],
+)
+@pytest.mark.parametrize("place", ["{}", "def lazily():\n    {}"])
+def test_a_trespass_is_found(statement, place):
+    source = place.format(statement)
+    found = graph({"pipelines.inputs.files": source, "pipelines.features": "", "pipelines.features.job": ""})
+    assert trespasses(found) == [f"pipelines.inputs.files:{source.count(chr(10)) + 1} imports pipelines.features.job"]
+
+
+def test_circles_are_found_however_long_they_are():
+    texts = {
+        "a": "import b",
+        "b": "def lazily():\n    from c import x",
+        "c": "import a",
+        "d": "import a, e",
+        "e": "import d",
+        "f": "import a",
+    }
+    assert circles(graph(texts)) == [["a", "b", "c"], ["d", "e"]]
 
 
 # --- without the rest ------------------------------------------------------------------------------------------------

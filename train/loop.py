@@ -1,7 +1,7 @@
 """The training loop.
 
-After the first weights nothing is random but the sampler, whose whole state is how far it is: a run that was killed goes on from
-its last checkpoint to the same weights as one that was not, bit for bit on a CPU with the same number of threads.
+After initialization nothing is random but the sampler, whose whole state is its position. A run that was killed continues from its
+last checkpoint to the same weights as an uninterrupted one, bit for bit on a CPU with the same number of threads.
 """
 
 from __future__ import annotations
@@ -18,34 +18,87 @@ from schemas.errors import ImagepivotError, UsageError
 from schemas.output import hold
 from schemas.storage import TEMPORARY_MARK, Folder
 from train.config.sections import Config, ScheduleConfig, to_toml
-from train.devices import check_precision, computing, resolve_device
+from train.data.corpus import Corpus
+from train.devices import check_device_name, check_precision, check_precision_name, computing, resolve_device
 from train.distributed import Processes, join_processes
-from train.evaluation.evaluate import evaluate
-from train.material import Material, build_model, build_sampler, open_material
+from train.evaluation.evaluating import evaluate
+from train.material import Material, build_sampler, open_material
+from train.models.joint_embedding import build_model
 from train.objectives.terms import Objective, gather
 from train.progress import Report
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
 from train.runs.logs import LOG, RunLog
 from train.runs.resuming import check_same_run, checkpoint_to_resume
 
-__all__ = ["Result", "learning_rate", "stop_reason", "train"]
+__all__ = ["Result", "TrainJob", "learning_rate", "stop_reason", "train"]
 
 CONFIG = "config.toml"
 _LOG_EVERY = 10
 
 _LEFT_BEHIND = re.compile(rf"\.({'|'.join(map(re.escape, (BEST, LAST, CONFIG, LOG)))}){re.escape(TEMPORARY_MARK)}\d+")
-"""Temporary names of the files that a run writes; whatever else lies in its folder is not its own."""
+"""Temporary names of the files that a run writes; nothing else in its folder belongs to it."""
 
 Watch = Callable[[Report], None]
 
 
 @dataclass(frozen=True)
-class Result:
-    """What a training came to.
+class TrainJob:
+    """One training, as ``imagepivot train`` runs it.
 
     Attributes:
-        folder: of the run; `train.runs.run.open_run` opens it.
-        standing: steps, best score, and why it stopped.
+        config: the model and how to train it.
+        corpus: folders of captions, features and vocabulary.
+        output: folder of the run, on this machine.
+        seed: seed for initial weights, order and sampling.
+        device: a name that `train.devices.resolve_device` knows.
+        precision: a name that `train.devices.check_precision` knows.
+        compile: compile model and loss, which needs a GPU.
+        resume: continue from the last checkpoint in ``output`` if there is one. Configuration, seed, precision and data must be
+            the same; ``max_steps``, ``max_epochs`` and ``patience`` may differ.
+        save_every: steps between two checkpoints; one is also written after each evaluation.
+        tensorboard: also write events for TensorBoard.
+        memory_map: folder for a copy of features that do not fit into memory.
+
+    Raises:
+        UsageError: a value is missing or impossible.
+    """
+
+    config: Config
+    corpus: Corpus
+    output: str
+    seed: int = 0
+    device: str = "auto"
+    precision: str = "fp32"
+    compile: bool = False
+    resume: bool = False
+    save_every: int = 500
+    tensorboard: bool = False
+    memory_map: str | None = None
+
+    def __post_init__(self) -> None:
+        folders = {"OUTPUT": self.output, **{f"--{name}": location for name, location in vars(self.corpus).items()}}
+        for name, location in folders.items():
+            if not location:
+                raise UsageError(
+                    f"{name} is missing: imagepivot train CONFIG OUTPUT --captions ... --features ... --vocabulary ..."
+                )
+        if self.seed < 0:
+            raise UsageError(f"seed is {self.seed}, expected 0 or more")
+        if self.save_every < 1:
+            raise UsageError(f"save_every is {self.save_every}, expected 1 or more")
+        check_device_name(self.device)
+        check_precision_name(self.precision)
+        if not Folder(self.output).is_local:
+            raise UsageError(f"{self.output!r} is not a local folder: train into one, and copy the run when it is done")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a training.
+
+    Attributes:
+        folder: folder of the run; `train.runs.open_run` opens it.
+        standing: steps, best score, and why the training stopped.
     """
 
     folder: str
@@ -53,13 +106,13 @@ class Result:
 
 
 def learning_rate(config: Config, epoch: int) -> float:
-    """The learning rate of an epoch, from 0."""
+    """Return the learning rate of an epoch; epochs count from 0."""
     falls = epoch // config.schedule.decay_epochs if config.schedule.decay_epochs else 0
     return config.optimizer.learning_rate * config.schedule.decay_factor**falls
 
 
 def stop_reason(standing: Standing, schedule: ScheduleConfig, epoch_steps: int) -> str:
-    """Why a training is over: ``patience``, ``steps`` or ``epochs``; empty where it is not."""
+    """Return why a training is over: ``patience``, ``steps`` or ``epochs``; an empty string if it is not."""
     if schedule.patience and standing.stale >= schedule.patience:
         return "patience"
     if schedule.max_steps and standing.step >= schedule.max_steps:
@@ -69,84 +122,51 @@ def stop_reason(standing: Standing, schedule: ScheduleConfig, epoch_steps: int) 
     return ""
 
 
-def train(
-    config: Config,
-    *,
-    captions: str,
-    features: str,
-    vocabulary: str,
-    output: str,
-    seed: int = 0,
-    device: str = "auto",
-    precision: str = "fp32",
-    compile: bool = False,  # noqa: A002
-    resume: bool = False,
-    save_every: int = 500,
-    tensorboard: bool = False,
-    memory_map: str | None = None,
-    watch: Watch = lambda report: None,
-) -> Result:
-    """Trains a model.
+def train(job: TrainJob, watch: Watch = lambda report: None) -> Result:
+    """Train a model.
 
-    The folder then holds ``best.pt`` (of the greatest sum of recalls on the validation split), ``last.pt``, ``config.toml`` and
-    ``log.jsonl``. Under ``torchrun`` every process calls this with the same arguments.
+    The folder then holds ``best.pt`` (the model with the greatest sum of recalls on the validation split), ``last.pt``,
+    ``config.toml`` and ``log.jsonl``. Under ``torchrun`` every process calls this with the same job.
 
     Args:
-        config: what to train, and how.
-        captions: folder of the encoded captions.
-        features: folder of the image features.
-        vocabulary: folder of the vocabulary that the captions were encoded with.
-        output: folder of the run.
-        seed: of first weights, order and whatever the configuration draws at random.
-        device: as `train.devices.resolve_device` takes it.
-        precision: as `train.devices.check_precision` takes it.
-        compile: compile model and loss; needs a GPU.
-        resume: go on from the last checkpoint in ``output`` if there is one. Its configuration, seed, precision and data must be
-            the same; ``max_steps``, ``max_epochs`` and ``patience`` may differ.
-        save_every: steps between two checkpoints; one is also written after each evaluation.
-        tensorboard: also write events for TensorBoard.
-        memory_map: folder for a copy of features that do not fit into memory.
-        watch: is told how far the training is.
+        job: what to train.
+        watch: receives a report every few steps and after each evaluation.
 
     Raises:
-        UsageError: arguments that do not fit together or to this host, or ``output`` holds a run and ``resume`` is not given.
-        DatasetError: the data is not what it has to be, or ``output`` holds another run; nothing was trained.
-        ImagepivotError: the loss is no number any more.
+        UsageError: the job does not fit this host or its data, or ``output`` holds a run and ``resume`` is not set.
+        DatasetError: a dataset is missing, of the wrong kind, or does not belong with the others, or ``output`` holds another
+            run; nothing was trained.
+        ImagepivotError: the loss is no longer a finite number.
     """
-    on = resolve_device(device)
-    check_precision(precision, on)
-    if compile and on.type == "cpu":
+    device = resolve_device(job.device)
+    check_precision(job.precision, device)
+    if job.compile and device.type == "cpu":
         raise UsageError("--compile needs a GPU, but the device is 'cpu': leave it out, or choose a GPU")
-    if save_every < 1:
-        raise UsageError(f"save_every is {save_every}, expected 1 or more")
-    folder = Folder(output)
-    if not folder.is_local:
-        raise UsageError(f"{output!r} is not a local folder: train into one, and copy the run when it is done")
-    with join_processes(on) as processes, _held(folder, processes), computing(precision, on):
-        before = checkpoint_to_resume(folder, resume=resume)
-        material = open_material(
-            config, captions=captions, features=features, vocabulary=vocabulary, seed=seed, memory_map=memory_map
-        )
+    folder = Folder(job.output)
+    with join_processes(device) as processes, _held(folder, processes), computing(job.precision, device):
+        before = checkpoint_to_resume(folder, resume=job.resume)
+        material = open_material(job.config, job.corpus, seed=job.seed, memory_map=job.memory_map)
         start = Checkpoint(
-            config=to_toml(config),
+            config=to_toml(job.config),
             model_config=material.model_config,
             model={},
             tokens=material.vocabulary.tokens,
             fingerprints=material.training.fingerprints,
             captions=material.captions_parameters,
-            seed=seed,
-            precision=precision,
+            seed=job.seed,
+            precision=job.precision,
             standing=Standing(),
         )
         if before is not None:
             check_same_run(before, start, folder)
-        loop = _Loop(config, material, start, folder, processes, on, watch, save_every=save_every)
-        loop.begin(before, compiled=compile)
-        return Result(output, loop.run(tensorboard=tensorboard))
+        loop = _Loop(job, material, start, processes, device, watch)
+        loop.begin(before)
+        return Result(job.output, loop.run())
 
 
 @contextmanager
 def _held(folder: Folder, processes: Processes) -> Iterator[None]:
+    """Hold the folder of the run; the first process does so for all."""
     if not processes.is_first:
         yield
         return
@@ -155,31 +175,37 @@ def _held(folder: Folder, processes: Processes) -> Iterator[None]:
 
 
 class _Loop:
-    """A training under way."""
+    """A training under way.
+
+    Args:
+        job: what to train.
+        material: data and dimensions of the model.
+        start: checkpoint of the run without a model; later ones are made from it.
+        processes: the processes that train together.
+        device: device of the model.
+        watch: receives reports.
+    """
 
     def __init__(
         self,
-        config: Config,
+        job: TrainJob,
         material: Material,
         start: Checkpoint,
-        folder: Folder,
         processes: Processes,
         device: torch.device,
         watch: Watch,
-        *,
-        save_every: int,
     ) -> None:
-        self.config = config
+        self.job = job
+        self.config = config = job.config
         self.material = material
         self.start = start
-        self.folder = folder
+        self.folder = Folder(job.output)
         self.processes = processes
         self.device = device
         self.watch = watch
-        self.save_every = save_every
         self.standing = Standing()
-        self.sampler = build_sampler(config, material.training.captions, start.seed)
-        self.model = build_model(start.model_config, start.seed).to(device)
+        self.sampler = build_sampler(config, material.training.captions, job.seed)
+        self.model = build_model(start.model_config, job.seed).to(device)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(),
             lr=config.optimizer.learning_rate,
@@ -189,8 +215,8 @@ class _Loop:
             fused=True,
         )
 
-    def begin(self, before: Checkpoint | None, *, compiled: bool) -> None:
-        """Goes to where an earlier process stopped, if there was one."""
+    def begin(self, before: Checkpoint | None) -> None:
+        """Restore the state in which an earlier process stopped, if there was one, and build the objective."""
         if before is not None:
             assert before.optimizer is not None
             assert before.sampler is not None
@@ -200,32 +226,32 @@ class _Loop:
             self.standing = replace(before.standing, stopped="")
         loss = self.config.loss
         objective = Objective(self.model, margin=loss.margin, parallel=loss.objective == "parallel", whole=self.processes.whole)
-        if compiled:
+        if self.job.compile:
             objective.compile()
         self.objective = self.processes.wrap(objective)
 
-    def run(self, *, tensorboard: bool) -> Standing:
-        """Trains to the end."""
+    def run(self) -> Standing:
+        """Train to the end."""
         if not self.processes.is_first:
             return self._run(None)
         for path in self.folder.local_path.glob(".*"):
-            if _LEFT_BEHIND.fullmatch(path.name) and path.is_file():  # Of a process that was killed while it wrote.
+            if _LEFT_BEHIND.fullmatch(path.name) and path.is_file():  # A process was killed while it wrote this file.
                 path.unlink()
         if self.standing.step and self.standing.best_step == self.standing.step:
-            self._save(BEST)  # A process may have been killed when it had written the one checkpoint and not yet the other.
+            self._save(BEST)  # A process may have been killed between writing last.pt and best.pt.
         self.folder.write(CONFIG, self.start.config.encode())
-        with RunLog(self.folder.local_path, step=self.standing.step, tensorboard=tensorboard) as log:
+        with RunLog(self.folder.local_path, step=self.standing.step, tensorboard=self.job.tensorboard) as log:
             return self._run(log)
 
     def _run(self, log: RunLog | None) -> Standing:
         schedule, epoch_steps = self.config.schedule, self.sampler.epoch_steps
-        every = schedule.evaluate_every or epoch_steps
+        evaluate_every = schedule.evaluate_every or epoch_steps
         self._stop_if_over()
         while not self.standing.stopped:
             loss, norm = self._step()
             step = self.standing.step
-            evaluates = step % every == 0 or bool(stop_reason(self.standing, schedule, epoch_steps))
-            saves = evaluates or step % self.save_every == 0
+            evaluates = step % evaluate_every == 0 or bool(stop_reason(self.standing, schedule, epoch_steps))
+            saves = evaluates or step % self.job.save_every == 0
             if saves or step % _LOG_EVERY == 0:
                 self._check_finite(loss, norm)
             if log is not None and step % _LOG_EVERY == 0:
@@ -236,11 +262,11 @@ class _Loop:
             if saves:
                 self._save(LAST)
             if evaluates and self.standing.stale == 0:
-                self._save(BEST)  # After the other one, which holds the same model: there is never a best.pt alone.
+                self._save(BEST)  # After last.pt, which holds the same model, so that best.pt is never there alone.
         return self.standing
 
     def _step(self) -> tuple[Tensor, Tensor]:
-        """One batch; gives its loss and the norm of its gradient."""
+        """Train on one batch, and return its loss and the norm of its gradient."""
         config = self.config
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, self.sampler.epoch)
@@ -256,19 +282,24 @@ class _Loop:
         return loss.detach(), norm
 
     def _evaluate(self, log: RunLog | None, loss: Tensor) -> None:
-        """Recalls on the validation split."""
+        """Measure recalls on the validation split; only the first process does, and tells the others the score."""
         score = 0.0
         if log is not None:
-            found = evaluate(self.model, self.material.validation)
+            results = evaluate(self.model, self.material.validation)
             monitored = self.config.schedule.monitor or self.config.data.languages
-            score = sum(found[language].sum_of_recalls for language in monitored)
-            log.write("evaluation", self.standing.step, {"score": score, **{k: each.to_dict() for k, each in found.items()}})
+            score = sum(results[language].sum_of_recalls for language in monitored)
+            by_language = {language: retrieval.to_dict() for language, retrieval in results.items()}
+            log.write("evaluation", self.standing.step, {"score": score, **by_language})
         self.standing = self.standing.evaluated(self.processes.agree(score, self.device))
         if log is not None:
-            self.watch(self._report(float(loss), {language: each.sum_of_recalls for language, each in found.items()}))
+            scores = {language: retrieval.sum_of_recalls for language, retrieval in results.items()}
+            self.watch(self._report(float(loss), scores))
 
     def _check_finite(self, loss: Tensor, norm: Tensor) -> None:
-        """Looked at before anything is written, not at each step: on a GPU it waits for the step to end."""
+        """Stop a training that has diverged.
+
+        Called before anything is written rather than at every step: on a GPU it waits for the step to end.
+        """
         if not torch.isfinite(loss + norm):
             raise ImagepivotError(
                 f"the loss is {float(loss)} and the norm of its gradient {float(norm)} at step {self.standing.step}: the training "

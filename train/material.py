@@ -1,4 +1,4 @@
-"""From a configuration and folders to what a training needs: data, model and sampler."""
+"""What a training needs, opened from a configuration and a corpus: data, dimensions of the model, sampler."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from schemas.dataset import open_dataset
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import SPECIALS, Vocabulary
 from train.config.sections import Config
 from train.data.captions import Captions
+from train.data.corpus import Corpus
 from train.data.sampling import ImageSampler, Sampler, TaskSampler
 from train.data.splits import TrainingData, open_data
-from train.models.joint_embedding import JointEmbedding, ModelConfig
+from train.models.joint_embedding import ModelConfig
 
-__all__ = ["Material", "build_model", "build_sampler", "open_material", "tokens_of"]
+__all__ = ["Material", "build_sampler", "open_material", "tokens_of"]
 
 
 @dataclass(frozen=True)
 class Material:
-    """What is trained on, and what the model is built from.
+    """The data of a training and the dimensions of its model.
 
     Attributes:
-        training: the training split, with what the configuration draws from it.
-        validation: the validation split, whole.
-        vocabulary: that the captions were encoded with.
-        captions_parameters: of the encoded captions.
-        model_config: what the model is built from.
+        training: the training split, reduced as the configuration says.
+        validation: the whole validation split.
+        vocabulary: the vocabulary that the captions were encoded with.
+        captions_parameters: parameters of the encoded captions.
+        model_config: dimensions and choices of the model.
     """
 
     training: TrainingData
@@ -39,25 +38,34 @@ class Material:
     model_config: ModelConfig
 
 
-def open_material(
-    config: Config, *, captions: str, features: str, vocabulary: str, seed: int, memory_map: str | None = None
-) -> Material:
-    """Reads and checks everything that a training needs; arguments and errors as of `train.loop.train`."""
+def open_material(config: Config, corpus: Corpus, *, seed: int, memory_map: str | None = None) -> Material:
+    """Read and check everything that a training needs.
+
+    Args:
+        config: the configuration.
+        corpus: folders of captions, features and vocabulary.
+        seed: seed of the run, which reduced training splits depend on.
+        memory_map: folder for a copy of features that do not fit into memory.
+
+    Raises:
+        UsageError: the configuration does not fit the data, or the features do not fit into memory.
+        DatasetError: a dataset is missing, of the wrong kind, or does not belong with the others.
+    """
     data, model = config.data, config.model
-    # The smaller split first: what is wrong with the folders is found in less time.
+    # The smaller split comes first, so that errors in the folders show sooner.
     validation = open_data(
-        captions,
-        features,
-        vocabulary,
+        corpus.captions,
+        corpus.features,
+        corpus.vocabulary,
         split=data.validation_split,
         portions=data.portions,
         l2=data.l2_features,
         memory_map=memory_map,
     )
     training = open_data(
-        captions,
-        features,
-        vocabulary,
+        corpus.captions,
+        corpus.features,
+        corpus.vocabulary,
         split=data.split,
         portions=data.portions,
         captions_per_image=data.captions_per_image,
@@ -66,35 +74,35 @@ def open_material(
         l2=data.l2_features,
         memory_map=memory_map,
     )
-    words = open_dataset(vocabulary)
-    tokens, counting = words.vocabulary(), VocabularyParameters.from_json(words.manifest.parameters)
-    own = {} if model.shared else {name: tokens_of(tokens, name, counting) for name in data.languages}
+    dataset = open_dataset(corpus.vocabulary)
+    vocabulary, counting = dataset.vocabulary(), VocabularyParameters.from_json(dataset.manifest.parameters)
+    language_ids = {} if model.shared else {name: tokens_of(vocabulary, name, counting) for name in data.languages}
     return Material(
         training=training,
         validation=validation,
-        vocabulary=tokens,
-        captions_parameters=open_dataset(captions).manifest.parameters,
+        vocabulary=vocabulary,
+        captions_parameters=open_dataset(corpus.captions).manifest.parameters,
         model_config=ModelConfig(
             languages=data.languages,
-            vocabulary_size=len(tokens),
+            vocabulary_size=len(vocabulary),
             feature_width=training.features.width,
             embedding=model.embedding,
             words=model.words,
             shared=model.shared,
             similarity=model.similarity,
-            language_ids=own,
+            language_ids=language_ids,
         ),
     )
 
 
 def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParameters) -> tuple[int, ...]:
-    """Ids of a joint vocabulary that a language's own vocabulary would hold: the specials, and what it uses often enough.
+    """Return the ids that one language uses in a joint vocabulary: the specials, and the tokens frequent enough in it.
 
     Args:
-        vocabulary: the joint one.
+        vocabulary: the joint vocabulary.
         language: the language.
-        parameters: of the vocabulary's manifest. Where its threshold was for each language, the same holds here; where it was for
-            the joint count, a token that occurs in the language at all is one of its own.
+        parameters: parameters of the vocabulary. If its threshold applied to each language, it applies here too; if it applied to
+            the joint count, a token belongs to every language in which it occurs at all.
     """
     least = parameters.min_count if parameters.count_scope == "language" else 1
     return tuple(
@@ -102,15 +110,8 @@ def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParam
     )
 
 
-def build_model(config: ModelConfig, seed: int) -> JointEmbedding:
-    """A model with the first weights of a seed, the same on every device; torch's own generator is left alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return JointEmbedding(config)
-
-
 def build_sampler(config: Config, captions: Captions, seed: int) -> Sampler:
-    """The batches that a configuration asks for."""
+    """Build the sampler that a configuration describes."""
     schedule, loss = config.schedule, config.loss
     if loss.objective == "ranking":
         return TaskSampler(

@@ -21,9 +21,7 @@ from pipelines.commands import view as view_cli
 from pipelines.commands.options import console, notes
 from pipelines.commands.results import finish
 from schemas.errors import ImagepivotError, UsageError
-from train.commands import runs as evaluation_cli
-from train.commands import tables as tables_cli
-from train.commands import train as train_cli
+from train.commands import runs, tables, train
 
 if TYPE_CHECKING:
     from schemas.parameters import TextRecipe
@@ -84,13 +82,13 @@ def _add(group: typer.Typer) -> None:
     app.add_typer(group)
 
 
-exchange_group, view_group, train_group = typer.Typer(), typer.Typer(), typer.Typer()
+exchange_group, view_group = typer.Typer(), typer.Typer()
 exchange_cli.register(exchange_group, console=console, notes=notes, finish=finish)
 view_cli.register(view_group, console=console)
-train_cli.register(train_group, console=console, notes=notes)
-evaluation_cli.register(train_group, console=console, notes=notes, tokenize=_tokenize)
-tables_cli.register(train_group, console=console, notes=notes)
-for _group in (text.app, features.app, datasets.app, view_group, demo.app, exchange_group, train_group):
+for _group in (
+    *(text.app, features.app, datasets.app, view_group, demo.app, exchange_group),
+    *(train.app, runs.app, tables.app),
+):
     _add(_group)
 
 

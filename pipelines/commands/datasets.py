@@ -18,9 +18,9 @@ app = typer.Typer()
 @app.command(epilog="Example: imagepivot inspect build/features --rows 3")
 def inspect(
     dataset: Annotated[str, typer.Argument(help="Folder of a dataset.", show_default=False)],
-    rows: Annotated[int, typer.Option("--rows", min=0, help="Sample rows that are shown.")] = 5,
+    rows: Annotated[int, typer.Option("--rows", min=0, help="Sample rows to show.")] = 5,
 ) -> None:
-    """Show what a dataset is: parameters, statistics, failures and sample rows."""
+    """Show a dataset: parameters, statistics, failures and sample rows."""
     from pipelines.datasets.inspection import describe
     from schemas.dataset import open_dataset
 
@@ -29,7 +29,7 @@ def inspect(
 
 @app.command(epilog="Example: imagepivot validate build/features")
 def validate(dataset: Annotated[str, typer.Argument(help="Folder of a dataset.", show_default=False)]) -> None:
-    """Check every promise of the format again, on the bytes as they lie there."""
+    """Check every promise of the format on the stored bytes."""
     from schemas.validation import validate as problems_of
 
     problems = problems_of(dataset)

@@ -18,11 +18,11 @@ app = typer.Typer()
 def demo(
     context: typer.Context,
     output: Annotated[Path, typer.Argument(help="Folder for the scenes and the datasets.")] = Path("build/demo"),
-    scenes: Annotated[int, typer.Option("--scenes", help="Number of scenes that are drawn.")] = 300,
+    scenes: Annotated[int, typer.Option("--scenes", help="Number of scenes to draw.")] = 300,
 ) -> None:
-    """Run everything on scenes that are drawn here: captions in four languages, vocabulary, encoding, features, regions, training.
+    """Run everything on drawn scenes: captions in four languages, vocabulary, encoding, features, regions, training.
 
-    A small model is trained for some seconds, measured on scenes that were held out, and asked one query in each language.
+    A small model is trained for a few seconds, measured on held-out scenes, and asked one query in each language.
     """
     from pipelines.demo.run import run_demo
     from train.demo import train_demo

@@ -33,27 +33,27 @@ def features(
     weights: Annotated[
         str, typer.Option("--weights", help="[i]default[/i] (downloaded once), a file, or [i]random:SEED[/i] (untrained).")
     ] = "default",
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU where there is one.")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.")] = "auto",
     precision: Annotated[str, typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32 and fp16.")] = "fp32",
     compile: Annotated[  # noqa: A002
-        bool, typer.Option("--compile", help="On a GPU: compile the model first, which takes a minute and is faster then.")
+        bool, typer.Option("--compile", help="On a GPU: compile the model first, which takes a minute and speeds up the rest.")
     ] = False,
     batch_size: Annotated[
         int | None,
-        typer.Option("--batch-size", help="Images that the model takes at once; the extractor's own number when not given."),
+        typer.Option("--batch-size", help="Images that the model takes at once; the extractor's own number by default."),
     ] = None,
     ids: Ids = "name",
     min_regions: Annotated[
-        int | None, typer.Option("--min-regions", help="Fewest regions of an image; 36.", rich_help_panel=_REGIONS)
+        int | None, typer.Option("--min-regions", help="Fewest regions of an image; 36 by default.", rich_help_panel=_REGIONS)
     ] = None,
     max_regions: Annotated[
-        int | None, typer.Option("--max-regions", help="Most regions of an image; 36.", rich_help_panel=_REGIONS)
+        int | None, typer.Option("--max-regions", help="Most regions of an image; 36 by default.", rich_help_panel=_REGIONS)
     ] = None,
     score_threshold: Annotated[
         float | None,
         typer.Option(
             "--score-threshold",
-            help="Between these two, the regions whose score is at least this are kept; 0.2.",
+            help="Between these two numbers, keep the regions whose score is at least this; 0.2 by default.",
             rich_help_panel=_REGIONS,
         ),
     ] = None,
@@ -61,7 +61,7 @@ def features(
         str | None,
         typer.Option(
             "--class-names",
-            help="Names of the classes, one a line, e.g. objects_vocab.txt; kept with the dataset.",
+            help="Names of the classes, one per line, e.g. objects_vocab.txt; kept with the dataset.",
             rich_help_panel=_REGIONS,
         ),
     ] = None,
@@ -71,33 +71,35 @@ def features(
     ] = None,
     backend: Annotated[
         Backend | None,
-        typer.Option("--backend", help="What computes the regions; torchvision.", rich_help_panel=_REGIONS),
+        typer.Option(
+            "--backend", help="The library that computes the regions; torchvision by default.", rich_help_panel=_REGIONS
+        ),
     ] = None,
     shards: Shards = DEFAULT_SHARDS,
     max_failures: MaxFailures = 0,
     overwrite: Overwrite = False,
-    update: Annotated[bool, typer.Option("--update", help="Add images that are new in IMAGES to what is there.")] = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try the images again that failed before, and only them.")
+    update: Annotated[
+        bool, typer.Option("--update", help="Add images that are new in IMAGES to the dataset in OUTPUT.")
     ] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try only the images again that failed before.")] = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Write nothing: list the shards to do, their size, and the time they will take."),
     ] = False,
     log_json: LogJson = False,
     workers: Annotated[
-        int, typer.Option("--workers", min=0, help="Local worker processes; 0: one a GPU, or one that uses all cores.")
+        int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per GPU, or one that uses all cores.")
     ] = 0,
 ) -> None:
     """Extract features of images into shards.
 
-    An image that cannot be read or decoded becomes a failure row and stops nothing. A run that was stopped goes on where it
-    was when the same command is given again. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
+    An image that cannot be read or decoded becomes a failure row and stops nothing. A run that was stopped continues when the
+    same command is given again. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """
     from extractors import ExtractorRequest
     from pipelines.features.extract import extract_features, list_images
     from pipelines.features.job import FeaturesJob
-    from pipelines.inputs.images.opening import open_images
+    from pipelines.inputs.images import open_images
     from pipelines.running.progress import show_progress
 
     execution = execution_of(context, workers)
@@ -131,7 +133,7 @@ def features(
 
         console.print(plan_table(plan_work(job, listing)))
         return
-    if any(each.startswith("random:") for each in (weights, extractor.rpartition("+")[2])):
+    if any(name.startswith("random:") for name in (weights, extractor.rpartition("+")[2])):
         notes.print("[yellow]untrained: the weights are random, the features mean nothing[/yellow]")
     with show_progress(notes, extractor, unit="images", total=listing.count, log_json=log_json) as meter:
         manifest = extract_features(job, execution, meter, listing=listing)
@@ -139,7 +141,7 @@ def features(
 
 
 def _region_options(**given: str | int | float | None) -> RegionOptions | None:
-    """The options of regions, with defaults for those that are not given; None where none is."""
+    """Return the options of regions, with defaults for those that are None; None if all are."""
     from extractors.settings import RegionOptions
 
     chosen = {name: value for name, value in given.items() if value is not None}

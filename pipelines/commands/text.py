@@ -47,11 +47,13 @@ def captions(
     portions: Portions = "",
     splits: Annotated[str, typer.Option("--splits", help="Only these, as the source names them; all by default.")] = "",
     columns: Annotated[str, typer.Option("--columns", help="Columns of a table, e.g. [i]image_id=file,text=caption[/i].")] = "",
-    language: Annotated[str, typer.Option("--language", help="Language of captions whose source does not say it.")] = "en",
+    language: Annotated[
+        str, typer.Option("--language", help="Language of the captions if the source does not state it.")
+    ] = "en",
     truecaser: Annotated[
-        str, typer.Option("--truecaser", help="Folder with learned truecasers (LANGUAGE.model); learned by default.")
+        str, typer.Option("--truecaser", help="Folder with learned truecasers (LANGUAGE.model); by default they are learned.")
     ] = "",
-    train_splits: Annotated[str, typer.Option("--train-splits", help="Splits that truecasers are learned from.")] = "train",
+    train_splits: Annotated[str, typer.Option("--train-splits", help="Splits to learn truecasers from.")] = "train",
     shards: Shards = DEFAULT_SHARDS,
     max_failures: MaxFailures = 0,
     overwrite: Overwrite = False,
@@ -60,9 +62,9 @@ def captions(
 ) -> None:
     """Tokenize raw captions into shards.
 
-    SOURCE is, by --format: [b]multi30k[/b] the folder with task1 and task2; [b]karpathy[/b] a dataset_flickr30k.json or the
-    like; [b]coco[/b] a captions_SPLIT.json or a folder of them; [b]table[/b] a CSV, TSV, JSON lines or Parquet file with the
-    columns image_id, text and, if there are any, language, portion, index and split.
+    SOURCE depends on --format: [b]multi30k[/b] takes the folder with task1 and task2; [b]karpathy[/b] a dataset_flickr30k.json
+    or the like; [b]coco[/b] a captions_SPLIT.json or a folder of them; [b]table[/b] a CSV, TSV, JSON lines or Parquet file with the
+    columns image_id and text, and optionally language, portion, index and split.
 
     An empty caption becomes a failure row. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """
@@ -100,7 +102,7 @@ def vocabulary(
     ] = "language",
     languages: Languages = "",
     portions: Portions = "",
-    splits: Annotated[str, typer.Option("--splits", help="Splits that are counted.")] = "train",
+    splits: Annotated[str, typer.Option("--splits", help="Splits to count.")] = "train",
     overwrite: Overwrite = False,
     workers: Workers = 1,
 ) -> None:
@@ -134,7 +136,7 @@ def encode(
     captions: Annotated[str, typer.Argument(help="Folder of a captions dataset.", show_default=False)],
     vocabulary: Annotated[str, typer.Argument(help="Folder of a vocabulary.", show_default=False)],
     output: Output,
-    max_length: Annotated[int, typer.Option("--max-length", help="Most tokens kept; <start> and <end> come on top.")] = 100,
+    max_length: Annotated[int, typer.Option("--max-length", help="Most tokens to keep, besides <start> and <end>.")] = 100,
     overwrite: Overwrite = False,
     log_json: LogJson = False,
     workers: Workers = 0,

@@ -39,7 +39,7 @@ def register(app: typer.Typer, *, console: Console) -> None:
         crops that the model saw: ten for VGG19, else the centre.
         """
         from pipelines.datasets.viewing import draw_view
-        from pipelines.inputs.images.opening import open_images
+        from pipelines.inputs.images import open_images
         from schemas.dataset import open_dataset
 
         drawn = draw_view(

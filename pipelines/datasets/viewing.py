@@ -13,7 +13,7 @@ from PIL import Image
 import extractors
 from pipelines.datasets.drawing import LabelledBox, draw_boxes
 from pipelines.datasets.region_names import RegionNames, named_regions
-from pipelines.inputs.images.opening import ImageSource
+from pipelines.inputs.images import ImageSource
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.parameters import FeaturesParameters

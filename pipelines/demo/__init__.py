@@ -1,1 +1,1 @@
-"""The main job on an embedded default: drawn scenes with captions in four languages."""
+"""The demonstration: every step on drawn scenes with captions in four languages."""

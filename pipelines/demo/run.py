@@ -1,4 +1,4 @@
-"""The main job on an embedded default: scenes that are drawn here go through every step."""
+"""Every step from captions and images to datasets, on scenes that are drawn on the spot."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.rule import Rule
 from extractors import ExtractorRequest
 from pipelines.datasets.inspection import describe
 from pipelines.datasets.viewing import draw_view
-from pipelines.demo.scenes import write_scenes
+from pipelines.demo.writing import write_scenes
 from pipelines.features.extract import extract_features, list_images
 from pipelines.features.job import FeaturesJob
 from pipelines.inputs.captions import open_source
-from pipelines.inputs.images.opening import ImagesInFolder, open_images
+from pipelines.inputs.images import ImagesInFolder, open_images
 from pipelines.running.progress import show_progress
 from pipelines.running.runner import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
@@ -31,16 +31,16 @@ SHARDS = 4
 
 
 def run_demo(output: Path, *, scenes: int, console: Console, notes: Console) -> None:
-    """Draws scenes with captions in four languages, makes every dataset of them and shows each.
+    """Draw scenes with captions in four languages, make every dataset from them and show each.
 
     Args:
-        output: folder; holds ``scenes``, ``captions``, ``vocabulary``, ``encoded``, ``features``, ``regions`` of the first few
-            scenes, and ``regions.png`` afterwards.
+        output: folder for ``scenes``, ``captions``, ``vocabulary``, ``encoded``, ``features``, ``regions`` of the first few
+            scenes, and ``regions.png``.
         scenes: number of scenes.
-        console: for the result.
-        notes: for progress.
+        console: prints the results.
+        notes: prints progress.
     """
-    # One worker: for so little data a second process would start longer than it helps.
+    # One worker: with so little data, starting a second process costs more than it saves.
     execution = Execution(workers=1)
     folder = {name: output / name for name in ("scenes", "captions", "vocabulary", "encoded", "features", "regions")}
     with notes.status(f"drawing {scenes} scenes"):
@@ -70,7 +70,7 @@ def run_demo(output: Path, *, scenes: int, console: Console, notes: Console) -> 
 
 
 def _extract(folder: Mapping[str, Path], execution: Execution, notes: Console) -> None:
-    """One feature of every scene; regions, which take seconds an image, of the first four."""
+    """Extract one feature of every scene, and regions, which take seconds per image, of the first four."""
     images = folder["scenes"] / "images"
     few = ImagesInFolder(Folder(str(images.absolute())), pattern=r"scene-0000[0-3]\.jpg")
     for name, extractor, source in (("features", "resnet50-pool", open_images(images)), ("regions", "faster-rcnn-36", few)):

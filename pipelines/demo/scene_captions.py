@@ -1,30 +1,27 @@
-"""What is said about a drawn scene: its captions in the manner of Multi30K.
+"""Captions of a drawn scene in the manner of Multi30K.
 
-The ``translation`` portion has one sentence in each language, and all say the same. The ``comparable`` portion has five
-sentences in English and five in German that were made independently: they differ in wording and in what they mention.
+The ``translation`` portion has one sentence in each language, all with the same meaning. The ``comparable`` portion has five
+sentences in English and five in German that are chosen independently: they differ in wording and in what they mention.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
 
 from pipelines.demo.scene_languages import FULL_TEMPLATES, LANGUAGES, Language
-
-if TYPE_CHECKING:
-    from pipelines.demo.scenes import Group, Scene
+from pipelines.demo.scenes import Group, Scene
 
 __all__ = ["Caption", "caption", "captions", "template_count"]
 
 _COMPARABLE_LANGUAGES = ("en", "de")
 _COMPARABLE_CAPTIONS = 5
-_SIZE_SHARE = 0.6  # of the comparable captions, those that mention sizes
+_SIZE_SHARE = 0.6  # Share of the comparable captions that mention sizes.
 
 
 @dataclass(frozen=True)
 class Caption:
-    """One sentence about one scene; the image id is the caller's.
+    """One sentence about one scene, without the image id.
 
     Attributes:
         language: ``en``, ``de``, ``fr`` or ``cs``.
@@ -42,28 +39,28 @@ class Caption:
 def captions(scene: Scene) -> list[Caption]:
     """Make all captions of a scene: five comparable ones in English and German, one translation in each language.
 
-    The choice of templates depends on nothing but the scene.
+    The choice of templates depends only on the scene.
     """
-    found = []
+    sentences = []
     for number, language in enumerate(LANGUAGES):
         if language in _COMPARABLE_LANGUAGES:
             rng = Random(8 * scene.variant + number + 1)
             for index, template in enumerate(_draw_templates(rng, language, scene)):
                 text = caption(scene, language, template, with_size=rng.random() < _SIZE_SHARE)
-                found.append(Caption(language, "comparable", index, text))
+                sentences.append(Caption(language, "comparable", index, text))
     template = int(Random(8 * scene.variant).random() * FULL_TEMPLATES)
-    found += [Caption(language, "translation", 0, caption(scene, language, template)) for language in LANGUAGES]
-    return found
+    sentences += [Caption(language, "translation", 0, caption(scene, language, template)) for language in LANGUAGES]
+    return sentences
 
 
 def caption(scene: Scene, language: str, template: int, *, with_size: bool = True) -> str:
     """Describe a scene in one sentence.
 
     Args:
-        scene: what is to be described.
+        scene: the scene to describe.
         language: ``en``, ``de``, ``fr`` or ``cs``.
-        template: number of the sentence pattern, below ``template_count``. The first five mention everything and say the
-            same in each language.
+        template: number of the sentence pattern, below ``template_count``. The first five mention everything and mean
+            the same in each language.
         with_size: whether to say how large the shapes are.
     """
     grammar = LANGUAGES[language]
@@ -72,7 +69,7 @@ def caption(scene: Scene, language: str, template: int, *, with_size: bool = Tru
 
 
 def template_count(language: str, scene: Scene) -> int:
-    """Count the sentence patterns that a language has for a scene."""
+    """Return the number of sentence patterns that a language has for a scene."""
     return len(_templates(LANGUAGES[language], scene))
 
 
@@ -87,7 +84,7 @@ def _draw_templates(rng: Random, language: str, scene: Scene) -> list[int]:
 
 
 def _parts(grammar: Language, scene: Scene, with_size: bool) -> dict[str, str]:
-    """Fill the parts that templates name."""
+    """Make the parts that templates refer to."""
     parts = dict(grammar.grounds[scene.background])
     for name, group in zip("ab", scene.groups, strict=False):
         for case in {key.partition(" ")[2] for key in grammar.agreement}:
@@ -98,9 +95,9 @@ def _parts(grammar: Language, scene: Scene, with_size: bool) -> dict[str, str]:
         parts[f"is_{name}"] = grammar.verbs[group.count > 1]
         parts[f"place_{name}"] = grammar.positions[group.position]["place"]
     if len(scene.groups) == 2:
-        for part, here, there in (("relation", 0, "b"), ("reverse", 1, "a")):
-            position = grammar.positions[scene.groups[here].position]
-            parts[part] = f"{position['relation']} {parts[there + '_' + position['case']]}"
+        for part, group_number, other_name in (("relation", 0, "b"), ("reverse", 1, "a")):
+            position = grammar.positions[scene.groups[group_number].position]
+            parts[part] = f"{position['relation']} {parts[other_name + '_' + position['case']]}"
     return parts
 
 

@@ -1,11 +1,11 @@
-"""Small grammars of English, German, French and Czech: what it takes to describe a drawn scene.
+"""Small grammars of English, German, French and Czech, just large enough to describe a drawn scene.
 
-The grammar stands in tables of full forms: nouns by number and case, adjectives by ending, articles and numerals by gender and
-case. In a table ``_`` stands for a space inside a form and ``-`` for no word at all. Templates name their parts: ``{a}`` is
-the first group in the nominative, ``{a_dat}`` the same in the dative, ``{A}`` with a capital, ``{the_a}`` only its noun with
-the definite article, ``{is_a}`` the verb that agrees with it, ``{place_a}`` where it stands; ``{b}`` likewise. ``{relation}``
-says where the first group stands as seen from the second, ``{reverse}`` the other way round; the ``{ground...}`` parts are
-forms of the background colour.
+A grammar consists of tables of full forms: nouns by number and case, adjectives by ending, articles and numerals by gender and
+case. In a table ``_`` stands for a space inside a form and ``-`` for no word at all. Templates refer to parts: ``{a}`` is the
+first group in the nominative, ``{a_dat}`` the same in the dative, ``{A}`` with a capital, ``{the_a}`` only its noun with the
+definite article, ``{is_a}`` the verb that agrees with it, ``{place_a}`` its position; ``{b}`` likewise. ``{relation}`` gives
+the position of the first group relative to the second, ``{reverse}`` the other way round; the ``{ground...}`` parts are forms
+of the background colour.
 """
 
 from dataclasses import dataclass

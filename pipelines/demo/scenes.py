@@ -1,19 +1,19 @@
-"""A small data set made from nothing: drawn scenes of coloured shapes with captions in four languages.
+"""Drawn scenes of coloured shapes: what they contain, where the shapes are placed, and their pictures.
 
-It is there to try the pipelines and the training without fetching anything. The same count and seed give the same scenes and
-captions in every version of Python, and a smaller data set is the beginning of a larger one with the same seed.
+The same count and seed give the same scenes in every version of Python, and fewer scenes are the beginning of more scenes with
+the same seed.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import TypeVar
 
 from PIL import Image, ImageDraw, ImageFilter
 
-from pipelines.demo.scene_captions import captions
 from schemas.errors import UsageError
 
 __all__ = [
@@ -29,8 +29,6 @@ __all__ = [
     "layout",
     "make_scenes",
     "picture_size_wh",
-    "split_of",
-    "write_scenes",
 ]
 
 #: Colours of shapes, sRGB.
@@ -54,7 +52,7 @@ BACKGROUNDS = {
 }
 #: Radius of the circle around a shape, in pixels.
 SIZES = {"small": 13.5, "large": 27.0}
-#: Where the shapes of a group may stand: left, top, right, bottom as shares of the picture.
+#: Areas for the shapes of a group: left, top, right, bottom as fractions of the picture.
 POSITIONS = {
     "left": (0.03, 0.06, 0.45, 0.94),
     "right": (0.55, 0.06, 0.97, 0.94),
@@ -68,15 +66,13 @@ _OPPOSITE = {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}
 _MOST = 4
 _COLUMN_CHOICES = {1: (1,), 2: (1, 2), 3: (1, 2, 3), 4: (1, 2, 4)}
 _MAX_SCENES = 100_000
-_RADIUS_SHARES = (0.93, 1.05)  # radii differ a little from those in SIZES
-_GAP = 3.0  # pixels that stay free on each side of a shape
-_SHIFT = 18.0  # pixels by which a shape may stand off the middle of its cell
-_TILT = 9.0  # degrees by which a shape may lean
-_FINENESS = 4  # shapes are drawn this many times larger and then reduced
-_CORNERS = 72  # of the polygon that stands for a curve
-_SHADOW_DEPTH = 70  # of 255
-_JPEG_QUALITY = 90
-_COLUMNS = ("image_id", "language", "portion", "index", "split", "text")
+_RADIUS_FACTORS = (0.93, 1.05)  # Radii vary a little around those in SIZES.
+_GAP = 3.0  # Free pixels on each side of a shape.
+_SHIFT = 18.0  # Greatest distance of a shape from the middle of its cell, in pixels.
+_TILT = 9.0  # Greatest rotation of a shape, in degrees.
+_FINENESS = 4  # Shapes are drawn this many times larger and then reduced.
+_CORNERS = 72  # Corners of the polygon that approximates a curve.
+_SHADOW_DEPTH = 70  # Of 255.
 
 _Item = TypeVar("_Item")
 _Outline = tuple[tuple[float, float], ...]
@@ -85,7 +81,7 @@ _Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Group:
-    """One to four equal shapes that stand together.
+    """One to four equal shapes close to each other.
 
     Attributes:
         shape: one of ``SHAPES``.
@@ -111,12 +107,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture as it can be told.
+    """The content of a picture, as captions can describe it.
 
     Attributes:
         background: one of ``BACKGROUNDS``.
         groups: one group, or two of different colours on opposite sides.
-        variant: fixes what captions do not tell: the size of the picture, the exact places, the wording.
+        variant: determines everything that captions do not mention: picture size, exact positions, wording.
     """
 
     background: str
@@ -134,13 +130,13 @@ class Scene:
                 raise ValueError(f"both groups of a scene are {first.colour!r}, expected two colours")
             if _OPPOSITE.get(first.position) != second.position:
                 raise ValueError(
-                    f"the groups of a scene stand at {first.position!r} and {second.position!r}, expected opposite sides"
+                    f"the groups of a scene are at {first.position!r} and {second.position!r}, expected opposite sides"
                 )
 
 
 @dataclass(frozen=True)
 class Placed:
-    """One shape in its place.
+    """One shape and its position.
 
     Attributes:
         group: the group that the shape belongs to.
@@ -156,14 +152,14 @@ class Placed:
 
 
 def make_scenes(count: int, seed: int = 0) -> Iterator[tuple[str, Scene]]:
-    """Make scenes with their image ids ``scene-00000``, ``scene-00001`` ...; no two can be told with the same words.
+    """Make scenes with their image ids ``scene-00000``, ``scene-00001`` ...; no two have the same content.
 
     Args:
-        count: how many scenes, up to 100,000.
+        count: number of scenes, up to 100,000.
         seed: another seed gives other scenes.
 
     Raises:
-        UsageError: if the count is out of range.
+        UsageError: the count is out of range.
     """
     if not 1 <= count <= _MAX_SCENES:
         raise UsageError(f"expected a count of scenes from 1 to {_MAX_SCENES}, found {count!r}: give a count in that range")
@@ -182,7 +178,7 @@ def _scenes(count: int, seed: int) -> Iterator[tuple[str, Scene]]:
 
 
 def _draw_scene(rng: Random) -> Scene:
-    """Draw one scene. Only ``random()`` itself gives the same numbers in all versions of Python."""
+    """Draw one scene at random. Only ``random()`` itself gives the same numbers in all versions of Python."""
     background = _pick(rng, tuple(BACKGROUNDS))
     if rng.random() < 0.5:
         positions: tuple[str, ...] = (_pick(rng, tuple(POSITIONS)),)
@@ -215,10 +211,10 @@ def layout(scene: Scene) -> list[Placed]:
     for group in scene.groups:
         left, top, right, bottom = POSITIONS[group.position]
         area_xyxy = (left * width, top * height, right * width, bottom * height)
-        room = 2 * (SIZES[group.size] * _RADIUS_SHARES[1] + _GAP)
+        room = 2 * (SIZES[group.size] * _RADIUS_FACTORS[1] + _GAP)
         grids = [_cells(area_xyxy, group.count, columns) for columns in _COLUMN_CHOICES[group.count]]
         for cell_xyxy in _pick(rng, [cells for cells in grids if _narrowest(cells) >= room]):
-            radius = SIZES[group.size] * _between(rng, *_RADIUS_SHARES)
+            radius = SIZES[group.size] * _between(rng, *_RADIUS_FACTORS)
             x, y = (
                 (low + high) / 2 + _between(rng, -1, 1) * min(_SHIFT, (high - low) / 2 - radius - _GAP)
                 for low, high in (cell_xyxy[0::2], cell_xyxy[1::2])
@@ -310,51 +306,6 @@ def _mask(shape: Placed) -> tuple[tuple[int, int], Image.Image]:
     return corner_xy, mask.reduce(_FINENESS)
 
 
-def split_of(number: int) -> str:
-    """Name the split of a scene by its number: of each ten, eight are in ``train``, one in ``val``, one in ``test``."""
-    return {8: "val", 9: "test"}.get(number % 10, "train")
-
-
-def write_scenes(folder: Path, count: int = 300, seed: int = 0) -> None:
-    """Write pictures and captions: ``images/scene-00000.jpg`` ... and ``captions.tsv``, which comes last.
-
-    The table is UTF-8 with the columns image_id, language, portion, index, split and text. Files of an earlier run with the
-    same names are replaced.
-
-    Args:
-        folder: where to write; it is made if it is missing.
-        count: how many scenes, up to 100,000.
-        seed: another seed gives other scenes.
-
-    Raises:
-        UsageError: if the count is out of range, the folder is a file, or ``images`` holds other files.
-    """
-    scenes = dict(make_scenes(count, seed))
-    images, table = folder / "images", folder / "captions.tsv"
-    try:
-        images.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UsageError(f"expected a folder, found a file at {error.filename!r}: give another folder") from error
-    others = sorted(path.name for path in images.iterdir() if path.suffix != ".jpg" or path.stem not in scenes)
-    if others:
-        raise UsageError(
-            f"expected nothing but the pictures of {count} scenes, found {others[0]!r} and {len(others) - 1} more files in "
-            f"{str(images)!r}: give an empty folder"
-        )
-    table.unlink(missing_ok=True)
-    rows = []
-    for number, (image_id, scene) in enumerate(scenes.items()):
-        draw(scene).save(images / f"{image_id}.jpg", quality=_JPEG_QUALITY, subsampling=0)
-        rows += [
-            (image_id, caption.language, caption.portion, caption.index, split_of(number), caption.text)
-            for caption in captions(scene)
-        ]
-    lines = ["\t".join(_COLUMNS), *("\t".join(map(str, row)) for row in sorted(rows))]
-    unfinished = folder / "captions.tsv.part"
-    unfinished.write_bytes("".join(f"{line}\n" for line in lines).encode())
-    unfinished.replace(table)
-
-
 def _round(radius: float) -> _Outline:
     turns = [2 * math.pi * i / _CORNERS for i in range(_CORNERS)]
     return tuple((radius * math.cos(turn), radius * math.sin(turn)) for turn in turns)
@@ -377,7 +328,7 @@ def _heart() -> _Outline:
     )
 
 
-_A, _L = 0.29, 0.94  # half the width and half the length of the bars of a cross
+_A, _L = 0.29, 0.94  # Half the width and half the length of the bars of a cross.
 _CROSS = ((-_A, -_L), (_A, -_L), (_A, -_A), (_L, -_A), (_L, _A), (_A, _A))
 
 #: Outlines of shapes in the unit circle, y downwards; a second outline is a hole.

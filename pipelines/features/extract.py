@@ -1,9 +1,9 @@
 """``imagepivot features``: images in, features in shards out. The unit of work is a shard, not an image.
 
 Beam moves references only. One call of one function reads, decodes, runs the model and writes a shard: features never pass
-through a shuffle, a retry makes one shard again, and a run that was killed goes on with the shards that are missing.
-``RunInference`` is not used: its dead letter holds whole batches, it decodes and runs the model in one thread in turn, and
-its results would be shuffled to the writer.
+through a shuffle, a retry makes one shard again, and a run that was killed continues with the missing shards. ``RunInference`` is
+not used: its dead letter holds whole batches, it decodes and runs the model by turns in one thread, and its results would be
+shuffled to the writer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipelines.features.forward import Tally
 from pipelines.features.job import FeaturesJob
 from pipelines.features.shards import make_shard
 from pipelines.features.workers import count_gpus, decoding_threads, device_of_worker
-from pipelines.inputs.images.opening import ImageRef, ImageSource, Listing, sum_digests
+from pipelines.inputs.images import ImageRef, ImageSource, Listing, sum_digests
 from pipelines.running.jobs import CommitDataset, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
@@ -73,7 +73,7 @@ class _ExtractShardFn(beam.DoFn):
         tally = make_shard(
             self._output,
             shard,
-            [ref for ref in (ImageRef(*each) for each in group) if ref.image_id],
+            [ref for ref in (ImageRef(*fields) for fields in group) if ref.image_id],
             images=self._job.images,
             extractor=self._loaded.extractor,
             batch_size=self._job.batch_size or self._loaded.extractor.description.batch_size,
@@ -117,14 +117,14 @@ def _refs_by_shard(
 
 @dataclass(eq=False)
 class ExtractFeatures(beam.PTransform):
-    """A pipeline's begin to feature shards on disk; gives the numbers of the shards that it wrote.
+    """Writes shards of features, from the start of a pipeline; its output holds the numbers of the shards that it wrote.
 
     Attributes:
         job: images, extractor and how to run it.
         output: the dataset.
-        finished: shards that an earlier run finished.
+        finished: numbers of the shards that an earlier run finished.
         meter: counts images.
-        threads: torch's threads in each worker; 0 leaves torch's own number.
+        threads: torch's threads in each worker; 0 for torch's own number.
     """
 
     job: FeaturesJob
@@ -134,9 +134,9 @@ class ExtractFeatures(beam.PTransform):
     threads: int = 0
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
-        """Lists the images on a worker, groups the references by shard, and makes each shard in one call."""
+        """List the images on a worker, group the references by shard, and write each shard in one call."""
         shards = self.output.identity.shards
-        # A reference without an id stands for the shard itself: every shard is written, also one without images.
+        # A reference without an id stands for the shard itself, so that shards without images are written, too.
         todo = [(shard, ImageRef("", "")) for shard in range(shards) if shard not in self.finished]
         refs = (
             begin
@@ -152,10 +152,10 @@ class ExtractFeatures(beam.PTransform):
 
 
 def list_images(job: FeaturesJob) -> Listing:
-    """Lists the images of a job once.
+    """List the images of a job once.
 
     Raises:
-        InputError: there are none.
+        InputError: the source holds no images.
     """
     listing = Listing.of(job.images.refs(), job.shards)
     if not listing.count:
@@ -166,12 +166,12 @@ def list_images(job: FeaturesJob) -> Listing:
 
 
 def plan_features(job: FeaturesJob, listing: Listing) -> Output:
-    """Where a job writes, and the identity of what it makes.
+    """Return where a job writes, and the identity of what it makes.
 
     The identity of features is that of the feature space (extractor, weights, transform, precision) and the number of shards. The
-    images are not part of it: a dataset grows, and models that were trained on it meet features of other images. Which images
-    are in a shard stands in its footer, as the digest of their list. Names of classes and attributes are not part of it either;
-    those of an earlier run stay where this one gives none.
+    images are not part of it: a dataset grows, and models that were trained on it meet features of other images. The footer of a
+    shard says which images are in it, by the digest of their list. Names of classes and attributes are not part of the identity
+    either; those of an earlier run stay unless this job gives others.
     """
     description = job.extractor.describe()
     identity = Identity(
@@ -202,20 +202,23 @@ def extract_features(
     *,
     listing: Listing | None = None,
 ) -> Manifest:
-    """Makes a dataset of kind ``features``, or ``regions`` where the extractor makes those.
+    """Write a dataset of kind ``features``, or ``regions`` if the extractor makes those.
 
     Args:
         job: what to make.
-        execution: where and how to run. With no number of workers given, one a GPU, or one whose model uses all cores.
-        meter: counts images for whoever watches.
-        listing: what ``list_images`` gave, to list a large source once less.
+        execution: where and how to run. Without a number of workers, one per GPU, or one whose model uses all cores.
+        meter: counts images, to show progress.
+        listing: the result of `list_images`, if the caller has it: listing a large source takes long.
+
+    Returns:
+        The manifest of the committed dataset.
 
     Raises:
-        ImagepivotError: the images, weights or device are not there, or the folder cannot be written.
+        ImagepivotError: the images, weights or device are missing, or the folder cannot be written.
     """
     output = plan_features(job, listing or list_images(job))
     if execution.is_local:
-        job.check_device()  # Before anything that lies there is replaced.
+        job.check_device()  # Before anything in the folder is replaced.
     if execution.is_local and not execution.workers:
         execution = replace(execution, workers=max(1, count_gpus(job)))
     workers = execution.local_workers if execution.is_local else 1

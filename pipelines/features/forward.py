@@ -1,6 +1,6 @@
-"""Features of the images of one shard: the plain functions under ``pipelines.features.extract``.
+"""Decode the images of one shard and run the model over them: plain functions, without Beam.
 
-Reading and decoding run in threads ahead of the model, which takes batch after batch; memory holds a few batches.
+Threads read and decode ahead of the model, which takes batch after batch; memory holds a few batches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 import extractors
-from pipelines.inputs.images.opening import ImageRef
+from pipelines.inputs.images import ImageRef
 from schemas.errors import DatasetError, InputError
 
 __all__ = ["Tally", "extract_shard", "merge_rows", "refuse_duplicates"]
@@ -26,14 +26,14 @@ __all__ = ["Tally", "extract_shard", "merge_rows", "refuse_duplicates"]
 
 @dataclass
 class Tally:
-    """What happened while a shard was made.
+    """Counts and times of the making of a shard.
 
     Attributes:
         images: images with features.
-        failures: rows of the failures.
-        decode_seconds: time of all decoding threads together.
+        failures: rows of kind ``failures``.
+        decode_seconds: time of all decoding threads, summed.
         forward_seconds: time in the model.
-        wait_seconds: time in which the model waited for decoded images.
+        wait_seconds: time that the model waited for decoded images.
     """
 
     images: int = 0
@@ -43,7 +43,7 @@ class Tally:
     wait_seconds: float = 0.0
 
     def add(self, other: Tally) -> None:
-        """Adds what happened elsewhere."""
+        """Add another tally to this one."""
         self.images += other.images
         self.failures += other.failures
         self.decode_seconds += other.decode_seconds
@@ -60,7 +60,7 @@ class _Decoded:
 
 
 def refuse_duplicates(refs: Sequence[ImageRef]) -> None:
-    """Checks the references of one shard, sorted by image id; equal ids always meet in one shard.
+    """Check that no id occurs twice among the references of one shard, sorted by image id; equal ids always meet in one shard.
 
     Raises:
         InputError: two images have the same id.
@@ -84,17 +84,20 @@ def extract_shard(
     tally: Tally,
     on_batch: Callable[[Tally], None] = lambda batch: None,
 ) -> Iterator[pa.Table]:
-    """Features of images, in their order; an image that cannot be read or decoded becomes a failure and leaves no row.
+    """Extract features of images, in their order; an image that cannot be read or decoded becomes a failure without a row.
 
     Args:
         refs: the images of the shard, sorted by image id.
         extractor: the loaded extractor.
-        read: gives the bytes of an image, or raises OSError.
+        read: returns the bytes of an image, or raises OSError.
         schema: schema of the rows.
         batch_size: images that the model takes at once; the last batch may be smaller.
         threads: decoding threads.
-        tally: is filled while the result is consumed.
-        on_batch: is shown after each batch what happened since the one before.
+        tally: is updated while the result is consumed.
+        on_batch: is called after each batch with the tally of that batch.
+
+    Yields:
+        Rows, one table per batch.
     """
     rest = iter(refs)
     ahead: deque[Future[_Decoded]] = deque()
@@ -113,7 +116,7 @@ def extract_shard(
 
     with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         while True:
-            # Two batches ahead: one is ready when the model has ended the other.
+            # Two batches ahead: one is ready when the model has finished the other.
             ahead.extend(
                 pool.submit(_decode, ref, extractor, read) for ref in islice(rest, 2 * batch_size + threads - len(ahead))
             )
@@ -133,11 +136,11 @@ def extract_shard(
 
 
 def merge_rows(old: Iterable[pa.RecordBatch], new: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Rows of two sources, each sorted by image id, in one order; no id is in both.
+    """Merge rows of two sources, each sorted by image id; no id is in both.
 
     Args:
-        old: what is there, in batches that are not empty.
-        new: what is added, likewise. Of each side one batch is in memory.
+        old: stored rows, in batches that are not empty.
+        new: rows to add, likewise. Memory holds one batch of each side.
     """
     sides: list[Iterator[pa.Table]] = [(pa.Table.from_batches([batch]) for batch in old), iter(new)]
     heads: list[Any] = [next(side, None) for side in sides]
@@ -162,7 +165,7 @@ def _decode(ref: ImageRef, extractor: extractors.Extractor, read: Callable[[Imag
     except extractors.DecodeError as error:
         failure = _failure(ref, "decode", error.reason, str(error))
     except (OSError, DatasetError) as error:
-        # Storage says what to do about an error of the operating system, which is its cause.
+        # A storage error is caused by one of the operating system, which says what happened.
         cause = error.__cause__ or error
         # Without the file's name: messages must not depend on where the images lie.
         failure = _failure(ref, "read", "unreadable", getattr(cause, "strerror", None) or type(cause).__name__)
@@ -184,7 +187,7 @@ def _forward(held: Sequence[_Decoded], extractor: extractors.Extractor, schema: 
 
 
 def _column(array: np.ndarray, dtype: pa.DataType) -> pa.Array:
-    """An array [B, ...] as a column: vectors for fixed-size lists, else single values."""
+    """Turn an array ``[B, ...]`` into a column: of vectors for fixed-size lists, else of single values."""
     if not pa.types.is_fixed_size_list(dtype):
         return pa.array(array, dtype)
     values = np.ascontiguousarray(array, dtype.value_type.to_pandas_dtype()).reshape(-1)

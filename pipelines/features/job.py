@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from extractors import ExtractorRequest
-from pipelines.inputs.images.base import ImageSource
+from pipelines.inputs.images import ImageSource
 from schemas.errors import UsageError
 from schemas.keys import DEFAULT_SHARDS, check_shards
 

@@ -1,4 +1,4 @@
-"""What a run of ``imagepivot features`` would do: shards, size and time, from a short measurement."""
+"""Plan a run of ``imagepivot features``: its shards, their size, and the time that a short measurement predicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.features.extract import plan_features
 from pipelines.features.forward import Tally, extract_shard
 from pipelines.features.job import FeaturesJob
 from pipelines.features.workers import count_gpus, decoding_threads
-from pipelines.inputs.images.opening import ImageRef, Listing
+from pipelines.inputs.images import ImageRef, Listing
 from pipelines.running.progress import bound_by
 from schemas.batches import vector_bytes
 from schemas.keys import shard_of
@@ -28,12 +28,12 @@ _MEASURED_BATCHES = 3
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What is left of one shard.
+    """The work that is left of one shard.
 
     Attributes:
         number: number of the shard.
         images: images to extract.
-        kept: rows that are there and stay.
+        kept: stored rows that stay.
     """
 
     number: int
@@ -43,13 +43,13 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class WorkPlan:
-    """What a run would do.
+    """The work of a run.
 
     Attributes:
         todo: the shards that are not finished.
-        finished: number of shards that are.
+        finished: number of finished shards.
         row_bytes: stored size of the feature of one image.
-        images_per_second: measured over a few images of this source; None where there is nothing to do or to measure.
+        images_per_second: measured on a few images of this source; None if there is nothing to do or to measure.
         bottleneck: ``model`` or ``decoding``, likewise.
     """
 
@@ -61,29 +61,29 @@ class WorkPlan:
 
     @property
     def images(self) -> int:
-        """Images to extract."""
+        """Number of images to extract."""
         return sum(shard.images for shard in self.todo)
 
     @property
     def bytes(self) -> int:
-        """Size of what will be written, of the shards that are rewritten all."""
+        """Bytes to write, counting whole shards where rows are added."""
         return sum((shard.images + shard.kept) * self.row_bytes for shard in self.todo)
 
     @property
     def seconds(self) -> float | None:
-        """Time that it will take, set-up not counted."""
+        """Seconds that the run will take, start-up not counted."""
         return self.images / self.images_per_second if self.images_per_second else None
 
 
 def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
-    """Looks at what is there and measures the extractor on a few of the images; writes nothing.
+    """Look at the folder and measure the extractor on a few of the images; nothing is written.
 
     Args:
         job: what to make.
         listing: its images.
 
     Raises:
-        ImagepivotError: the images, weights or device are not there. Whether the run would refuse the folder is not asked.
+        ImagepivotError: the images, weights or device are missing. Whether the run would refuse the folder is not checked.
     """
     output = plan_features(job, listing)
     survey = output.survey()
@@ -105,17 +105,17 @@ def _kept(survey: Survey, number: int) -> tuple[int, int]:
 
 
 def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, str | None]:
-    """Images a second, of all GPUs together, and what bounds them. The first batch warms up and is not counted."""
+    """Measure images per second, of all GPUs together, and what bounds them. The first batch warms up and is not counted."""
     extractor, workers = job.extractor.load(job.device), max(1, count_gpus(job))
     batch_size = job.batch_size or extractor.description.batch_size
 
-    def some() -> Iterator[ImageRef]:
+    def sample() -> Iterator[ImageRef]:
         chosen = (ref for ref in job.images.refs() if shard_of(ref.image_id, job.shards) in shards)
         return islice(chosen, _MEASURED_BATCHES * batch_size)
 
     tally, times = Tally(), []
     rows = extract_shard(
-        list(some()),
+        list(sample()),
         extractor=extractor,
         read=job.images.read,
         schema=schema_of(extractor.description.kind, extractor.spec),
@@ -138,7 +138,7 @@ def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, st
 
 
 def plan_table(plan: WorkPlan) -> Table:
-    """The plan for a terminal: the first shards that are to be done, and the sum."""
+    """Return the plan as a table for a terminal: the first shards to do, and the sum."""
     table = Table(title=f"{len(plan.todo)} shards to do, {plan.finished} finished", title_justify="left", title_style="bold")
     for heading in ("shard", "images to extract", "rows kept", "MiB written"):
         table.add_column(heading, justify="right")

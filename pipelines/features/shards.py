@@ -1,4 +1,4 @@
-"""Making one shard of features, or what of it is missing: the plain function under ``pipelines.features.extract``."""
+"""Write one shard of features, extracting only what is missing: a plain function, without Beam."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 import extractors
 from pipelines.features.forward import Tally, extract_shard, merge_rows, refuse_duplicates
-from pipelines.inputs.images.opening import ImageRef, ImageSource, Listing
+from pipelines.inputs.images import ImageRef, ImageSource, Listing
 from schemas.batches import batch_rows
 from schemas.errors import InputError
 from schemas.output import Output
@@ -37,27 +37,27 @@ def make_shard(
     retry_failed: bool = False,
     on_batch: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
-    """Writes one shard.
+    """Write one shard.
 
-    Where the shard is there already, from an earlier run of the same identity, its rows are kept and only images that have
-    neither a row nor a failure are extracted: the result is the same as if all had been extracted at once.
+    If the shard exists, from an earlier run of the same identity, its rows are kept and only images that have neither a row nor
+    a failure are extracted: the result is the same as if all had been extracted at once.
 
     Args:
         output: the dataset.
         number: number of the shard.
-        refs: the images that belong to it, in any order.
+        refs: the images of the shard, in any order.
         images: reads them.
         extractor: the loaded extractor.
         batch_size: images that the model takes at once.
         threads: decoding threads.
         retry_failed: try the images again that failed before.
-        on_batch: is shown the tally after each batch.
+        on_batch: is called after each batch with the tally of that batch.
 
     Returns:
-        What happened.
+        The tally of the shard.
 
     Raises:
-        InputError: two images have the same id, the list of images has changed since the run began, or they are gone.
+        InputError: two images have the same id, the list of images has changed since the run began, or the source is gone.
     """
     refs = sorted(refs)
     refuse_duplicates(refs)
@@ -100,7 +100,7 @@ def make_shard(
 
 
 def _refuse_other_list(output: Output, number: int, refs: Sequence[ImageRef], images: ImageSource) -> None:
-    """The launcher lists the images and a worker lists them again: a shard of fewer must not count as the whole."""
+    """Refuse a shard whose images are not those that the launcher listed: a shard of fewer must not count as finished."""
     if output.listings is not None and Listing.of(refs, 1).shards[0] != output.listings[number]:
         raise InputError(
             f"the images in {images.location!r} changed while the run was going on: shard {number} has {len(refs)} images now, and "
@@ -109,7 +109,7 @@ def _refuse_other_list(output: Output, number: int, refs: Sequence[ImageRef], im
 
 
 def _refuse_gone(images: ImageSource, tally: Tally) -> None:
-    """Where the whole place is gone, say a network disk, its images have not failed one by one."""
+    """Refuse to commit a shard if the whole source is gone, say a network disk: its images have not failed one by one."""
     unreadable = any(row["reason"] == "unreadable" for row in tally.failures)
     if unreadable and not is_remote(images.location) and not Path(images.location).exists():
         raise InputError(
@@ -119,7 +119,7 @@ def _refuse_gone(images: ImageSource, tally: Tally) -> None:
 
 
 def _sort_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Rows by image id; they wait in a temporary file, so that memory does not grow with the shard."""
+    """Sort rows by image id, through a temporary file, so that memory does not grow with the shard."""
     with tempfile.NamedTemporaryFile(prefix="imagepivot-") as file:
         with pa.ipc.new_file(file, schema) as writer:
             for table in tables:
@@ -130,8 +130,8 @@ def _sort_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Tab
             batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
             ids = ((key, number, row) for number, batch in enumerate(batches) for row, key in enumerate(batch[0].to_pylist()))
             places = iter(sorted(ids))
-            while some := list(islice(places, _SORTED_ROWS)):
-                rows = [batches[number].slice(row, 1) for _, number, row in some]
+            while chosen := list(islice(places, _SORTED_ROWS)):
+                rows = [batches[number].slice(row, 1) for _, number, row in chosen]
                 yield pa.Table.from_batches(rows).combine_chunks()
 
 

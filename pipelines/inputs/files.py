@@ -1,7 +1,7 @@
-"""Files of a source: listing, opening, lines of text, items of JSON, checksums. Local folders, ``gs://`` and ``s3://``.
+"""Reading input files: listing, opening, lines of text, items of JSON, checksums; local, ``gs://`` and ``s3://``.
 
-Everything streams: memory does not grow with the size of a file. What a user can mend (a file that is not there, not UTF-8, cut
-short, not JSON) is an `InputError` that names the file and the place in it.
+Everything streams: memory use does not grow with the size of a file. Whatever a user can fix (a file that is missing, not UTF-8,
+truncated or not JSON) is an `InputError` that names the file and the place in it.
 """
 
 from __future__ import annotations
@@ -15,109 +15,44 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import ijson
+import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import DatasetError, InputError
-from schemas.storage import filesystem_of, is_remote, storage_errors
+from schemas.storage import Folder, filesystem_of, storage_errors
 
-__all__ = ["InputFolder", "count_lines", "inventory", "iter_json", "kind_of", "locate", "read_lines", "without_gz"]
+__all__ = [
+    "PathKind",
+    "count_lines",
+    "input_errors",
+    "inventory",
+    "iter_json",
+    "kind_of",
+    "list_files",
+    "locate",
+    "open_input",
+    "open_seekable",
+    "read_lines",
+    "without_gz",
+]
+
+PathKind = Literal["file", "folder", "nothing"]
 
 _CHUNK = 1 << 18
 _HEX2 = rb"[0-9a-fA-F]{2}"
-# The escapes of JSON that matter here, each as a whole: anything but \u, a surrogate pair, half of one.
+# The JSON escapes that matter here, each matched whole: anything but \u, a surrogate pair, half a pair.
 _ESCAPE = re.compile(
     rb"\\[^u]|\\u[dD][89abAB]" + _HEX2 + rb"\\u[dD][c-fC-F]" + _HEX2 + rb"|(?P<half>\\u[dD][89a-fA-F])",
 )
 _LONGEST_ESCAPE = 12
 
 
-@dataclass(frozen=True, order=True)
-class InputFolder:
-    """A local or remote folder; files in it are named relative to it, with ``/`` between the parts.
-
-    Attributes:
-        location: absolute local path, or a URI such as ``gs://bucket/captions``.
-    """
-
-    location: str
-
-    def where(self, name: str) -> str:
-        """Full name of a file, for messages."""
-        return f"{self.location.rstrip('/')}/{name}"
-
-    def names(self, below: str = "") -> list[str]:
-        """Sorted names of the files directly in this folder, or in the folder `below`; empty when that is not there."""
-        filesystem, base = filesystem_of(self.location)
-        path = f"{base.rstrip('/')}/{below}" if below else base
-        try:
-            with _store_errors(self.where(below)):
-                entries = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        except PermissionError as error:
-            raise _cannot_open(self.where(below), error) from error
-        return sorted(entry.base_name for entry in entries if entry.type == fs.FileType.File)
-
-    @contextmanager
-    def open(self, name: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
-        """Opens a file for streaming; ``.gz`` is decompressed on the way unless `decompress` is false."""
-        filesystem, base = filesystem_of(self.location)
-        where = self.where(name)
-        try:
-            with filesystem.open_input_stream(f"{base.rstrip('/')}/{name}", compression=None) as raw:
-                stored = io.BufferedReader(raw, _CHUNK)
-                if decompress and name.endswith(".gz"):
-                    with gzip.GzipFile(fileobj=stored) as unzipped:
-                        yield cast("BinaryIO", io.BufferedReader(unzipped, _CHUNK))
-                else:
-                    yield cast("BinaryIO", stored)
-        except (FileNotFoundError, PermissionError) as error:
-            raise _cannot_open(where, error) from error
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise InputError(
-                f"{where!r} is not a whole gzip file ({error}): it was probably cut short while it was copied, or is not "
-                f"compressed at all; fetch it again, or name it without '.gz'"
-            ) from error
-        except OSError:
-            with _store_errors(where):
-                raise
-
-    def open_seekable(self, name: str) -> Any:
-        """Opens a file for reading here and there, as Arrow wants it for Parquet; a context manager."""
-        filesystem, base = filesystem_of(self.location)
-        try:
-            with _store_errors(self.where(name)):
-                return filesystem.open_input_file(f"{base.rstrip('/')}/{name}")
-        except (FileNotFoundError, PermissionError) as error:
-            raise _cannot_open(self.where(name), error) from error
-
-
-def kind_of(location: str) -> str:
-    """What stands at a location: ``file``, ``folder`` or ``nothing``."""
-    filesystem, path = filesystem_of(location)
-    kinds = {fs.FileType.File: "file", fs.FileType.Directory: "folder"}
-    with _store_errors(location):
-        return kinds.get(filesystem.get_file_info([path])[0].type, "nothing")
-
-
-@contextmanager
-def _store_errors(location: str) -> Iterator[None]:
-    """What an object store answers, as an error that says what to do; errors of local files pass as they are."""
-    if not is_remote(location):
-        yield
-        return
-    try:
-        with storage_errors(location):
-            yield
-    except DatasetError as error:
-        raise InputError(str(error)) from error
-
-
 def locate(path: str | os.PathLike[str]) -> str:
-    """A path as an absolute local path (it must mean the same to every worker), or the URI as it stands."""
+    """Return a path as an absolute local path, which means the same to every worker, or an address unchanged."""
     text = os.fspath(path)
     if "://" in text:
         return text.rstrip("/")
@@ -125,20 +60,92 @@ def locate(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(Path(text).expanduser())  # noqa: PTH100
 
 
+def kind_of(location: str) -> PathKind:
+    """Return what a location holds: a file, a folder or nothing."""
+    with input_errors(location):
+        filesystem, path = filesystem_of(location)
+        entry = filesystem.get_file_info([path])[0]
+    kinds: dict[fs.FileType, PathKind] = {fs.FileType.File: "file", fs.FileType.Directory: "folder"}
+    return kinds.get(entry.type, "nothing")
+
+
+def list_files(folder: Folder, below: str = "") -> list[str]:
+    """Return the sorted names of the files directly in a folder, or in its subfolder `below`; none if it does not exist."""
+    with input_errors(folder.path_of(below)):
+        return folder.children(below)
+
+
+@contextmanager
+def open_input(folder: Folder, name: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
+    """Open a file for streaming.
+
+    Args:
+        folder: the folder of the file.
+        name: the file's name in it.
+        decompress: decompress a ``.gz`` while reading.
+
+    Raises:
+        InputError: the file is missing, cannot be read, or is not a complete gzip file.
+    """
+    location = folder.path_of(name)
+    with input_errors(location):
+        try:
+            with folder.stream(name) as raw:
+                stored = io.BufferedReader(raw, _CHUNK)
+                if decompress and name.endswith(".gz"):
+                    with gzip.GzipFile(fileobj=stored) as unzipped:
+                        yield cast("BinaryIO", io.BufferedReader(unzipped, _CHUNK))
+                else:
+                    yield cast("BinaryIO", stored)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise InputError(
+                f"{location!r} is not a whole gzip file ({error}): it was probably cut short while it was copied, or is not "
+                f"compressed at all; fetch it again, or name it without '.gz'"
+            ) from error
+
+
+def open_seekable(folder: Folder, name: str) -> pa.NativeFile:
+    """Open a file for random access, as Arrow needs it for Parquet.
+
+    Raises:
+        InputError: the file is missing or cannot be read.
+    """
+    with input_errors(folder.path_of(name)):
+        return folder.open(name)
+
+
+@contextmanager
+def input_errors(location: str) -> Iterator[None]:
+    """Turn errors of the operating system or the object store into an `InputError` that says what to do.
+
+    Args:
+        location: the file or folder that is read, for the message.
+    """
+    try:
+        with storage_errors(location):
+            yield
+    except FileNotFoundError as error:
+        raise InputError(f"{location!r} is not there: check the path, or fetch the file again") from error
+    except DatasetError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise InputError(f"{location!r} may not be read: give this user (or the workers) the right to read it") from error
+        raise InputError(str(error)) from error
+
+
 def without_gz(name: str) -> str:
-    """A file name without a final ``.gz``."""
+    """Return a file name without a final ``.gz``."""
     return name.removesuffix(".gz")
 
 
-def read_lines(folder: InputFolder, name: str) -> Iterator[str]:
-    """Lines of a UTF-8 text file, plain or ``.gz``, without their LF.
+def read_lines(folder: Folder, name: str) -> Iterator[str]:
+    """Yield the lines of a UTF-8 text file, plain or ``.gz``, without their LF.
 
-    Only LF ends a line; CR, a byte order mark, U+2028 and the like are text and stay.
+    Only LF ends a line; CR, byte order marks, U+2028 and the like are text and are kept.
 
     Raises:
         InputError: the file is missing, cut short or not UTF-8.
     """
-    with folder.open(name) as stream:
+    with open_input(folder, name) as stream:
         for number, line in enumerate(stream, start=1):
             try:
                 text = line.decode("utf-8")
@@ -146,35 +153,35 @@ def read_lines(folder: InputFolder, name: str) -> Iterator[str]:
                 column = len(line[: error.start].decode("utf-8")) + 1
                 place = f"line {number}, column {column} (byte {error.start + 1} of the line)"
                 zipped = number == 1 and line.startswith(b"\x1f\x8b")
-                raise _not_utf8(folder.where(name), place=place, byte=line[error.start], zipped=zipped) from error
+                raise _not_utf8(folder.path_of(name), place=place, byte=line[error.start], zipped=zipped) from error
             yield text[:-1] if text.endswith("\n") else text
 
 
-def count_lines(folder: InputFolder, name: str) -> int:
-    """Number of lines that `read_lines` gives; a last line without LF counts."""
+def count_lines(folder: Folder, name: str) -> int:
+    """Return the number of lines that `read_lines` yields; a last line without LF counts."""
     lines, last = 0, b"\n"
-    with folder.open(name) as stream:
+    with open_input(folder, name) as stream:
         while chunk := stream.read(_CHUNK):
             lines += chunk.count(b"\n")
             last = chunk[-1:]
     return lines + (last != b"\n")
 
 
-def iter_json(folder: InputFolder, name: str, *, prefix: str) -> Iterator[Any]:
-    """Items of a list inside one JSON document, plain or ``.gz``, one at a time.
+def iter_json(folder: Folder, name: str, *, prefix: str) -> Iterator[Any]:
+    """Yield the items of a list inside a JSON document, plain or ``.gz``, one at a time.
 
     Args:
         folder: the folder of the file.
         name: the file's name in it.
-        prefix: which items, in the words of ijson, e.g. ``images.item``.
+        prefix: path of the items in ijson's notation, e.g. ``images.item``.
 
     Raises:
         InputError: the file is missing, cut short, not UTF-8 or not JSON.
     """
-    # The C parser turns half a surrogate pair into "?"; the Python one, far slower, hands it over, so that it can be refused.
+    # The C parser replaces half a surrogate pair by "?"; the Python parser, far slower, keeps it, so that it can be refused.
     parser = ijson.get_backend("python") if _scan_json(folder, name) else ijson
     done = 0
-    with folder.open(name) as stream:
+    with open_input(folder, name) as stream:
         try:
             for item in parser.items(stream, prefix, use_float=True):
                 yield item
@@ -184,17 +191,17 @@ def iter_json(folder: InputFolder, name: str, *, prefix: str) -> Iterator[Any]:
             if isinstance(detail, bytes):
                 detail = detail.decode("utf-8", "replace")
             raise InputError(
-                f"{folder.where(name)!r} is not well-formed JSON: {' '.join(str(detail).split())!r} "
+                f"{folder.path_of(name)!r} is not well-formed JSON: {' '.join(str(detail).split())!r} "
                 f"after {done} items of {prefix.removesuffix('.item')!r}. Was it cut short? Fetch or write the file again"
             ) from error
 
 
-def inventory(folder: InputFolder, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Name, size and SHA-256 of each file as stored, sorted by name: what a fingerprint is made of."""
+def inventory(folder: Folder, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Return name, size in bytes and SHA-256 of each file as stored, sorted by name, for a fingerprint."""
     rows = []
     for name in sorted(set(names)):
         digest, size = hashlib.sha256(), 0
-        with folder.open(name, decompress=False) as stream:
+        with open_input(folder, name, decompress=False) as stream:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
                 size += len(chunk)
@@ -202,25 +209,19 @@ def inventory(folder: InputFolder, names: Iterable[str]) -> list[dict[str, Any]]
     return rows
 
 
-def _cannot_open(where: str, error: OSError) -> InputError:
-    if isinstance(error, FileNotFoundError):
-        return InputError(f"{where!r} is not there: check the path, or fetch the file again")
-    return InputError(f"{where!r} may not be read: give this user (or the workers) the right to read it")
-
-
-def _not_utf8(where: str, *, place: str, byte: int, zipped: bool) -> InputError:
+def _not_utf8(location: str, *, place: str, byte: int, zipped: bool) -> InputError:
     if zipped:
         advice = "it is compressed with gzip: give it a name that ends in '.gz'"
     else:
         advice = "convert the file to UTF-8: iconv -f LATIN1 -t UTF-8 OLD > NEW (name the encoding it has in place of LATIN1)"
-    return InputError(f"{where!r} is not UTF-8: {place} is the byte 0x{byte:02x}; {advice}")
+    return InputError(f"{location!r} is not UTF-8: {place} is the byte 0x{byte:02x}; {advice}")
 
 
-def _scan_json(folder: InputFolder, name: str) -> bool:
-    """Checks that a JSON file is UTF-8, and tells whether an escape in it is half a surrogate pair."""
+def _scan_json(folder: Folder, name: str) -> bool:
+    """Check that a JSON file is UTF-8, and return whether any of its escapes is half a surrogate pair."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    found, start, lines, tail, first = False, 0, 1, b"", b""
-    with folder.open(name) as stream:
+    has_half, start, lines, tail, first = False, 0, 1, b"", b""
+    with open_input(folder, name) as stream:
         while True:
             chunk = stream.read(_CHUNK)
             first = first or chunk[:2]
@@ -231,17 +232,17 @@ def _scan_json(folder: InputFolder, name: str) -> bool:
                 line = lines + error.object[: error.start].count(b"\n")
                 place = f"line {line}, byte {start - pending + error.start + 1} of the file"
                 zipped = first == b"\x1f\x8b"
-                raise _not_utf8(folder.where(name), place=place, byte=error.object[error.start], zipped=zipped) from error
-            if not found:
-                found, tail = _has_half_pair(tail + chunk, final=not chunk)
+                raise _not_utf8(folder.path_of(name), place=place, byte=error.object[error.start], zipped=zipped) from error
+            if not has_half:
+                has_half, tail = _has_half_pair(tail + chunk, final=not chunk)
             if not chunk:
-                return found
+                return has_half
             start += len(chunk)
             lines += chunk.count(b"\n")
 
 
 def _has_half_pair(data: bytes, *, final: bool) -> tuple[bool, bytes]:
-    """Whether an escape is half a surrogate pair; and the tail to look at again before what follows in the file."""
+    """Return whether an escape is half a surrogate pair, and the tail to scan again together with the next chunk."""
     limit = len(data) if final else max(len(data) - _LONGEST_ESCAPE, 0)
     end = 0
     for match in _ESCAPE.finditer(data):

@@ -1,9 +1,9 @@
-"""Rows of a table: CSV, TSV, JSON lines or Parquet, told by the file's extension; the text ones plain or ``.gz``. Streaming.
+"""Streaming the rows of a table. The extension determines the format: CSV, TSV or JSON lines, plain or ``.gz``, or Parquet.
 
-* Every value is taken exactly as written: nothing is trimmed, and "NA", "None" or "null" are values like others.
-* CSV and TSV have a header line and quotes as in RFC 4180: a value that *begins* with ``"`` ends at the closing ``"``, may hold
-  line ends and delimiters, and writes a quote as ``""``. Wholly empty lines are skipped.
-* A JSON line is an object. Which of our columns there are is told by the first; a later one with others is an error.
+* Every value is taken exactly as written: nothing is trimmed, and "NA", "None" or "null" are ordinary values.
+* CSV and TSV have a header line and are quoted as in RFC 4180: a value that *begins* with ``"`` ends at the closing ``"``, may
+  contain line ends and delimiters, and writes a quote as ``""``. Completely empty lines are skipped.
+* A JSON line is an object. The first line determines which of our columns exist; a later line with others is an error.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.inputs.files import InputFolder, read_lines, without_gz
+from pipelines.inputs.files import open_seekable, read_lines, without_gz
 from schemas.errors import InputError, UsageError
+from schemas.storage import Folder
 
 __all__ = ["Row", "is_table", "read_rows", "type_of"]
 
@@ -26,33 +27,33 @@ _BATCH_ROWS = 4096
 _BUFFER_BYTES = 1 << 18
 _TEXT_TYPES = ("csv", "tsv", "jsonl", "ndjson")
 
-# A row on its way: where it stands ("row 3 (line 4)") and the values of our columns that the table has.
 Row = tuple[str, dict[str, Any]]
+"""The place of a row, e.g. "row 3 (line 4)", and the values of those of our columns that the table has."""
 
 
 def read_rows(
-    folder: InputFolder,
+    folder: Folder,
     name: str,
     *,
     columns: tuple[str, ...],
     required: tuple[str, ...],
     renamed: Mapping[str, str] | None = None,
 ) -> Iterator[Row]:
-    """Streams the rows of a table.
+    """Read a table row by row.
 
     Args:
         folder: the folder of the table.
         name: its file name.
-        columns: our names of the columns that are read where the table has them.
-        required: those that it must have.
-        renamed: our name -> the table's name of a column, where they differ.
+        columns: the columns to read if the table has them, by our names.
+        required: the columns that it must have.
+        renamed: our name of a column -> the table's name, where they differ.
 
     Yields:
-        Where the row stands, for messages, and its values by our names.
+        The place of a row, for messages, and its values by our names.
 
     Raises:
-        InputError: the table lacks a column, or is broken.
-        UsageError: the extension is none that we know.
+        InputError: the table lacks a column or is damaged.
+        UsageError: the extension is unknown.
     """
     table = _Table(folder, name, columns, required, dict(renamed or {}))
     kind = type_of(name)
@@ -64,7 +65,7 @@ def read_rows(
 
 
 def is_table(name: str) -> bool:
-    """Whether a file's name ends as that of a table."""
+    """Return whether a file name has the extension of a table."""
     try:
         type_of(name)
     except UsageError:
@@ -73,7 +74,11 @@ def is_table(name: str) -> bool:
 
 
 def type_of(name: str) -> str:
-    """The extension that tells how to read a table."""
+    """Return the extension that determines how a table is read.
+
+    Raises:
+        UsageError: the extension is unknown.
+    """
     stem = without_gz(name)
     kind = stem.rpartition(".")[2].lower() if "." in stem else ""
     if kind not in (*_TEXT_TYPES, "parquet") or (kind == "parquet" and stem != name):
@@ -86,42 +91,45 @@ def type_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Table:
-    folder: InputFolder
+    folder: Folder
     name: str
     columns: tuple[str, ...]
     required: tuple[str, ...]
     renamed: dict[str, str]
 
-    def _resolve(self, there: list[str]) -> dict[str, str]:
-        """Our columns that a table has -> their names in it."""
-        where, mapped = self.folder.where(self.name), self.renamed
-        found = {}
+    @property
+    def location(self) -> str:
+        return self.folder.path_of(self.name)
+
+    def _resolve(self, header: list[str]) -> dict[str, str]:
+        """Map those of our columns that the table has to their names in it."""
+        location, resolved = self.location, {}
         for ours in self.columns:
-            theirs = mapped.get(ours, ours)
-            if theirs in there:
-                if there.count(theirs) > 1:
-                    raise InputError(f"{where!r} has {there.count(theirs)} columns {theirs!r}: rename all but one")
-                found[ours] = theirs
-            elif ours in self.required or ours in mapped:
+            theirs = self.renamed.get(ours, ours)
+            if theirs in header:
+                if header.count(theirs) > 1:
+                    raise InputError(f"{location!r} has {header.count(theirs)} columns {theirs!r}: rename all but one")
+                resolved[ours] = theirs
+            elif ours in self.required or ours in self.renamed:
                 advice = f"write the columns as {ours}={theirs},... with a name that is there"
-                if ours not in mapped:
-                    advice = f"say which they are, such as --columns {','.join(f'{each}=...' for each in self.required)}"
-                raise InputError(f"{where!r} has no column {theirs!r}; there are {', '.join(map(repr, there))}: {advice}")
-        return found
+                if ours not in self.renamed:
+                    advice = f"say which they are, such as --columns {','.join(f'{name}=...' for name in self.required)}"
+                raise InputError(f"{location!r} has no column {theirs!r}; there are {', '.join(map(repr, header))}: {advice}")
+        return resolved
 
     def csv_rows(self, *, delimiter: str) -> Iterator[Row]:
-        where = self.folder.where(self.name)
+        location = self.location
         reader = csv.reader((line + "\n" for line in read_lines(self.folder, self.name)), delimiter=delimiter, strict=True)
         positions: dict[str, int] | None = None
         header: list[str] = []
-        number, line = 0, 1  # of the row that is read; row 0 is the header
+        number, line = 0, 1  # of the row being read; row 0 is the header
         while True:
             place = f"row {number} (line {line})"
             try:
                 row = next(reader, None)
             except csv.Error as error:
                 raise InputError(
-                    f"{where!r}, {place}: {error}. A value that begins with a quote must end with one, and a quote or line end "
+                    f"{location!r}, {place}: {error}. A value that begins with a quote must end with one, and a quote or line end "
                     f"inside a value needs quotes around the value (RFC 4180)"
                 ) from error
             if row is None:
@@ -133,20 +141,20 @@ class _Table:
             if positions is None:
                 header = row
                 if header and header[0].startswith("\ufeff"):
-                    raise InputError(f"{where!r} begins with a byte order mark (U+FEFF): save it as UTF-8 without one")
+                    raise InputError(f"{location!r} begins with a byte order mark (U+FEFF): save it as UTF-8 without one")
                 positions = {ours: row.index(theirs) for ours, theirs in self._resolve(row).items()}
                 continue
             if len(row) != len(header):
                 raise InputError(
-                    f"{where!r}, {place}: {len(row)} columns, expected the {len(header)} of the header; a delimiter or line "
+                    f"{location!r}, {place}: {len(row)} columns, expected the {len(header)} of the header; a delimiter or line "
                     f"end inside a value needs quotes around the value"
                 )
             yield place, {ours: row[position] for ours, position in positions.items()}
         if positions is None:
-            raise InputError(f"{where!r} is empty: expected a line with the names of the columns")
+            raise InputError(f"{location!r} is empty: expected a line with the names of the columns")
 
     def json_rows(self) -> Iterator[Row]:
-        where = self.folder.where(self.name)
+        location = self.location
         columns: dict[str, str] = {}
         names = {ours: self.renamed.get(ours, ours) for ours in self.columns}
         for number, line in enumerate(read_lines(self.folder, self.name), start=1):
@@ -155,44 +163,46 @@ class _Table:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise InputError(f"{where!r}, line {number}: no JSON, {error}; a line holds one whole object") from error
+                raise InputError(
+                    f"{location!r}, line {number}: not JSON, {error}; each line must hold one whole object"
+                ) from error
             if not isinstance(row, dict):
-                raise InputError(f"{where!r}, line {number}: found {line[:80]!r}, expected a JSON object such as {{...}}")
+                raise InputError(f"{location!r}, line {number}: found {line[:80]!r}, expected a JSON object such as {{...}}")
             columns = columns or self._resolve(list(row))
             for ours, theirs in names.items():
                 if (theirs in row) != (ours in columns):
                     has = "lacks" if ours in columns else "has"
                     raise InputError(
-                        f"{where!r}, line {number}: {has} {theirs!r}, unlike the first line; all lines need the same columns"
+                        f"{location!r}, line {number}: {has} {theirs!r}, unlike the first line; all lines need the same columns"
                     )
             yield f"line {number}", {ours: row[theirs] for ours, theirs in columns.items()}
         if not columns:
-            raise InputError(f"{where!r} is empty: expected one JSON object a line")
+            raise InputError(f"{location!r} is empty: expected one JSON object per line")
 
     def parquet_rows(self) -> Iterator[Row]:
-        where = self.folder.where(self.name)
+        location = self.location
         done = 0
-        with self.folder.open_seekable(self.name) as stream:
+        with open_seekable(self.folder, self.name) as stream:
             try:
-                # With a buffer, pages are read one by one; without, whole column chunks, however large the row group is.
+                # With a buffer, pages are read one by one; without it, whole column chunks, however large the row group is.
                 table = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES, pre_buffer=False)
                 columns = self._resolve(table.schema_arrow.names)
                 names = list(dict.fromkeys(columns.values()))
                 for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=names):
                     values = [
-                        _to_python(batch.column(n), place=f"{where!r}, column {n!r}", done=done) for n in columns.values()
+                        _to_python(batch.column(n), place=f"{location!r}, column {n!r}", done=done) for n in columns.values()
                     ]
                     for number, row in enumerate(zip(*values, strict=True), start=done + 1):
                         yield f"row {number}", dict(zip(columns, row, strict=True))
                     done += batch.num_rows
             except (pa.ArrowException, OSError) as error:
                 raise InputError(
-                    f"{where!r} is not a whole Parquet file (after {done} rows): {error}; write it again"
+                    f"{location!r} is not a whole Parquet file (after {done} rows): {error}; write it again"
                 ) from error
 
 
 def _to_python(column: Any, *, place: str, done: int) -> list[Any]:
-    """Values of a Parquet column; a string that is not UTF-8 is found by its row."""
+    """Convert the values of a Parquet column; an error names the row of a string that is not UTF-8."""
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:

@@ -20,7 +20,7 @@ from extractors import ExtractorRequest
 from pipelines.demo.scenes import draw, make_scenes
 from pipelines.features.extract import extract_features
 from pipelines.features.job import FeaturesJob
-from pipelines.inputs.images.opening import open_images
+from pipelines.inputs.images import open_images
 
 IMAGES = {"resnet50-pool": 192, "vgg19-10crop": 24}
 BATCH = {"resnet50-pool": 16, "vgg19-10crop": 2}

@@ -17,7 +17,7 @@ from torchvision import transforms
 from extractors import ExtractorRequest
 from pipelines.features.extract import extract_features
 from pipelines.features.job import FeaturesJob
-from pipelines.inputs.images.opening import open_images
+from pipelines.inputs.images import open_images
 from schemas.dataset import open_dataset
 from schemas.validation import validate
 

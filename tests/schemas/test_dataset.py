@@ -165,7 +165,7 @@ def test_an_image_with_several_rows_has_no_single_one(toys):
 def test_a_vocabulary_is_not_about_images(toys):
     dataset = open_dataset(toys["vocabulary"].path)
     for method in (dataset.rows, dataset.get):
-        with pytest.raises(DatasetError, match="is a vocabulary, its rows are not about images"):
+        with pytest.raises(DatasetError, match="is a vocabulary, whose rows do not belong to images"):
             method("dog")
 
 
@@ -333,7 +333,7 @@ def test_a_missing_shard_is_named(copy_toy, read):
     toy = copy_toy("features")
     (toy.path / "part-00001-of-00003.parquet").unlink()
     with pytest.raises(
-        DatasetError, match=r"/features/part-00001-of-00003.parquet is listed in the manifest but not there: copy"
+        DatasetError, match=r"/features/part-00001-of-00003.parquet is listed in the manifest but missing: copy"
     ):
         read(open_dataset(toy.path))
 
@@ -342,14 +342,14 @@ def test_a_missing_shard_is_named_when_an_image_is_looked_for(copy_toy, by_hand)
     toy = copy_toy("features")
     number = by_hand.shard_of("猫", 3)
     (toy.path / f"part-0000{number}-of-00003.parquet").unlink()
-    with pytest.raises(DatasetError, match="is listed in the manifest but not there"):
+    with pytest.raises(DatasetError, match="is listed in the manifest but missing"):
         open_dataset(toy.path).get("猫")
 
 
 def test_missing_failures_are_named(copy_toy):
     toy = copy_toy("features")
     next((toy.path / "failures").iterdir()).unlink()
-    with pytest.raises(DatasetError, match=r"failures/part-\d{5}-of-00003.parquet is listed in the manifest but not there"):
+    with pytest.raises(DatasetError, match=r"failures/part-\d{5}-of-00003.parquet is listed in the manifest but missing"):
         open_dataset(toy.path).failures()
 
 

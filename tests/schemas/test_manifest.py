@@ -104,7 +104,7 @@ def test_an_edited_manifest_is_refused(changes):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"text"', "7", "{}", '{"format": "other", "version": 1}', "\x00"])
 def test_what_is_no_manifest(text):
-    with pytest.raises(DatasetError, match=r"data/manifest.json is no manifest of a dataset"):
+    with pytest.raises(DatasetError, match=r"data/manifest.json is not the manifest of a dataset"):
         read(text)
 
 
@@ -125,7 +125,7 @@ def test_what_is_no_manifest(text):
     ],
 )
 def test_a_damaged_manifest_is_refused(changes):
-    with pytest.raises(DatasetError, match=r"data/manifest.json is (damaged|no manifest)"):
+    with pytest.raises(DatasetError, match=r"data/manifest.json is (damaged|not the manifest)"):
         read(edited(**changes))
 
 

@@ -345,7 +345,7 @@ def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     toy = copy_toy("features")
     (toy.path / "manifest.json").write_text("{", encoding="utf-8")
     assert toy.output.survey().complete() is None
-    refuse(toy.output, "is no manifest of a dataset")
+    refuse(toy.output, "is not the manifest of a dataset")
     prepare(toy.output, overwrite=True)
     assert toy.output.survey().finished() == {0, 1, 2}
 

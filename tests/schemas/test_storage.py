@@ -64,6 +64,23 @@ def test_an_address_that_cannot_be_reached(monkeypatch):
         Folder("s3://bucket/x").names()
 
 
+def test_children_are_the_files_directly_in_a_folder(folder):
+    assert folder.children() == []
+    for name in ("b", "a", "deep/z", "deep/er/y"):
+        folder.write(name, b"x")
+    assert folder.children() == ["a", "b"]
+    assert folder.children("deep") == ["z"]
+    assert folder.children("nothing") == []
+
+
+def test_a_stream_is_read_as_it_is_stored(folder):
+    folder.write("a.gz", b"not compressed")
+    with folder.stream("a.gz") as stream:
+        assert (stream.read(3), stream.read()) == (b"not", b" compressed")
+    with pytest.raises(FileNotFoundError):
+        folder.stream("nothing")
+
+
 def test_files_of_a_folder(folder):
     assert folder.names() == []
     assert folder.size("a") is None

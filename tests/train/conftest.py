@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from schemas.vocabulary import Vocabulary
 from tests.builders import write_rows
 from train.config.sections import from_toml
 from train.data.captions import Captions
+from train.data.corpus import Corpus
 from train.data.splits import open_data
 from train.models.joint_embedding import JointEmbedding, ModelConfig
 from train.runs.checkpoints import BEST, Checkpoint, Standing, write_checkpoint
@@ -27,19 +27,13 @@ WORDS = 30
 SHARDS = 3
 
 
-@dataclass(frozen=True)
-class Toy:
-    """Folders of datasets that belong together.
-
-    Attributes:
-        captions: encoded captions in English, German and French; see ``COLLECTIONS`` and ``SPLITS``.
-        features: of all images, 8 values each.
-        vocabulary: of the captions.
-    """
-
-    captions: str
-    features: str
-    vocabulary: str
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: several threads gain nothing on models this small, and lose much if other tests run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def write_dataset(folder: Path, kind: str, rows: list[dict], *, parameters: dict, spec=None, inputs=(), shards=SHARDS) -> str:
@@ -47,7 +41,7 @@ def write_dataset(folder: Path, kind: str, rows: list[dict], *, parameters: dict
     return write_rows(folder, kind, rows, spec, parameters=parameters, inputs=inputs, shards=shards).fingerprint
 
 
-def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str = "") -> Toy:
+def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str = "") -> Corpus:
     """Images with a topic each; captions draw most of their words from those of the topic, so that something can be learned.
 
     The test split may have other names, also one of its own for the translations.
@@ -87,39 +81,39 @@ def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str
         for image_id, (_, topic) in images.items()
     ]
     write_dataset(folder / "features", "features", features, parameters={}, spec=FeatureSpec("toy", (8,)))
-    return Toy(str(folder / "encoded"), str(folder / "features"), str(folder / "vocabulary"))
+    return Corpus(str(folder / "encoded"), str(folder / "features"), str(folder / "vocabulary"))
 
 
 @pytest.fixture(scope="session")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """Datasets of images, captions and a vocabulary; never to be written to."""
     return write_toy(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(scope="session")
-def toy_2016(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+def toy_2016(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """The like, whose test split is named as that of Multi30K."""
     return write_toy(tmp_path_factory.mktemp("toy-2016"), test="test_2016")
 
 
 @pytest.fixture(scope="session")
-def multi30k(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+def multi30k(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """The like, whose test images are named as those of Multi30K: the comparable captions one way, the translations another."""
     return write_toy(tmp_path_factory.mktemp("multi30k"), test="test_2016", translations="test_2016_flickr")
 
 
 @pytest.fixture(scope="session")
-def other_toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+def other_toy(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """The like with other words, and features of another extractor."""
     other = write_toy(tmp_path_factory.mktemp("other"), seed=1)
     folder = Path(other.features).with_name("others")
     rows = [{"image_id": f"test-{n:03d}", "feature": np.ones(8, np.float32)} for n in range(SPLITS["test"])]
     write_dataset(folder, "features", rows, parameters={}, spec=FeatureSpec("other", (8,)))
-    return Toy(other.captions, str(folder), other.vocabulary)
+    return Corpus(other.captions, str(folder), other.vocabulary)
 
 
 @pytest.fixture
-def write_run(toy: Toy, tmp_path: Path) -> Callable[..., str]:
+def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
     """Writes the best checkpoint of a model over the toy that was never trained."""
 
     def write(name: str = "run", *, languages=("en", "de"), seed: int = 0, l2: bool = False, similarity: str = "cosine") -> str:

@@ -51,8 +51,8 @@ def test_an_earlier_model_is_no_obstacle(tmp_path, monkeypatch):
     class TrainedError(Exception):
         pass
 
-    def check(config, *, output, **arguments):
-        assert checkpoint_to_resume(Folder(output), resume=False) is None
+    def check(job, watch):
+        assert checkpoint_to_resume(Folder(job.output), resume=False) is None
         raise TrainedError
 
     monkeypatch.setattr("train.demo.train", check)

@@ -30,10 +30,11 @@ max_steps = 20
 SCRIPT = """
 import sys
 from train.config.sections import from_toml
-from train.loop import train
+from train.data.corpus import Corpus
+from train.loop import TrainJob, train
 
 captions, features, vocabulary, output, text = sys.argv[1:]
-result = train(from_toml(text, "test"), captions=captions, features=features, vocabulary=vocabulary, output=output, device="cpu")
+result = train(TrainJob(from_toml(text, "test"), Corpus(captions, features, vocabulary), output, device="cpu"))
 print(result.standing)
 """
 

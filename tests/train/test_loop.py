@@ -15,8 +15,8 @@ from schemas.errors import DatasetError, ImagepivotError, UsageError
 from schemas.output import hold
 from schemas.storage import Folder
 from train.config.sections import ScheduleConfig, from_toml
-from train.evaluation.evaluate import evaluate
-from train.loop import learning_rate, stop_reason, train
+from train.evaluation.evaluating import evaluate
+from train.loop import TrainJob, learning_rate, stop_reason, train
 from train.material import open_material
 from train.runs.checkpoints import BEST, LAST, Standing, read_checkpoint, write_checkpoint
 from train.runs.run import open_run
@@ -44,18 +44,10 @@ PARALLEL = ORDER.replace("c2c_probability = 0.5", 'objective = "parallel"')
 
 @pytest.fixture
 def run(toy, tmp_path):
-    """Trains on the toy; keyword arguments are those of `train`."""
+    """Train on the toy; keyword arguments are fields of `TrainJob`."""
 
-    def run(text: str = CONFIG, name: str = "run", *, data=toy, **arguments):
-        return train(
-            from_toml(text, "test"),
-            captions=data.captions,
-            features=data.features,
-            vocabulary=data.vocabulary,
-            output=str(tmp_path / name),
-            device="cpu",
-            **arguments,
-        )
+    def run(text: str = CONFIG, name: str = "run", *, corpus=toy, **fields):
+        return train(TrainJob(from_toml(text, "test"), corpus, str(tmp_path / name), device="cpu", **fields))
 
     return run
 
@@ -106,7 +98,7 @@ def test_it_learns(toy, run, tmp_path):
 def test_the_best_model_is_kept(toy, run, tmp_path):
     result = run()
     best = open_run(tmp_path / "run")
-    material = open_material(best.config, captions=toy.captions, features=toy.features, vocabulary=toy.vocabulary, seed=0)
+    material = open_material(best.config, toy, seed=0)
     found = evaluate(best.model, material.validation)
     assert sum(each.sum_of_recalls for each in found.values()) == result.standing.best_score
     assert best.step == result.standing.best_step
@@ -233,7 +225,8 @@ KILLED = """
 import os, signal, sys
 import torch
 from train.config.sections import from_toml
-from train.loop import train
+from train.data.corpus import Corpus
+from train.loop import TrainJob, train
 
 captions, features, vocabulary, output, text, step, where = sys.argv[1:]
 
@@ -252,8 +245,8 @@ def half(content, file, save=torch.save):
     save(content, file)
 
 torch.save = half
-train(from_toml(text, "test"), captions=captions, features=features, vocabulary=vocabulary, output=output, device="cpu",
-      save_every=4, seed=5, watch=watch)
+corpus = Corpus(captions, features, vocabulary)
+train(TrainJob(from_toml(text, "test"), corpus, output, device="cpu", save_every=4, seed=5), watch)
 """
 
 
@@ -411,13 +404,13 @@ def test_other_data_is_refused(run, tmp_path, name):
 
 def test_another_vocabulary_is_refused(run, toy, other_toy, tmp_path):
     with pytest.raises(DatasetError, match="was encoded with another vocabulary"):
-        run(data=replace(toy, vocabulary=other_toy.vocabulary))
+        run(corpus=replace(toy, vocabulary=other_toy.vocabulary))
     assert not (tmp_path / "run").exists()
 
 
 def test_missing_features_are_refused(run, toy, other_toy, tmp_path):
     with pytest.raises(DatasetError, match=r"12 of 12 images"):
-        run(data=replace(toy, features=other_toy.features))
+        run(corpus=replace(toy, features=other_toy.features))
     assert not (tmp_path / "run").exists()
 
 

@@ -1,11 +1,12 @@
 import numpy as np
 import torch
 
+from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import Vocabulary
 from train.config.sections import from_toml
 from train.data.sampling import ImageSampler, TaskSampler
-from train.material import build_model, build_sampler, open_material, tokens_of
-from train.models.joint_embedding import ModelConfig
+from train.material import build_sampler, open_material, tokens_of
+from train.models.joint_embedding import ModelConfig, build_model
 
 COUNTS = {"en": {"a": 5, "b": 4, "c": 1}, "de": {"b": 9, "c": 4, "d": 3}}
 CONFIG = '[data]\nportions = { de = ["comparable"], en = ["comparable", "translation"] }\n'
@@ -13,7 +14,7 @@ CONFIG = '[data]\nportions = { de = ["comparable"], en = ["comparable", "transla
 
 def test_a_language_has_the_tokens_that_reach_the_threshold_in_it():
     vocabulary = Vocabulary.from_counts(COUNTS, min_count=4)
-    by_language = {"min_count": 4, "count_scope": "language"}
+    by_language = VocabularyParameters(min_count=4, count_scope="language")
     own = {language: [vocabulary.tokens[n] for n in tokens_of(vocabulary, language, by_language)] for language in COUNTS}
     specials = ["<pad>", "<start>", "<end>", "<unk>"]
     assert own == {"en": [*specials, "b", "a"], "de": [*specials, "b", "c"]}
@@ -24,9 +25,9 @@ def test_a_language_has_the_tokens_that_reach_the_threshold_in_it():
 
 def test_with_a_joint_threshold_a_language_has_what_occurs_in_it():
     vocabulary = Vocabulary.from_counts(COUNTS, min_count=4, scope="joint")
-    own = tokens_of(vocabulary, "en", {"min_count": 4, "count_scope": "joint"})
+    own = tokens_of(vocabulary, "en", VocabularyParameters(min_count=4, count_scope="joint"))
     assert [vocabulary.tokens[n] for n in own[4:]] == ["b", "a", "c"]
-    assert len(tokens_of(vocabulary, "fr", {})) == 4
+    assert len(tokens_of(vocabulary, "fr", VocabularyParameters())) == 4
 
 
 def test_first_weights_depend_on_the_seed_alone():
@@ -41,7 +42,7 @@ def test_first_weights_depend_on_the_seed_alone():
 
 def test_data_and_model_fit_the_configuration(toy):
     config = from_toml(CONFIG + "captions_per_image = 'one'\nimages = 'half'", "test")
-    found = open_material(config, captions=toy.captions, features=toy.features, vocabulary=toy.vocabulary, seed=0)
+    found = open_material(config, toy, seed=0)
     assert found.model_config.languages == found.training.captions.language_names == ("de", "en")
     assert found.model_config.feature_width == found.training.features.width == 8
     assert found.model_config.vocabulary_size == len(found.vocabulary)
@@ -55,7 +56,7 @@ def test_data_and_model_fit_the_configuration(toy):
 def test_features_are_normalised_where_the_configuration_says_so(toy):
     for l2 in (False, True):
         config = from_toml(CONFIG + f"l2_features = {str(l2).lower()}", "test")
-        found = open_material(config, captions=toy.captions, features=toy.features, vocabulary=toy.vocabulary, seed=0)
+        found = open_material(config, toy, seed=0)
         for data in (found.training, found.validation):
             norms = (data.features.array**2).sum(1) ** 0.5
             assert (abs(norms - 1).max() < 1e-6) == l2
@@ -63,15 +64,14 @@ def test_features_are_normalised_where_the_configuration_says_so(toy):
 
 def test_both_splits_may_be_mapped(toy, tmp_path, monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 1)
-    folders = {"captions": toy.captions, "features": toy.features, "vocabulary": toy.vocabulary}
-    found = open_material(from_toml(CONFIG, "test"), **folders, seed=0, memory_map=str(tmp_path))
+    found = open_material(from_toml(CONFIG, "test"), toy, seed=0, memory_map=str(tmp_path))
     for data in (found.training, found.validation):
         assert isinstance(data.features.array, np.memmap)
 
 
 def test_samplers(toy):
     ranking = from_toml(CONFIG + "[loss]\nc2c_probability = 1.0\n[schedule]\nbatch_size = 5", "test")
-    found = open_material(ranking, captions=toy.captions, features=toy.features, vocabulary=toy.vocabulary, seed=0)
+    found = open_material(ranking, toy, seed=0)
     sampler = build_sampler(ranking, found.training.captions, 0)
     assert isinstance(sampler, TaskSampler)
     assert [sampler.next().task for _ in range(9)] == ["c2c"] * 9
@@ -85,7 +85,7 @@ def test_captions_of_like_length_come_together_where_that_is_asked_for(toy):
     spread = {}
     for bucket in (False, True):
         config = from_toml(CONFIG + f"[schedule]\nbatch_size = 12\nbucket = {str(bucket).lower()}", "test")
-        found = open_material(config, captions=toy.captions, features=toy.features, vocabulary=toy.vocabulary, seed=0)
+        found = open_material(config, toy, seed=0)
         captions, sampler = found.training.captions, build_sampler(config, found.training.captions, 0)
         lengths = [captions.lengths[sampler.next().captions[0]] for _ in range(12)]
         spread[bucket] = sum(int(each.max() - each.min()) for each in lengths)

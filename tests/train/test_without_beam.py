@@ -52,14 +52,15 @@ for module in pkgutil.walk_packages(train.__path__, "train."):
 
 from train.config.sections import resolve
 from train.data.splits import open_data
-from train.evaluation.evaluate import evaluate
-from train.loop import train
+from train.evaluation.evaluating import evaluate
+from train.data.corpus import Corpus
+from train.loop import TrainJob, train
 from train.runs.run import open_run
 
 captions, features, vocabulary, output = sys.argv[1:]
 overrides = {"model.embedding": "6", "model.words": "4", "schedule.batch_size": "9", "schedule.max_steps": "12"}
-result = train(resolve("kadar2018/bilingual-c2c", overrides), captions=captions, features=features, vocabulary=vocabulary,
-               output=output, device="cpu")
+corpus = Corpus(captions, features, vocabulary)
+result = train(TrainJob(resolve("kadar2018/bilingual-c2c", overrides), corpus, output, device="cpu"))
 run = open_run(output)
 data = open_data(captions, features, split="test", portions=run.config.data.portions, expected=run.fingerprints)
 print(result.standing.step, sorted(evaluate(run.model, data)))

@@ -1,1 +1,1 @@
-"""The commands of training: each module turns arguments into jobs, and nothing else."""
+"""The commands that need a model: each module is a group, ``app``, whose commands turn arguments into jobs."""

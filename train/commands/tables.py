@@ -1,105 +1,85 @@
-"""The command ``tables``: it turns arguments into a job, and has no logic of its own."""
+"""The command ``tables``: turns arguments into trainings, and prints their report."""
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from train.commands.train import pairs
+from train.commands.options import Captions, Features, Precision, Vocabulary, console, notes, overrides_of
 
-__all__ = ["register"]
+if TYPE_CHECKING:
+    from train.reports.tables import Done
 
+__all__ = ["app"]
 
-class Paper(str, Enum):
-    """A paper whose tables there are."""
-
-    gella2017 = "gella2017"
-    kadar2018 = "kadar2018"
+app = typer.Typer()
 
 
-def register(app: typer.Typer, *, console: Console, notes: Console) -> None:
-    """Adds the command to the application.
+@app.command(
+    epilog="Example: imagepivot tables kadar2018 tables --rows 'bilingual*' --seeds 3 --captions encoded --features features "
+    "--vocabulary vocabulary"
+)
+def tables(
+    paper: Annotated[Literal["gella2017", "kadar2018"], typer.Argument(help="The paper.", show_default=False)],
+    output: Annotated[str, typer.Argument(help="Folder for runs, results and report.", show_default=False)],
+    captions: Captions,
+    features: Features,
+    vocabulary: Vocabulary,
+    seeds: Annotated[int, typer.Option("--seeds", help="Number of runs per row.")] = 10,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option("--rows", help="Only presets that match this, e.g. [i]'bilingual*'[/i]; may be repeated."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A value in all configurations; may be repeated, see train."),
+    ] = None,
+    max_steps: Annotated[int | None, typer.Option("--max-steps", min=1, help="Maximum of steps per run.")] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", min=0, help="Number of runs at a time; 0: one per GPU, or one per core without a GPU.")
+    ] = 0,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: all GPUs if there are any.")] = "auto",
+    precision: Precision = "fp32",
+    plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw OUTPUT/PAPER.png.")] = True,
+) -> None:
+    """Train the rows of a paper's tables, and print what they measure beside what was published.
 
-    Args:
-        app: the application.
-        console: for results.
-        notes: for progress and remarks.
+    Each row is trained with several seeds and measured on the test images of 2016. OUTPUT/PAPER.md and OUTPUT/PAPER.png hold
+    the report. It covers all results in OUTPUT: rows that need other captions or another vocabulary are added by a command of
+    their own. If the command was stopped, the same command continues from there.
     """
+    if plot:
+        # Imported first: a missing package shows before hours of training.
+        from train.reports.table_plots import plot_report
+    from train.data.corpus import Corpus
+    from train.reports.table_reports import read_report
+    from train.reports.tables import TablesJob, run_tables
 
-    @app.command(
-        epilog="Example: imagepivot tables kadar2018 tables --rows 'bilingual*' --seeds 3 --captions encoded --features features "
-        "--vocabulary vocabulary"
+    job = TablesJob(
+        paper=paper,
+        output=output,
+        corpus=Corpus(captions, features, vocabulary),
+        seeds=seeds,
+        rows=tuple(rows or ()),
+        overrides=overrides_of(settings, max_steps),
+        workers=workers,
+        device=device,
+        precision=precision,
     )
-    def tables(
-        paper: Annotated[Paper, typer.Argument(help="The paper.", show_default=False)],
-        output: Annotated[str, typer.Argument(help="Folder of runs, results and report.", show_default=False)],
-        captions: Annotated[str, typer.Option("--captions", help="Folder of encoded captions.", show_default=False)],
-        features: Annotated[str, typer.Option("--features", help="Folder of image features.", show_default=False)],
-        vocabulary: Annotated[str, typer.Option("--vocabulary", help="Folder of the vocabulary.", show_default=False)],
-        seeds: Annotated[int, typer.Option("--seeds", help="Runs of each row.")] = 10,
-        rows: Annotated[
-            list[str] | None,
-            typer.Option("--rows", help="Only presets that fit this, e.g. [i]'bilingual*'[/i]; may be repeated."),
-        ] = None,
-        settings: Annotated[
-            list[str] | None,
-            typer.Option("--set", metavar="KEY=VALUE", help="A value of all configurations; may be repeated, see train."),
-        ] = None,
-        max_steps: Annotated[int | None, typer.Option("--max-steps", min=1, help="Most steps of a run.")] = None,
-        workers: Annotated[
-            int, typer.Option("--workers", min=0, help="Runs at a time; 0: one a GPU, or one a core where there is none.")
-        ] = 0,
-        device: Annotated[
-            str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: all GPUs where there are any.")
-        ] = "auto",
-        precision: Annotated[str, typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32.")] = "fp32",
-        plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw OUTPUT/PAPER.png.")] = True,
-    ) -> None:
-        """Train the rows of a paper's tables, and print what they measure beside what was published.
+    with notes.status("training"):
+        run_tables(job, _report_done)
+    report = read_report(job.output, paper)
+    Path(job.output, f"{paper}.md").write_text(report.to_markdown(), encoding="utf-8")
+    if plot:
+        plot_report(report.begun, Path(job.output, f"{paper}.png"))
+    for part in (*report.notes, *report.begun.to_tables()):
+        console.print(part, highlight=False)
+    written = " and ".join(f"{output}/{paper}.{kind}" for kind in (("md", "png") if plot else ("md",)))
+    console.print(f"written: {escape(written)}", highlight=False, soft_wrap=True)
 
-        Each row is trained with several seeds and measured on the test images of 2016. OUTPUT/PAPER.md and OUTPUT/PAPER.png hold
-        the report. It covers whatever OUTPUT has: rows which need other captions or another vocabulary are added by a command of
-        their own. A command that was stopped goes on where it was.
-        """
-        if plot:
-            from train.reports.table_plots import (
-                plot_report,  # Now: what is not installed is found out before hours of training.
-            )
-        from train.reports.table_reports import read_report
-        from train.reports.tables import Done, TablesJob, run_tables
 
-        overrides = pairs(settings or [])
-        if max_steps is not None:
-            overrides["schedule.max_steps"] = str(max_steps)
-        job = TablesJob(
-            paper=paper.value,
-            output=output,
-            captions=captions,
-            features=features,
-            vocabulary=vocabulary,
-            seeds=seeds,
-            rows=tuple(rows or ()),
-            overrides=overrides,
-            workers=workers,
-            device=device,
-            precision=precision,
-        )
-
-        def watch(done: Done) -> None:
-            notes.print(f"{done.count} of {done.total}: {done.task.preset}, seed {done.task.seed}", highlight=False)
-
-        with notes.status("training"):
-            run_tables(job, watch)
-        report = read_report(job.output, paper.value)
-        Path(job.output, f"{paper.value}.md").write_text(report.to_markdown(), encoding="utf-8")
-        if plot:
-            plot_report(report.begun, Path(job.output, f"{paper.value}.png"))
-        for each in (*report.notes, *report.begun.to_tables()):
-            console.print(each, highlight=False)
-        written = " and ".join(f"{output}/{paper.value}.{kind}" for kind in (("md", "png") if plot else ("md",)))
-        console.print(f"written: {escape(written)}", highlight=False, soft_wrap=True)
+def _report_done(done: Done) -> None:
+    notes.print(f"{done.count} of {done.total}: {done.task.preset}, seed {done.task.seed}", highlight=False)

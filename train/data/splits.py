@@ -17,7 +17,10 @@ from train.data.captions import Captions, read_captions
 from train.data.features import ImageFeatures, extractor_fingerprint, missing_images, read_features
 from train.data.regimes import disjoint_halves, half_of_images, one_caption_per_image
 
-__all__ = ["TrainingData", "check_fingerprints", "check_images", "open_data"]
+__all__ = ["TEST_SPLITS", "TrainingData", "check_fingerprints", "check_images", "open_data"]
+
+TEST_SPLITS = ("test_2016", "test_2016_flickr")
+"""Names of the test split of 2016 in Multi30K: the first for its comparable captions, the second for its translations."""
 
 
 @dataclass(frozen=True)

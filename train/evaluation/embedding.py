@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from schemas.dataset import Dataset, open_dataset
+from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
@@ -25,40 +26,57 @@ from schemas.parameters import EmbeddingModel, FeaturesParameters
 from schemas.storage import Folder
 from schemas.writing import ShardWriter, write_dataset
 from train.data.features import feature_spec
-from train.evaluation.evaluate import embed_captions, embed_images
+from train.devices import check_device_name, resolve_device
+from train.evaluation.evaluating import embed_captions, embed_images
 from train.evaluation.matching import check_captions, check_features
 from train.models.joint_embedding import JointEmbedding
-from train.runs.run import Run
+from train.runs.run import Run, open_run
 
-__all__ = ["EmbedJob", "embed", "embed_shard", "weights_digest"]
+__all__ = ["EmbedJob", "embed", "embed_run", "embed_shard", "weights_digest"]
 
 _KEY = ("image_id", "language", "portion", "index", "split")
 
 _Columns: TypeAlias = dict[str, Any]
 _Rows: TypeAlias = Callable[[Run, Dataset, int], tuple[_Columns, dict[str, int]]]
+"""From a run, a dataset and the number of a shard to the columns and statistics of the output shard."""
 
 
 @dataclass(frozen=True)
 class EmbedJob:
-    """What ``imagepivot embed`` does.
+    """One embedding, as ``imagepivot embed`` runs it.
 
     Attributes:
-        output: folder; its folders ``images`` and ``captions`` are the datasets that are written.
-        name: what the embedding is called in the datasets, e.g. the run's name.
-        features: folder of image features; no images are embedded when empty.
-        captions: folder of encoded captions; no captions are embedded when empty.
-        overwrite: replace datasets of another fingerprint.
+        run: folder of the run.
+        output: folder; the datasets are written to its folders ``images`` and ``captions``.
+        features: folder of image features; no images are embedded if empty.
+        captions: folder of encoded captions; no captions are embedded if empty.
+        device: a name that `train.devices.resolve_device` knows.
+        overwrite: replace datasets with another fingerprint.
+
+    Raises:
+        UsageError: there is nothing to embed, or the name of the device is unknown.
     """
 
+    run: str
     output: str
-    name: str
     features: str = ""
     captions: str = ""
+    device: str = "auto"
     overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.features and not self.captions:
+            raise UsageError("nothing to embed: give --features, --captions, or both")
+        check_device_name(self.device)
+
+    @property
+    def name(self) -> str:
+        """What the embedding is called in the datasets: the last component of the run's folder."""
+        return self.run.rstrip("/").rpartition("/")[2] or "run"
 
 
 def weights_digest(model: JointEmbedding) -> str:
-    """SHA-256 of a model's parameters, by name, hexadecimal."""
+    """Return the SHA-256, hexadecimal, of a model's parameters in the order of their names."""
     digest = hashlib.sha256()
     for name, values in sorted(model.state_dict().items()):
         digest.update(name.encode())
@@ -67,10 +85,10 @@ def weights_digest(model: JointEmbedding) -> str:
 
 
 def embed_shard(run: Run, features: Dataset, number: int) -> tuple[list[str], Tensor]:
-    """Image ids of a shard of features, and their embeddings ``[I, E]``."""
+    """Return the image ids of a shard of features, and their embeddings ``[I, E]``."""
     table = features.shard(number, ["image_id", "feature"])
     values = table["feature"].combine_chunks().flatten().to_numpy()
-    # The width is not to be found out of a shard without images.
+    # A shard without images does not tell its width.
     array = values.reshape(table.num_rows, feature_spec(features).width).astype(np.float32)
     if run.config.data.l2_features:
         norms = np.linalg.norm(array, axis=1, keepdims=True)
@@ -78,53 +96,82 @@ def embed_shard(run: Run, features: Dataset, number: int) -> tuple[list[str], Te
     return table["image_id"].to_pylist(), embed_images(run.model, array)
 
 
-def embed(run: Run, job: EmbedJob) -> list[Manifest]:
-    """Embeds images and captions with a run's model, shard by shard: as many as the features and the captions have.
+def embed(job: EmbedJob) -> list[Manifest]:
+    """Open a run and embed images and captions with it; returns and raises what `embed_run` does, and what `open_run` raises."""
+    run = open_run(job.run, device=resolve_device(job.device))
+    return embed_run(run, job.output, name=job.name, features=job.features, captions=job.captions, overwrite=job.overwrite)
 
-    A run that was stopped goes on where it was. Captions of languages that the model does not know are left out and counted.
+
+def embed_run(
+    run: Run, output: str, *, name: str, features: str = "", captions: str = "", overwrite: bool = False
+) -> list[Manifest]:
+    """Embed images and captions with the model of an open run, one output shard per input shard.
+
+    If an earlier call was stopped, this one continues from there. Captions in languages that the model does not know are left
+    out and counted.
+
+    Args:
+        run: the run.
+        output: as in `EmbedJob`.
+        name: what the embedding is called in the datasets, e.g. the name of the run.
+        features: as in `EmbedJob`.
+        captions: as in `EmbedJob`.
+        overwrite: as in `EmbedJob`.
 
     Returns:
         Manifests of the datasets: kind ``features`` in ``images``, kind ``embeddings`` in ``captions``.
 
     Raises:
-        DatasetError: an input is not of the kind, the vocabulary or the extractor that the run was trained with, or the output
-            holds something that must not be lost.
+        DatasetError: an input is of the wrong kind, or has another vocabulary or extractor than the run was trained with; or the
+            output holds something that must not be lost.
     """
-    features = open_dataset(job.features, kind="features") if job.features else None
-    captions = open_dataset(job.captions, kind="encoded") if job.captions else None
-    if features is not None:
-        check_features(run, features)
-    if captions is not None:
-        check_captions(run, captions)
-    written = []
-    if features is not None:
-        written.append(_write(run, job, "features", f"{job.output}/images", features, _image_rows))
-    if captions is not None:
-        written.append(_write(run, job, "embeddings", f"{job.output}/captions", captions, _caption_rows))
-    return written
+    images = open_dataset(features, kind="features") if features else None
+    encoded = open_dataset(captions, kind="encoded") if captions else None
+    if images is not None:
+        check_features(run, images)
+    if encoded is not None:
+        check_captions(run, encoded)
+    manifests = []
+    if images is not None:
+        task = _Task("features", f"{output}/images", images, _image_rows)
+        manifests.append(_write(run, task, name=name, overwrite=overwrite))
+    if encoded is not None:
+        task = _Task("embeddings", f"{output}/captions", encoded, _caption_rows)
+        manifests.append(_write(run, task, name=name, overwrite=overwrite))
+    return manifests
 
 
-def _write(run: Run, job: EmbedJob, kind: str, location: str, source: Dataset, rows: _Rows) -> Manifest:
-    """Writes a dataset with the shards of its source, or what an earlier run left of it to do."""
-    spec = FeatureSpec(name=job.name, shape=(run.model.config.embedding,), source=run.config.description)
+@dataclass(frozen=True)
+class _Task:
+    """One dataset to write: kind, folder, the dataset that is embedded, and the function that embeds one of its shards."""
+
+    kind: str
+    location: str
+    source: Dataset
+    rows: _Rows
+
+
+def _write(run: Run, task: _Task, *, name: str, overwrite: bool) -> Manifest:
+    """Write a dataset with as many shards as its source, or complete it."""
+    spec = FeatureSpec(name=name, shape=(run.model.config.embedding,), source=run.config.description)
     model = EmbeddingModel(
         weights_sha256=weights_digest(run.model),
         similarity=run.model.config.similarity,
-        languages=run.model.config.languages if kind == "embeddings" else None,
+        languages=run.model.config.languages if task.kind == "embeddings" else None,
     )
     identity = Identity(
-        kind=kind,
+        kind=task.kind,
         parameters=FeaturesParameters(feature=spec, model=model).to_json(),
-        inputs=({"name": source.kind, "fingerprint": source.fingerprint},),
-        shards=source.num_shards,
+        inputs=({"name": task.source.kind, "fingerprint": task.source.fingerprint},),
+        shards=task.source.num_shards,
     )
-    output = Output(folder=Folder(location), identity=identity)
+    output = Output(folder=Folder(task.location), identity=identity)
 
     def make_shard(number: int, shard: ShardWriter) -> None:
-        columns, shard.statistics = rows(run, source, number)
+        columns, shard.statistics = task.rows(run, task.source, number)
         shard.write(pa.table(columns, schema=output.schema))
 
-    return write_dataset(output, make_shard, overwrite=job.overwrite, libraries=("torch",))
+    return write_dataset(output, make_shard, overwrite=overwrite, libraries=("torch",))
 
 
 def _image_rows(run: Run, features: Dataset, number: int) -> tuple[_Columns, dict[str, int]]:
@@ -148,7 +195,7 @@ def _caption_rows(run: Run, captions: Dataset, number: int) -> tuple[_Columns, d
 
 
 def _vectors(embeddings: Tensor) -> pa.Array:
-    """``[I, E]`` as a column."""
+    """Return embeddings ``[I, E]`` as a column of fixed-size lists."""
     item = pa.field("item", pa.float32(), nullable=False)
     values = pa.array(embeddings.cpu().numpy().ravel())
     return pa.FixedSizeListArray.from_arrays(values, type=pa.list_(item, embeddings.shape[1]))

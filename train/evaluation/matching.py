@@ -1,4 +1,4 @@
-"""What a run may be used with: captions in the ids of its vocabulary, and features of the extractor that it was trained on."""
+"""Which datasets a run can be used with: captions in the ids of its vocabulary, and features from its extractor."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["check_captions", "check_features"]
 
 
 def check_captions(run: Run, captions: Dataset) -> None:
-    """Checks that encoded captions are in the ids of a run's vocabulary.
+    """Check that encoded captions are in the ids of a run's vocabulary.
 
     Raises:
-        DatasetError: they were encoded with another.
+        DatasetError: they were encoded with another vocabulary.
     """
     _check(run, "vocabulary", captions.manifest.input_fingerprint("vocabulary") or "none", captions)
 
 
 def check_features(run: Run, features: Dataset) -> None:
-    """Checks that features are of the extractor that a run was trained on; which images they are of does not matter.
+    """Check that features come from the extractor that a run was trained on; they may be of any images.
 
     Raises:
-        DatasetError: they are another extractor's.
+        DatasetError: they come from another extractor.
     """
     _check(run, "extractor", extractor_fingerprint(features), features)
 
 
-def _check(run: Run, name: str, found: str, dataset: Dataset) -> None:
+def _check(run: Run, name: str, fingerprint: str, dataset: Dataset) -> None:
     location = dataset.folder.location
-    check_fingerprints({name: found}, {name: run.fingerprints[name]}, captions=location, features=location)
+    check_fingerprints({name: fingerprint}, {name: run.fingerprints[name]}, captions=location, features=location)

@@ -1,4 +1,4 @@
-"""``imagepivot evaluate``: what a run retrieves on a split, by language and portion."""
+"""``imagepivot evaluate``: recall and median rank of a run on a split, by language and portion."""
 
 from __future__ import annotations
 
@@ -8,13 +8,44 @@ from dataclasses import dataclass, replace
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from train.data.captions import labels_of
-from train.data.splits import TrainingData, open_data
-from train.evaluation.evaluate import chance, evaluate
+from train.data.splits import TEST_SPLITS, TrainingData, open_data
+from train.devices import check_device_name, resolve_device
+from train.evaluation.evaluating import chance, evaluate
 from train.evaluation.metrics import Retrieval
-from train.reports.published import TEST_SPLITS
-from train.runs.run import Run
+from train.runs.run import Run, open_run
 
-__all__ = ["Score", "portions_in", "score_run"]
+__all__ = ["EvaluateJob", "Score", "evaluate_run", "portions_in", "score_run"]
+
+
+@dataclass(frozen=True)
+class EvaluateJob:
+    """One evaluation, as ``imagepivot evaluate`` runs it.
+
+    Attributes:
+        run: folder of the run.
+        captions: folder of encoded captions.
+        features: folder of image features.
+        splits: splits to evaluate on, each of which must hold captions; if empty, those of ``TEST_SPLITS`` that do.
+        languages: languages to evaluate; if empty, all that the captions have and the run knows.
+        portion: portion to evaluate; if empty, every portion, each by itself.
+        device: a name that `train.devices.resolve_device` knows.
+        memory_map: folder for a copy of features that do not fit into memory.
+
+    Raises:
+        UsageError: the name of the device is unknown.
+    """
+
+    run: str
+    captions: str
+    features: str
+    splits: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    portion: str = ""
+    device: str = "auto"
+    memory_map: str | None = None
+
+    def __post_init__(self) -> None:
+        check_device_name(self.device)
 
 
 @dataclass(frozen=True)
@@ -22,11 +53,11 @@ class Score:
     """Retrieval with the captions of one language and portion.
 
     Attributes:
-        language: of the captions.
-        portion: of the captions.
-        split: of the captions.
+        language: language of the captions.
+        portion: portion of the captions.
+        split: split of the captions.
         retrieval: recalls and median ranks.
-        chance: recalls that a random order reaches, by direction, see ``train.evaluation.evaluate.chance``.
+        chance: recalls that a random order reaches, by direction; see `train.evaluation.chance`.
     """
 
     language: str
@@ -36,7 +67,7 @@ class Score:
     chance: Mapping[str, tuple[float, ...]]
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {
             "language": self.language,
             "portion": self.portion,
@@ -44,6 +75,19 @@ class Score:
             **self.retrieval.to_dict(),
             "chance": {direction: list(recalls) for direction, recalls in self.chance.items()},
         }
+
+
+def evaluate_run(job: EvaluateJob) -> list[Score]:
+    """Open a run and evaluate it; returns and raises what `score_run` does, and what `open_run` raises."""
+    return score_run(
+        open_run(job.run, device=resolve_device(job.device)),
+        captions=job.captions,
+        features=job.features,
+        splits=job.splits,
+        languages=job.languages,
+        portion=job.portion,
+        memory_map=job.memory_map,
+    )
 
 
 def score_run(
@@ -56,24 +100,24 @@ def score_run(
     portion: str = "",
     memory_map: str | None = None,
 ) -> list[Score]:
-    """Evaluates a run. Captions of each split and portion are a test of their own: they are never mixed.
+    """Evaluate an open run. The captions of each split and portion are a test of their own and are never mixed.
 
     Args:
-        run: a trained model.
+        run: the run.
         captions: folder of encoded captions.
-        features: folder of features.
-        splits: the splits, each of which must hold something; when not given those of ``TEST_SPLITS`` that do.
-        languages: only these; when not given all that there are and the run knows.
-        portion: only this; when not given each that there is.
+        features: folder of image features.
+        splits: as in `EvaluateJob`.
+        languages: as in `EvaluateJob`.
+        portion: as in `EvaluateJob`.
         memory_map: folder for a copy of features that do not fit into memory.
 
     Returns:
-        One score for each split, language and portion.
+        One score per split, language and portion.
 
     Raises:
-        DatasetError: the captions are in the ids of another vocabulary, the features are another extractor's, images lack
+        DatasetError: the captions are in the ids of another vocabulary, the features come from another extractor, images lack
             features, or there is no such split.
-        UsageError: the run does not know a language, or there are no captions of that split, language or portion.
+        UsageError: the run does not know a language, or there are no captions of the split, language or portion.
     """
     known = run.model.config.languages
     unknown = [language for language in languages if language not in known]
@@ -81,14 +125,15 @@ def score_run(
         raise UsageError(f"--languages names {', '.join(unknown)}, this run knows {', '.join(known)}")
     labels = labels_of(open_dataset(captions, kind="encoded"))
     chosen = _chosen_splits(labels, splits, captions)
-    wanted = {split: portions_in(labels, split, languages or sorted(known), portion) for split in chosen}
-    empty = [split for split in chosen if not wanted[split]]
+    portions_of = {split: portions_in(labels, split, languages or sorted(known), portion) for split in chosen}
+    empty = [split for split in chosen if not portions_of[split]]
     if len(empty) == len(chosen) or (splits and empty):
         raise UsageError(f"nothing to evaluate: {_listing(labels, empty)}, the run knows {', '.join(known)}")
-    if lacking := [language for language in languages if not any(language in each for each in wanted.values())]:
+    lacking = [language for language in languages if not any(language in portions for portions in portions_of.values())]
+    if lacking:
         raise UsageError(f"nothing to evaluate in {', '.join(lacking)}: {_listing(labels, chosen)}")
     scores: list[Score] = []
-    for split, portions in wanted.items():
+    for split, portions in portions_of.items():
         if portions:
             data = open_data(
                 captions,
@@ -99,39 +144,39 @@ def score_run(
                 memory_map=memory_map,
                 expected={name: run.fingerprints[name] for name in ("vocabulary", "extractor")},
             )
-            scores += [_score(run, data, language, each) for language in portions for each in portions[language]]
+            scores += [_score(run, data, language, name) for language, names in portions.items() for name in names]
     return scores
 
 
 def portions_in(
     labels: Iterable[tuple[str, str, str]], split: str, languages: Iterable[str], portion: str = ""
 ) -> dict[str, tuple[str, ...]]:
-    """The portions that a split has, by language; languages without any are left out.
+    """Return the portions of each language in a split, without languages that have none.
 
     Args:
-        labels: split, language and portion of all captions, see ``train.data.captions.labels_of``.
+        labels: split, language and portion of all captions; see `train.data.labels_of`.
         split: the split.
-        languages: only these, in this order.
-        portion: only this; each when empty.
+        languages: the languages to look for, in this order.
+        portion: the portion to look for; any if empty.
     """
-    there = sorted((language, name) for other, language, name in labels if other == split and portion in ("", name))
-    found = {each: tuple(name for language, name in there if language == each) for each in languages}
-    return {language: names for language, names in found.items() if names}
+    pairs = sorted((language, name) for other, language, name in labels if other == split and portion in ("", name))
+    portions = {language: tuple(name for other, name in pairs if other == language) for language in languages}
+    return {language: names for language, names in portions.items() if names}
 
 
 def _chosen_splits(labels: Collection[tuple[str, str, str]], splits: Sequence[str], captions: str) -> list[str]:
-    there = sorted({split for split, _, _ in labels})
+    available = sorted({split for split, _, _ in labels})
     for split in splits:
-        if split not in there:
-            raise DatasetError(f"{captions!r} has no captions of split {split!r}. It has: {', '.join(there)}")
-    chosen = list(splits) or [split for split in TEST_SPLITS if split in there]
+        if split not in available:
+            raise DatasetError(f"{captions!r} has no captions of split {split!r}. It has: {', '.join(available)}")
+    chosen = list(splits) or [split for split in TEST_SPLITS if split in available]
     if not chosen:
-        raise UsageError(f"{captions!r} has no split {' or '.join(TEST_SPLITS)}: choose with --split of {', '.join(there)}")
+        raise UsageError(f"{captions!r} has no split {' or '.join(TEST_SPLITS)}: choose with --split of {', '.join(available)}")
     return chosen
 
 
 def _listing(labels: Collection[tuple[str, str, str]], splits: Sequence[str]) -> str:
-    """Languages and portions of splits, for messages."""
+    """List languages and portions of splits, for messages."""
     return "; ".join(
         f"split {split!r} has languages and portions "
         + ", ".join(f"{language} {portion}" for other, language, portion in sorted(labels) if other == split)

@@ -5,7 +5,7 @@ Letters: ``I`` images, ``E`` embedding width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,19 +14,57 @@ from torch import Tensor
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.parameters import FeaturesParameters
+from schemas.parameters import FeaturesParameters, TextRecipe
 from schemas.vocabulary import UNK
+from train.devices import check_device_name, resolve_device
 from train.evaluation.embedding import embed_shard, weights_digest
-from train.evaluation.evaluate import embed_captions
+from train.evaluation.evaluating import embed_captions
 from train.evaluation.matching import check_features
-from train.runs.run import Run
+from train.runs.run import Run, open_run
 
-__all__ = ["Gallery", "Hit", "embedded_gallery", "gallery_of", "search"]
+__all__ = ["Gallery", "Hit", "SearchJob", "Tokenize", "embed_gallery", "read_gallery", "search", "search_gallery"]
+
+Tokenize = Callable[[str, str, TextRecipe | None, str], Sequence[str]]
+"""From text, language, recipe of the run's captions (None if unknown) and folder of truecasers to tokens."""
+
+
+@dataclass(frozen=True)
+class SearchJob:
+    """One search, as ``imagepivot search`` runs it.
+
+    Attributes:
+        run: folder of the run.
+        query: what to look for: a text, or the tokens of one.
+        language: language of the query; may be empty if the run knows only one.
+        features: folder of the features of the images.
+        embeddings: instead of features, a folder that ``imagepivot embed`` wrote.
+        top: number of images to return, at most.
+        truecaser: folder of the truecasers, if the recipe of the run's captions truecases.
+        device: a name that `train.devices.resolve_device` knows.
+
+    Raises:
+        UsageError: a value is impossible, or there is not exactly one folder of images.
+    """
+
+    run: str
+    query: str | tuple[str, ...]
+    language: str = ""
+    features: str = ""
+    embeddings: str = ""
+    top: int = 10
+    truecaser: str = ""
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if bool(self.features) == bool(self.embeddings):
+            raise UsageError("say where the images are: give either --features or --embeddings")
+        _check_top(self.top)
+        check_device_name(self.device)
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Images that are searched.
+    """Images to search.
 
     Attributes:
         image_ids: ids of the images.
@@ -39,22 +77,62 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Hit:
-    """An image that was found.
+    """An image in the result of a search.
 
     Attributes:
         image_id: its id.
-        score: similarity with the query; larger is nearer.
+        score: similarity with the query; a higher score means more alike.
     """
 
     image_id: str
     score: float
 
 
-def gallery_of(run: Run, features: str) -> Gallery:
-    """Embeds all images of a features dataset.
+def search(
+    job: SearchJob,
+    tokenize: Tokenize | None = None,
+    report_unknown: Callable[[Sequence[str]], None] = lambda tokens: None,
+) -> list[Hit]:
+    """Open a run and search images with it.
+
+    Args:
+        job: what to search for, and where.
+        tokenize: turns text into tokens as the run's captions were; not needed if the query is tokens.
+        report_unknown: receives the tokens that are not in the vocabulary, if there are any.
+
+    Returns:
+        The best images, best first.
 
     Raises:
-        DatasetError: it holds no features, or others than the run was trained on.
+        UsageError: the run does not know the language or any token, or there is no way to tokenize the query.
+        DatasetError: the folder holds no run, or the images do not belong to it.
+    """
+    if isinstance(job.query, str) and tokenize is None:
+        raise UsageError(
+            f"the query {job.query!r} is text, and turning text into tokens needs pip install 'imagepivot[pipelines]': install "
+            "that, or give tokens with spaces between them and --tokenized"
+        )
+    run = open_run(job.run, device=resolve_device(job.device))
+    known = run.model.config.languages
+    language = job.language or (known[0] if len(known) == 1 else "")
+    _check_language(run, language)
+    if isinstance(job.query, str):
+        assert tokenize is not None
+        tokens = tuple(tokenize(job.query, language, run.text, job.truecaser))
+    else:
+        tokens = job.query
+    gallery = embed_gallery(run, job.features) if job.features else read_gallery(run, job.embeddings)
+    hits = search_gallery(run, tokens, language, gallery, top=job.top)
+    if unknown := [token for token in tokens if token not in run.vocabulary.ids]:
+        report_unknown(unknown)
+    return hits
+
+
+def embed_gallery(run: Run, features: str) -> Gallery:
+    """Embed all images of a dataset of features.
+
+    Raises:
+        DatasetError: the folder holds no features, or features from another extractor than the run was trained on.
     """
     dataset = open_dataset(features, kind="features")
     check_features(run, dataset)
@@ -62,15 +140,15 @@ def gallery_of(run: Run, features: str) -> Gallery:
     return Gallery([image_id for ids, _ in shards for image_id in ids], torch.cat([embeddings for _, embeddings in shards]))
 
 
-def embedded_gallery(run: Run, folder: str) -> Gallery:
-    """Reads images that ``imagepivot embed`` embedded.
+def read_gallery(run: Run, folder: str) -> Gallery:
+    """Read images that ``imagepivot embed`` embedded.
 
     Args:
         run: the run that searches.
-        folder: what was written: the folder of ``images`` and ``captions``, or that of the images.
+        folder: the folder of ``images`` and ``captions``, or that of the images.
 
     Raises:
-        DatasetError: it holds no embeddings, or another model's.
+        DatasetError: the folder holds no embeddings, or another model's.
     """
     try:
         dataset = open_dataset(f"{folder.rstrip('/')}/images", kind="features")
@@ -86,29 +164,26 @@ def embedded_gallery(run: Run, folder: str) -> Gallery:
     return Gallery(dataset.image_ids(), torch.from_numpy(dataset.numpy().astype(np.float32, copy=False)).to(device))
 
 
-def search(run: Run, tokens: Sequence[str], language: str, gallery: Gallery, *, top: int = 10) -> list[Hit]:
-    """The best images for a sentence, best first; images of the same score in the order of the gallery.
+def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gallery, *, top: int = 10) -> list[Hit]:
+    """Return the best images for a sentence, best first; images with the same score keep the order of the gallery.
 
     Args:
-        run: a trained model.
-        tokens: of the sentence, made as those of the run's captions were. Unknown ones are read as ``<unk>``.
-        language: its language.
-        gallery: what to search.
-        top: most images that are given.
+        run: the run.
+        tokens: tokens of the sentence, made like those of the run's captions. Unknown ones are read as ``<unk>``.
+        language: language of the sentence.
+        gallery: the images to search.
+        top: number of images to return, at most.
 
     Raises:
-        UsageError: the model does not know the language, or none of the tokens.
+        UsageError: the model does not know the language or any of the tokens, or ``top`` is less than 1.
     """
-    known = run.model.config.languages
-    if language not in known:
-        raise UsageError(f"--language is {language!r}, this run knows {', '.join(known)}")
-    if top < 1:
-        raise UsageError(f"--top is {top}, expected 1 or more")
+    _check_language(run, language)
+    _check_top(top)
     ids = run.vocabulary.encode(tokens)
     if all(token == UNK for token in ids[1:-1]):
-        shown = " ".join(tokens)
+        sentence = " ".join(tokens)
         raise UsageError(
-            f"the model knows no word of {shown!r}: its vocabulary has none of them, so every image would do as well"
+            f"the model knows no word of {sentence!r}: its vocabulary has none of them, so every image would do as well"
         )
     flat, offsets = np.array(ids, np.int32), np.array([0, len(ids)], np.int64)
     query = embed_captions(run.model, flat, offsets, np.zeros(1, np.int64), language)
@@ -116,3 +191,14 @@ def search(run: Run, tokens: Sequence[str], language: str, gallery: Gallery, *, 
         scores = run.model.similarity(gallery.embeddings, query)[:, 0]
     best = torch.argsort(scores, descending=True, stable=True)[:top].tolist()
     return [Hit(gallery.image_ids[row], float(scores[row])) for row in best]
+
+
+def _check_language(run: Run, language: str) -> None:
+    known = run.model.config.languages
+    if language not in known:
+        raise UsageError(f"--language is {language!r}, this run knows {', '.join(known)}")
+
+
+def _check_top(top: int) -> None:
+    if top < 1:
+        raise UsageError(f"--top is {top}, expected 1 or more")

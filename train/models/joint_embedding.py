@@ -16,27 +16,27 @@ from train.data.packing import PackedCaptions
 from train.models.encoders import ImageEncoder, SentenceEncoder
 from train.models.similarity import cosine, order
 
-__all__ = ["SIMILARITIES", "JointEmbedding", "ModelConfig"]
+__all__ = ["SIMILARITIES", "JointEmbedding", "ModelConfig", "build_model"]
 
 SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosine, "order": order}
-"""By name: from embeddings ``[A, E]`` and ``[B, E]`` to scores ``[A, B]``."""
+"""Functions by name, from embeddings ``[A, E]`` and ``[B, E]`` to scores ``[A, B]``."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a `JointEmbedding` is built from.
+    """The dimensions and choices that a `JointEmbedding` is built from.
 
     Attributes:
-        languages: that it reads.
-        vocabulary_size: tokens of the joint vocabulary.
+        languages: the languages that the model reads.
+        vocabulary_size: number of tokens in the joint vocabulary.
         feature_width: D.
-        embedding: E, also the units of the GRU: 1024 in both papers.
+        embedding: E, which is also the number of GRU units: 1024 in both papers.
         words: width of the word embeddings: 300 in both papers.
-        shared: one sentence encoder over the joint vocabulary for all languages (Kádár et al. 2018), or one for each (Gella et
-            al. 2017).
+        shared: one sentence encoder over the joint vocabulary for all languages (Kádár et al. 2018), or one per language (Gella
+            et al. 2017).
         similarity: a name in `SIMILARITIES`.
-        language_ids: where the encoders are not shared, by language the ids of the joint vocabulary that it uses, ascending,
-            ``<unk>`` among them; only these get word vectors. A language without an entry gets all.
+        language_ids: where the encoders are not shared, the ids of the joint vocabulary that each language uses, ascending and
+            with ``<unk>`` among them; only these get word vectors. A language without an entry gets all of them.
     """
 
     languages: tuple[str, ...]
@@ -56,13 +56,13 @@ class ModelConfig:
 
 
 class JointEmbedding(nn.Module):
-    """Images and captions as vectors of one space.
+    """Images and captions as vectors in one space.
 
-    All embeddings have length 1. For the order similarity their absolute values are taken (Gella et al. 2017, footnote 1), as
-    Vendrov's code and VSE++ (``--use_abs``) do.
+    All embeddings have length 1. The order similarity takes their absolute values (Gella et al. 2017, footnote 1), as Vendrov's
+    code and VSE++ (``--use_abs``) do.
 
     Args:
-        config: what to build.
+        config: dimensions and choices.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -70,29 +70,41 @@ class JointEmbedding(nn.Module):
         self.config = config
         self.images = ImageEncoder(config.feature_width, config.embedding)
         shape = config.vocabulary_size, config.words, config.embedding
-        ids = [None] if config.shared else [config.language_ids.get(language) for language in config.languages]
-        self.sentences = nn.ModuleList(SentenceEncoder(*shape, ids=some) for some in ids)
+        ids_of_encoders = [None] if config.shared else [config.language_ids.get(language) for language in config.languages]
+        self.sentences = nn.ModuleList(SentenceEncoder(*shape, ids=ids) for ids in ids_of_encoders)
 
     def embed_images(self, features: Tensor) -> Tensor:
-        """From features ``[B, D]`` to embeddings ``[B, E]``."""
+        """Map features ``[B, D]`` to embeddings ``[B, E]``."""
         return self._embedding(self.images(features))
 
     def embed_captions(self, captions: PackedCaptions, language: str) -> Tensor:
-        """Embeddings ``[B, E]`` of captions of one language, in the order that they were asked of `train.data.packing.pack`."""
+        """Return embeddings ``[B, E]`` of captions in one language, in the order in which `train.data.packing.pack` got them.
+
+        Raises:
+            ValueError: the model does not read the language.
+        """
         if language not in self.config.languages:
             raise ValueError(f"language is {language!r}, expected one of {self.config.languages}")
         encoder = self.sentences[0 if self.config.shared else self.config.languages.index(language)]
         return self._embedding(encoder(captions))
 
     def similarity(self, images: Tensor, captions: Tensor) -> Tensor:
-        """Scores ``[B, C]`` of embeddings ``[B, E]`` and ``[C, E]``, higher is more alike; of two captions likewise.
+        """Return scores ``[B, C]`` of embeddings ``[B, E]`` and ``[C, E]``; a higher score means more alike.
 
-        Always in float32: the margins of the losses are not far above the rounding of bfloat16.
+        Captions are compared with captions in the same way. The scores are always computed in float32: the margins of the
+        losses are not far above the rounding of bfloat16.
         """
         with torch.autocast(images.device.type, enabled=False):
             return SIMILARITIES[self.config.similarity](images.float(), captions.float())
 
     def _embedding(self, encoded: Tensor) -> Tensor:
-        """Encoder output ``[B, E]`` as a point of the joint space."""
+        """Place encoder outputs ``[B, E]`` in the joint space."""
         unit = normalize(encoded.float(), dim=1)
         return unit.abs() if self.config.similarity == "order" else unit
+
+
+def build_model(config: ModelConfig, seed: int) -> JointEmbedding:
+    """Build a model with the initial weights of a seed, the same on every device; torch's global generator stays untouched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return JointEmbedding(config)

@@ -15,12 +15,9 @@ from dataclasses import dataclass
 
 from schemas.errors import UsageError
 
-__all__ = ["PAPERS", "TEST_SPLITS", "Measures", "PublishedRow", "rows_of_paper"]
+__all__ = ["PAPERS", "Measures", "PublishedRow", "rows_of_paper"]
 
 PAPERS = ("gella2017", "kadar2018")
-
-TEST_SPLITS = ("test_2016", "test_2016_flickr")
-"""The test images of 2016: Multi30K names their comparable captions the one way and their translations the other."""
 
 
 @dataclass(frozen=True)

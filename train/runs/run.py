@@ -14,8 +14,7 @@ from schemas.parameters import EncodedParameters, TextRecipe
 from schemas.storage import Folder
 from schemas.vocabulary import Vocabulary
 from train.config.sections import Config, from_toml
-from train.material import build_model
-from train.models.joint_embedding import JointEmbedding
+from train.models.joint_embedding import JointEmbedding, build_model
 from train.runs.checkpoints import BEST, LAST, Standing, read_checkpoint
 
 __all__ = ["Run", "open_run"]

@@ -1,18 +1,16 @@
-"""Readers of raw captions: Multi30K, Karpathy's splits, COCO, and tables. Plain Python, no Beam."""
+"""Readers of raw captions: Multi30K, Karpathy's splits, COCO, and tables."""
 
 from pipelines.inputs.captions.base import (
     COMPARABLE,
     EVERYTHING,
-    FORMATS,
-    TABLE_COLUMNS,
     TRANSLATION,
     CaptionSource,
     Part,
     RawCaption,
     Selection,
-    open_source,
-    parse_columns,
 )
+from pipelines.inputs.captions.opening import FORMATS, open_source
+from pipelines.inputs.captions.table import TABLE_COLUMNS, parse_columns
 
 __all__ = [
     "COMPARABLE",

@@ -1,7 +1,7 @@
 """COCO's ``captions_*.json``: a list of images and a list of annotations.
 
-The two lists may stand in any order: the file is read twice. In memory are the images' names and counts, not the captions.
-An image's captions are indexed in the order in which they stand in the file.
+The two lists may come in either order, so the file is read twice. Memory holds the images' names and counts, not the captions.
+An image's captions are indexed in the order of the file.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from pipelines.inputs.captions.base import (
     image_id_of,
     require_selected,
 )
-from pipelines.inputs.files import InputFolder, inventory, iter_json, without_gz
+from pipelines.inputs.files import inventory, iter_json, without_gz
 from schemas.errors import InputError
+from schemas.storage import Folder
 
 __all__ = ["CocoSource"]
 
@@ -40,16 +41,16 @@ class CocoSource(CaptionSource):
         language: language of all captions.
     """
 
-    folder: InputFolder
+    folder: Folder
     names: tuple[str, ...]
     language: str
 
     @classmethod
     def open(cls, location: str, *, language: str) -> CocoSource:
-        """Takes one file, or all ``captions_*.json`` of a folder.
+        """Open one file, or all ``captions_*.json`` of a folder.
 
         Raises:
-            InputError: the folder holds none, or a file's name does not say its split, or two say the same.
+            InputError: the folder contains none, a file name does not contain a split, or two contain the same.
         """
         folder, names = find_files(location, _FILE, hint="'captions_*.json'")
         splits: dict[str, str] = {}
@@ -57,32 +58,32 @@ class CocoSource(CaptionSource):
             split = _split_of(name)
             if not split:
                 raise InputError(
-                    f"{folder.where(name)!r} is not named 'captions_SPLIT.json', so its split is not known: rename it"
+                    f"{folder.path_of(name)!r} is not named 'captions_SPLIT.json', so its split is unknown: rename it"
                 )
             if splits.setdefault(split, name) != name:
                 raise InputError(f"{splits[split]!r} and {name!r} in {location!r} are the same split: keep one")
         return cls(folder, tuple(names), language)
 
     def parameters(self) -> dict[str, Any]:
-        """The language, which the file does not say."""
+        """Return the language, which the files do not say."""
         return {"default_language": self.language}
 
     def parts(self, selection: Selection) -> list[Part]:
-        """One part per file."""
+        """Return one part per file."""
         parts = [Part(name=n, language=self.language, portion=COMPARABLE, split=_split_of(n)) for n in self.names]
         kinds = {(part.language, part.portion, part.split) for part in parts}
-        require_selected(selection, kinds, where=self.folder.location)
+        require_selected(selection, kinds, location=self.folder.location)
         return [part for part in parts if selection.takes(part.language, part.portion, part.split)]
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
-        """Streams the annotations of one file."""
+        """Yield the captions of one file, annotation by annotation."""
         if not selection.takes(part.language, part.portion, part.split):
             return
-        where = self.folder.where(part.name)
+        location = self.folder.path_of(part.name)
         images = self._images(part.name)
         counts = dict.fromkeys(images.values(), 0)
         for number, annotation in enumerate(iter_json(self.folder, part.name, prefix="annotations.item"), start=1):
-            place = f"{where!r}, annotation number {number}"
+            place = f"{location!r}, annotation number {number}"
             if not isinstance(annotation, dict) or "image_id" not in annotation or "caption" not in annotation:
                 raise InputError(f"{place}: no 'image_id' or no 'caption' in it; is it one of COCO's 'captions_*.json'?")
             key = annotation["image_id"]
@@ -95,15 +96,15 @@ class CocoSource(CaptionSource):
             counts[image_id] += 1
 
     def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
-        """The files of a selection."""
+        """Return the files of a selection."""
         return inventory(self.folder, [part.name for part in self.parts(selection)])
 
     def _images(self, name: str) -> dict[int | str, str]:
-        """Image ids by COCO's number of the image."""
-        where = self.folder.where(name)
+        """Return the image ids by COCO's image numbers."""
+        location = self.folder.path_of(name)
         images: dict[int | str, str] = {}
         for number, image in enumerate(iter_json(self.folder, name, prefix="images.item"), start=1):
-            place = f"{where!r}, image number {number}"
+            place = f"{location!r}, image number {number}"
             if not isinstance(image, dict) or "file_name" not in image or not isinstance(image.get("id"), int | str):
                 raise InputError(f"{place}: no 'id' or no 'file_name' in it; is it one of COCO's 'captions_*.json'?")
             image_id = image_id_of(image["file_name"], place=place)
@@ -112,11 +113,11 @@ class CocoSource(CaptionSource):
                     f"{place}: the id {image['id']!r} stands for {images[image['id']]!r} and {image_id!r}; ids must be unique"
                 )
         if not images:
-            raise InputError(f"{where!r} has no 'images' at its top level: is it one of COCO's 'captions_*.json'?")
+            raise InputError(f"{location!r} has no 'images' at its top level: is it one of COCO's 'captions_*.json'?")
         return images
 
 
 def _split_of(name: str) -> str:
-    """``train2014`` of ``captions_train2014.json``; empty for a name of another form."""
+    """Return ``train2014`` for ``captions_train2014.json``, and an empty string for names of another form."""
     stem = without_gz(name).removesuffix(".json")
     return stem.removeprefix("captions_") if stem.startswith("captions_") else ""

@@ -1,6 +1,6 @@
 """The ``dataset_*.json`` of Karpathy's splits of Flickr8k, Flickr30k and COCO: images with their captions.
 
-A caption's index is its place in ``sentences``, its text is ``raw``; ``tokens`` are not read. Splits keep their names
+A caption's index is its position in ``sentences``, its text is ``raw``; ``tokens`` are not read. Splits keep their names
 (``train``, ``restval``, ``val``, ``test``).
 """
 
@@ -24,8 +24,9 @@ from pipelines.inputs.captions.base import (
     image_id_of,
     require_selected,
 )
-from pipelines.inputs.files import InputFolder, inventory, iter_json
+from pipelines.inputs.files import inventory, iter_json
 from schemas.errors import InputError
+from schemas.storage import Folder
 
 __all__ = ["KarpathySource"]
 
@@ -42,16 +43,16 @@ class KarpathySource(CaptionSource):
         language: language of all captions.
     """
 
-    folder: InputFolder
+    folder: Folder
     name: str
     language: str
 
     @classmethod
     def open(cls, location: str, *, language: str) -> KarpathySource:
-        """Takes the file, or a folder that holds exactly one.
+        """Open the file, or the only such file of a folder.
 
         Raises:
-            InputError: the folder holds none or several.
+            InputError: the folder contains none or several.
         """
         folder, names = find_files(location, _FILE, hint="'dataset_*.json'")
         if len(names) > 1:
@@ -59,38 +60,38 @@ class KarpathySource(CaptionSource):
         return cls(folder, names[0], language)
 
     def parameters(self) -> dict[str, Any]:
-        """The language, which the file does not say."""
+        """Return the language, which the file does not say."""
         return {"default_language": self.language}
 
     def parts(self, selection: Selection) -> list[Part]:
-        """One part, the file. Which splits it holds only reading tells."""
+        """Return one part, the file. Its splits become known only by reading it."""
         known = Selection(selection.languages, selection.portions)
-        require_selected(known, {(self.language, COMPARABLE, "")}, where=self.folder.where(self.name))
+        require_selected(known, {(self.language, COMPARABLE, "")}, location=self.folder.path_of(self.name))
         return [Part(name=self.name, language=self.language, portion=COMPARABLE)]
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
-        """Streams the captions image by image."""
-        where = self.folder.where(part.name)
-        tally = Tally(where)
+        """Yield the captions image by image."""
+        location = self.folder.path_of(part.name)
+        tally = Tally(location)
         number = 0
         for number, image in enumerate(iter_json(self.folder, part.name, prefix="images.item"), start=1):
-            image_id, split, texts = _parse_image(image, place=f"{where!r}, image number {number}")
+            image_id, split, texts = _parse_image(image, place=f"{location!r}, image number {number}")
             if texts:
                 tally.add((part.language, part.portion, split))
             if selection.takes(part.language, part.portion, split):
                 for index, text in enumerate(texts):
                     yield RawCaption(image_id, part.language, part.portion, index, split, text)
         if not number:
-            raise InputError(f"{where!r} has no 'images' at its top level: is it a 'dataset_*.json' of Karpathy's splits?")
+            raise InputError(f"{location!r} has no 'images' at its top level: is it a 'dataset_*.json' of Karpathy's splits?")
         tally.require(selection)
 
     def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
-        """The one file, whatever is selected."""
+        """Return the one file, whatever is selected."""
         return inventory(self.folder, [self.name])
 
 
 def _parse_image(image: Any, *, place: str) -> tuple[str, str, list[str]]:
-    """Image id, split and texts of one entry of ``images``."""
+    """Return image id, split and texts of one entry of ``images``."""
     for key in ("filename", "split", "sentences"):
         if not isinstance(image, dict) or key not in image:
             raise InputError(f"{place}: no {key!r} in it; is it a 'dataset_*.json' of Karpathy's splits?")

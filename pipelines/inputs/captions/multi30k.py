@@ -1,8 +1,8 @@
-"""Multi30K as its authors publish it: one caption a line, and image lists that name the image of each line.
+"""Multi30K as its authors publish it: one caption per line, and image lists that name the image of each line.
 
 ``task1`` holds translations (``raw/SPLIT.LANG.gz``, one caption per image and language), ``task2`` independent captions
-(``raw/SPLIT.N.LANG.gz``, N counts them from 1). The two name the same test images ``test_2016_flickr`` and ``test_2016``;
-each keeps its name.
+(``raw/SPLIT.N.LANG.gz``, N counts them from 1). The tasks call the same test images ``test_2016_flickr`` and ``test_2016``;
+both names are kept.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from pipelines.inputs.captions.base import (
     image_id_of,
     require_selected,
 )
-from pipelines.inputs.files import InputFolder, count_lines, inventory, kind_of, read_lines, without_gz
+from pipelines.inputs.files import count_lines, inventory, kind_of, list_files, read_lines, without_gz
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
+from schemas.storage import Folder
 
 __all__ = ["Multi30kSource"]
 
@@ -47,17 +48,17 @@ class Multi30kSource(CaptionSource):
         folder: the folder that holds ``task1`` and ``task2``.
     """
 
-    folder: InputFolder
+    folder: Folder
 
     @classmethod
     def open(cls, location: str) -> Multi30kSource:
-        """Finds ``task1`` and ``task2`` in a folder, or in ``data`` below it; one of the two is enough.
+        """Find ``task1`` and ``task2`` in a folder or its subfolder ``data``; one of the two is enough.
 
         Raises:
-            InputError: neither is there.
+            InputError: neither exists.
         """
-        for folder in (InputFolder(location), InputFolder(f"{location}/data")):
-            if any(kind_of(folder.where(task)) == "folder" for task in _NAMES):
+        for folder in (Folder(location), Folder(f"{location}/data")):
+            if any(kind_of(folder.path_of(task)) == "folder" for task in _NAMES):
                 return cls(folder)
         raise InputError(
             f"{location!r} is not Multi30K: it holds neither 'task1' nor 'task2', directly or below 'data'. Give the folder "
@@ -65,17 +66,17 @@ class Multi30kSource(CaptionSource):
         )
 
     def parts(self, selection: Selection) -> list[Part]:
-        """One part per text file."""
+        """Return one part per text file."""
         return self._parts(selection)
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
-        """Streams one text file with its image list; both are counted before the first caption is given."""
+        """Yield the captions of a text file with its image list; the lines of both are counted before the first caption."""
         if not selection.takes(part.language, part.portion, part.split):
             return
         texts, images = count_lines(self.folder, part.name), count_lines(self.folder, part.images)
         if texts != images:
             raise InputError(
-                f"{self.folder.where(part.name)!r} has {texts} lines, but its image list {self.folder.where(part.images)!r} "
+                f"{self.folder.path_of(part.name)!r} has {texts} lines, but its image list {self.folder.path_of(part.images)!r} "
                 f"has {images}: line N of one belongs to line N of the other. One was cut short or edited; fetch both again"
             )
         language, portion, split, index = part.language, part.portion, part.split, part.index
@@ -84,37 +85,39 @@ class Multi30kSource(CaptionSource):
             yield RawCaption(image_id, language, portion, index, split, text)
 
     def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
-        """The text files and image lists of a selection."""
+        """Return the text files and image lists of a selection."""
         parts = self._parts(selection)
         return inventory(self.folder, [name for part in parts for name in (part.name, part.images)])
 
     def _parts(self, selection: Selection) -> list[Part]:
         parts = sorted(part for task in _NAMES for part in self._parts_of(task))
-        where = self.folder.location
+        location = self.folder.location
         if not parts:
-            raise InputError(f"no captions in {where!r}: expected files such as 'task1/raw/train.en.gz'; fetch the text files")
-        require_selected(selection, {(part.language, part.portion, part.split) for part in parts}, where=where)
+            raise InputError(
+                f"no captions in {location!r}: expected files such as 'task1/raw/train.en.gz'; fetch the text files"
+            )
+        require_selected(selection, {(part.language, part.portion, part.split) for part in parts}, location=location)
         parts = [part for part in parts if selection.takes(part.language, part.portion, part.split)]
-        lists = {f"{task}/image_splits/{name}" for task in _NAMES for name in self.folder.names(f"{task}/image_splits")}
+        lists = {f"{task}/image_splits/{name}" for task in _NAMES for name in list_files(self.folder, f"{task}/image_splits")}
         for part in parts:
             if part.images not in lists:
                 raise InputError(
-                    f"{self.folder.where(part.name)!r} has no image list: {self.folder.where(part.images)!r} is not there. "
-                    f"Fetch it, or take the text file out of 'raw'"
+                    f"{self.folder.path_of(part.name)!r} has no image list: {self.folder.path_of(part.images)!r} is not there. "
+                    f"Fetch it, or remove the text file from 'raw'"
                 )
         return parts
 
     def _parts_of(self, task: str) -> list[Part]:
-        """The text files of one task; two files for one set of captions are refused."""
+        """Return one part per text file of a task, refusing two files for one set of captions."""
         parts: dict[tuple[str, str, int], Part] = {}
-        for file_name in self.folder.names(f"{task}/raw"):
+        for file_name in list_files(self.folder, f"{task}/raw"):
             if _NOT_CAPTIONS.fullmatch(file_name):
                 continue
             part = self._part(task, file_name)
             other = parts.setdefault((part.split, part.language, part.index), part)
             if other is not part:
                 raise InputError(
-                    f"{self.folder.where(other.name)!r} and {self.folder.where(part.name)!r} are the same captions: keep one"
+                    f"{self.folder.path_of(other.name)!r} and {self.folder.path_of(part.name)!r} are the same captions: keep one"
                 )
         return list(parts.values())
 
@@ -123,13 +126,15 @@ class Multi30kSource(CaptionSource):
         match = _NAMES[task].fullmatch(without_gz(file_name))
         if match is None:
             raise InputError(
-                f"{self.folder.where(name)!r} is not named {_FORMS[task]!r}, so split and language are not known: "
-                f"rename it or take it out of 'raw'"
+                f"{self.folder.path_of(name)!r} is not named {_FORMS[task]!r}, so split and language are unknown: "
+                f"rename it or remove it from 'raw'"
             )
         try:
             language = check_language(match["language"])
         except UsageError as error:
-            raise InputError(f"the name of {self.folder.where(name)!r}: {error}; rename it or take it out of 'raw'") from error
+            raise InputError(
+                f"the name of {self.folder.path_of(name)!r}: {error}; rename it or remove it from 'raw'"
+            ) from error
         return Part(
             name=name,
             images=f"{task}/image_splits/{_LISTS[task].format(match['split'])}",
@@ -140,7 +145,7 @@ class Multi30kSource(CaptionSource):
         )
 
     def _image_ids(self, name: str) -> Iterator[str]:
-        """Image ids of a list; in the COCO test set a caption id follows the file name (``NAME.jpg#367178``)."""
-        where = repr(self.folder.where(name))
+        """Yield the image ids of a list; in the COCO test set a caption id follows the file name (``NAME.jpg#367178``)."""
+        location = self.folder.path_of(name)
         for number, line in enumerate(read_lines(self.folder, name), start=1):
-            yield image_id_of(line.partition("#")[0], place=f"{where}, line {number}")
+            yield image_id_of(line.partition("#")[0], place=f"{location!r}, line {number}")

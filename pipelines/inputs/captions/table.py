@@ -1,20 +1,19 @@
-"""One table of captions: CSV, TSV, JSON lines or Parquet, told by the file's extension; the text ones plain or ``.gz``.
+"""One table of captions: CSV, TSV or JSON lines, plain or ``.gz``, or Parquet, by the file's extension.
 
-Needed are the columns ``image_id`` and ``text``; ``language``, ``portion``, ``index`` and ``split`` may be there. Whatever the
-table calls them, `columns` maps our names to its. Other columns are not read.
+The columns ``image_id`` and ``text`` are required; ``language``, ``portion``, ``index`` and ``split`` are optional. If the table
+calls them something else, `columns` maps our names to its names. Other columns are not read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pipelines.inputs.captions.base import (
     COMPARABLE,
     EVERYTHING,
-    TABLE_COLUMNS,
     CaptionSource,
     Part,
     RawCaption,
@@ -25,15 +24,54 @@ from pipelines.inputs.captions.base import (
     check_text,
     find_files,
 )
-from pipelines.inputs.files import InputFolder, inventory, kind_of
+from pipelines.inputs.files import inventory, kind_of, list_files
 from pipelines.inputs.tables import read_rows, type_of
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
+from schemas.storage import Folder
 
-__all__ = ["TableSource"]
+__all__ = ["TABLE_COLUMNS", "TableSource", "check_columns", "parse_columns"]
+
+TABLE_COLUMNS = ("image_id", "text", "language", "portion", "index", "split")
 
 _REQUIRED = ("image_id", "text")
 _MAX_INDEX = 32767
+
+
+def parse_columns(argument: str) -> dict[str, str]:
+    """Parse ``image_id=img,text=caption`` into a mapping from our name of a column to the table's.
+
+    Raises:
+        UsageError: it is of another form, names a column that we do not have, or names one twice.
+    """
+    columns: dict[str, str] = {}
+    for item in argument.split(","):
+        ours, equals, theirs = item.partition("=")
+        ours = ours.strip()
+        if not (ours and equals and theirs):
+            raise UsageError(
+                f"cannot understand {item!r} in the columns {argument!r}: write OURS=THEIRS with commas between, "
+                f"such as 'image_id=img,text=caption'"
+            )
+        if ours in columns:
+            raise UsageError(f"the columns {argument!r} name {ours!r} twice: keep one")
+        columns[ours] = theirs
+    check_columns(columns)
+    return columns
+
+
+def check_columns(columns: Iterable[str]) -> None:
+    """Check that columns are among `TABLE_COLUMNS`.
+
+    Raises:
+        UsageError: one is not.
+    """
+    unknown = sorted(set(columns) - set(TABLE_COLUMNS))
+    if unknown:
+        raise UsageError(
+            f"unknown column {unknown[0]!r}: ours are {', '.join(TABLE_COLUMNS)}; write OURS=THEIRS, "
+            f"such as 'image_id=img,text=caption'"
+        )
 
 
 @dataclass(frozen=True)
@@ -43,62 +81,62 @@ class TableSource(CaptionSource):
     Attributes:
         folder: the folder of the file.
         name: the file.
-        language: language of all captions, where the table has no such column.
-        columns: pairs (our name, the table's name) of a column, where they differ.
+        language: language of all captions if the table has no such column.
+        columns: pairs (our name, the table's name) of columns, where they differ.
     """
 
-    folder: InputFolder
+    folder: Folder
     name: str
     language: str
     columns: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def open(cls, location: str, *, language: str, columns: Mapping[str, str]) -> TableSource:
-        """Takes the file.
+        """Open the file.
 
         Raises:
             InputError: it is a folder.
-            UsageError: its extension is none that we know.
+            UsageError: its extension is unknown.
         """
         if kind_of(location) == "folder":
-            there = ", ".join(map(repr, InputFolder(location).names()[:10])) or "no files"
-            raise InputError(f"{location!r} is a folder, expected one table; it holds {there}: name the file to read")
+            listed = ", ".join(map(repr, list_files(Folder(location))[:10])) or "no files"
+            raise InputError(f"{location!r} is a folder, expected one table; it holds {listed}: name the file to read")
         folder, (name,) = find_files(location, ".*", hint="table")
         type_of(name)
         return cls(folder, name, language, tuple(sorted(columns.items())))
 
     def parameters(self) -> dict[str, Any]:
-        """The language where the table says none, and how its columns are called."""
+        """Return the default language and the names of the table's columns."""
         return {"default_language": self.language, "columns": dict(self.columns)}
 
     def parts(self, selection: Selection) -> list[Part]:
-        """One part, the file. What it holds only reading tells."""
+        """Return one part, the file. Its content becomes known only by reading it."""
         return [Part(name=self.name)]
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
-        """Streams the rows."""
-        where = self.folder.where(part.name)
-        tally = Tally(where)
+        """Yield the captions row by row."""
+        location = self.folder.path_of(part.name)
+        tally = Tally(location)
         for row, values in read_rows(
             self.folder, part.name, columns=TABLE_COLUMNS, required=_REQUIRED, renamed=dict(self.columns)
         ):
-            caption = self._caption(values, place=f"{where!r}, {row}")
+            caption = self._caption(values, place=f"{location!r}, {row}")
             tally.add((caption.language, caption.portion, caption.split))
             if selection.takes(caption.language, caption.portion, caption.split):
                 yield caption
         tally.require(selection)
 
     def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
-        """The one file, whatever is selected."""
+        """Return the one file, whatever is selected."""
         return inventory(self.folder, [self.name])
 
     def _caption(self, values: dict[str, Any], *, place: str) -> RawCaption:
-        """Checks the values of one row."""
+        """Check the values of one row."""
         for ours, value in values.items():
             if value is None:
-                raise InputError(f"{place}: {ours!r} is missing; fill it in or take the row out")
+                raise InputError(f"{place}: {ours!r} is missing; fill it in or remove the row")
         image_id = values["image_id"]
-        if type(image_id) is int:  # as some tables store the numbers of COCO; True is no number
+        if type(image_id) is int:  # Some tables store COCO's image numbers. A bool is not one.
             image_id = str(image_id)
         language = self.language
         if "language" in values:
@@ -117,7 +155,7 @@ class TableSource(CaptionSource):
 
 
 def _check_index(value: object, *, place: str) -> int:
-    """An index is an integer; text tables write it in digits."""
+    """Return an index as an integer; text tables write it in digits."""
     number = value
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
         number = int(value)

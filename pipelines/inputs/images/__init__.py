@@ -1,1 +1,21 @@
-"""Where images come from: folders, tables, tars and Parquet files."""
+"""Collections of images: folders, tables, tars and Parquet files."""
+
+from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars
+from pipelines.inputs.images.base import EXTENSIONS, IdRule, ImageRef, ImageSource
+from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
+from pipelines.inputs.images.listing import Listing, sum_digests
+from pipelines.inputs.images.opening import open_images
+
+__all__ = [
+    "EXTENSIONS",
+    "IdRule",
+    "ImageRef",
+    "ImageSource",
+    "ImageTable",
+    "ImagesInFolder",
+    "ImagesInParquet",
+    "ImagesInTars",
+    "Listing",
+    "open_images",
+    "sum_digests",
+]

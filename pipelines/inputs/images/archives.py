@@ -1,11 +1,11 @@
-"""Images inside of larger files: tar shards in WebDataset's layout, and Parquet files with a column of image bytes.
+"""Images inside larger files: tar shards in WebDataset's layout, and Parquet files with a column of image bytes.
 
-Cost of reading. The images of one of our shards are chosen by a hash of their ids, and so lie scattered over all archives.
+Cost of reading. A hash of its id assigns an image to one of our shards, so the images of a shard are scattered over all archives.
 
-* A tar is listed by its headers. A member is read by its offset: one range of bytes an image, whatever the order.
-* Parquet cannot be read by the row: any image costs its row group. ``in_reading_order`` sorts a shard's images as they are stored,
-  so that a row group is read once for each of our shards that has images in it: the whole source is read about as many times as
-  there are shards. Row groups of a few dozen MB at most keep the memory small; few shards keep the reading small.
+* A tar is listed by its headers. A member is read by its offset: one range of bytes per image, in any order.
+* Parquet cannot be read row by row: any image costs its row group. ``in_reading_order`` sorts a shard's images by their place, so
+  that a row group is read once for each of our shards that has images in it: the whole source is read about as many times as
+  there are shards. Row groups of a few dozen MB at most keep memory small; few shards keep reading short.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _BYTES_COLUMNS = ("bytes", "image", "image_bytes", "jpg")
 _ID_COLUMNS = ("image_id", "id", "key", "__key__")
 _COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tzst|tar\.(gz|bz2|xz|zst|lz4?|br|z))$", re.IGNORECASE)
 _BLOCK = tarfile.BLOCKSIZE
-# A request to an object store costs as much as some MB: small members are read over rather than skipped.
+# A request to an object store costs as much as reading several MB, so small members are read rather than skipped.
 _REMOTE_BUFFER = 4 << 20
 
 
 def archive_kind(name: str) -> ArchiveKind | None:
-    """What an archive is, told by the end of its name; None for a file that is none.
+    """Return the kind of an archive by its extension; None for a file that is not an archive.
 
     Raises:
         InputError: it is a compressed tar.
@@ -68,12 +68,12 @@ def archive_kind(name: str) -> ArchiveKind | None:
 
 
 def archives_in(folder: Folder) -> ArchiveKind | None:
-    """What kind of archives a folder holds; None where it holds an image file, which ends the search, or no archive.
+    """Return the kind of the archives in a folder; None if it contains an image file, which ends the search, or no archive.
 
     Raises:
-        InputError: it holds no image file, and tars beside Parquet files, or compressed tars.
+        InputError: it contains no image file, but tars beside Parquet files, or compressed tars.
     """
-    found: dict[ArchiveKind, str] = {}
+    examples: dict[ArchiveKind, str] = {}
     compressed = ""
     for path, _ in folder.files():
         name = PurePosixPath(path).name
@@ -84,17 +84,17 @@ def archives_in(folder: Folder) -> ArchiveKind | None:
         if _COMPRESSED.search(name):
             compressed = path
         elif (kind := archive_kind(name)) is not None:
-            found.setdefault(kind, path)
-    if len(found) > 1:
-        first, second = sorted(found.values())
+            examples.setdefault(kind, path)
+    if len(examples) > 1:
+        first, second = sorted(examples.values())
         raise InputError(f"{folder.location!r} holds both {first!r} and {second!r}: choose with a pattern such as '*.tar'")
-    if compressed and "parquet" not in found:
+    if compressed and "parquet" not in examples:
         archive_kind(folder.path_of(compressed))
-    return next(iter(found), None)
+    return next(iter(examples), None)
 
 
 def holds_image_bytes(folder: Folder, name: str) -> bool:
-    """Whether a Parquet file has a column of image bytes and no column ``uri``; False where it is not a whole Parquet file."""
+    """Return whether a Parquet file has a column of image bytes and no column ``uri``; False if the file is damaged."""
     try:
         with folder.open(name) as file:
             schema = pq.read_schema(file)
@@ -104,7 +104,7 @@ def holds_image_bytes(folder: Folder, name: str) -> bool:
 
 
 def open_archives(folder: Folder, kind: ArchiveKind, *, pattern: str | None = None, ids: IdRule = "name") -> ImageSource:
-    """The images of the archives of a folder: all below it, or those whose relative path a regular expression matches."""
+    """Open the archives below a folder: all of one kind, or those whose relative paths match a regular expression."""
     source = ImagesInTars if kind == "tar" else ImagesInParquet
     return source(folder, pattern=pattern, ids=ids)
 
@@ -115,8 +115,8 @@ class _Archives(ImageSource):
 
     Attributes:
         folder: the folder.
-        pattern: regular expression that the path of an archive relative to it must match; None takes all.
-        ids: ``name`` or ``path``, for ids that are made of names.
+        pattern: regular expression for the paths of archives relative to the folder; None selects all.
+        ids: ``name`` or ``path``, for ids that are made from names.
     """
 
     folder: Folder
@@ -129,7 +129,7 @@ class _Archives(ImageSource):
         return self.folder.location
 
     def refs(self) -> Iterator[ImageRef]:
-        """Lists the images, archive by archive."""
+        """List the images, archive by archive."""
         for name in sorted(self._names()):
             yield from self._refs_in(name)
 
@@ -164,14 +164,14 @@ class _Archives(ImageSource):
 
 @dataclass(frozen=True)
 class ImagesInTars(_Archives):
-    """The images in tar files, such as WebDataset's shards: members ``KEY.jpg``; members of other kinds are passed over.
+    """The images in tar files such as WebDataset's shards: members ``KEY.jpg``; other members are skipped.
 
-    The image id is the member's name without its last extension, with ``ids="path"`` its whole path in the tar. ``uri`` is the
-    tar's path and the member's, ``offset`` where its bytes begin in the tar.
+    The image id is the member's name without its last extension; with ``ids="path"`` its whole path in the tar. ``uri`` is the
+    path of the tar followed by that of the member, ``offset`` the position of the member's bytes in the tar.
     """
 
     def read(self, ref: ImageRef) -> bytes:
-        """The bytes of one member, read from its place in the tar."""
+        """Return the bytes of one member, read from its position in the tar."""
         with self.folder.open(_tar_of(ref.uri)) as file:
             data = bytes(file.read_at(ref.bytes, ref.offset))
         if len(data) != ref.bytes:
@@ -182,63 +182,69 @@ class ImagesInTars(_Archives):
         return "tar"
 
     def _refs_in(self, name: str) -> Iterator[ImageRef]:
-        where = self.folder.path_of(name)
+        location = self.folder.path_of(name)
         if _tar_of(f"{name}/") != name:
-            raise InputError(f"{where!r} lies in a folder whose name ends in '.tar': rename the folder")
-        with storage_errors(where), self._open(name) as raw:
+            raise InputError(f"{location!r} lies in a folder whose name ends in '.tar': rename the folder")
+        with storage_errors(location), self._open(name) as raw:
             file = raw if self.folder.is_local else io.BufferedReader(raw, _REMOTE_BUFFER)
-            for member in _members(cast("BinaryIO", file), raw.size(), where):
+            for member in _members(cast("BinaryIO", file), raw.size(), location):
                 path = PurePosixPath(member.name)
                 if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and not member.isdir():
-                    _check_member(member, where)
+                    _check_member(member, location)
                     yield ImageRef(self._image_id(member.name), f"{name}/{path}", member.size, member.offset_data)
 
 
 def _tar_of(uri: str) -> str:
-    """The tar of a reference: up to the first part that is named as one."""
+    """Return the tar of a reference: the path up to the first part that is named like a tar."""
     parts = uri.split("/")
     end = next((number for number, part in enumerate(parts) if part.lower().endswith(".tar")), len(parts))
     return "/".join(parts[: end + 1])
 
 
-def _members(file: BinaryIO, size: int, where: str) -> Iterator[tarfile.TarInfo]:
-    """Members of a tar, by its headers alone; refuses what does not end as a tar must."""
+def _members(file: BinaryIO, size: int, location: str) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of a tar by reading its headers alone.
+
+    Raises:
+        InputError: the file does not end the way a tar must.
+    """
     position = 0
     try:
-        # "r:" takes no compression. `tarfile` keeps every member that it has seen: dropped here.
+        # "r:" accepts no compression. `tarfile` would keep every member in memory: they are dropped here.
         with tarfile.open(fileobj=file, mode="r:") as tar:
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]
                 position = tar.offset
                 if position > size:
-                    raise _broken(where, size, f"it ends within the member {member.name!r}")
+                    raise _broken(location, size, f"it ends within the member {member.name!r}")
                 yield member
     except tarfile.TarError as error:
-        raise _broken(where, position, str(error)) from error
-    # `tarfile` takes a header that it cannot read, after the first, for the end.
+        raise _broken(location, position, str(error)) from error
+    # `tarfile` mistakes any unreadable header but the first for the end.
     file.seek(position)
     end = file.read(_BLOCK)
     if end != bytes(_BLOCK):
-        raise _broken(where, position, "neither a member nor the end mark of a tar is there" if end else "it has no end mark")
+        raise _broken(
+            location, position, "neither a member nor the end mark of a tar is there" if end else "it has no end mark"
+        )
 
 
-def _broken(where: str, position: int, detail: str) -> InputError:
+def _broken(location: str, position: int, detail: str) -> InputError:
     return InputError(
-        f"{where!r} is not a whole tar: at byte {position}: {detail}. Was it cut short while it was copied or written? Copy or "
+        f"{location!r} is not a whole tar: at byte {position}: {detail}. Was it cut short while it was copied or written? Copy or "
         "make it again"
     )
 
 
-def _check_member(member: tarfile.TarInfo, where: str) -> None:
+def _check_member(member: tarfile.TarInfo, location: str) -> None:
     try:
         member.name.encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{where!r} holds the member {member.name!r}, whose name is not UTF-8: rename it and pack it again"
+            f"{location!r} holds the member {member.name!r}, whose name is not UTF-8: rename it and pack it again"
         ) from error
     if not member.isreg() or member.sparse is not None:
         raise InputError(
-            f"{where!r}: the member {member.name!r} is a link or a sparse file, not an image's bytes; pack it again with "
+            f"{location!r}: the member {member.name!r} is a link or a sparse file, not an image's bytes; pack it again with "
             "tar --dereference --hard-dereference"
         )
 
@@ -250,23 +256,23 @@ def _check_member(member: tarfile.TarInfo, where: str) -> None:
 class ImagesInParquet(_Archives):
     """The images in a column of Parquet files.
 
-    The column is named ``bytes``, ``image``, ``image_bytes`` or ``jpg`` and is binary, or the struct of HuggingFace with the
-    fields ``bytes`` and ``path``. Image ids are the column ``image_id``, ``id``, ``key`` or ``__key__``, else made of the paths
-    of the struct. ``offset`` is the row in the file, from 0, and ``uri`` the file's path and that row.
+    The column is named ``bytes``, ``image``, ``image_bytes`` or ``jpg`` and is binary, or a HuggingFace struct with the fields
+    ``bytes`` and ``path``. Image ids come from the column ``image_id``, ``id``, ``key`` or ``__key__``, or else from the paths
+    in the struct. ``offset`` is the row in the file, counted from 0, and ``uri`` the path of the file followed by that row.
     """
 
     def refs(self) -> Iterator[ImageRef]:
-        """Lists the images, file by file; what was read of the files before is forgotten."""
+        """List the images, file by file, and drop whatever is cached of earlier reading."""
         _row_groups.cache_clear()
         _CACHE.clear()
         return super().refs()
 
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
-        """By file and row: a row group is read once."""
+        """Sort by file and row, so that a row group is read once."""
         return sorted(refs, key=lambda ref: (ref.uri.rpartition("/")[0], ref.offset))
 
     def read(self, ref: ImageRef) -> bytes:
-        """The bytes of one row, by way of its row group, which stays in memory for the next."""
+        """Return the bytes of one row by reading its row group, which stays in memory for the next row."""
         name = ref.uri.rpartition("/")[0]
         try:
             starts = _row_groups(self.folder, name)
@@ -283,23 +289,25 @@ class ImagesInParquet(_Archives):
         return "parquet"
 
     def _refs_in(self, name: str) -> Iterator[ImageRef]:
-        where, row = self.folder.path_of(name), 0
+        location, row = self.folder.path_of(name), 0
         with self._open(name) as file:
             try:
                 table = pq.ParquetFile(file, pre_buffer=False)
-                ids = _ids_column(table.schema_arrow, where)
+                ids = _ids_column(table.schema_arrow, location)
                 for batch in table.iter_batches(columns=[ids]):
                     column = batch.column(0)
                     values = pc.struct_field(column, "path") if pa.types.is_struct(column.type) else column
                     for value in values.to_pylist():
                         if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-                            raise InputError(f"{where!r}, row {row + 1}: {ids} is {value!r}, expected text or a whole number")
+                            raise InputError(
+                                f"{location!r}, row {row + 1}: {ids} is {value!r}, expected text or a whole number"
+                            )
                         image_id = self._image_id(str(value)) if ids.endswith(".path") else str(value)
                         yield ImageRef(image_id, f"{name}/{row}", offset=row)
                         row += 1
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise InputError(
-                    f"{where!r} is not a whole Parquet file (after {row} rows): {error}; write it again"
+                    f"{location!r} is not a whole Parquet file (after {row} rows): {error}; write it again"
                 ) from error
 
 
@@ -308,7 +316,7 @@ _CACHE = RowGroupCache()
 
 @lru_cache(maxsize=4096)
 def _row_groups(folder: Folder, name: str) -> tuple[int, ...]:
-    """The first row of each row group of a file, and the number of its rows."""
+    """Return the first row of each row group of a file, followed by the number of rows."""
     with folder.open(name) as file:
         metadata = pq.read_metadata(file)
     return tuple(accumulate((metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)), initial=0))
@@ -320,13 +328,13 @@ def _read_column(folder: Folder, name: str, group: int) -> pa.ChunkedArray:
         column = _bytes_column(table.schema_arrow)
         if column is None:
             raise pa.ArrowInvalid("no image bytes")
-        found = table.read_row_group(group, columns=[column]).column(0)
-    return pc.struct_field(found, "bytes") if pa.types.is_struct(found.type) else found
+        values = table.read_row_group(group, columns=[column]).column(0)
+    return pc.struct_field(values, "bytes") if pa.types.is_struct(values.type) else values
 
 
 def _bytes_column(schema: pa.Schema) -> str | None:
-    """The column with the images, in Parquet's notation."""
-    for name in (each for each in _BYTES_COLUMNS if schema.names.count(each) == 1):
+    """Return the column with the images, in Parquet's notation; None if there is none."""
+    for name in (name for name in _BYTES_COLUMNS if schema.names.count(name) == 1):
         kind = schema.field(name).type
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
             return name
@@ -335,20 +343,20 @@ def _bytes_column(schema: pa.Schema) -> str | None:
     return None
 
 
-def _ids_column(schema: pa.Schema, where: str) -> str:
-    """The column with the image ids, in Parquet's notation."""
-    found = _bytes_column(schema)
-    if found is None:
+def _ids_column(schema: pa.Schema, location: str) -> str:
+    """Return the column with the image ids, in Parquet's notation."""
+    images = _bytes_column(schema)
+    if images is None:
         raise InputError(
-            f"{where!r} has no column of image bytes; there are {', '.join(map(repr, schema.names))}. Name a binary column "
+            f"{location!r} has no column of image bytes; there are {', '.join(map(repr, schema.names))}. Name a binary column "
             f"one of {', '.join(map(repr, _BYTES_COLUMNS))}"
         )
-    for name in (each for each in _ID_COLUMNS if schema.names.count(each) == 1):
+    for name in (name for name in _ID_COLUMNS if schema.names.count(name) == 1):
         return name
-    holder = found.removesuffix(".bytes")
-    if holder != found and schema.field(holder).type.get_field_index("path") >= 0:
-        return f"{holder}.path"
+    struct = images.removesuffix(".bytes")
+    if struct != images and schema.field(struct).type.get_field_index("path") >= 0:
+        return f"{struct}.path"
     raise InputError(
-        f"{where!r} has no column of image ids; there are {', '.join(map(repr, schema.names))}. Name one of them "
+        f"{location!r} has no column of image ids; there are {', '.join(map(repr, schema.names))}. Name one of them "
         f"{', '.join(map(repr, _ID_COLUMNS[:-1]))} or {_ID_COLUMNS[-1]!r}"
     )

@@ -1,4 +1,4 @@
-"""What a collection of images is: small references that are listed, and a way to open one image at a time."""
+"""The interface of a collection of images: it lists small references and reads one image at a time."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Literal, NamedTuple
 __all__ = ["EXTENSIONS", "IdRule", "ImageRef", "ImageSource"]
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
-"""Files of a folder that are taken for images. A pattern takes whatever it matches."""
+"""Extensions of the files of a folder that count as images. A pattern selects whatever it matches."""
 
 IdRule = Literal["name", "path"]
-"""How image ids are made of paths: of the file name, or of the whole relative path; without extension."""
+"""How image ids are made from paths: from the file name or the whole relative path, without extension."""
 
 
 class ImageRef(NamedTuple):
-    """An image that is to be read.
+    """A reference to an image.
 
     Attributes:
-        image_id: its key.
-        uri: where it is, as the source names it: relative to the source where that is possible.
-        bytes: size of the file, -1 where listing does not tell.
-        offset: where it begins in an archive, as the source counts; -1 for a file of its own.
+        image_id: key of the image.
+        uri: address of the image as the source names it, relative to the source if possible.
+        bytes: size of the file in bytes; -1 if listing does not tell.
+        offset: position in an archive, in the source's own unit; -1 for a file of its own.
     """
 
     image_id: str
@@ -37,19 +37,19 @@ class ImageSource(ABC):
     @property
     @abstractmethod
     def location(self) -> str:
-        """Where the collection is, for people."""
+        """Location of the collection, for messages."""
 
     @abstractmethod
     def refs(self) -> Iterator[ImageRef]:
-        """Lists the images, in no order that matters.
+        """List the images in any order.
 
         Raises:
-            InputError: the source is not there, or is broken.
+            InputError: the source does not exist or is damaged.
         """
 
     @abstractmethod
     def read(self, ref: ImageRef) -> bytes:
-        """The bytes of one image file.
+        """Return the bytes of one image file.
 
         Raises:
             OSError: it cannot be read.
@@ -57,5 +57,5 @@ class ImageSource(ABC):
         """
 
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
-        """Images in the order in which they are best read; the very same list where any order will do."""
+        """Return images in the order in which reading them is cheapest; the same list if any order will do."""
         return refs

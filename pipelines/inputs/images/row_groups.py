@@ -1,4 +1,4 @@
-"""Row groups of Parquet files that stay in memory for the next row that is wanted."""
+"""A cache of row groups of Parquet files, for the next row that is needed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 __all__ = ["CACHE_BYTES", "RowGroupCache"]
 
 CACHE_BYTES = 256 << 20
-"""Bytes of row groups that a process keeps; one larger row group is kept alone."""
+"""Bytes of row groups that a process keeps; a larger row group is kept alone."""
 
 
 class RowGroupCache:
-    """Row groups by key, the last used ones up to a number of bytes; threads that want the same one share its reading.
+    """The most recently used row groups, up to a number of bytes. Threads that need the same one read it once.
 
     Args:
         limit: bytes to keep.
@@ -28,19 +28,19 @@ class RowGroupCache:
         self._held: OrderedDict[Any, Future[Any]] = OrderedDict()
 
     def get(self, key: Any, load: Callable[[], Any]) -> Any:
-        """What is kept under a key, or what ``load`` gives; an error of ``load`` is raised and not kept."""
+        """Return the value of a key, loading it if necessary; an error of ``load`` is raised and not kept."""
         with self._lock:
             future = self._held.get(key)
-            mine = future is None
+            is_loader = future is None
             if future is None:
                 future = self._held[key] = Future()
             self._held.move_to_end(key)
-        if mine:
+        if is_loader:
             self._load(key, future, load)
         return future.result()
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Drop all row groups."""
         with self._lock:
             self._held.clear()
             self._bytes = 0
@@ -59,7 +59,7 @@ class RowGroupCache:
             if self._held.get(key) is not future:
                 return
             self._bytes += value.nbytes
-            for old in [other for other, held in self._held.items() if held.done() and other != key]:
+            for old in [other for other, entry in self._held.items() if entry.done() and other != key]:
                 if self._bytes <= self._limit:
                     break
                 self._bytes -= self._held.pop(old).result().nbytes

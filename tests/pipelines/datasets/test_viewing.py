@@ -12,7 +12,7 @@ from pipelines.commands import app as cli
 from pipelines.datasets import viewing
 from pipelines.datasets.drawing import LabelledBox, draw_boxes
 from pipelines.datasets.viewing import center_crop_box, draw_view
-from pipelines.inputs.images.opening import open_images
+from pipelines.inputs.images import open_images
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec

@@ -20,9 +20,8 @@ from pipelines.demo.scenes import (
     layout,
     make_scenes,
     picture_size_wh,
-    split_of,
-    write_scenes,
 )
+from pipelines.demo.writing import split_of, write_scenes
 from schemas.errors import UsageError
 
 TOLERANCE = 42  # of each channel: shapes are shaded and pictures compressed
@@ -284,7 +283,7 @@ def test_broken_run_leaves_no_table(tmp_path, monkeypatch):
     def fail(scene):
         raise OSError("disk full")
 
-    monkeypatch.setattr("pipelines.demo.scenes.draw", fail)
+    monkeypatch.setattr("pipelines.demo.writing.draw", fail)
     with pytest.raises(OSError, match="disk full"):
         write_scenes(tmp_path, count=2)
     assert not (tmp_path / "captions.tsv").exists()

@@ -12,7 +12,7 @@ from PIL import Image
 from extractors import Description, Extractor, ExtractorRequest
 from pipelines.features.extract import ExtractFeatures, extract_features, list_images, plan_features
 from pipelines.features.job import FeaturesJob
-from pipelines.inputs.images.opening import ImagesInFolder, Listing, open_images
+from pipelines.inputs.images import ImagesInFolder, Listing, open_images
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
 from schemas.dataset import open_dataset
@@ -239,9 +239,7 @@ def test_retry_failed_tries_only_what_failed(images, tmp_path, monkeypatch):
         (images / f"{name}.png").write_bytes(b"")
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 2
     good = picture((9, 8, 7))
-    monkeypatch.setattr(
-        "pipelines.inputs.images.opening.ImagesInFolder.read", lambda self, ref: good if ref.image_id == "bad" else b""
-    )
+    monkeypatch.setattr("pipelines.inputs.images.ImagesInFolder.read", lambda self, ref: good if ref.image_id == "bad" else b"")
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 2, "without the option nothing is tried again"
     manifest = extract_features(job_of(images, tmp_path / "f", retry_failed=True), ONE)
     assert (manifest.rows, manifest.failed) == (41, 1)

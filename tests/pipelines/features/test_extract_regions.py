@@ -19,7 +19,7 @@ from pipelines.exchange.importing import ImportJob, import_features
 from pipelines.features.extract import extract_features, list_images, plan_features
 from pipelines.features.job import FeaturesJob
 from pipelines.features.planning import plan_work
-from pipelines.inputs.images.opening import open_images
+from pipelines.inputs.images import open_images
 from pipelines.running.runner import Execution
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
@@ -120,7 +120,8 @@ def names(tmp_path) -> RegionOptions:
 def job_of(images, output, **more) -> FeaturesJob:
     asked = {name: more.pop(name) for name in ("name", "weights", "regions", "compile", "precision") if name in more}
     request = ExtractorRequest(**{"name": "fake-regions", "weights": "0", **asked})
-    return FeaturesJob(images=open_images(images), output=str(output), extractor=request, device="cpu", shards=3, **more)
+    options = {"device": "cpu", "shards": 3, **more}
+    return FeaturesJob(images=open_images(images), output=str(output), extractor=request, **options)
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from extractors import Description, Extractor
 from pipelines.features.forward import Tally, extract_shard, merge_rows, refuse_duplicates
-from pipelines.inputs.images.opening import ImageRef
+from pipelines.inputs.images import ImageRef
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.kinds import features_schema

@@ -12,7 +12,7 @@ from pipelines.features.extract import extract_features, list_images
 from pipelines.features.job import FeaturesJob
 from pipelines.features.planning import plan_table, plan_work
 from pipelines.features.workers import device_of_worker
-from pipelines.inputs.images.opening import open_images
+from pipelines.inputs.images import open_images
 from pipelines.running.runner import Execution
 from schemas.features import FeatureSpec
 from schemas.keys import shard_of

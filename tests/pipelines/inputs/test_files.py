@@ -11,15 +11,16 @@ import random
 import pytest
 
 from pipelines.inputs import files
-from pipelines.inputs.files import InputFolder, count_lines, inventory, iter_json, read_lines
+from pipelines.inputs.files import count_lines, inventory, iter_json, list_files, read_lines
 from schemas.errors import InputError
+from schemas.storage import Folder
 
 TEXT = "plain\ncarriage return\r\n\ufeffa\u2028b\u2029c\x85d\x0be\x0cf\x1cg\rh\n\n  spaces \t\nlast, without LF"
 
 
 def _write(path, data: bytes):
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return InputFolder(str(path.parent)), path.name
+    return Folder(str(path.parent)), path.name
 
 
 @pytest.mark.parametrize("name", ["a.en", "a.en.gz"])
@@ -63,7 +64,7 @@ def test_surrogates_and_overlong_forms_are_not_utf8(tmp_path):
 def test_gzip_under_another_name(tmp_path):
     (tmp_path / "a.en").write_bytes(gzip.compress(b"text\n"))
     with pytest.raises(InputError, match=r"compressed with gzip: give it a name that ends in '.gz'"):
-        list(read_lines(InputFolder(str(tmp_path)), "a.en"))
+        list(read_lines(Folder(str(tmp_path)), "a.en"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "not gzip", "garbage behind"])
@@ -79,33 +80,29 @@ def test_broken_gzip(tmp_path, damage, reader):
     }[damage]
     (tmp_path / "a.gz").write_bytes(broken)
     with pytest.raises(InputError, match=r"a\.gz' is not a whole gzip file .* fetch it again"):
-        list(
-            [reader(InputFolder(str(tmp_path)), "a.gz")]
-            if reader is count_lines
-            else reader(InputFolder(str(tmp_path)), "a.gz")
-        )
+        list([reader(Folder(str(tmp_path)), "a.gz")] if reader is count_lines else reader(Folder(str(tmp_path)), "a.gz"))
 
 
 def test_missing_file(tmp_path):
     with pytest.raises(InputError, match=r"/nothing' is not there: check the path"):
-        list(read_lines(InputFolder(str(tmp_path)), "nothing"))
+        list(read_lines(Folder(str(tmp_path)), "nothing"))
 
 
 def test_names_are_sorted_files(tmp_path):
     (tmp_path / "x" / "folder").mkdir(parents=True)
     for name in ("b", "a", "c.gz"):
         (tmp_path / "x" / name).touch()
-    folder = InputFolder(str(tmp_path))
-    assert folder.names("x") == ["a", "b", "c.gz"]
-    assert folder.names() == []
-    assert folder.names("nothing") == []
+    folder = Folder(str(tmp_path))
+    assert list_files(folder, "x") == ["a", "b", "c.gz"]
+    assert list_files(folder) == []
+    assert list_files(folder, "nothing") == []
     assert pickle.loads(pickle.dumps(folder)) == folder
 
 
 def test_inventory_is_of_the_bytes_as_stored(tmp_path):
     _write(tmp_path / "b.gz", b"text\n" * 100_000)
     _write(tmp_path / "a", b"")
-    rows = inventory(InputFolder(str(tmp_path)), ["b.gz", "a", "b.gz"])
+    rows = inventory(Folder(str(tmp_path)), ["b.gz", "a", "b.gz"])
     stored = (tmp_path / "b.gz").read_bytes()
     assert [row["name"] for row in rows] == ["a", "b.gz"]
     assert rows[1] == {"name": "b.gz", "bytes": len(stored), "sha256": hashlib.sha256(stored).hexdigest()}
@@ -159,4 +156,4 @@ def test_json_that_is_not_utf8(tmp_path):
         list(iter_json(*file, prefix="images.item"))
     (tmp_path / "b.json").write_bytes(gzip.compress(b"{}"))
     with pytest.raises(InputError, match="compressed with gzip"):
-        list(iter_json(InputFolder(str(tmp_path)), "b.json", prefix="images.item"))
+        list(iter_json(Folder(str(tmp_path)), "b.json", prefix="images.item"))

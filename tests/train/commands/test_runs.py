@@ -1,39 +1,35 @@
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
 import typer
-from rich.console import Console
 
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
-from train.commands import runs as evaluation_cli
-from train.commands import tables as tables_cli
+from train.commands import runs, tables
 from train.evaluation.scoring import score_run
-from train.evaluation.searching import gallery_of, search
+from train.evaluation.searching import embed_gallery, search_gallery
 from train.runs.run import open_run
 
 
-@pytest.fixture
-def command(capsys):
-    """Runs the command; gives what it printed, and what it remarked."""
+def tokenize(text, language, recipe, truecaser) -> list[str]:
+    return [f"{language}{word}" for word in f"{text} {recipe.recipe} {truecaser}".split()]
 
-    def run(*arguments: object) -> tuple[str, str]:
-        app, out, notes = typer.Typer(pretty_exceptions_enable=False), io.StringIO(), io.StringIO()
-        consoles = {"console": Console(file=out, width=140), "notes": Console(file=notes, width=140)}
-        evaluation_cli.register(
-            app,
-            **consoles,
-            tokenize=lambda text, language, steps, truecaser: [
-                f"{language}{word}" for word in f"{text} {steps['recipe']} {truecaser}".split()
-            ],
-        )
-        tables_cli.register(app, **consoles)
-        app([str(argument) for argument in arguments], standalone_mode=False)
-        return out.getvalue() + capsys.readouterr().out, notes.getvalue()
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """Run a command, mounted as an application mounts it; return its standard output and standard error."""
+    monkeypatch.setenv("COLUMNS", "140")
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.add_typer(runs.app)
+    app.add_typer(tables.app)
+
+    def run(*arguments: object, obj=tokenize) -> tuple[str, str]:
+        app([str(argument) for argument in arguments], standalone_mode=False, obj=obj)
+        printed = capsys.readouterr()
+        return printed.out, printed.err
 
     return run
 
@@ -88,8 +84,8 @@ def test_embed_says_what_it_wrote(command, write_run, toy, tmp_path):
 def test_search_lists_images(command, write_run, toy, tmp_path):
     folder = write_run()
     run = open_run(folder)
-    gallery = gallery_of(run, toy.features)
-    hits = search(run, ["en1", "en2", "enraw"], "en", gallery, top=4)
+    gallery = embed_gallery(run, toy.features)
+    hits = search_gallery(run, ["en1", "en2", "enraw"], "en", gallery, top=4)
     expected = [{"image_id": hit.image_id, "score": pytest.approx(hit.score)} for hit in hits]
     arguments = ("search", folder, "1 2", "--language", "en", "--top", "4")
     out, notes = command(*arguments, "--features", toy.features, "--json")
@@ -98,7 +94,7 @@ def test_search_lists_images(command, write_run, toy, tmp_path):
     command("embed", folder, tmp_path / "e", "--features", toy.features)
     assert json.loads(command(*arguments, "--embeddings", tmp_path / "e", "--json")[0]) == expected
     tokenized = command("search", folder, "en1 en2", "--language", "en", "--tokenized", "--features", toy.features)
-    assert search(run, ["en1", "en2"], "en", gallery)[0].image_id in tokenized[0].splitlines()[1]
+    assert search_gallery(run, ["en1", "en2"], "en", gallery)[0].image_id in tokenized[0].splitlines()[1]
     assert tokenized[1] == ""
 
 
@@ -106,7 +102,7 @@ def test_search_knows_the_language_of_a_run_that_has_one(command, write_run, toy
     folder = write_run(languages=("de",))
     out, _ = command("search", folder, "1", "--features", toy.features, "--truecaser", "2", "--json")
     run = open_run(folder)
-    expected = search(run, ["de1", "deraw", "de2"], "de", gallery_of(run, toy.features))
+    expected = search_gallery(run, ["de1", "deraw", "de2"], "de", embed_gallery(run, toy.features))
     assert [hit["image_id"] for hit in json.loads(out)] == [hit.image_id for hit in expected]
 
 
@@ -117,6 +113,13 @@ def test_search_says_what_is_missing(command, write_run, toy):
     for places in ((), ("--features", toy.features, "--embeddings", "e")):
         with pytest.raises(UsageError, match="give either --features or --embeddings"):
             command("search", folder, "1", "--language", "en", *places)
+
+
+def test_search_takes_only_tokens_where_nothing_tokenizes(command, write_run, toy):
+    arguments = ("search", write_run(), "en1", "--language", "en", "--features", toy.features, "--device", "cpu")
+    with pytest.raises(UsageError, match=r"pip install 'imagepivot\[pipelines\]'"):
+        command(*arguments, obj=None)
+    assert command(*arguments, "--tokenized", "--json", obj=None) == command(*arguments, "--tokenized", "--json")
 
 
 def test_tables_writes_the_report(command, toy_2016, tmp_path, monkeypatch):

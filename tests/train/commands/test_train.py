@@ -1,10 +1,8 @@
 import pytest
-import typer
-from rich.console import Console
 from typer.testing import CliRunner
 
 from schemas.errors import DatasetError, UsageError
-from train.commands.train import register
+from train.commands.train import app
 from train.config.presets import preset_names
 from train.config.sections import from_toml, resolve
 from train.runs.run import open_run
@@ -24,10 +22,9 @@ max_steps = 30
 
 
 @pytest.fixture
-def command():
-    """Runs the command; gives what it printed, or raises what it raised."""
-    app = typer.Typer()
-    register(app, console=Console(width=200), notes=Console(stderr=True, width=200))
+def command(monkeypatch):
+    """Run the command; return its output, or raise its exception."""
+    monkeypatch.setenv("COLUMNS", "200")
 
     def command(*arguments: str) -> str:
         result = CliRunner().invoke(app, list(arguments))

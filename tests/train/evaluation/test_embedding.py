@@ -9,27 +9,32 @@ import pytest
 import torch
 
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError
+from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.validation import validate
 from train.data.packing import pack
-from train.evaluation.embedding import EmbedJob, embed, weights_digest
-from train.evaluation.searching import gallery_of
+from train.evaluation.embedding import EmbedJob, embed, embed_run, weights_digest
+from train.evaluation.searching import embed_gallery
 from train.runs.run import open_run
 
 
 @pytest.fixture
-def run(write_run):
-    return open_run(write_run())
+def folder(write_run) -> str:
+    return write_run()
 
 
 @pytest.fixture
-def job(toy, tmp_path) -> EmbedJob:
-    return EmbedJob(output=str(tmp_path / "out"), name="run", features=toy.features, captions=toy.captions)
+def run(folder):
+    return open_run(folder)
+
+
+@pytest.fixture
+def job(folder, toy, tmp_path) -> EmbedJob:
+    return EmbedJob(run=folder, output=str(tmp_path / "out"), features=toy.features, captions=toy.captions, device="cpu")
 
 
 def test_every_image_has_its_embedding(run, toy, job):
-    embed(run, job)
+    embed(job)
     written, features = open_dataset(f"{job.output}/images", kind="features"), open_dataset(toy.features)
     assert validate(f"{job.output}/images") == []
     assert written.image_ids() == features.image_ids()
@@ -40,7 +45,7 @@ def test_every_image_has_its_embedding(run, toy, job):
 
 
 def test_every_caption_of_a_known_language_has_its_embedding(run, toy, job):
-    manifest = embed(run, job)[1]
+    manifest = embed(job)[1]
     written = open_dataset(f"{job.output}/captions", kind="embeddings")
     assert validate(f"{job.output}/captions") == []
     rows = {
@@ -61,68 +66,77 @@ def test_every_caption_of_a_known_language_has_its_embedding(run, toy, job):
         np.testing.assert_allclose(embedding, expected.numpy(), atol=1e-6)
 
 
-def test_shards_lie_beside_those_of_the_source(run, toy, job):
-    embed(run, job)
+def test_shards_lie_beside_those_of_the_source(toy, job):
+    embed(job)
     for number in range(3):
         source = {row["image_id"] for row in open_dataset(toy.captions).shard(number).to_pylist()}
         for kind in ("images", "captions"):
             assert {row["image_id"] for row in open_dataset(f"{job.output}/{kind}").shard(number).to_pylist()} <= source
 
 
-def test_the_same_run_gives_the_same_bytes_and_goes_on_where_it_was(run, job):
+def test_the_same_run_gives_the_same_bytes_and_goes_on_where_it_was(job):
     def content() -> dict[str, bytes]:
         root = Path(job.output)
         return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
-    embed(run, job)
+    embed(job)
     first = content()
     kept = Path(job.output, "captions", "part-00001-of-00003.parquet")
     stamp = kept.stat().st_mtime_ns
     for name in ("captions/manifest.json", "captions/part-00002-of-00003.parquet"):
         Path(job.output, name).unlink()
-    embed(run, job)
+    embed(job)
     assert content() == first
     assert kept.stat().st_mtime_ns == stamp
     shutil.rmtree(job.output)
-    embed(run, job)
+    embed(job)
     assert content() == first
 
 
 def test_only_images_or_only_captions(run, toy, tmp_path):
-    (images,) = embed(run, EmbedJob(output=str(tmp_path / "a"), name="run", features=toy.features))
-    (captions,) = embed(run, EmbedJob(output=str(tmp_path / "b"), name="run", captions=toy.captions))
+    (images,) = embed_run(run, str(tmp_path / "a"), name="run", features=toy.features)
+    (captions,) = embed_run(run, str(tmp_path / "b"), name="run", captions=toy.captions)
     assert (images.kind, captions.kind) == ("features", "embeddings")
     assert not (tmp_path / "a" / "captions").exists()
 
 
 def test_another_model_is_another_dataset(run, write_run, job):
-    embed(run, job)
+    embed(job)
     other = open_run(write_run("other", seed=1))
     assert weights_digest(other.model) != weights_digest(run.model)
     with pytest.raises(DatasetError, match="holds another dataset"):
-        embed(other, job)
+        embed_run(other, job.output, name=job.name, features=job.features)
+
+
+def test_a_job_says_what_to_embed_and_on_what():
+    with pytest.raises(UsageError, match="nothing to embed: give --features, --captions, or both"):
+        EmbedJob(run="run", output="out")
+    with pytest.raises(UsageError, match="device is 'gpu', expected 'cpu'"):
+        EmbedJob(run="run", output="out", features="features", device="gpu")
+    names = {folder: EmbedJob(run=folder, output="out", features="f").name for folder in ("runs/c2c", "c2c/", "c2c", "/")}
+    assert names == {"runs/c2c": "c2c", "c2c/": "c2c", "c2c": "c2c", "/": "run"}
 
 
 def test_what_does_not_belong_to_the_run_is_refused(run, toy, other_toy, tmp_path):
     with pytest.raises(DatasetError, match="encoded with another vocabulary"):
-        embed(run, EmbedJob(output=str(tmp_path / "o"), name="run", features=toy.features, captions=other_toy.captions))
+        embed_run(run, str(tmp_path / "o"), name="run", features=toy.features, captions=other_toy.captions)
     with pytest.raises(DatasetError, match="made by another extractor"):
-        embed(run, EmbedJob(output=str(tmp_path / "o"), name="run", features=other_toy.features))
+        embed_run(run, str(tmp_path / "o"), name="run", features=other_toy.features)
     with pytest.raises(DatasetError, match="holds encoded, expected features"):
-        embed(run, EmbedJob(output=str(tmp_path / "o"), name="run", features=toy.captions))
+        embed_run(run, str(tmp_path / "o"), name="run", features=toy.captions)
     assert not (tmp_path / "o").exists()
 
 
 def test_features_are_normalised_where_the_training_did(write_run, toy, tmp_path):
     run = open_run(write_run(l2=True))
-    embed(run, EmbedJob(output=str(tmp_path / "o"), name="run", features=toy.features))
+    embed_run(run, str(tmp_path / "o"), name="run", features=toy.features)
     with torch.no_grad():
         expected = run.model.embed_images(torch.from_numpy(open_dataset(toy.features).numpy(l2=True)))
     np.testing.assert_allclose(open_dataset(tmp_path / "o" / "images").numpy(), expected.numpy(), atol=1e-6)
 
 
-def test_other_tools_read_the_captions(run, job):
-    embed(run, job)
+def test_other_tools_read_the_captions(job):
+    embed(job)
     table = pq.read_table(f"{job.output}/captions/part-00000-of-00003.parquet")
     assert table["embedding"].type.list_size == 6
     assert set(table["language"].to_pylist()) == {"en", "de"}
@@ -133,10 +147,10 @@ def test_a_shard_without_images_has_no_embeddings(run, toy, new_dataset, tmp_pat
     new_dataset(tmp_path / "few", "features", rows, parameters={}, spec=FeatureSpec("toy", (8,)), shards=7)
     features = open_dataset(tmp_path / "few")
     assert 0 in [shard.rows for shard in features.manifest.shards]
-    embed(run, EmbedJob(output=str(tmp_path / "o"), name="run", features=str(tmp_path / "few")))
+    embed_run(run, str(tmp_path / "o"), name="run", features=str(tmp_path / "few"))
     assert validate(tmp_path / "o" / "images") == []
     assert open_dataset(tmp_path / "o" / "images").image_ids() == features.image_ids()
-    gallery = gallery_of(run, str(tmp_path / "few"))
+    gallery = embed_gallery(run, str(tmp_path / "few"))
     assert list(gallery.image_ids) == features.image_ids()
     assert gallery.embeddings.shape == (2, 6)
 
@@ -145,6 +159,6 @@ def test_a_shard_without_captions_has_no_embeddings(run, toy, new_dataset, tmp_p
     source = open_dataset(toy.captions)
     rows = [row for row in source.table().to_pylist() if row["image_id"] == "val-000"]
     new_dataset(tmp_path / "few", "encoded", rows, parameters={}, inputs=source.manifest.inputs, shards=3)
-    embed(run, EmbedJob(output=str(tmp_path / "o"), name="run", captions=str(tmp_path / "few")))
+    embed_run(run, str(tmp_path / "o"), name="run", captions=str(tmp_path / "few"))
     assert validate(tmp_path / "o" / "captions") == []
     assert len(open_dataset(tmp_path / "o" / "captions")) == 6

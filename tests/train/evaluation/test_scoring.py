@@ -7,8 +7,8 @@ import pytest
 
 from schemas.errors import DatasetError, UsageError
 from train.data.splits import open_data
-from train.evaluation.evaluate import evaluate
-from train.evaluation.scoring import score_run
+from train.evaluation.evaluating import evaluate
+from train.evaluation.scoring import EvaluateJob, evaluate_run, score_run
 from train.runs.run import open_run
 
 
@@ -30,6 +30,24 @@ def test_each_portion_is_a_test_of_its_own(run, toy):
         assert score.retrieval == evaluate(run.model, data)[score.language]
         assert score.split == "test"
         assert json.loads(json.dumps(score.to_dict()))["text_to_image"]["queries"] == len(data.captions)
+
+
+def test_a_job_opens_the_run(write_run, toy):
+    folder = write_run(languages=("en", "de"))
+    job = EvaluateJob(
+        folder, toy.captions, toy.features, splits=("val",), languages=("en",), portion="translation", device="cpu"
+    )
+    expected = score_run(
+        open_run(folder),
+        captions=toy.captions,
+        features=toy.features,
+        splits=["val"],
+        languages=["en"],
+        portion="translation",
+    )
+    assert evaluate_run(job) == expected
+    with pytest.raises(UsageError, match="device is 'gpu', expected 'cpu'"):
+        replace(job, device="gpu")
 
 
 def test_features_are_normalised_where_the_training_did(write_run, toy):

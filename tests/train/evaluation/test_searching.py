@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,8 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from train.data.packing import pack
-from train.evaluation.embedding import EmbedJob, embed
-from train.evaluation.searching import Gallery, embedded_gallery, gallery_of, search
+from train.evaluation.embedding import embed_run
+from train.evaluation.searching import Gallery, SearchJob, embed_gallery, read_gallery, search, search_gallery
 from train.runs.run import open_run
 
 
@@ -19,7 +21,7 @@ def run(write_run):
 
 @pytest.fixture
 def gallery(run, toy):
-    return gallery_of(run, toy.features)
+    return embed_gallery(run, toy.features)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "order"])
@@ -31,43 +33,76 @@ def test_the_best_images_are_those_of_a_full_sort(write_run, toy, similarity):
         query = run.model.embed_captions(pack(ids, np.array([0, 5]), np.array([0])), "en")
         scores = run.model.similarity(run.model.embed_images(torch.from_numpy(features.numpy())), query)[:, 0].numpy()
     expected = [features.image_ids()[row] for row in np.argsort(-scores)[:7]]
-    hits = search(run, ["en1", "en2", "nothing"], "en", gallery_of(run, toy.features), top=7)
+    hits = search_gallery(run, ["en1", "en2", "nothing"], "en", embed_gallery(run, toy.features), top=7)
     assert [hit.image_id for hit in hits] == expected
     np.testing.assert_allclose([hit.score for hit in hits], np.sort(scores)[::-1][:7], atol=1e-6)
 
 
 def test_equal_scores_keep_the_order_of_the_gallery(run):
     gallery = Gallery(["b", "a", "c"], torch.eye(6)[[0, 0, 0]])
-    assert [hit.image_id for hit in search(run, ["en1"], "en", gallery)] == ["b", "a", "c"]
+    assert [hit.image_id for hit in search_gallery(run, ["en1"], "en", gallery)] == ["b", "a", "c"]
 
 
 def test_embeddings_that_were_written_give_the_same(run, gallery, toy, tmp_path):
-    embed(run, EmbedJob(output=str(tmp_path / "out"), name="run", features=toy.features, captions=toy.captions))
-    expected = search(run, ["de3"], "de", gallery)
+    embed_run(run, str(tmp_path / "out"), name="run", features=toy.features, captions=toy.captions)
+    expected = search_gallery(run, ["de3"], "de", gallery)
     for folder in ("out", "out/images"):
-        found = search(run, ["de3"], "de", embedded_gallery(run, str(tmp_path / folder)))
+        found = search_gallery(run, ["de3"], "de", read_gallery(run, str(tmp_path / folder)))
         assert [hit.image_id for hit in found] == [hit.image_id for hit in expected]
 
 
 def test_images_of_another_model_are_refused(run, write_run, toy, other_toy, tmp_path):
     other = open_run(write_run("other", seed=1))
-    embed(other, EmbedJob(output=str(tmp_path / "out"), name="run", features=toy.features))
+    embed_run(other, str(tmp_path / "out"), name="run", features=toy.features)
     with pytest.raises(DatasetError, match="another model's"):
-        embedded_gallery(run, str(tmp_path / "out"))
+        read_gallery(run, str(tmp_path / "out"))
     with pytest.raises(DatasetError, match="features that no model has seen"):
-        embedded_gallery(run, toy.features)
+        read_gallery(run, toy.features)
     with pytest.raises(DatasetError, match="made by another extractor"):
-        gallery_of(run, other_toy.features)
+        embed_gallery(run, other_toy.features)
     with pytest.raises(DatasetError, match="is not a dataset"):
-        embedded_gallery(run, str(tmp_path / "nothing"))
+        read_gallery(run, str(tmp_path / "nothing"))
 
 
 def test_a_query_that_cannot_be_answered(run, gallery):
     with pytest.raises(UsageError, match="--language is 'fr', this run knows en, de"):
-        search(run, ["fr1"], "fr", gallery)
+        search_gallery(run, ["fr1"], "fr", gallery)
     with pytest.raises(UsageError, match="knows no word of 'cats and dogs'"):
-        search(run, ["cats", "and", "dogs"], "en", gallery)
+        search_gallery(run, ["cats", "and", "dogs"], "en", gallery)
     with pytest.raises(UsageError, match="knows no word of ''"):
-        search(run, [], "en", gallery)
+        search_gallery(run, [], "en", gallery)
     with pytest.raises(UsageError, match="--top is 0"):
-        search(run, ["en1"], "en", gallery, top=0)
+        search_gallery(run, ["en1"], "en", gallery, top=0)
+
+
+def test_a_job_tokenizes_and_searches(write_run, toy):
+    folder = write_run()
+    run, asked, unknown = open_run(folder), [], []
+
+    def tokenize(text, language, recipe, truecaser):
+        asked.append((text, language, recipe, truecaser))
+        return [*text.split(), "nothing"]
+
+    job = SearchJob(folder, "en1 en2", "en", features=toy.features, top=3, truecaser="models", device="cpu")
+    expected = search_gallery(run, ["en1", "en2", "nothing"], "en", embed_gallery(run, toy.features), top=3)
+    assert search(job, tokenize, unknown.extend) == expected
+    assert asked == [("en1 en2", "en", run.text, "models")]
+    assert unknown == ["nothing"]
+    tokens = replace(job, query=("en1", "en2", "nothing"))
+    assert search(tokens) == expected
+    with pytest.raises(UsageError, match=r"'en1 en2' is text.*pip install 'imagepivot\[pipelines\]'.*--tokenized"):
+        search(job)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "give either --features or --embeddings"),
+        ({"features": "f", "embeddings": "e"}, "give either --features or --embeddings"),
+        ({"features": "f", "top": 0}, "--top is 0, expected 1 or more"),
+        ({"features": "f", "device": "gpu"}, "device is 'gpu', expected 'cpu'"),
+    ],
+)
+def test_an_impossible_job_is_refused(fields, message):
+    with pytest.raises(UsageError, match=message):
+        SearchJob("run", "text", **fields)

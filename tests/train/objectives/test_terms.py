@@ -5,8 +5,7 @@ import torch
 from train.data.packing import pack
 from train.data.sampling import Batch, ImageSampler, TaskSampler
 from train.data.splits import open_data
-from train.material import build_model
-from train.models.joint_embedding import ModelConfig
+from train.models.joint_embedding import ModelConfig, build_model
 from train.objectives.terms import Objective, gather
 
 LANGUAGES = ("en", "de", "fr")

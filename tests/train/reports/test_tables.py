@@ -30,14 +30,7 @@ SMALL = {
 
 def job_of(toy, output, **more) -> TablesJob:
     fields = {"rows": ("pivot-*", "vse-en"), "seeds": 2, "overrides": SMALL, "workers": 1, "device": "cpu", **more}
-    return TablesJob(
-        paper="gella2017",
-        output=str(output),
-        captions=toy.captions,
-        features=toy.features,
-        vocabulary=toy.vocabulary,
-        **fields,
-    )
+    return TablesJob(paper="gella2017", output=str(output), corpus=toy, **fields)
 
 
 def run(job: TablesJob) -> list[tuple[str, int]]:
@@ -93,7 +86,7 @@ def test_other_settings_or_data_are_refused(finished, toy_2016, tmp_path):
         run(replace(job, overrides={**SMALL, "schedule.max_steps": "5"}))
     with pytest.raises(DatasetError, match="measured with other precision"):
         run(replace(job, precision="bf16"))
-    with pytest.raises(UsageError, match=r"--rows 'bilingual\*' fits no row of gella2017: its rows are gella2017/vse-en"):
+    with pytest.raises(UsageError, match=r"--rows 'bilingual\*' matches no row of gella2017: its rows are gella2017/vse-en"):
         run(replace(job, rows=("bilingual*",), output=str(tmp_path / "o")))
     with pytest.raises(UsageError, match="--seeds is 0"):
         replace(job, seeds=0)

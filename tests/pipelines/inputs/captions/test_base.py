@@ -73,13 +73,13 @@ KINDS = [("en", "translation", "train"), ("cs", "translation", "train"), ("en", 
 )
 def test_require_selected_names_what_there_is(selection, message):
     with pytest.raises(InputError, match=message):
-        require_selected(selection, KINDS, where="here")
+        require_selected(selection, KINDS, location="here")
 
 
 def test_require_selected_accepts_what_is_there():
-    assert require_selected(EVERYTHING, [], where="here") is None
+    assert require_selected(EVERYTHING, [], location="here") is None
     every = Selection(("en", "cs"), ("translation", "comparable"), ("train", "val"))
-    assert require_selected(every, KINDS, where="here") is None
+    assert require_selected(every, KINDS, location="here") is None
 
 
 def test_tally_is_bounded():

@@ -106,7 +106,7 @@ def test_files_that_do_not_say_their_split(tmp_path):
     with pytest.raises(InputError, match=r"no 'captions_\*\.json' in '.*'; it holds no files"):
         open_source("coco", tmp_path)
     path = _write(tmp_path / "train.json", _captions(1, images=1, prefix=""))
-    with pytest.raises(InputError, match=r"train.json' is not named 'captions_SPLIT.json', so its split is not known"):
+    with pytest.raises(InputError, match=r"train.json' is not named 'captions_SPLIT.json', so its split is unknown"):
         open_source("coco", path)
     _write(tmp_path / "captions_a.json", {})
     _write(tmp_path / "captions_a.json.gz", {})

@@ -14,8 +14,8 @@ import pytest
 from extractors import ExtractorRequest
 from pipelines.features.extract import extract_features
 from pipelines.features.job import FeaturesJob
+from pipelines.inputs.images import ImageRef, ImagesInFolder, ImageTable, Listing, open_images
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind
-from pipelines.inputs.images.opening import ImageRef, ImagesInFolder, ImageTable, Listing, open_images
 from pipelines.inputs.images.row_groups import RowGroupCache
 from schemas.errors import InputError
 from schemas.storage import Folder

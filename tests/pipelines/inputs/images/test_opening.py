@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.inputs.images.opening import EXTENSIONS, ImageRef, ImagesInFolder, ImageTable, Listing, open_images, sum_digests
+from pipelines.inputs.images import EXTENSIONS, ImageRef, ImagesInFolder, ImageTable, Listing, open_images, sum_digests
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.storage import Folder
 

@@ -9,7 +9,7 @@ import torch
 
 from train.data.packing import pack
 from train.data.splits import open_data
-from train.evaluation.evaluate import chance, embed_all, embed_images, evaluate, sum_of_recalls
+from train.evaluation.evaluating import chance, embed_all, embed_images, evaluate, sum_of_recalls
 from train.evaluation.metrics import Retrieval, ranks_of
 from train.models.joint_embedding import JointEmbedding, ModelConfig
 from train.runs.run import open_run

@@ -1,4 +1,4 @@
-"""What a model retrieves: embeddings of a split, and recall and median rank by language.
+"""How well a model retrieves: embeddings of a split, and recall and median rank by language.
 
 Letters: ``I`` images, ``N`` captions, ``C`` captions of one language, ``E`` embedding width.
 """
@@ -26,12 +26,12 @@ _BATCH = 512
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Embeddings of everything in a split, on the model's device.
+    """Embeddings of all images and captions of a split, on the model's device.
 
     Attributes:
         images: ``[I, E]``, in the order of ``Captions.image_ids``.
-        captions: by language ``[C, E]``.
-        rows: by language ``[C]``: rows of ``Captions``, ascending, that ``captions`` are of.
+        captions: ``[C, E]`` for each language.
+        rows: ``[C]`` for each language, the rows of ``Captions`` that ``captions`` embeds, ascending.
     """
 
     images: Tensor
@@ -41,9 +41,9 @@ class Embeddings:
 
 @contextmanager
 def _evaluating(model: JointEmbedding) -> Iterator[torch.device]:
-    """Evaluation mode and no gradients for a while; gives the model's device.
+    """Put a model into evaluation mode without gradients inside the block, and yield its device.
 
-    Mixed precision is off: scores in bfloat16 are equal so often that ranks would say little.
+    Mixed precision is off: in bfloat16 so many scores are equal that ranks would say little.
     """
     training, device = model.training, next(model.parameters()).device
     model.eval()
@@ -55,7 +55,7 @@ def _evaluating(model: JointEmbedding) -> Iterator[torch.device]:
 
 
 def embed_images(model: JointEmbedding, features: np.ndarray, *, batch_size: int = _BATCH) -> Tensor:
-    """Embeddings ``[I, E]`` of image features ``[I, D]``, a batch at a time: they may be mapped from a file."""
+    """Embed image features ``[I, D]`` as ``[I, E]``, a batch at a time, since they may be mapped from a file."""
     with _evaluating(model) as device:
         parts = [
             model.embed_images(torch.from_numpy(np.array(features[start : start + batch_size], np.float32)).to(device))
@@ -73,10 +73,20 @@ def embed_captions(
     *,
     batch_size: int = _BATCH,
 ) -> Tensor:
-    """Embeddings ``[C, E]`` of some captions of one language, in the order of ``rows`` ``[C]``.
+    """Embed captions in one language.
 
-    Captions of like length go through the model together: a batch takes as many time steps as its longest caption has tokens.
-    ``token_ids`` and ``offsets`` are as in ``Captions``.
+    Captions of similar length go through the model together: a batch takes as many time steps as its longest caption has tokens.
+
+    Args:
+        model: the model.
+        token_ids: as in ``Captions``.
+        offsets: as in ``Captions``.
+        rows: ``[C]``, the captions to embed.
+        language: their language.
+        batch_size: captions that the model takes at once; changes speed, not results.
+
+    Returns:
+        Embeddings ``[C, E]``, in the order of ``rows``.
     """
     by_length = np.argsort(np.diff(offsets)[rows], kind="stable")
     with _evaluating(model) as device:
@@ -89,29 +99,29 @@ def embed_captions(
 
 
 def embed_all(model: JointEmbedding, data: TrainingData, *, batch_size: int = _BATCH) -> Embeddings:
-    """Embeddings of all images and captions of the data, by language."""
+    """Embed all images and captions, the captions by language."""
     captions = data.captions
-    rows = {language: captions.rows_of(language) for language in captions.language_names}
-    rows = {language: found for language, found in rows.items() if len(found)}
+    rows_of_languages = {language: captions.rows_of(language) for language in captions.language_names}
+    rows_of_languages = {language: rows for language, rows in rows_of_languages.items() if len(rows)}
     return Embeddings(
         images=embed_images(model, data.features.array, batch_size=batch_size).float(),
         captions={
-            language: embed_captions(model, captions.token_ids, captions.offsets, found, language, batch_size=batch_size)
-            for language, found in rows.items()
+            language: embed_captions(model, captions.token_ids, captions.offsets, rows, language, batch_size=batch_size)
+            for language, rows in rows_of_languages.items()
         },
-        rows=rows,
+        rows=rows_of_languages,
     )
 
 
 def evaluate(model: JointEmbedding, data: TrainingData, *, batch_size: int = _BATCH) -> dict[str, Retrieval]:
-    """Recall and median rank of each language of the data.
+    """Measure recall and median rank for each language.
 
-    The candidates of a language are its captions and the images that have any: an image without a caption of the language is
-    neither query nor candidate, so that a language is scored as if the others were not there.
+    The candidates of a language are its captions and the images that have any: an image without a caption in the language is
+    neither query nor candidate, so that a language is scored as if there were no others.
 
     Args:
-        model: the model; its mode is as before afterwards.
-        data: the split that is evaluated on.
+        model: the model; it is put back into its previous mode afterwards.
+        data: the split to evaluate on.
         batch_size: captions or images that the model takes at once; changes speed, not results.
 
     Returns:
@@ -119,25 +129,25 @@ def evaluate(model: JointEmbedding, data: TrainingData, *, batch_size: int = _BA
     """
     embeddings = embed_all(model, data, batch_size=batch_size)
     with _evaluating(model) as device:
-        found = {}
+        results = {}
         for language, rows in embeddings.rows.items():
             images, image_of_caption = np.unique(data.captions.images[rows], return_inverse=True)
-            found[language] = retrieval(
+            results[language] = retrieval(
                 model.similarity,
                 embeddings.images[torch.from_numpy(images).long().to(device)],
                 embeddings.captions[language],
                 torch.from_numpy(image_of_caption).long().to(device),
             )
-    return found
+    return results
 
 
 def sum_of_recalls(results: Mapping[str, Retrieval]) -> float:
-    """Recalls of all languages and both directions added up: what early stopping maximises (Kádár et al. 2018, section 4)."""
+    """Add up the recalls of all languages in both directions: early stopping maximises this (Kádár et al. 2018, section 4)."""
     return sum(result.sum_of_recalls for result in results.values())
 
 
 def chance(captions: Captions, language: str) -> dict[str, tuple[float, ...]]:
-    """Recalls, percent, that a random order reaches on these captions, by direction; see ``evaluate`` for the candidates."""
+    """Return the recalls, in percent, of a random order, by direction; `evaluate` says what the candidates are."""
     counts = np.unique(captions.images[captions.rows_of(language)], return_counts=True)[1]
     total = int(counts.sum())
     return {

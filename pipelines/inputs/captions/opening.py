@@ -1,0 +1,62 @@
+"""Opening a collection of raw captions, by format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from pipelines.inputs.captions.base import CaptionSource
+from pipelines.inputs.captions.coco import CocoSource
+from pipelines.inputs.captions.karpathy import KarpathySource
+from pipelines.inputs.captions.multi30k import Multi30kSource
+from pipelines.inputs.captions.table import TableSource, check_columns
+from pipelines.inputs.files import kind_of, locate
+from schemas.errors import InputError, UsageError
+from schemas.keys import check_language
+
+__all__ = ["FORMATS", "open_source"]
+
+FORMATS = ("multi30k", "karpathy", "coco", "table")
+
+
+def open_source(
+    format: str,  # noqa: A002 -- the word of the command line
+    path: str | os.PathLike[str],
+    *,
+    language: str = "en",
+    columns: Mapping[str, str] | None = None,
+) -> CaptionSource:
+    """Open a collection of captions.
+
+    Args:
+        format: one of `FORMATS`.
+        path: local path, ``gs://`` or ``s3://`` address of the file or folder.
+        language: language of the captions if the files do not say it.
+        columns: for a table, our name of a column -> the table's name.
+
+    Raises:
+        UsageError: format, language or columns do not go together.
+        InputError: `path` does not exist, or does not hold what the format expects.
+    """
+    if format not in FORMATS:
+        raise UsageError(f"unknown format of captions {format!r}: use one of {', '.join(FORMATS)}")
+    if columns and format != "table":
+        raise UsageError(f"columns {dict(columns)!r} were given for the format {format!r}: only a 'table' has columns")
+    check_columns(columns or {})
+    language = check_language(language)
+    if format == "multi30k" and language != "en":
+        raise UsageError(
+            f"a language, {language!r}, was given for the format 'multi30k': its file names say the languages; select some"
+        )
+    location = locate(path)
+    if kind_of(location) == "nothing":
+        raise InputError(f"the source {location!r} is not there: check the path")
+    match format:
+        case "multi30k":
+            return Multi30kSource.open(location)
+        case "karpathy":
+            return KarpathySource.open(location, language=language)
+        case "coco":
+            return CocoSource.open(location, language=language)
+        case _:
+            return TableSource.open(location, language=language, columns=columns or {})

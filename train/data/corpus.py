@@ -1,0 +1,22 @@
+"""The datasets that belong together in one experiment, by their folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Corpus"]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Folders of the datasets that a model is trained on; nothing is opened here.
+
+    Attributes:
+        captions: folder of the encoded captions.
+        features: folder of the image features.
+        vocabulary: folder of the vocabulary that the captions were encoded with; empty where none is needed.
+    """
+
+    captions: str
+    features: str
+    vocabulary: str = ""
