@@ -1,37 +1,179 @@
-"""The README's Python snippets run as they stand, in a folder where the demo has run."""
+"""The documentation is true: snippets run, commands and options exist, links lead somewhere."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
-README = Path(__file__).parent.parent / "README.md"
-SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+import imagepivot
+from pipelines.commands.app import app
 
-pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+README_LINES = 150
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+HEADING = re.compile(r"^#+ (.+)$", flags=re.MULTILINE)
+MAKE_TARGET = re.compile(r"^([a-z]+):", flags=re.MULTILINE)
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+OUR_PACKAGES = {"schemas", "extractors", "pipelines", "train"}
+BEAM_FLAGS = {"--runner", "--project", "--experiments"}
+OTHER_PROGRAMS = ("pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("readme")
+def blocks(page: str, language: str) -> list[str]:
+    return [text for name, text in BLOCK.findall(PAGES[page]) if name == language]
+
+
+def code_spans(page: str) -> list[str]:
+    return CODE.findall(BLOCK.sub("", PAGES[page]))
+
+
+def shell_lines(page: str) -> list[str]:
+    return [line for block in blocks(page, "sh") for line in block.splitlines() if line.strip()]
+
+
+def options_of(command: str) -> set[str]:
+    return {option for parameter in COMMANDS[command].params for option in parameter.opts + parameter.secondary_opts} | {
+        "--help"
+    }
+
+
+def anchors(page: str) -> Iterator[str]:
+    """Yield the anchors of a page as GitHub makes them."""
+    for heading in HEADING.findall(BLOCK.sub("", PAGES[page])):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+# --- snippets --------------------------------------------------------------------------------------------------------
+
+WITH_SNIPPETS = [page for page in PAGES if blocks(page, "python")]
+RUN_ALL = "import runpy, sys\nfor path in sys.argv[1:]:\n    runpy.run_path(path, run_name='__main__')"
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder in which ``imagepivot demo`` has run."""
+    folder = tmp_path_factory.mktemp("docs")
     command = Path(sys.executable).with_name("imagepivot")
     subprocess.run([command, "demo", "build/demo", "--scenes", "24"], cwd=folder, check=True, capture_output=True)
     return folder
 
 
-def test_there_are_snippets() -> None:
-    assert len(SNIPPETS) == 9
+def test_pages_with_snippets() -> None:
+    assert {page: len(blocks(page, "python")) for page in WITH_SNIPPETS} == {
+        "README.md": 2,
+        "docs/datasets.md": 6,
+        "docs/python.md": 7,
+    }
 
 
-@pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_snippet_runs(number: int, folder: Path) -> None:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
-    # The checkout is installed into the environment; a script in the user's folder finds it there.
-    (folder / "snippet.py").write_text(SNIPPETS[number], encoding="utf-8")
-    done = subprocess.run([sys.executable, "snippet.py"], cwd=folder, env=environment, capture_output=True, text=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_SNIPPETS)
+def test_snippets_run(page: str, demo: Path) -> None:
+    paths = []
+    for number, block in enumerate(blocks(page, "python"), 1):
+        paths.append(demo / f"{Path(page).stem}_{number}.py")
+        paths[-1].write_text(block, encoding="utf-8")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(demo / "hf")}
+    # One process for all blocks of a page, each with names of its own: loading torch and Beam takes longer than they do.
+    done = subprocess.run([sys.executable, "-c", RUN_ALL, *paths], cwd=demo, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", WITH_SNIPPETS)
+def test_snippets_import_the_front_door_only(page: str) -> None:
+    for block in blocks(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not OUR_PACKAGES & {name.partition(".")[0] for name in names}, block
+
+
+def test_every_name_of_the_front_door_is_documented() -> None:
+    text = "".join(PAGES[page] for page in PAGES if page.startswith("docs/"))
+    assert [name for name in imagepivot.__all__ if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_names_on_the_python_page_exist() -> None:
+    table = [line for line in PAGES["docs/python.md"].splitlines() if line.startswith("| `")]
+    named = {name for line in table for name in CODE.findall(line.split("|", 2)[2])}
+    assert len(table) == 13
+    assert named - set(imagepivot.__all__) == set()
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if shell_lines(page)])
+def test_shell_lines_are_accepted(page: str) -> None:
+    targets = set(MAKE_TARGET.findall((ROOT / "Makefile").read_text(encoding="utf-8")))
+    for line in shell_lines(page):
+        program, *arguments = shlex.split(line, comments=True)
+        if program == "imagepivot":
+            COMMANDS[arguments[0]].make_context(arguments[0], arguments[1:])  # Parses and checks values, and runs nothing.
+        elif program == "make":
+            assert set(arguments) <= targets, line
+        else:
+            assert line.startswith(OTHER_PROGRAMS), line
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_options_in_the_text_exist(page: str) -> None:
+    every_option = set().union(*map(options_of, COMMANDS), BEAM_FLAGS, {"--version"})
+    for span in code_spans(page):
+        if span.startswith(OTHER_PROGRAMS):
+            continue
+        known = every_option
+        if span.startswith("imagepivot "):
+            command = span.split()[1]
+            assert command in COMMANDS, span
+            known = options_of(command) | BEAM_FLAGS
+        assert set(OPTION.findall(span)) <= known, span
+
+
+def test_every_command_is_documented() -> None:
+    assert [name for name in COMMANDS if f"`imagepivot {name}`" not in PAGES["README.md"]] == []
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for link in LINK.findall(BLOCK.sub("", PAGES[page])):
+        if re.match(r"https?://", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(str(target.resolve().relative_to(ROOT))), link
+
+
+def test_the_readme_links_every_page() -> None:
+    assert [page for page in PAGES if page != "README.md" and f"({page})" not in PAGES["README.md"]] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= README_LINES
+
+
+def test_pictures_are_small() -> None:
+    assert [path.name for path in (ROOT / "docs/images").iterdir() if path.stat().st_size > 150_000] == []
