@@ -16,6 +16,8 @@ import typer
 
 import imagepivot
 from pipelines.commands.app import app
+from pipelines.demo.writing import write_scenes
+from train.reports.published import PAPERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -23,6 +25,7 @@ PAGES = {
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 README_LINES = 150
+TREE_COLUMN = 25  # Of CONTRIBUTING's tree: what follows is about the folder.
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
@@ -69,10 +72,24 @@ RUN_ALL = "import runpy, sys\nfor path in sys.argv[1:]:\n    runpy.run_path(path
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder in which ``imagepivot demo`` has run."""
+    """Folder with what ``imagepivot demo`` leaves in ``build/demo``, except for regions, which take the most time."""
     folder = tmp_path_factory.mktemp("docs")
-    command = Path(sys.executable).with_name("imagepivot")
-    subprocess.run([command, "demo", "build/demo", "--scenes", "24"], cwd=folder, check=True, capture_output=True)
+    build = folder / "build/demo"
+    captions, vocabulary, encoded, features = (str(build / name) for name in ("captions", "vocabulary", "encoded", "features"))
+    one = imagepivot.Execution(workers=1)
+    write_scenes(build / "scenes", count=20)
+    source = imagepivot.open_captions("table", build / "scenes/captions.tsv")
+    imagepivot.prepare_captions(imagepivot.CaptionsJob(source=source, output=captions, shards=4), one)
+    imagepivot.build_vocabulary(imagepivot.VocabularyJob(captions=captions, output=vocabulary), one)
+    imagepivot.encode_captions(imagepivot.EncodeJob(captions=captions, vocabulary=vocabulary, output=encoded), one)
+    images, extractor = (
+        imagepivot.open_images(build / "scenes/images"),
+        imagepivot.ExtractorRequest("resnet50-pool", "random:0"),
+    )
+    imagepivot.extract_features(imagepivot.FeaturesJob(images, features, extractor=extractor, device="cpu", shards=4), one)
+    config = imagepivot.resolve_config("demo", {"schedule.max_steps": "20"})
+    corpus = imagepivot.Corpus(captions=encoded, features=features, vocabulary=vocabulary)
+    imagepivot.train(imagepivot.TrainJob(config=config, corpus=corpus, output=str(build / "run"), device="cpu"))
     return folder
 
 
@@ -150,6 +167,46 @@ def test_commands_and_options_in_the_text_exist(page: str) -> None:
 
 def test_every_command_is_documented() -> None:
     assert [name for name in COMMANDS if f"`imagepivot {name}`" not in PAGES["README.md"]] == []
+
+
+# --- the map of the code ---------------------------------------------------------------------------------------------
+
+
+def source_folders() -> set[str]:
+    files = [path for package in OUR_PACKAGES for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".toml")]
+    return {path.parent.relative_to(ROOT).as_posix() for path in files}
+
+
+def test_the_tree_names_every_folder() -> None:
+    [tree] = [block for block in blocks("CONTRIBUTING.md", "") if "schemas/" in block]
+    named: set[str] = set()
+    above: list[str] = []
+    for line in tree.splitlines():
+        name = line[:TREE_COLUMN].rstrip(" /")
+        above = [*above[: (len(name) - len(name.lstrip())) // 2], name.strip()]
+        named.add("/".join(above))
+    papers = {f"train/presets/{paper}" for paper in PAPERS}
+    assert {folder for folder in named if not (ROOT / folder).is_dir()} == set()
+    assert source_folders() - named == papers
+
+
+def test_paths_in_contributing_exist() -> None:
+    paths = [span for span in code_spans("CONTRIBUTING.md") if span.partition("/")[0] in {*OUR_PACKAGES, "docs", "tests"}]
+    assert len(paths) > 20
+    assert [path for path in paths if not any(ROOT.glob(path))] == []
+
+
+def test_names_in_contributing_exist() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for folder in source_folders() for path in (ROOT / folder).glob("*.py"))
+    walked = PAGES["CONTRIBUTING.md"].partition("## How to add")[2].partition("## House style")[0]
+    names = {part for span in CODE.findall(walked) if re.fullmatch(r"[A-Za-z_.]+", span) for part in span.split(".")}
+    assert {name for name in names if not re.search(rf"\b{name}\b", source)} == set()
+
+
+@pytest.mark.parametrize("walk", ["`shards`", "`weights`", "`precision`", "The bytes of an image", "The text of a caption"])
+def test_a_walk_takes_four_lines(walk: str) -> None:
+    [paragraph] = [text for text in PAGES["CONTRIBUTING.md"].split("\n\n") if text.startswith(f"**{walk}.**")]
+    assert len(paragraph.splitlines()) <= 4
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------
