@@ -23,19 +23,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from extractors import Extractor as Extractor
+    from extractors import ExtractorRequest as ExtractorRequest
+    from extractors import RegionOptions as RegionOptions
     from extractors import decode as decode_image
     from extractors import load as load_extractor
-    from extractors.settings import RegionOptions as RegionOptions
-    from pipelines.exchange.exporting import ExportJob as ExportJob
-    from pipelines.exchange.exporting import export_dataset as export_dataset
-    from pipelines.exchange.importing import ImportJob as ImportJob
-    from pipelines.exchange.importing import import_features as import_features
+    from extractors import names as extractor_names
     from pipelines.features.extract import ExtractFeatures as ExtractFeatures
     from pipelines.features.extract import extract_features as extract_features
+    from pipelines.features.extract import list_images as list_images
     from pipelines.features.job import FeaturesJob as FeaturesJob
+    from pipelines.features.planning import plan_work as plan_work
     from pipelines.inputs.captions import Selection as Selection
     from pipelines.inputs.captions import open_source as open_captions
     from pipelines.inputs.images import open_images as open_images
+    from pipelines.running.jobs import CommitDataset as CommitDataset
     from pipelines.running.progress import show_progress as show_progress
     from pipelines.running.runner import Execution as Execution
     from pipelines.text.captions import CaptionsJob as CaptionsJob
@@ -45,79 +46,206 @@ if TYPE_CHECKING:
     from pipelines.text.encoding import EncodeCaptions as EncodeCaptions
     from pipelines.text.encoding import EncodeJob as EncodeJob
     from pipelines.text.encoding import encode_captions as encode_captions
+    from pipelines.text.queries import tokenize_query as tokenize_query
+    from pipelines.text.vocabulary import BuildVocabulary as BuildVocabulary
     from pipelines.text.vocabulary import CountTokens as CountTokens
     from pipelines.text.vocabulary import VocabularyJob as VocabularyJob
     from pipelines.text.vocabulary import build_vocabulary as build_vocabulary
+    from schemas import CaptionKey as CaptionKey
     from schemas import Dataset as Dataset
+    from schemas import DatasetError as DatasetError
     from schemas import FeatureSpec as FeatureSpec
+    from schemas import Identity as Identity
     from schemas import ImagepivotError as ImagepivotError
+    from schemas import InputError as InputError
+    from schemas import Manifest as Manifest
+    from schemas import Output as Output
+    from schemas import ShardWriter as ShardWriter
+    from schemas import UsageError as UsageError
     from schemas import Vocabulary as Vocabulary
     from schemas import open_dataset as open_dataset
+    from schemas import open_shard as open_shard
     from schemas import shard_of as shard_of
     from schemas import validate as validate
     from schemas import write_dataset as write_dataset
+    from train.config import Config as Config
+    from train.config import preset_names as preset_names
+    from train.config import resolve as resolve_config
+    from train.data import Corpus as Corpus
+    from train.evaluation import EmbedJob as EmbedJob
+    from train.evaluation import EvaluateJob as EvaluateJob
+    from train.evaluation import SearchJob as SearchJob
+    from train.evaluation import embed as embed
+    from train.evaluation import embed_gallery as embed_gallery
+    from train.evaluation import evaluate_run as evaluate
+    from train.evaluation import score_run as score_run
+    from train.evaluation import search as search
+    from train.evaluation import search_gallery as search_gallery
+    from train.loop import TrainJob as TrainJob
+    from train.loop import train as train
+    from train.reports.tables import TablesJob as TablesJob
+    from train.reports.tables import run_tables as run_tables
+    from train.runs import Run as Run
+    from train.runs import open_run as open_run
 
 __all__ = [
+    "BuildVocabulary",
+    "CaptionKey",
     "CaptionsJob",
+    "CommitDataset",
+    "Config",
+    "Corpus",
     "CountTokens",
     "Dataset",
+    "DatasetError",
+    "EmbedJob",
     "EncodeCaptions",
     "EncodeJob",
+    "EvaluateJob",
     "Execution",
-    "ExportJob",
     "ExtractFeatures",
     "Extractor",
+    "ExtractorRequest",
     "FeatureSpec",
     "FeaturesJob",
+    "Identity",
     "ImagepivotError",
-    "ImportJob",
+    "InputError",
+    "Manifest",
+    "Output",
     "RegionOptions",
+    "Run",
+    "SearchJob",
     "Selection",
+    "ShardWriter",
+    "TablesJob",
     "TokenizeCaptions",
+    "TrainJob",
     "TrainTruecasers",
+    "UsageError",
     "Vocabulary",
     "VocabularyJob",
     "build_vocabulary",
     "decode_image",
+    "embed",
+    "embed_gallery",
     "encode_captions",
-    "export_dataset",
+    "evaluate",
     "extract_features",
-    "import_features",
+    "extractor_names",
+    "list_images",
     "load_extractor",
     "open_captions",
     "open_dataset",
     "open_images",
+    "open_run",
+    "open_shard",
+    "plan_work",
     "prepare_captions",
+    "preset_names",
+    "resolve_config",
+    "run_tables",
+    "score_run",
+    "search",
+    "search_gallery",
     "shard_of",
     "show_progress",
+    "tokenize_query",
+    "train",
     "validate",
     "write_dataset",
 ]
 
 # Where each name is defined; ``name = other`` where it is called otherwise there. A test compares all three lists.
 _MODULES = {
-    "extractors": ("Extractor", "decode_image = decode", "load_extractor = load"),
-    "extractors.settings": ("RegionOptions",),
-    "pipelines.exchange.exporting": ("ExportJob", "export_dataset"),
-    "pipelines.exchange.importing": ("ImportJob", "import_features"),
-    "pipelines.features.extract": ("ExtractFeatures", "extract_features"),
+    "extractors": (
+        "decode_image = decode",
+        "Extractor",
+        "extractor_names = names",
+        "ExtractorRequest",
+        "load_extractor = load",
+        "RegionOptions",
+    ),
+    "pipelines.features.extract": (
+        "extract_features",
+        "ExtractFeatures",
+        "list_images",
+    ),
     "pipelines.features.job": ("FeaturesJob",),
-    "pipelines.inputs.captions": ("Selection", "open_captions = open_source"),
+    "pipelines.features.planning": ("plan_work",),
+    "pipelines.inputs.captions": (
+        "open_captions = open_source",
+        "Selection",
+    ),
     "pipelines.inputs.images": ("open_images",),
+    "pipelines.running.jobs": ("CommitDataset",),
     "pipelines.running.progress": ("show_progress",),
     "pipelines.running.runner": ("Execution",),
-    "pipelines.text.captions": ("CaptionsJob", "TokenizeCaptions", "TrainTruecasers", "prepare_captions"),
-    "pipelines.text.encoding": ("EncodeCaptions", "EncodeJob", "encode_captions"),
-    "pipelines.text.vocabulary": ("CountTokens", "VocabularyJob", "build_vocabulary"),
+    "pipelines.text.captions": (
+        "CaptionsJob",
+        "prepare_captions",
+        "TokenizeCaptions",
+        "TrainTruecasers",
+    ),
+    "pipelines.text.encoding": (
+        "encode_captions",
+        "EncodeCaptions",
+        "EncodeJob",
+    ),
+    "pipelines.text.queries": ("tokenize_query",),
+    "pipelines.text.vocabulary": (
+        "build_vocabulary",
+        "BuildVocabulary",
+        "CountTokens",
+        "VocabularyJob",
+    ),
     "schemas": (
+        "CaptionKey",
         "Dataset",
+        "DatasetError",
         "FeatureSpec",
+        "Identity",
         "ImagepivotError",
-        "Vocabulary",
+        "InputError",
+        "Manifest",
         "open_dataset",
+        "open_shard",
+        "Output",
         "shard_of",
+        "ShardWriter",
+        "UsageError",
         "validate",
+        "Vocabulary",
         "write_dataset",
+    ),
+    "train.config": (
+        "Config",
+        "preset_names",
+        "resolve_config = resolve",
+    ),
+    "train.data": ("Corpus",),
+    "train.evaluation": (
+        "embed",
+        "embed_gallery",
+        "EmbedJob",
+        "evaluate = evaluate_run",
+        "EvaluateJob",
+        "score_run",
+        "search",
+        "search_gallery",
+        "SearchJob",
+    ),
+    "train.loop": (
+        "train",
+        "TrainJob",
+    ),
+    "train.reports.tables": (
+        "run_tables",
+        "TablesJob",
+    ),
+    "train.runs": (
+        "open_run",
+        "Run",
     ),
 }
 _PLACES = {

@@ -1,18 +1,31 @@
 """The contract: what datasets look like on disk, and how they are written, read and checked.
 
-Needs the standard library, numpy and pyarrow only.
+Needs the standard library, numpy and pyarrow only. Each name is loaded when it is first used: the command starts without pyarrow.
 """
 
-from schemas.dataset import Dataset, open_dataset
-from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
-from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
-from schemas.keys import CaptionKey, shard_of
-from schemas.manifest import Manifest
-from schemas.output import Output
-from schemas.validation import validate
-from schemas.vocabulary import Vocabulary
-from schemas.writing import ShardWriter, open_shard, write_dataset
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from schemas.dataset import Dataset as Dataset
+    from schemas.dataset import open_dataset as open_dataset
+    from schemas.errors import DatasetError as DatasetError
+    from schemas.errors import ImagepivotError as ImagepivotError
+    from schemas.errors import InputError as InputError
+    from schemas.errors import UsageError as UsageError
+    from schemas.features import FeatureSpec as FeatureSpec
+    from schemas.fingerprints import Identity as Identity
+    from schemas.keys import CaptionKey as CaptionKey
+    from schemas.keys import shard_of as shard_of
+    from schemas.manifest import Manifest as Manifest
+    from schemas.output import Output as Output
+    from schemas.validation import validate as validate
+    from schemas.vocabulary import Vocabulary as Vocabulary
+    from schemas.writing import ShardWriter as ShardWriter
+    from schemas.writing import open_shard as open_shard
+    from schemas.writing import write_dataset as write_dataset
 
 __all__ = [
     "CaptionKey",
@@ -33,3 +46,25 @@ __all__ = [
     "validate",
     "write_dataset",
 ]
+
+_MODULES = {
+    "dataset": ("Dataset", "open_dataset"),
+    "errors": ("DatasetError", "ImagepivotError", "InputError", "UsageError"),
+    "features": ("FeatureSpec",),
+    "fingerprints": ("Identity",),
+    "keys": ("CaptionKey", "shard_of"),
+    "manifest": ("Manifest",),
+    "output": ("Output",),
+    "validation": ("validate",),
+    "vocabulary": ("Vocabulary",),
+    "writing": ("ShardWriter", "open_shard", "write_dataset"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = next((module for module, names in _MODULES.items() if name in names), None)
+    if module is None:
+        raise AttributeError(f"module 'schemas' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"schemas.{module}"), name)
+    globals()[name] = value
+    return value

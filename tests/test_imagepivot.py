@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import imagepivot
+import schemas
 from schemas.features import FeatureSpec
 from tests.builders import write_rows
 
@@ -55,8 +56,9 @@ def test_every_name_can_be_loaded_and_is_what_its_module_has():
     assert set(imagepivot._PLACES) == set(imagepivot.__all__) == set(dir(imagepivot))
 
 
-def test_editors_see_the_same_names_in_the_same_places():
-    tree = ast.parse((ROOT / "imagepivot.py").read_text(encoding="utf-8"))
+def names_for_editors(path: Path) -> dict[str, tuple[str, str]]:
+    """Module and name there of everything that a module imports for type checkers, by its name here."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     typed = {}
     for statement in block.body:
@@ -64,7 +66,21 @@ def test_editors_see_the_same_names_in_the_same_places():
         for alias in statement.names:
             assert alias.asname, f"{alias.name} is not exported to type checkers without 'as'"
             typed[alias.asname] = (statement.module, alias.name)
-    assert typed == imagepivot._PLACES
+    return typed
+
+
+def test_editors_see_the_same_names_in_the_same_places():
+    assert names_for_editors(ROOT / "imagepivot.py") == imagepivot._PLACES
+
+
+def test_the_contract_offers_the_same_names_to_editors_and_programs():
+    places = {name: (f"schemas.{module}", name) for module, names in schemas._MODULES.items() for name in names}
+    assert names_for_editors(ROOT / "schemas" / "__init__.py") == places
+    assert set(places) == set(schemas.__all__)
+    for name, (module, _) in places.items():
+        assert getattr(schemas, name) is getattr(sys.modules[module], name)
+    with pytest.raises(AttributeError, match="module 'schemas' has no attribute 'datasets'"):
+        schemas.datasets  # noqa: B018
 
 
 def test_a_name_that_is_not_there():

@@ -95,7 +95,7 @@ def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
             continue
         todo.append(ShardPlan(number, max(0, count - kept - (0 if job.retry_failed else failed)), kept))
     rate, bottleneck = _measure(job, frozenset(shard.number for shard in todo)) if any(s.images for s in todo) else (None, None)
-    return WorkPlan(tuple(todo), job.shards - len(todo), vector_bytes(output.schema), rate, bottleneck)
+    return WorkPlan(tuple(todo), output.shards - len(todo), vector_bytes(output.schema), rate, bottleneck)
 
 
 def _kept(survey: Survey, number: int) -> tuple[int, int]:
