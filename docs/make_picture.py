@@ -16,10 +16,7 @@ from pathlib import Path
 from matplotlib import font_manager
 from PIL import Image, ImageDraw, ImageFont
 
-from pipelines.text.queries import tokenize_query
-from schemas import open_dataset
-from train.evaluation.searching import gallery_of, search
-from train.runs.run import open_run
+import imagepivot
 
 QUERIES = {
     "English": ("en", "scene-00199"),
@@ -34,10 +31,10 @@ INK, GREY, MARK = "#1b1f24", "#6a737d", "#2da44e"
 
 def main(demo: Path, output: Path) -> None:
     """Draw a row per query: the sentence, and the scenes that match it best."""
-    captions = open_dataset(demo / "captions")
+    captions = imagepivot.open_dataset(demo / "captions")
     held_out = {row["image_id"] for row in captions.table(["image_id", "split"]).to_pylist() if row["split"] == "test"}
-    run = open_run(str(demo / "run"))
-    gallery = gallery_of(run, str(demo / "features"))
+    run = imagepivot.open_run(demo / "run")
+    gallery = imagepivot.embed_gallery(run, str(demo / "features"))
 
     picture = Image.new("RGB", (WIDTH, ROW * len(QUERIES) + GAP), "white")
     draw = ImageDraw.Draw(picture)
@@ -50,9 +47,10 @@ def main(demo: Path, output: Path) -> None:
         )
         draw.text((GAP, top + 4), name, GREY, _font(16))
         draw.text((GAP, top + 32), "\n".join(textwrap.wrap(query, 38)), INK, _font(18), spacing=6)
-        tokens = tokenize_query(query, language, run.text, "")
-        ranking = [hit.image_id for hit in search(run, tokens, language, gallery, top=len(gallery.image_ids))]
-        for column, image_id in enumerate([image_id for image_id in ranking if image_id in held_out][:TOP]):
+        tokens = imagepivot.tokenize_query(query, language, run.text)
+        hits = imagepivot.search_gallery(run, tokens, language, gallery, top=len(gallery.image_ids))
+        ranking = [hit.image_id for hit in hits if hit.image_id in held_out]
+        for column, image_id in enumerate(ranking[:TOP]):
             left = TEXT + column * (THUMBNAIL + GAP)
             picture.paste(_square(demo / "scenes" / "images" / f"{image_id}.jpg"), (left, top))
             if image_id == scene_id:  # The scene that the sentence describes.
