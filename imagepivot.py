@@ -28,6 +28,23 @@ if TYPE_CHECKING:
     from extractors import decode as decode_image
     from extractors import load as load_extractor
     from extractors import names as extractor_names
+    from pipelines.datasets.comparison import DiffJob as DiffJob
+    from pipelines.datasets.comparison import compare_datasets as compare_datasets
+    from pipelines.datasets.viewing import ViewJob as ViewJob
+    from pipelines.datasets.viewing import draw_view as draw_view
+    from pipelines.exchange.exporters import CaptionChoice as CaptionChoice
+    from pipelines.exchange.exporters import MuliseraLayout as MuliseraLayout
+    from pipelines.exchange.exporters import NpyLayout as NpyLayout
+    from pipelines.exchange.exporters import ScanLayout as ScanLayout
+    from pipelines.exchange.exporters import TsvLayout as TsvLayout
+    from pipelines.exchange.exporters import WebdatasetLayout as WebdatasetLayout
+    from pipelines.exchange.exporting import ExportJob as ExportJob
+    from pipelines.exchange.exporting import export_dataset as export_dataset
+    from pipelines.exchange.importers import Hdf5Import as Hdf5Import
+    from pipelines.exchange.importers import NpyImport as NpyImport
+    from pipelines.exchange.importers import TsvImport as TsvImport
+    from pipelines.exchange.importing import ImportJob as ImportJob
+    from pipelines.exchange.importing import import_features as import_features
     from pipelines.features.extract import ExtractFeatures as ExtractFeatures
     from pipelines.features.extract import extract_features as extract_features
     from pipelines.features.extract import list_images as list_images
@@ -90,6 +107,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BuildVocabulary",
+    "CaptionChoice",
     "CaptionKey",
     "CaptionsJob",
     "CommitDataset",
@@ -98,23 +116,31 @@ __all__ = [
     "CountTokens",
     "Dataset",
     "DatasetError",
+    "DiffJob",
     "EmbedJob",
     "EncodeCaptions",
     "EncodeJob",
     "EvaluateJob",
     "Execution",
+    "ExportJob",
     "ExtractFeatures",
     "Extractor",
     "ExtractorRequest",
     "FeatureSpec",
     "FeaturesJob",
+    "Hdf5Import",
     "Identity",
     "ImagepivotError",
+    "ImportJob",
     "InputError",
     "Manifest",
+    "MuliseraLayout",
+    "NpyImport",
+    "NpyLayout",
     "Output",
     "RegionOptions",
     "Run",
+    "ScanLayout",
     "SearchJob",
     "Selection",
     "ShardWriter",
@@ -122,17 +148,25 @@ __all__ = [
     "TokenizeCaptions",
     "TrainJob",
     "TrainTruecasers",
+    "TsvImport",
+    "TsvLayout",
     "UsageError",
+    "ViewJob",
     "Vocabulary",
     "VocabularyJob",
+    "WebdatasetLayout",
     "build_vocabulary",
+    "compare_datasets",
     "decode_image",
+    "draw_view",
     "embed",
     "embed_gallery",
     "encode_captions",
     "evaluate",
+    "export_dataset",
     "extract_features",
     "extractor_names",
+    "import_features",
     "list_images",
     "load_extractor",
     "open_captions",
@@ -165,6 +199,35 @@ _MODULES = {
         "ExtractorRequest",
         "load_extractor = load",
         "RegionOptions",
+    ),
+    "pipelines.datasets.comparison": (
+        "compare_datasets",
+        "DiffJob",
+    ),
+    "pipelines.datasets.viewing": (
+        "draw_view",
+        "ViewJob",
+    ),
+    "pipelines.exchange.exporters": (
+        "CaptionChoice",
+        "MuliseraLayout",
+        "NpyLayout",
+        "ScanLayout",
+        "TsvLayout",
+        "WebdatasetLayout",
+    ),
+    "pipelines.exchange.exporting": (
+        "export_dataset",
+        "ExportJob",
+    ),
+    "pipelines.exchange.importers": (
+        "Hdf5Import",
+        "NpyImport",
+        "TsvImport",
+    ),
+    "pipelines.exchange.importing": (
+        "import_features",
+        "ImportJob",
     ),
     "pipelines.features.extract": (
         "extract_features",

@@ -41,7 +41,7 @@ def train_demo(output: Path, *, console: Console, notes: Console, tokenize: Toke
     """
     captions = open_dataset(output / "captions", kind="captions")
     if not set(captions.table(["split"])["split"].unique().to_pylist()) >= _SPLITS:
-        notes.print("[yellow]nothing is trained: of so few scenes none is held out; draw at least 10 with --scenes[/yellow]")
+        notes.print("[yellow]nothing is trained: with so few scenes none is held out; draw at least 10 with --scenes[/yellow]")
         return
     corpus = Corpus(*(str(output / name) for name in ("encoded", "features", "vocabulary")))
     job = TrainJob(config=resolve(PRESET), corpus=corpus, output=str(output / "run"), device="cpu")
@@ -54,7 +54,7 @@ def train_demo(output: Path, *, console: Console, notes: Console, tokenize: Toke
     scores = score_run(run, captions=corpus.captions, features=corpus.features, splits=["test"])
     console.print(score_table(scores, title="scenes that were held out"))
     console.print(
-        "The extractor's weights are random: its features tell drawn scenes apart, which says nothing of photographs. No scene "
+        "The extractor's weights are random: its features tell drawn scenes apart, but say nothing about photographs. No scene "
         "above was trained on, but the preset was chosen by its recall on such scenes.\n"
     )
     console.print(_answers(run, captions, corpus.features, tokenize))

@@ -1,8 +1,8 @@
-"""Several processes that train one model, one a GPU, started by ``torchrun``.
+"""Several processes that train one model, one per GPU, started by ``torchrun``.
 
-Every process draws the same batches and embeds its own part of the rows; the embeddings of all parts are brought together before
-they are ranked, so that the negatives of a query, the loss and the steps are those of a single process (but for the order in which
-real numbers are added up).
+Every process draws the same batches and embeds its own part of the rows. The embeddings of all parts are joined before they are
+ranked, so that the negatives of a query, the loss and the steps are those of a single process, up to the order in which real
+numbers are added.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Processes:
     """This process among those that train the model.
 
     Attributes:
-        rank: number of this process.
+        rank: index of this process.
         size: number of processes.
     """
 
@@ -39,26 +39,26 @@ class Processes:
         return self.rank == 0
 
     def rows(self, count: int) -> slice:
-        """This process's rows of a batch of ``count``; the parts differ by one row at most."""
+        """Return this process's part of ``count`` rows; parts differ by one row at most."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def whole(self, part: Tensor, count: int) -> Tensor:
-        """Embeddings ``[count, E]`` of a whole batch from those of this process's rows; gradients flow back to every part."""
+        """Join the embeddings of all processes' rows into ``[count, E]``; gradients flow back to every part."""
         if self.size == 1:
             return part
         rows = self.rows(count)
-        # The gradient of the sum is summed over processes that all compute the whole loss; DDP's mean of the parameters' gradients
-        # takes that factor out again.
+        # All processes compute the whole loss, and the gradient of the sum adds up over them; DDP, which averages the gradients of
+        # the parameters, takes that factor out again.
         padded = torch.cat([part.new_zeros(rows.start, part.shape[1]), part, part.new_zeros(count - rows.stop, part.shape[1])])
         return all_reduce(padded)
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module with gradients that are averaged over processes."""
-        # A batch of captions alone leaves the image encoder without a gradient, one language the encoders of the others.
+        """Return the module with gradients averaged over processes."""
+        # A batch of only captions leaves the image encoder without a gradient, and one language the encoders of the others.
         return module if self.size == 1 else DistributedDataParallel(module, find_unused_parameters=True)
 
     def agree(self, value: float, device: torch.device) -> float:
-        """The first process's value, in all of them."""
+        """Return the first process's value in all processes."""
         if self.size == 1:
             return value
         shared = torch.tensor(value, dtype=torch.float64, device=device)
@@ -68,7 +68,7 @@ class Processes:
 
 @contextmanager
 def join_processes(device: torch.device) -> Iterator[Processes]:
-    """Joins the processes that ``torchrun`` started; on its own without it."""
+    """Join the processes that ``torchrun`` started, if it did; otherwise this one is alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Processes()
         return

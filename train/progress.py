@@ -1,4 +1,4 @@
-"""How far a training is, for people: a live line on a terminal, elsewhere a line from time to time."""
+"""The progress of a training, for people: a live line on a terminal, elsewhere a line from time to time."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _PLAIN_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Report:
-    """What the loop says of itself every few steps and after each evaluation.
+    """The state of a training, reported every few steps and after each evaluation.
 
     Attributes:
-        step: steps done.
-        steps: at most to be done, None where only the stopping criterion ends the training.
-        epoch: epochs done.
-        loss: of the last batch.
-        scores: sum of recalls on the validation split by language; empty unless an evaluation has just been made.
-        best: the greatest sum of recalls so far, of all monitored languages; -1 before the first evaluation.
+        step: number of steps done.
+        steps: maximum number of steps; None if only the stopping criterion ends the training.
+        epoch: number of epochs done.
+        loss: loss of the last batch.
+        scores: sum of recalls on the validation split by language; empty except directly after an evaluation.
+        best: greatest sum of recalls so far, over all monitored languages; -1 before the first evaluation.
     """
 
     step: int
@@ -44,22 +44,22 @@ class Report:
 
     @property
     def line(self) -> str:
-        """Where the training stands, in a few words."""
+        """Epoch, loss and best score in a few words."""
         best = f", best sum of recalls {self.best:.1f}" if self.best >= 0 else ""
         return f"epoch {self.epoch}, loss {self.loss:.2f}{best}"
 
     @property
     def evaluation(self) -> str:
-        """What the evaluation found, in a few words."""
-        found = ", ".join(f"{language} {score:.1f}" for language, score in self.scores.items())
-        return f"step {self.step:,}: sum of recalls {found}; best {self.best:.1f}"
+        """Scores of the evaluation in a few words."""
+        scores = ", ".join(f"{language} {score:.1f}" for language, score in self.scores.items())
+        return f"step {self.step:,}: sum of recalls {scores}; best {self.best:.1f}"
 
 
 class ProgressLine:
-    """Shows reports; a context manager.
+    """Show reports; a context manager.
 
     Args:
-        console: where to show them.
+        console: console for the reports.
     """
 
     def __init__(self, console: Console) -> None:
@@ -76,7 +76,7 @@ class ProgressLine:
             self._live.stop()
 
     def __call__(self, report: Report) -> None:
-        """Shows a report."""
+        """Show a report."""
         now = time.monotonic()
         first_step, first_time = self._first = self._first or (report.step, now)
         rate = (report.step - first_step) / (now - first_time) if report.step > first_step else 0.0

@@ -1,4 +1,4 @@
-"""Devices and precisions: the one that was asked for is the one that is used, or it is an error."""
+"""Devices and precisions: what is asked for is what is used, or it is an error."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = [
 ]
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-# Switches of torch are the process's, and a worker may extract in several threads.
+# Torch's switches apply to the whole process, and a worker may extract in several threads.
 _switching = Lock()
 _LAYER_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve_device(device: str) -> torch.device:
-    """Find the device that was asked for.
+    """Return the device that is asked for.
 
     Args:
-        device: ``cpu``, ``cuda`` (the first GPU), ``cuda:N``, or ``auto`` (``cuda`` where there is a GPU, else ``cpu``).
+        device: ``cpu``, ``cuda`` (the first GPU), ``cuda:N``, or ``auto`` (``cuda`` if there is a GPU, else ``cpu``).
 
     Raises:
-        UsageError: it is none of these, or the host does not have it.
+        UsageError: the device is none of these, or this host does not have it.
     """
     available, count = torch.cuda.is_available(), torch.cuda.device_count()
     if device == "auto":
@@ -64,15 +64,15 @@ def check_precision(precision: str) -> None:
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:
-    """Check that a device computes in a precision.
+    """Check that a device computes in a precision, and return the precision.
 
     Args:
         precision: ``fp32``; ``tf32`` (float32 with products of 10-bit mantissas); ``bf16`` or ``fp16`` (convolutions and matrix
-            products in 16 bits, everything else as it comes, the feature in float32).
+            products in 16 bits, everything else in its own type, the feature in float32).
         device: from `resolve_device`.
 
     Raises:
-        UsageError: it is none of these, or not one of this device's.
+        UsageError: the precision is none of these, or the device does not compute in it.
     """
     check_precision(precision)
     if device.type == "cpu" and precision in ("tf32", "fp16"):
@@ -81,7 +81,7 @@ def resolve_precision(precision: str, device: torch.device) -> str:
 
 
 def check_request(device: str, precision: str, *, compile: bool = False) -> torch.device:  # noqa: A002
-    """Find a device and check that it does what is asked of it.
+    """Return a device after checking that it can do what is asked of it.
 
     Args:
         device: as `resolve_device` takes it.
@@ -89,18 +89,18 @@ def check_request(device: str, precision: str, *, compile: bool = False) -> torc
         compile: whether the model is to be compiled.
 
     Raises:
-        UsageError: this host lacks the device, or the device does not do that.
+        UsageError: this host lacks the device, or the device lacks the precision or cannot run compiled models.
     """
-    on = resolve_device(device)
-    resolve_precision(precision, on)
-    _check_compile(on, enabled=compile)
-    return on
+    torch_device = resolve_device(device)
+    resolve_precision(precision, torch_device)
+    _check_compile(torch_device, enabled=compile)
+    return torch_device
 
 
 def _check_compile(device: torch.device, *, enabled: bool) -> None:
     if enabled and device.type == "cpu":
         raise UsageError(
-            "--compile needs a GPU, but the device is 'cpu', where features are the same bytes whatever the number of threads: "
+            "--compile needs a GPU, but the device is 'cpu', where features must be the same bytes for any number of threads: "
             "leave it out, or choose a GPU"
         )
 
@@ -108,32 +108,32 @@ def _check_compile(device: torch.device, *, enabled: bool) -> None:
 def cast_layers(model: nn.Module, precision: str) -> torch.dtype:
     """Cast the convolutions and matrix products of a model, in place, once.
 
-    The numbers are those of ``torch.autocast``, which would cast the same layers again in each call.
+    Results equal those of ``torch.autocast``, which would cast the same layers again in each call.
 
     Returns:
-        The type that the model's input must have.
+        Type that the input of the model must have.
     """
     dtype = _LAYER_DTYPES[precision]
     for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            for parameter in layer.parameters(recurse=False):  # Some layers hold their norm, which stays.
+            for parameter in layer.parameters(recurse=False):  # Some layers hold their norm, which stays as it is.
                 parameter.data = parameter.data.to(dtype)
     return dtype
 
 
 def upload(pixels: Tensor, device: torch.device) -> Tensor:
-    """Bring pixels to a device; to a GPU through page-locked memory, so that the copy does not hold up the caller."""
+    """Copy pixels to a device; to a GPU through page-locked memory, so that the caller does not wait for the copy."""
     if device.type == "cpu" or pixels.device == device:
         return pixels.to(device)
     return pixels.pin_memory().to(device, non_blocking=True)
 
 
 def compiled(model: nn.Module, device: torch.device, *, enabled: bool) -> nn.Module:
-    """Compile a model, if that is asked for.
+    """Compile a model if ``enabled``, and return it.
 
     Raises:
-        UsageError: it is asked for on a CPU, where the kernels would depend on the number of threads, and the bytes of the features
-            with them.
+        UsageError: ``enabled`` on a CPU, where the kernels, and with them the bytes of the features, would depend on the number
+            of threads.
     """
     _check_compile(device, enabled=enabled)
     if enabled:
@@ -143,10 +143,10 @@ def compiled(model: nn.Module, device: torch.device, *, enabled: bool) -> nn.Mod
 
 @contextmanager
 def numerics(precision: str, device: torch.device) -> Iterator[None]:
-    """Let a GPU compute in a precision inside the block. Every switch is as before afterwards.
+    """Make a GPU compute in a precision inside the block, and restore every switch afterwards.
 
-    By default torch lets convolutions on a GPU round to TF32; in ``fp32`` this switches it off. Algorithms that may differ from
-    run to run are switched off too. One thread at a time is inside.
+    By default torch lets convolutions on a GPU round to TF32; ``fp32`` switches this off. Algorithms that may differ from run to
+    run are switched off too. Only one thread at a time is inside the block.
     """
     if device.type != "cuda":
         yield
@@ -164,7 +164,7 @@ def numerics(precision: str, device: torch.device) -> Iterator[None]:
 
 
 def _switches(*, tf32: bool) -> list[tuple[Any, str, Any]]:
-    """Torch's switches as owner, attribute and value. The names of TF32's changed in torch 2.9; the two must not be mixed."""
+    """Return torch's switches as owner, attribute and value. Those of TF32 were renamed in torch 2.9; the two sets do not mix."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     repeatable: list[tuple[Any, str, Any]] = [(cudnn, "benchmark", False), (cudnn, "deterministic", True)]
     if hasattr(cudnn, "conv"):

@@ -1,4 +1,4 @@
-"""Memory that a process holds and does not use."""
+"""Memory that a process holds but does not use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["release_unused_memory"]
 
 
 def release_unused_memory() -> None:
-    """Give freed memory back to the operating system, where the C library can be asked to.
+    """Return freed memory to the operating system, if the C library has a function for that.
 
-    glibc keeps what its threads have freed while anything behind it is in use, so that a process comes to hold the peaks of all its
-    stages together. Takes some milliseconds.
+    glibc keeps memory that its threads have freed as long as anything behind it is in use, so a process ends up holding the peaks
+    of all its stages together. The call takes a few milliseconds.
     """
     _trim()(0)
 
@@ -23,5 +23,5 @@ def release_unused_memory() -> None:
 def _trim() -> Callable[[int], object]:
     if sys.platform != "linux":
         return lambda _: None
-    # Only glibc has it.
+    # Only glibc has this function.
     return getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)

@@ -1,9 +1,9 @@
-"""Running a model over a batch so that the feature of an image depends on nothing but the image.
+"""Running a model on a batch so that the feature of an image depends on nothing but the image.
 
-On a CPU, torch picks the kernels of a layer, and with them the order of its sums, by the number of threads and the size of the
+On a CPU, torch chooses the kernels of a layer, and with them the order of its sums, by the number of threads and the size of the
 batch: ResNet50's features then differ in their last bits (measured: up to 5e-7 of the largest value) between one thread and
-two. Here every forward pass has the same shape and one thread, and the threads work on different images. This is not
-slower: nobody waits for the slowest thread of each layer.
+two. Here every forward pass has the same shape and runs in one thread, and the threads work on different images. This is not
+slower, because no thread waits for the slowest one at each layer.
 
 Letters in shapes: ``B`` images of a batch.
 """
@@ -25,7 +25,7 @@ from schemas.errors import ImagepivotError
 __all__ = ["FORWARD_IMAGES", "in_chunks", "in_halves", "run_single_threaded"]
 
 FORWARD_IMAGES = 2
-"""Images of one forward pass on a CPU. Two are 1.1 times as fast as one and as fast as four, and little to pad at an end."""
+"""Images of one forward pass on a CPU: two are 1.1 times as fast as one and as fast as four, with little padding in the last."""
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +33,14 @@ _pool_lock = Lock()
 
 
 def in_chunks(function: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
-    """Apply a model on the CPU to `FORWARD_IMAGES` images at a time, each time in one thread, in all of torch's threads.
+    """Apply a model on the CPU to `FORWARD_IMAGES` images per pass, each pass in one thread, passes in all of torch's threads.
 
     Args:
-        function: from ``[FORWARD_IMAGES, ...]`` to ``[FORWARD_IMAGES, ...]``; called in several threads at once.
-        batch: ``[B, ...]``, not empty; the last chunk is filled up with copies of its last image, which are dropped again.
+        function: from ``[FORWARD_IMAGES, ...]`` to ``[FORWARD_IMAGES, ...]``; called from several threads at once.
+        batch: ``[B, ...]``, not empty; the last pass is padded with copies of its last image, whose results are dropped.
 
     Returns:
-        The results in order, ``[B, ...]``: the same bytes whatever B and the number of threads.
+        The results in order, ``[B, ...]``: the same bytes for any B and any number of threads.
     """
     chunks = list(batch.split(FORWARD_IMAGES))
     missing = FORWARD_IMAGES - len(chunks[-1])
@@ -50,9 +50,9 @@ def in_chunks(function: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
 
 
 def run_single_threaded(function: Callable[[Tensor], Tensor], items: Iterable[Tensor]) -> list[Tensor]:
-    """Apply a function to each item, where torch uses one thread for each and ``torch.get_num_threads()`` in all.
+    """Apply a function to all items, in one of torch's threads per item and ``torch.get_num_threads()`` threads in all.
 
-    The caller's number of threads is read at each call and is not changed. Gradients are off in ``function``.
+    The caller's number of threads is read at every call and not changed. Gradients are off in ``function``.
     """
 
     def run(item: Tensor) -> Tensor:
@@ -69,16 +69,16 @@ def run_single_threaded(function: Callable[[Tensor], Tensor], items: Iterable[Te
 
 @lru_cache(maxsize=2)
 def _pool(pid: int, threads: int) -> ThreadPoolExecutor:
-    """Make threads in each of which torch computes alone. One pool per process: threads do not survive a fork.
+    """Start threads in which torch uses a single thread each. There is one pool per process: threads do not survive a fork.
 
-    ``torch.set_num_threads`` sets the calling thread's number, and also the one of threads that first use torch later. The
-    second is set back at once, from a thread whose own number it is already.
+    ``torch.set_num_threads`` sets the number for the calling thread, and also for threads that first use torch later. The second
+    is restored at once, from a thread that has that number already.
     """
     before = torch.get_num_threads()
     started = Barrier(threads + 1)
 
     def limit() -> None:
-        torch.get_num_threads()  # a thread's first use of torch takes the process's number, so that must come first
+        torch.get_num_threads()  # The first use of torch in a thread takes the number of the process, so it must come first.
         torch.set_num_threads(1)
         started.wait()
 
@@ -92,7 +92,7 @@ def _pool(pid: int, threads: int) -> ThreadPoolExecutor:
 
 
 def in_halves(function: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
-    """Apply a model to a batch, or where the device's memory is too small, to its halves, and their halves.
+    """Apply a model to a batch, or if the memory of the device is too small, to its halves, and to halves of those.
 
     Args:
         function: from ``[B, ...]`` to ``[B, ...]``.
@@ -102,7 +102,7 @@ def in_halves(function: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
         The results in order, ``[B, ...]``.
 
     Raises:
-        ImagepivotError: the memory does not even hold one image.
+        ImagepivotError: the memory is too small even for one image.
     """
     try:
         return function(batch)

@@ -1,4 +1,4 @@
-"""Where the ten crops of an image lie.
+"""The ten crops of an image.
 
 Letters in shapes: ``K`` = 10 crops, ``H`` and ``W`` pixels of the image that they are cut from.
 """
@@ -17,7 +17,7 @@ CENTERS = ("nearest", "floor")
 
 
 class View(NamedTuple):
-    """One crop: its first row and column in the image as it is, and whether it is mirrored left-right after it was cut."""
+    """One crop: its first row and column in the image, and whether it is mirrored left-right after cutting."""
 
     top: int
     left: int
@@ -25,20 +25,20 @@ class View(NamedTuple):
 
 
 def ten_crop_views(height: int, width: int, *, crop: int, center: str) -> tuple[View, ...]:
-    """Place the ten crops in an image: top left, top right, bottom left, bottom right, centre; then the mirrored ones.
+    """Return the ten crops of an image: top left, top right, bottom left, bottom right, centre; then the mirrored ones.
 
     Args:
-        height: of the image.
-        width: of the image.
-        crop: pixels of both sides of a crop.
-        center: how the centre's start ``(side - crop) / 2`` is rounded, where ``side - crop`` is odd:
+        height: height of the image in pixels.
+        width: width of the image in pixels.
+        crop: width and height of a crop in pixels.
+        center: how ``(side - crop) / 2``, the start of the centre crop, is rounded if ``side - crop`` is odd:
 
             - ``nearest``: as torchvision's ``TenCrop``, which rounds to the nearest whole number, halves to the even one, and
-              mirrors the image before it cuts. So in images of odd width the mirrored centre shows other columns than the
-              centre, by one. (Torchvision's tuple lists each mirrored corner one place further: mirrored top right, top left,
-              bottom right, bottom left. The ten are the same.)
-            - ``floor``: as Caffe's ``oversample``, which rounds down, and mirrors the five crops. It starts one pixel before
-              torchvision's where ``side - crop`` is 3 more than a multiple of 4.
+              mirrors the image before cutting. So in images of odd width the mirrored centre is one column away from the centre.
+              (Torchvision's tuple lists the mirrored corners in another order: mirrored top right, top left, bottom right,
+              bottom left. The ten are the same.)
+            - ``floor``: as Caffe's ``oversample``, which rounds down and mirrors the five crops. It starts one pixel before
+              torchvision's if ``side - crop`` is 3 more than a multiple of 4.
 
     Example:
         >>> [view[:2] for view in ten_crop_views(256, 341, crop=224, center="floor")][:5]
@@ -51,7 +51,7 @@ def ten_crop_views(height: int, width: int, *, crop: int, center: str) -> tuple[
         raise ValueError(f"center is {center!r}, expected one of {CENTERS}")
     bottom, right = height - crop, width - crop
     if crop < 1 or bottom < 0 or right < 0:
-        raise ValueError(f"the image is {width}×{height}, expected at least the {crop}×{crop} of a crop")
+        raise ValueError(f"the image is {width}×{height}, expected at least {crop}×{crop}, the size of a crop")
     corners = [(0, 0), (0, right), (bottom, 0), (bottom, right)]
     if center == "floor":
         middle = mirrored_middle = (bottom // 2, right // 2)
@@ -63,12 +63,12 @@ def ten_crop_views(height: int, width: int, *, crop: int, center: str) -> tuple[
 
 
 def ten_crop(pixels: Tensor, *, crop: int, center: str) -> Tensor:
-    """Cut the ten crops out of one image, on the device where it is.
+    """Cut the ten crops out of an image, on the device that holds it.
 
     Args:
         pixels: ``[3, H, W]``, of any type.
-        crop: as `ten_crop_views` takes it.
-        center: likewise.
+        crop: width and height of a crop in pixels.
+        center: as `ten_crop_views` takes it.
 
     Returns:
         ``[K, 3, crop, crop]`` in the order of `ten_crop_views`, of the type of ``pixels``.

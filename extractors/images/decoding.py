@@ -1,6 +1,6 @@
-"""Bytes of an image file to RGB pixels: one defined result, or one reason why there is none.
+"""Decoding image files into RGB pixels: one defined result, or one reason why there is none.
 
-The pixels are those that the file stores; nothing is guessed, repaired or corrected:
+The pixels are the ones that the file stores; nothing is guessed, repaired or corrected:
 
 ==========================  ===============================================================================================
 file                        pixels
@@ -8,19 +8,19 @@ file                        pixels
 RGB, YCbCr JPEG             as Pillow decodes them, at full size (JPEG's cheaper "draft" sizes change pixels: not used)
 grey (``L``)                replicated into the three channels
 black and white (``1``)     0 and 255
-palette (``P``)             looked up in the palette; a transparent entry gives the colour that it has in the palette
-``LA``, ``PA``, ``RGBA``    alpha is dropped, not composited: what ``convert("RGB")`` does, and so did the Multi30K authors
+palette (``P``)             looked up in the palette; a transparent entry has the colour that the palette has for it
+``LA``, ``PA``, ``RGBA``    alpha is dropped, not composited: ``convert("RGB")``, as the Multi30K authors did
 CMYK, YCCK                  Pillow's conversion, which knows Adobe's inverted CMYK; no colour profile is applied
 16-bit grey                 ``round(value / 257)``, so 0…65535 becomes 0…255 (a plain ``convert("RGB")`` clips to white)
-32-bit integer grey         the same where all values lie in 0…65535, else ``unsupported``
+32-bit integer grey         the same if all values lie in 0…65535, else ``unsupported``
 16-bit RGB, grey and alpha  the high byte of each sample, as Pillow reads them
 12-bit grey, floats, Lab    ``unsupported``: there is no agreed way to 8 bits
 several frames              the first
 ==========================  ===============================================================================================
 
 **EXIF orientation is not applied.** The feature sets of the papers (2016 to 2019) were made without it, and Flickr30K and COCO
-files are stored upright. A photograph that relies on the tag is seen as stored, lying on its side. Only in TIFF, where the
-orientation is a part of the format itself, Pillow applies it. Colour profiles and gamma are ignored likewise.
+files are stored upright. A photograph that relies on the tag is seen as it is stored, lying on its side. Only in TIFF, where
+orientation is part of the format itself, does Pillow apply it. Colour profiles and gamma are ignored too.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 __all__ = ["DECODING", "FORMATS", "MAX_PIXELS", "REASONS", "DecodeError", "decode"]
 
 DECODING = 1
-"""Number of the rules above, part of every extractor's parameters. Any change of a pixel makes a new number."""
+"""Version of the rules above, part of every extractor's parameters. Any change of a pixel makes a new version."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""The formats that are opened. Formats that run programs (EPS) or that hold no photographs are never tried."""
+"""Formats that are opened. Formats that run programs (EPS) or hold no photographs are never tried."""
 
 MAX_PIXELS = 178_956_970
-"""Width times height that is decoded at most; a file of few bytes can claim any size. Equals Pillow's own error limit."""
+"""Greatest width times height that is decoded; a small file can claim any size. Equals the limit of Pillow's own error."""
 
 REASONS = ("empty", "not_an_image", "truncated", "too_large", "unsupported", "decode_error")
 """All reasons of a `DecodeError`."""
@@ -56,15 +56,15 @@ _MAGIC = {
     "BMP": (b"BM",),
     "TIFF": (b"II*\x00", b"MM\x00*"),
 }
-# Modes that Pillow converts to RGB as the table says. Grey of 16 and 32 bits goes its own way.
+# Modes that Pillow converts to RGB as the table says. Grey of 16 and 32 bits is converted here.
 _CONVERTED_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBX", "RGBA", "CMYK", "YCbCr")
-# What Pillow raises on broken files: its documented OSError, ValueError, SyntaxError and EOFError, and those that its plugins
-# let through from malformed headers (`PIL.ImageFile.ImageFile` itself takes the same ones as a sign of a broken file).
+# Errors that Pillow raises for broken files: its documented OSError, ValueError, SyntaxError and EOFError, and those that its
+# plugins let through for malformed headers (`PIL.ImageFile.ImageFile` itself treats the same ones as a sign of a broken file).
 _PILLOW_ERRORS = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error)
 
 
 class DecodeError(InputError):
-    """One image cannot be decoded.
+    """Raised for an image that cannot be decoded.
 
     Args:
         reason: one of `REASONS`.
@@ -85,16 +85,16 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode the bytes of one image file into RGB.
 
     Args:
-        data: the whole file.
-        max_pixels: width times height that is decoded at most. Checked from the header, before any pixel is. Pillow's own
-            ``PIL.Image.MAX_IMAGE_PIXELS``, where it is lower, ends in the same reason.
+        data: content of the whole file.
+        max_pixels: greatest width times height that is decoded; checked in the header, before any pixel is decoded. Pillow's own
+            ``PIL.Image.MAX_IMAGE_PIXELS`` leads to the same reason if it is lower.
 
     Returns:
-        An image of mode ``RGB``, loaded, independent of ``data``.
+        A loaded image of mode ``RGB``, independent of ``data``.
 
     Raises:
-        DecodeError: the bytes are no image, are damaged, or have no defined RGB; see `REASONS`.
-        UsageError: the process has set ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES``, with which damage would go unseen.
+        DecodeError: the bytes are not an image, are damaged, or have no defined RGB; see `REASONS`.
+        UsageError: the process has set ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES``, so that damage would go unnoticed.
     """
     from PIL import Image, ImageFile
 
@@ -140,7 +140,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
             f"the pixels are of mode {image.mode!r}, expected one of {', '.join(_CONVERTED_MODES)} or 16-bit grey: "
             "there is no agreed way from it to 8-bit RGB; convert the file",
         )
-    # Only decides whether the result keeps a mark of transparency; with it Pillow warns about each such file.
+    # It only decides whether the result keeps a mark of transparency; if it stays, Pillow warns about every such file.
     image.info.pop("transparency", None)
     return image.convert("RGB")
 
@@ -162,7 +162,7 @@ def _grey16_to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _looks_like(data: bytes) -> str | None:
-    """Name of the format that the first bytes announce."""
+    """Return the name of the format that the first bytes announce."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
     return next((name for name, magic in _MAGIC.items() if data.startswith(magic)), None)
@@ -184,7 +184,7 @@ def _unidentified(data: bytes) -> DecodeError:
 
 
 def _broken(data: bytes, error: Exception) -> DecodeError:
-    """Tell a file that ends too early from any other damage. Pillow tells them apart only in its text."""
+    """Distinguish a file that ends too early from other damage, which Pillow does only in the text of its errors."""
     kind, text = _looks_like(data) or "image", f"{type(error).__name__}: {error}"
     if isinstance(error, EOFError) or "truncated" in str(error).lower():
         return DecodeError(

@@ -1,6 +1,6 @@
-"""From an RGB image to the pixels that a model starts from, and from those to its normalised input.
+"""Preprocessing: from an RGB image to the pixels that a model starts from, and from those to its normalised input.
 
-With antialiasing, resizing and cropping give the same bytes as torchvision's ``Resize`` and ``CenterCrop`` on Pillow images.
+With antialiasing, resizing and cropping make the same bytes as torchvision's ``Resize`` and ``CenterCrop`` on Pillow images.
 
 Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of the crop.
 """
@@ -20,23 +20,23 @@ from extractors.images.decoding import MAX_PIXELS, DecodeError
 __all__ = ["Preprocessing", "check_resized", "normalize", "resize", "resize_and_crop"]
 
 _INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-_STRIP_VALUES = 2**16  # of the float64 arrays in which `_bilinear` works: few enough to stay in a processor's cache
+_STRIP_VALUES = 2**16  # size of the float64 arrays of `_bilinear`: small enough to stay in the cache of a processor
 _CHANNEL_ORDERS = {"RGB": (0, 1, 2), "BGR": (2, 1, 0)}
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Everything that happens between an RGB image and the input of a model, as one value that is recorded with the features.
+    """Every step between an RGB image and the input of a model, as one value that is recorded with the features.
 
     Attributes:
         resize_short: pixels of the shorter side after resizing; the longer becomes ``int(resize_short * long / short)``.
-        crop: pixels of both sides of the centre crop; an image that is smaller is padded with black.
+        crop: width and height of the centre crop in pixels; a smaller image is padded with black.
         interpolation: ``bilinear`` or ``bicubic``.
-        antialias: whether resizing widens the filter when it shrinks, as Pillow always does; ``False`` is for bilinear only.
-        channel_order: ``RGB`` or ``BGR``, of the model's input; ``mean`` and ``std`` are in this order.
-        divisor: what 8-bit values are divided by before the mean is subtracted.
-        mean: subtracted, per channel.
-        std: divided by after that, per channel.
+        antialias: whether the filter widens when an image shrinks, as Pillow's always does; ``False`` only with ``bilinear``.
+        channel_order: order of the channels in the input of the model, and of ``mean`` and ``std``: ``RGB`` or ``BGR``.
+        divisor: number that 8-bit values are divided by, before the mean is subtracted.
+        mean: subtracted from each channel.
+        std: divides each channel after that.
     """
 
     resize_short: int
@@ -59,7 +59,7 @@ class Preprocessing:
             raise ValueError(f"resize_short is {self.resize_short}, crop is {self.crop}, expected positive pixels")
 
     def parameters(self) -> dict[str, Any]:
-        """All attributes as JSON values, and the library that resizes."""
+        """Return all attributes as JSON values, and the library that resizes."""
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()} | {
             "resize_with": "pillow" if self.antialias else "imagepivot"
         }
@@ -74,7 +74,7 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
 
     Returns:
         uint8 ``[3, H, W]`` in 0…255, channels R, G, B, ``H = W = crop``. Equal, byte for byte, to torchvision's ``Resize`` and
-        ``CenterCrop``. Stored row by row with the channels innermost, as the models want a batch.
+        ``CenterCrop``. Channels are innermost in memory, as the models expect them in a batch.
 
     Raises:
         DecodeError: the image is so thin that resizing its shorter side would make more than `MAX_PIXELS` pixels.
@@ -85,14 +85,14 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
 
 
 def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """Resize the shorter side, keeping the aspect; the longer side is rounded down.
+    """Resize the shorter side and keep the aspect ratio; the longer side is rounded down.
 
     With ``antialias`` this is Pillow's ``resize``. Without it, each pixel of the result is the bilinear interpolation of the
-    four pixels around its centre (centres lie at halves; beyond the outermost centres the edge goes on), computed exactly and
-    rounded to the nearest 8-bit value, ties to even.
+    four pixels around its centre (centres lie at halves; beyond the outermost centres the edge is repeated), computed exactly
+    and rounded to the nearest 8-bit value, ties to even.
 
     Args:
-        image: mode ``RGB``, any size from 1×1. Not changed, and returned itself where nothing is to do.
+        image: mode ``RGB``, any size from 1×1. It is not changed, and is itself returned if it has the size already.
         preprocessing: size, interpolation and antialias.
 
     Raises:
@@ -110,12 +110,12 @@ def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
 
 
 def check_resized(image: Image.Image, size_wh: tuple[int, int], *, least: int = 1) -> None:
-    """Raise `DecodeError` where an image cannot be resized to a width and height.
+    """Raise `DecodeError` if an image must not be resized to a width and height.
 
     Args:
         image: the image.
-        size_wh: what it would be resized to: at most `MAX_PIXELS` pixels.
-        least: pixels that the shorter side must keep.
+        size_wh: width and height after resizing: at most `MAX_PIXELS` pixels in all.
+        least: least length of the shorter side after resizing, in pixels.
     """
     pixels, short = size_wh[0] * size_wh[1], min(size_wh)
     if short >= least and pixels <= MAX_PIXELS:
@@ -128,7 +128,7 @@ def check_resized(image: Image.Image, size_wh: tuple[int, int], *, least: int = 
 
 
 def normalize(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """Turn 8-bit pixels into the input of a model, on the device where they are.
+    """Turn 8-bit pixels into the input of a model, on the device that holds them.
 
     Args:
         pixels: uint8 ``[B, 3, H, W]``, channels R, G, B.
@@ -148,8 +148,8 @@ def normalize(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
 def _bilinear(pixels: np.ndarray, size_wh: tuple[int, int]) -> np.ndarray:
     """Resize uint8 ``[H, W, 3]`` without antialiasing, exactly rounded; see `resize`.
 
-    The weights are whole numbers over a common denominator. All sums stay under 2**53, so float64 holds them exactly, and the
-    one division rounds so little that it cannot reach or leave a tie.
+    Weights are whole numbers over a common denominator. All sums stay below 2**53, so float64 holds them exactly, and the one
+    division rounds so little that it can neither make nor break a tie.
     """
     width, height = size_wh
     top, bottom, down = _neighbours(pixels.shape[0], height)
@@ -166,23 +166,23 @@ def _bilinear(pixels: np.ndarray, size_wh: tuple[int, int]) -> np.ndarray:
 
 
 def _neighbours(length: int, resized: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each of ``resized`` positions the two source positions around its centre, and the second's weight times 2 resized."""
+    """Return two source positions around the centre of each of ``resized`` positions, and the second's weight times 2 resized."""
     numerators = (2 * np.arange(resized, dtype=np.int64) + 1) * length - resized  # of the centre, over 2 * resized
     first, weight = np.divmod(numerators.clip(0, 2 * resized * (length - 1)), 2 * resized)
     return first, np.minimum(first + 1, length - 1), weight.astype(np.float64)
 
 
 def _resized_wh(width: int, height: int, short: int) -> tuple[int, int]:
-    """Width and height after the shorter side became ``short``; the longer is rounded down."""
+    """Return width and height after resizing the shorter side to ``short``; the longer is rounded down."""
     long = int(short * max(width, height) / min(width, height))
     return (short, long) if width <= height else (long, short)
 
 
 def _crop_box(width: int, height: int, crop: int) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom of the centre crop; negative and beyond the image where it is smaller than the crop.
+    """Return left, top, right and bottom of the centre crop, which reaches beyond an image that is smaller than the crop.
 
-    The halves are rounded as torchvision rounds them: to the nearest, and to even in the middle; of an odd padding the smaller
-    half comes first.
+    Halves are rounded as torchvision rounds them: to the nearest number, ties to even; of an odd padding the smaller half comes
+    first.
     """
     left = round((width - crop) / 2) if width >= crop else -((crop - width) // 2)
     top = round((height - crop) / 2) if height >= crop else -((crop - height) // 2)

@@ -1,8 +1,8 @@
-"""``resnet50-pool``: the image features of Multi30K.
+"""``resnet50-pool``: image features as those of Multi30K.
 
 Faithful to ``scripts/feature-extractor`` of github.com/multi30k/dataset: torchvision's ResNet50 with the weights of 2017, one
-centre crop, the output of the global average pool. The published files hold it as float16, this as float32. In the 16-bit
-precisions the average is still taken in float32.
+centre crop, the output of the global average pool. The published files hold float16; here features are float32. In the 16-bit
+precisions, too, the average is taken in float32.
 
 Letters in shapes: ``B`` images, ``D`` = 2048 width of the feature.
 """
@@ -43,7 +43,7 @@ class ResNet50Pool(Extractor):
     """ResNet50 up to its global average pool.
 
     Args:
-        settings: what is asked of it.
+        settings: what is asked of the extractor.
         weights: from `find_weights`.
         device: from `extractors.computing.devices.resolve_device`.
     """
@@ -69,13 +69,13 @@ class ResNet50Pool(Extractor):
         return resize_and_crop(image, PREPROCESSING)
 
     def extract(self, batch: Tensor) -> np.ndarray:
-        """Run the model over preprocessed images.
+        """Run the model on preprocessed images.
 
         Args:
             batch: uint8 ``[B, 3, 224, 224]``, channels R, G, B; B may be 0.
 
         Returns:
-            float32 ``[B, D]``, not negative. On a CPU the same bytes for an image whatever the batch and the number of threads.
+            float32 ``[B, D]``, not negative. On a CPU an image has the same bytes in any batch and with any number of threads.
         """
         size = PREPROCESSING.crop
         if batch.dtype != torch.uint8 or batch.shape[1:] != (3, size, size):
@@ -88,19 +88,19 @@ class ResNet50Pool(Extractor):
             return in_halves(self._forward, batch).numpy()
 
     def _forward(self, pixels: Tensor) -> Tensor:
-        """From uint8 ``[B, 3, 224, 224]`` anywhere to float32 ``[B, D]`` on the CPU."""
+        """Compute features: uint8 ``[B, 3, 224, 224]`` on any device to float32 ``[B, D]`` on the CPU."""
         pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
         maps = self._trunk(normalize(pixels, PREPROCESSING).to(self._dtype))  # [B, D, 7, 7]
         return maps.to(torch.float32).mean(dim=(2, 3)).cpu()  # [B, D]
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:
-    """See `extractors.catalogue.ExtractorModule`."""
+    """Find weights, see `extractors.catalogue.ExtractorModule`."""
     return resolve_weights(request, ARCHITECTURE)
 
 
 def describe(settings: Settings, weights: Weights) -> Description:
-    """See `extractors.catalogue.ExtractorModule`."""
+    """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     return Description(settings.spec, settings.parameters(weights, transform=PREPROCESSING.parameters()))
 
 

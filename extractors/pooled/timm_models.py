@@ -1,9 +1,9 @@
-"""``timm:NAME``: the pooled feature of any image model of the package timm, with the model's own preprocessing.
+"""``timm:NAME``: the pooled feature of any image model of the package timm, with the preprocessing of that model.
 
 Sizes, crop, interpolation, mean and standard deviation are those of ``timm.data.resolve_model_data_config``; timm's own transform
-makes the 8-bit pixels, and they are normalised on the device. The feature is what the model returns with ``num_classes=0``.
+makes the 8-bit pixels, which are normalised on the device. The feature is the output of the model with ``num_classes=0``.
 
-Weights of a file may have timm's names or those of the model's origin, which timm translates; a classifier in it is left out.
+The tensors of a file may have timm's names or those of the model's origin, which timm translates; a classifier is left out.
 
 Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of the model's input, ``D`` width of the feature.
 """
@@ -41,17 +41,17 @@ __all__ = ["TimmModel", "describe", "find_weights", "load", "spec"]
 
 _PREFIX = "timm:"
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# What a failed download raises: the hub's errors are OSErrors; RuntimeError is timm's word for a model without weights.
+# Errors of a failed download: those of the hub are OSErrors; timm raises RuntimeError for a model without weights.
 _DOWNLOAD_ERRORS = (OSError, HTTPException, RuntimeError)
 
 
 class TimmModel(Extractor):
-    """A model of timm's without its classifier.
+    """A model of timm without its classifier.
 
-    The 16-bit precisions use ``torch.autocast``, as the layers of these models are many.
+    The 16-bit precisions use ``torch.autocast``, because these models have many kinds of layers.
 
     Args:
-        settings: what is asked of it.
+        settings: what is asked of the extractor.
         weights: from `find_weights`.
         device: from `extractors.computing.devices.resolve_device`.
     """
@@ -63,7 +63,7 @@ class TimmModel(Extractor):
         self._device = device
         self._precision = settings.precision
         self._transform = create_transform(**self._config, is_training=False, normalize=False)
-        # Not on the meta device: some models keep numbers outside their state dict.
+        # Not on the meta device: some models keep values outside their state dict.
         with torch.random.fork_rng(devices=[]):
             model = _build(name)
         model.load_state_dict(weights.state)
@@ -73,7 +73,7 @@ class TimmModel(Extractor):
         self._std = torch.tensor(self._config["std"], device=device).view(3, 1, 1)
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Resize and crop as timm's transform for the model does.
+        """Resize and crop with timm's transform for the model.
 
         Returns:
             uint8 ``[3, H, W]``, channels R, G, B.
@@ -91,13 +91,13 @@ class TimmModel(Extractor):
         return pixels
 
     def extract(self, batch: Tensor) -> np.ndarray:
-        """Run the model over preprocessed images.
+        """Run the model on preprocessed images.
 
         Args:
             batch: uint8 ``[B, 3, H, W]``, channels R, G, B; B may be 0.
 
         Returns:
-            float32 ``[B, D]``. On a CPU the same bytes for an image whatever the batch and the number of threads.
+            float32 ``[B, D]``. On a CPU an image has the same bytes in any batch and with any number of threads.
         """
         expected = self._config["input_size"]
         if batch.dtype != torch.uint8 or batch.shape[1:] != expected:
@@ -110,7 +110,7 @@ class TimmModel(Extractor):
             return in_halves(self._forward, batch).numpy()
 
     def _forward(self, pixels: Tensor) -> Tensor:
-        """From uint8 ``[B, 3, H, W]`` anywhere to float32 ``[B, D]`` on the CPU."""
+        """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, D]`` on the CPU."""
         pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
         values = pixels.to(torch.float32).div_(255).sub_(self._mean).div_(self._std)
         dtype = _AUTOCAST.get(self._precision)
@@ -119,25 +119,25 @@ class TimmModel(Extractor):
 
 
 def spec(model: str) -> FeatureSpec:
-    """Name, shape and type of the feature of a model, without its weights.
+    """Return name, shape and type of the feature of a model, without its weights.
 
     Args:
-        model: timm's name for it, with or without what stands behind the dot (the weights' tag).
+        model: timm's name of the model, with or without the part behind the dot (the tag of the weights).
 
     Raises:
-        UsageError: timm has no such model, or it makes no feature of an RGB image.
+        UsageError: timm has no such model, or the model does not make one vector of an RGB image.
     """
     config = _pretrained_config(model)
     name = f"{model.partition('.')[0]}.{config.tag}" if config.tag else model
     input_size = _config(name)["input_size"]
     if input_size[0] != 3:
-        raise UsageError(f"model {name!r} of timm's takes {input_size[0]} channels, expected 3 (RGB): choose another")
+        raise UsageError(f"timm's model {name!r} takes {input_size[0]} channels, expected 3 (RGB): choose another model")
     width = _width(name, input_size)
     return FeatureSpec(name=_PREFIX + name, shape=(width,), source=f"timm, github.com/huggingface/pytorch-image-models: {name}")
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:
-    """See `extractors.catalogue.ExtractorModule`."""
+    """Find weights, see `extractors.catalogue.ExtractorModule`."""
     name = spec.name.removeprefix(_PREFIX)
     if request == "default":
         state = _download(name).state_dict()
@@ -146,7 +146,7 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
 
 
 def describe(settings: Settings, weights: Weights) -> Description:
-    """See `extractors.catalogue.ExtractorModule`."""
+    """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     config = _config(settings.spec.name.removeprefix(_PREFIX))
     transform = {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
     transform |= {"divisor": 255.0, "channel_order": "RGB", "resize_with": "pillow"}
@@ -157,7 +157,7 @@ load = TimmModel
 
 
 def _pretrained_config(model: str) -> Any:
-    """Timm's record of a model and its weights."""
+    """Return timm's record of a model and its weights."""
     if timm.is_model(model):
         try:
             return get_pretrained_cfg(model, allow_unregistered=False)
@@ -170,7 +170,7 @@ def _pretrained_config(model: str) -> Any:
 
 
 def _config(name: str) -> dict[str, Any]:
-    """How timm preprocesses for a model; ``input_size`` is channels, height, width."""
+    """Return how timm preprocesses images for a model; ``input_size`` is channels, height, width."""
     config = resolve_data_config(pretrained_cfg=_pretrained_config(name).to_dict())
     return config | {"input_size": tuple(config["input_size"])}
 
@@ -180,16 +180,18 @@ def _build(name: str) -> nn.Module:
 
 
 def _width(name: str, input_size: tuple[int, ...]) -> int:
-    """Width of what a model returns, found without memory for its weights. ``num_features`` is another where a head widens it."""
+    """Return the width of a model's output, without memory for its weights. ``num_features`` differs if a head widens it."""
     with torch.device("meta"), torch.inference_mode():
         shape = _build(name).eval()(torch.empty(1, *input_size)).shape
     if len(shape) != 2:
-        raise UsageError(f"model {name!r} of timm's returns {list(shape)} for one image, expected one vector: choose another")
+        raise UsageError(
+            f"timm's model {name!r} returns {list(shape)} for one image, expected one vector: choose another model"
+        )
     return shape[1]
 
 
 def _download(name: str) -> nn.Module:
-    """Let timm download its weights, once, and load them."""
+    """Let timm download its weights if they are not there yet, and load them."""
     try:
         with torch.random.fork_rng(devices=[]):
             return timm.create_model(name, pretrained=True, num_classes=0)
@@ -197,13 +199,13 @@ def _download(name: str) -> nn.Module:
         text = (str(error).splitlines() or [""])[0]
         raise InputError(
             f"cannot get timm's weights of {name!r} ({type(error).__name__}: {text}): probably there is no network here, or timm "
-            f"has none for this model. Fetch model.safetensors of huggingface.co/timm/{name} elsewhere and pass it with "
+            f"has no weights for this model. Fetch model.safetensors of huggingface.co/timm/{name} elsewhere and pass it with "
             "--weights PATH; --weights random:0 runs without, untrained"
         ) from error
 
 
 def _read(path: Path, name: str) -> dict[str, Tensor]:
-    """Read a state dict with the names that the model has without its classifier."""
+    """Read a state dict by the names that the model has, without a classifier."""
     state = read_state(path)
     with torch.device("meta"):
         model = _build(name)
@@ -226,7 +228,7 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
 
 
 def _resized_wh(image_wh: tuple[int, int], config: dict[str, Any]) -> tuple[int, int]:
-    """Width and height to which timm's transform resizes, by its rules for each mode of cropping; to one pixel or so."""
+    """Return the width and height to which timm's transform resizes in each mode of cropping, give or take a pixel."""
     target_wh = [math.floor(side / config["crop_pct"]) for side in (config["input_size"][2], config["input_size"][1])]
     if config["crop_mode"] == "squash":
         return target_wh[0], target_wh[1]

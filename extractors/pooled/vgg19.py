@@ -12,10 +12,10 @@ centre crop           as torchvision's ``TenCrop``            rounded down, as C
 ====================  ======================================  =====================================================
 
 The second is faithful to ``extract_cnn_features.py`` of github.com/ivendrov/order-embedding, whose features the papers used:
-the ReLU is taken per crop, then the mean. Two differences remain. That script went on to divide each feature by its length:
-here it is stored as it is, and a reader can still do that. And it resized floats, where here the resized image is rounded to
-8 bits, so that one 8-bit image goes to the device and the crops are cut and mirrored there: a difference of at most half a
-level per pixel. It changes a feature by about a thousandth of its length (measured with untrained weights; cosine 0.999999).
+the ReLU is taken per crop, then the mean. Two differences remain. That script also divided each feature by its length: here the
+feature is stored as it is, and a reader can still divide. And it resized floats, whereas here the resized image is rounded to
+8 bits, so that one 8-bit image goes to the device, where the crops are cut and mirrored: a difference of at most half a level
+per pixel. It changes a feature by about a thousandth of its length (measured with untrained weights; cosine 0.999999).
 
 Letters in shapes: ``B`` images, ``K`` = 10 crops, ``H`` and ``W`` pixels of a resized image, ``D`` = 4096 width of the feature.
 """
@@ -48,27 +48,27 @@ from schemas.features import FeatureSpec
 __all__ = ["VARIANTS", "VGG19TenCrop", "Variant", "build", "describe", "find_weights", "load"]
 
 FORWARD_CROPS = 1
-"""Crops of one forward pass of the convolutions on a CPU; divides `CROPS`. See `extractors.computing.passes`."""
+"""Crops of one forward pass of the convolutions on a CPU, a divisor of `CROPS`. See `extractors.computing.passes`."""
 
-# Where torchvision keeps the layers of the Caffe model.
+# Torchvision's names for the layers of the Caffe model.
 _CONVOLUTIONS = (0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34)
 _CONVOLUTIONS_OF_BLOCK = (2, 2, 4, 4, 4)
 _CAFFE_NAMES = [f"conv{block + 1}_{i + 1}" for block, count in enumerate(_CONVOLUTIONS_OF_BLOCK) for i in range(count)]
 _LAYERS = {name: f"features.{index}" for name, index in zip(_CAFFE_NAMES, _CONVOLUTIONS, strict=True)}
 _LAYERS |= {"fc6": "classifier.0", "fc7": "classifier.3"}
-# Torchvision's names until January 2017, which conversions of that time have.
+# Torchvision's names until January 2017, used in conversions of that time.
 _OLD_NAMES = {"classifier.1": "classifier.0", "classifier.4": "classifier.3"}
 
 
 def build(weights: None = None) -> nn.Module:
-    """Build torchvision's VGG19 without its last layer, which no feature needs; the random numbers of the others stay."""
+    """Build torchvision's VGG19 without its last layer, which no feature needs; the other layers keep their random values."""
     model = torchvision.models.vgg19(weights=weights)
     model.classifier = model.classifier[:5]
     return model
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """Read a state dict, with today's names and without the last layer."""
+    """Read a state dict by today's names, without the last layer."""
     state = read_state(path)
     if "classifier.1.weight" in state and "classifier.0.weight" not in state:
         state = {_renamed(name): tensor for name, tensor in state.items()}
@@ -83,8 +83,8 @@ def _renamed(name: str) -> str:
 def _read_torchvision(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".caffemodel":
         raise InputError(
-            f"the weights file {str(path)!r} is a Caffe model, and this extractor stands for torchvision's VGG19, whose features "
-            "are others: use vgg19-10crop-caffe with it"
+            f"the weights file {str(path)!r} is a Caffe model, but this extractor stands for torchvision's VGG19, whose features "
+            "differ: use vgg19-10crop-caffe with it"
         )
     return _read(path)
 
@@ -97,7 +97,7 @@ def _read_caffe(path: Path) -> dict[str, Tensor]:
     if missing:
         raise InputError(
             f"the weights file {str(path)!r} has no weight and bias for {len(missing)} layers of VGG19 ({', '.join(missing)}), "
-            f"but {', '.join(list(layers)[:20])}: expected VGG_ILSVRC_19_layers.caffemodel"
+            f"but {', '.join(list(layers)[:20])}: expected VGG_ILSVRC_19_layers.caffemodel; pass that file"
         )
     kinds = ("weight", "bias")
     return {f"{_LAYERS[name]}.{kind}": torch.from_numpy(layers[name][i]) for name in _LAYERS for i, kind in enumerate(kinds)}
@@ -105,11 +105,11 @@ def _read_caffe(path: Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Variant:
-    """What tells one extractor of this module from the other.
+    """The differences between the two extractors of this module.
 
     Attributes:
-        architecture: the weights that it stands for.
-        preprocessing: from an image to the model's input; the crops are ten.
+        architecture: the model and the weights that the extractor's name stands for.
+        preprocessing: from an image to the input of the model; its centre crop is replaced by the ten crops.
         center: how the centre crop is placed, see `extractors.images.crops.ten_crop_views`.
     """
 
@@ -164,7 +164,7 @@ class VGG19TenCrop(Extractor):
     """VGG19 up to the ReLU after its second fully connected layer, averaged over ten crops.
 
     Args:
-        settings: what is asked of it; its name is one of `VARIANTS`.
+        settings: what is asked of the extractor, whose name is in `VARIANTS`.
         weights: from `find_weights`.
         device: from `extractors.computing.devices.resolve_device`.
     """
@@ -187,26 +187,26 @@ class VGG19TenCrop(Extractor):
         """Resize the shorter side to 256.
 
         Returns:
-            uint8 ``[3, H, W]``, channels R, G, B, the smaller of H and W 256. The crops are cut later, on the device.
+            uint8 ``[3, H, W]``, channels R, G, B; the smaller of H and W is 256. The crops are cut later, on the device.
         """
         return torch.from_numpy(np.array(resize(image, self._variant.preprocessing))).permute(2, 0, 1)
 
     def collate(self, images: Sequence[Tensor]) -> list[Tensor]:
-        """Make a list of the images, which differ in size.
+        """Return the images as a list, because their sizes differ.
 
         Returns:
-            B times uint8 ``[3, H, W]``.
+            B tensors, uint8 ``[3, H, W]``.
         """
         return list(images)
 
     def extract(self, batch: Sequence[Tensor]) -> np.ndarray:
-        """Run the model over the ten crops of each image.
+        """Run the model on the ten crops of each image.
 
         Args:
-            batch: B times uint8 ``[3, H, W]``, channels R, G, B, as `preprocess` makes them; B may be 0.
+            batch: B tensors, uint8 ``[3, H, W]``, channels R, G, B, as `preprocess` makes them; B may be 0.
 
         Returns:
-            float32 ``[B, D]``, not negative, not normalised. On a CPU the same bytes for an image whatever the batch and the
+            float32 ``[B, D]``, not negative, not normalised. On a CPU an image has the same bytes in any batch and with any
             number of threads.
         """
         short = self._variant.preprocessing.resize_short
@@ -221,11 +221,11 @@ class VGG19TenCrop(Extractor):
         if self._device.type == "cpu":
             return self._extract_on_cpu(batch).numpy()
         with numerics(self._precision, self._device), torch.inference_mode():
-            # Numbers of images stand for the images, which are no one tensor.
-            return in_halves(lambda numbers: self._forward([batch[i] for i in numbers]), torch.arange(len(batch))).numpy()
+            # Images of different sizes do not fit in one tensor, so their positions in the list stand in for them.
+            return in_halves(lambda positions: self._forward([batch[i] for i in positions]), torch.arange(len(batch))).numpy()
 
     def _extract_on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
-        """Every pass has one shape and one thread: the convolutions few crops, the rest the ten of an image."""
+        """Run passes of one shape in one thread each: convolutions on `FORWARD_CROPS` crops, the rest on the ten of an image."""
         chunks = [chunk for image in batch for chunk in self._crops(image).split(FORWARD_CROPS)]
         maps = run_single_threaded(self._convolve, chunks)
         passes = CROPS // FORWARD_CROPS
@@ -233,21 +233,21 @@ class VGG19TenCrop(Extractor):
         return torch.cat(run_single_threaded(self._connect, per_image))
 
     def _forward(self, images: Sequence[Tensor]) -> Tensor:
-        """From uint8 images anywhere to float32 ``[B, D]`` on the CPU."""
+        """Compute features: uint8 images on any device to float32 ``[B, D]`` on the CPU."""
         crops = torch.cat([self._crops(image) for image in images])  # [B * K, 3, 224, 224]
         return self._connect(self._convolve(crops)).cpu()
 
     def _crops(self, image: Tensor) -> Tensor:
-        """From uint8 ``[3, H, W]`` anywhere to uint8 ``[K, 3, 224, 224]`` on the device."""
+        """Cut crops: uint8 ``[3, H, W]`` on any device to uint8 ``[K, 3, 224, 224]`` on the extractor's."""
         return ten_crop(upload(image, self._device), crop=self._variant.preprocessing.crop, center=self._variant.center)
 
     def _convolve(self, crops: Tensor) -> Tensor:
-        """From uint8 ``[N, 3, 224, 224]`` to ``[N, 25088]`` of the layers' type."""
+        """Normalise and convolve: uint8 ``[N, 3, 224, 224]`` to ``[N, 25088]`` in the type of the layers."""
         values = normalize(crops.contiguous(memory_format=torch.channels_last), self._variant.preprocessing)
         return self._convolutions(values.to(self._dtype)).flatten(1)  # [N, 512, 7, 7] in Caffe's order, channels first
 
     def _connect(self, maps: Tensor) -> Tensor:
-        """From ``[B * K, 25088]`` to float32 ``[B, D]``. The mean is taken in float64, crop by crop."""
+        """Compute features of maps: ``[B * K, 25088]`` to float32 ``[B, D]``. The mean is taken in float64, crop by crop."""
         crops = self._connected(maps).view(-1, CROPS, self.spec.width)  # [B, K, D]
         total = torch.zeros_like(crops[:, 0], dtype=torch.float64)
         for crop in crops.unbind(1):
@@ -256,12 +256,12 @@ class VGG19TenCrop(Extractor):
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:
-    """See `extractors.catalogue.ExtractorModule`."""
+    """Find weights, see `extractors.catalogue.ExtractorModule`."""
     return resolve_weights(request, VARIANTS[spec.name].architecture)
 
 
 def describe(settings: Settings, weights: Weights) -> Description:
-    """See `extractors.catalogue.ExtractorModule`."""
+    """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     variant = VARIANTS[settings.spec.name]
     transform = variant.preprocessing.parameters() | {"crops": CROPS, "center": variant.center}
     return Description(settings.spec, settings.parameters(weights, transform=transform))

@@ -1,7 +1,7 @@
-"""Arithmetic of boxes as Caffe's Faster R-CNN did it: a box holds its far corner, so a side is one longer than the difference.
+"""Arithmetic of boxes as in Caffe's Faster R-CNN: a box includes its far corner, so a side is one longer than the difference.
 
 The order of the operations is that of ``lib/rpn`` and ``lib/fast_rcnn/bbox_transform.py`` in
-github.com/peteanderson80/bottom-up-attention, in float32, because the choice of regions hangs on comparisons.
+github.com/peteanderson80/bottom-up-attention, in float32, because comparisons decide which regions are chosen.
 
 Letters in shapes: ``A`` anchors of a cell, ``N`` and ``M`` boxes. A box is x1, y1, x2, y2 in pixels.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 __all__ = ["STRIDE", "anchor_grid", "cell_anchors", "clip", "decode", "iou", "is_larger"]
 
 STRIDE = 16
-"""Pixels of the image from one cell of the feature map to the next."""
+"""Distance of neighbouring cells of the feature map, in pixels of the image."""
 
 _RATIOS = (0.5, 1.0, 2.0)  # height over width
 _SCALES = (4, 8, 16, 32)
@@ -24,10 +24,10 @@ _MOST_GROWTH = math.log(1000 / 16)
 
 
 def cell_anchors() -> Tensor:
-    """The twelve anchors of the cell at 0, 0: three shapes, the outer loop, in four sizes.
+    """Return the twelve anchors of the cell at 0, 0: three shapes (the outer loop) in four sizes.
 
-    The window of 16 by 16 pixels is given each ratio with both sides rounded (half to even: 23 by 12, 16 by 16, 11 by 22), then
-    each scale, around its centre 7.5. Source: ``lib/rpn/generate_anchors.py``.
+    The window of 16 by 16 pixels takes on each ratio with both sides rounded (half to even: 23 by 12, 16 by 16, 11 by 22), then
+    each scale, around its centre at 7.5. Source: ``lib/rpn/generate_anchors.py``.
 
     Returns:
         float32 ``[12, 4]``.
@@ -44,15 +44,15 @@ def cell_anchors() -> Tensor:
 
 
 def anchor_grid(anchors: Tensor, rows: int, columns: int) -> Tensor:
-    """The anchors of every cell of a feature map.
+    """Return the anchors of every cell of a feature map.
 
     Args:
-        anchors: ``[A, 4]``, of the cell at 0, 0.
-        rows: of the map.
-        columns: of the map.
+        anchors: ``[A, 4]``, anchors of the cell at 0, 0.
+        rows: rows of the map.
+        columns: columns of the map.
 
     Returns:
-        ``[rows * columns * A, 4]``: row by row, in a row column by column, in a cell anchor by anchor.
+        ``[rows * columns * A, 4]``: row by row, within a row column by column, within a cell anchor by anchor.
     """
     y, x = torch.meshgrid(
         torch.arange(rows, device=anchors.device) * STRIDE, torch.arange(columns, device=anchors.device) * STRIDE, indexing="ij"
@@ -64,12 +64,12 @@ def anchor_grid(anchors: Tensor, rows: int, columns: int) -> Tensor:
 def decode(anchors: Tensor, deltas: Tensor) -> Tensor:
     """Move and stretch boxes.
 
-    The far corner is not moved one pixel back, so decoding zeros makes a box one pixel longer: Caffe's way. Growth is held at
-    1000 / 16 times, as in MILVLG's port; the original has no limit, but clips the box to the image later as the port does.
+    As in Caffe, the far corner is not moved back by one pixel, so decoding zeros makes a box one pixel longer. Growth is limited to
+    1000 / 16 times, as in MILVLG's port; the original has no limit, but later clips the box to the image, as the port does.
 
     Args:
         anchors: ``[N, 4]``.
-        deltas: ``[N, 4]``: shift of the centre in sides of the anchor, logarithm of the growth of the sides.
+        deltas: ``[N, 4]``: shift of the centre as a multiple of the sides, logarithm of the growth of the sides.
 
     Returns:
         ``[N, 4]``.
@@ -81,25 +81,25 @@ def decode(anchors: Tensor, deltas: Tensor) -> Tensor:
 
 
 def clip(boxes: Tensor, width: int, height: int) -> Tensor:
-    """Move corners that lie outside of an image to its outermost pixels, ``width - 1`` and ``height - 1``.
+    """Move corners outside of an image to its outermost pixels, ``width - 1`` and ``height - 1``.
 
     Args:
         boxes: ``[N, 4]``.
-        width: of the image in pixels.
-        height: likewise.
+        width: width of the image in pixels.
+        height: height of the image in pixels.
     """
     limit = torch.tensor((width - 1, height - 1, width - 1, height - 1), dtype=boxes.dtype, device=boxes.device)
     return boxes.clamp(min=0).minimum(limit)
 
 
 def is_larger(boxes: Tensor, side: float) -> Tensor:
-    """Which boxes have two sides, each longer than so many pixels, and corners in order.
+    """Tell which boxes have both sides longer than a limit, and their corners in order.
 
     A side of exactly this length is too short, as in MILVLG's port; the original keeps it.
 
     Args:
         boxes: ``[N, 4]``.
-        side: in pixels.
+        side: the limit in pixels.
 
     Returns:
         bool ``[N]``.
@@ -109,7 +109,7 @@ def is_larger(boxes: Tensor, side: float) -> Tensor:
 
 
 def iou(boxes: Tensor, others: Tensor) -> Tensor:
-    """Intersection over union of each box with each other one.
+    """Return the intersection over union of all pairs of boxes and others.
 
     Args:
         boxes: ``[N, 4]``.

@@ -1,4 +1,4 @@
-"""The names of a detector's classes and attributes, as every release of it carries them: text files with one name a line."""
+"""Names of the detector's classes and attributes, as in every release of it: text files with one name per line."""
 
 from __future__ import annotations
 
@@ -9,41 +9,43 @@ from schemas.errors import InputError
 __all__ = ["ATTRIBUTES", "CLASSES", "read_names"]
 
 CLASSES = 1600
-"""Classes of objects of the Visual Genome detector, without the background, id 0: line n of the file is class n."""
+"""Number of classes of the Visual Genome detector, without the background (id 0): line n of the file is class n."""
 
 ATTRIBUTES = 400
-"""Its attributes, without "none", id 0: line n of the file is attribute n."""
+"""Number of its attributes, without "none" (id 0): line n of the file is attribute n."""
 
 
 def read_names(path: Path, expected: int) -> tuple[str, ...]:
-    """Read names, one a line, in UTF-8.
+    """Read names from a UTF-8 file with one name per line.
 
     A line with synonyms, ``gray,grey``, is one name and stays as it is.
 
     Args:
         path: the file.
-        expected: how many names there must be, e.g. `CLASSES`.
+        expected: number of names that the file must have, e.g. `CLASSES`.
 
     Returns:
-        The names in the order of the file: that of id 1 first, for 0 is the background, or no attribute.
+        The names in the order of the file. The first is that of id 1, because 0 is the background, or no attribute.
 
     Raises:
-        InputError: there is no such file, it is not text, a line is empty, or there are more or fewer.
+        InputError: the file is missing or not text, a line is empty, or the number of names differs.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"the names in {str(path)!r} are not UTF-8 text ({error}): expected a file with one name a line"
+            f"the names in {str(path)!r} are not UTF-8 text ({error}): expected a text file with one name per line"
         ) from error
     except OSError as error:
         raise InputError(f"the names in {str(path)!r} cannot be read ({error.strerror}): check the path") from error
     names = tuple(line.strip() for line in text.rstrip().split("\n")) if text.strip() else ()
     if "" in names:
-        raise InputError(f"line {names.index('') + 1} of {str(path)!r} is empty: expected one name a line")
+        raise InputError(
+            f"line {names.index('') + 1} of {str(path)!r} is empty: expected one name per line; remove it or add the name"
+        )
     if len(names) != expected:
         raise InputError(
-            f"{str(path)!r} has {len(names)} names, expected {expected}, one a line, without one for id 0 (background, or no "
+            f"{str(path)!r} has {len(names)} names, expected {expected}, one per line, without one for id 0 (background, or no "
             "attribute): pass the file of the classes as class names and that of the attributes as attribute names"
         )
     return names

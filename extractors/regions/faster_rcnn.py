@@ -1,10 +1,10 @@
 """``faster-rcnn-36``: the regions of bottom-up attention (Anderson et al. 2018) with their features, boxes, classes and attributes.
 
-The same regions as the original Caffe release and MILVLG/bottom-up-attention.pytorch find with the same weights: features agree to
-6e-6 of the largest. Class and attribute ids count from 1, the first line of the files with their names; 0 is background, or no
-attribute. An image without any proposal, for a box must be larger than 16 pixels of the image each way, has no regions.
+The regions are those that the original Caffe release and MILVLG/bottom-up-attention.pytorch find with the same weights: features
+agree to 6e-6 of the largest. Class and attribute ids count from 1, the first line of the files with their names; 0 is background,
+or no attribute. A box must be larger than 16 pixels of the image each way; an image without such a proposal has no regions.
 
-In the 16-bit precisions the last stage alone takes 16 bits: the proposals are those of float32.
+In the 16-bit precisions only the last stage computes in 16 bits: the proposals are those of float32.
 
 Letters in shapes: ``B`` images, ``P`` proposals of an image, at most 300, ``R`` = ``max_regions``, ``H0`` and ``W0`` pixels of an
 image, ``D`` = 2048 width of a feature.
@@ -38,8 +38,8 @@ from schemas.features import FeatureSpec
 
 __all__ = ["ARCHITECTURE", "FasterRCNNRegions", "describe", "find_weights", "load"]
 
-_BATCH = 2  # images; more take memory, and do not make a CPU faster
-_REGIONS = 10  # regions of one pass of the last stage on a CPU: more are hardly faster, and take memory in each thread
+_BATCH = 2  # Images; more take memory and do not make a CPU faster.
+_REGIONS = 10  # Regions of one pass of the last stage on a CPU; more are hardly faster and take memory in every thread.
 
 ARCHITECTURE = Architecture(
     build=build,
@@ -56,7 +56,7 @@ class FasterRCNNRegions(RegionExtractor):
     """The detector and the choice of its regions.
 
     Args:
-        settings: what is asked of it.
+        settings: what is asked of the extractor.
         weights: from `find_weights`.
         device: from `extractors.computing.devices.resolve_device`.
     """
@@ -71,7 +71,7 @@ class FasterRCNNRegions(RegionExtractor):
         model.load_state_dict(weights.state, assign=True)
         model.eval().requires_grad_(False)
         fold_norms(model)
-        # Nine tenths of the work; in 16 bits the rest would move the proposals, and with them the boxes that are kept.
+        # This stage is nine tenths of the work; in 16 bits the rest would move the proposals, and with them the boxes kept.
         cast_layers(model.head.layer4, settings.precision)
         self._model = model.to(device).to(memory_format=torch.channels_last)
         self._head: Callable[[Tensor], Tensor] = compiled(self._model.head, device, enabled=settings.compile)
@@ -80,7 +80,7 @@ class FasterRCNNRegions(RegionExtractor):
             release_unused_memory()
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Hand on the pixels as they are: the detector resizes on the device.
+        """Return the pixels as they are: the detector resizes them on the device.
 
         Returns:
             uint8 ``[3, H0, W0]``, channels R, G, B.
@@ -95,50 +95,55 @@ class FasterRCNNRegions(RegionExtractor):
         """Find the regions of each image.
 
         Args:
-            batch: B times uint8 ``[3, H0, W0]``, channels R, G, B; B may be 0.
+            batch: B tensors, uint8 ``[3, H0, W0]``, channels R, G, B; B may be 0.
 
         Returns:
-            The columns of `schemas.kinds.regions_schema` but ``image_id``. On a CPU the same bytes for an image whatever the batch
-            and the number of threads.
+            The columns of `schemas.kinds.regions_schema` except ``image_id``. On a CPU an image has the same bytes in any batch and
+            with any number of threads.
         """
-        found = self._on_cpu(batch) if self._device.type == "cpu" else self._on_gpu(batch)
-        return columns(found, self._options, self.spec)
+        detections = self._on_cpu(batch) if self._device.type == "cpu" else self._on_gpu(batch)
+        return columns(detections, self._options, self.spec)
 
     def _on_cpu(self, batch: Sequence[Tensor]) -> list[Detections]:
-        """Every pass works on one image, or some regions of one image, in one thread."""
+        """Run passes in one thread each, on one image or on a few regions of one image."""
         maps = run_single_threaded(self._map, batch)
         release_unused_memory()
         boxes = run_single_threaded(lambda i: self._propose(batch[int(i)], maps[int(i)]), torch.arange(len(batch)))
-        # The number of its image stands before each box.
-        chunks = [part for i, its in enumerate(boxes) if len(its) for part in F.pad(its, (1, 0), value=i).split(_REGIONS)]
+        # The position of its image stands before each box.
+        chunks = [
+            part
+            for i, of_image in enumerate(boxes)
+            if len(of_image)
+            for part in F.pad(of_image, (1, 0), value=i).split(_REGIONS)
+        ]
         features = run_single_threaded(lambda part: self._head(pool(maps[int(part[0, 0])], part[:, 1:])), chunks)
         together = torch.cat([torch.zeros(0, self.spec.shape[1]), *features])
-        per_image = together.split([len(its) for its in boxes])
-        scores = run_single_threaded(lambda its: torch.cat(self._model.head.classify(its), dim=1), per_image)
+        per_image = together.split([len(of_image) for of_image in boxes])
+        scores = run_single_threaded(lambda values: torch.cat(self._model.head.classify(values), dim=1), per_image)
         return [_detections(*of_image) for of_image in zip(batch, boxes, per_image, scores, strict=True)]
 
     def _on_gpu(self, batch: Sequence[Tensor]) -> list[Detections]:
-        """The regions of all images go through the head together, each image's filled up to `PROPOSALS`."""
+        """Run the head on the regions of all images together, those of each image padded to `PROPOSALS`."""
         with numerics(self._precision, self._device), torch.inference_mode():
             maps = [self._map(image) for image in batch]
             boxes = [self._propose(*of_image) for of_image in zip(batch, maps, strict=True)]
-            filled = [F.pad(its, (0, 0, 0, PROPOSALS - len(its))) for its in boxes]
+            padded = [F.pad(of_image, (0, 0, 0, PROPOSALS - len(of_image))) for of_image in boxes]
 
-            def head(numbers: Tensor) -> Tensor:
-                return self._head(torch.cat([pool(maps[i], filled[i]) for i in numbers])).view(len(numbers), PROPOSALS, -1)
+            def head(positions: Tensor) -> Tensor:
+                return self._head(torch.cat([pool(maps[i], padded[i]) for i in positions])).view(len(positions), PROPOSALS, -1)
 
             features = in_halves(head, torch.arange(len(batch)))  # [B, P, D]
             scores = torch.cat(self._model.head.classify(features.flatten(0, 1)), dim=1).view(*features.shape[:2], -1)
             per_image = zip(batch, boxes, features, scores, strict=True)
-            return [_detections(image, its, f[: len(its)], s[: len(its)]) for image, its, f, s in per_image]
+            return [_detections(image, b, f[: len(b)], s[: len(b)]) for image, b, f, s in per_image]
 
     def _map(self, image: Tensor) -> Tensor:
-        """From uint8 ``[3, H0, W0]`` anywhere to float32 ``[1, 1024, h, w]`` on the device."""
+        """Compute the feature map: uint8 ``[3, H0, W0]`` on any device to float32 ``[1, 1024, h, w]`` on the extractor's."""
         values = prepare(upload(image, self._device))
         return self._model.backbone(values.contiguous(memory_format=torch.channels_last))
 
     def _propose(self, image: Tensor, maps: Tensor) -> Tensor:
-        """From an image and its map to float32 ``[P, 4]``, in pixels of the detector's input."""
+        """Return the proposals of an image and its map: float32 ``[P, 4]``, in pixels of the detector's input."""
         height, width = image.shape[1:]
         return self._model.rpn.propose(maps, *resized_wh(width, height), scale_of(width, height))
 
@@ -150,12 +155,12 @@ def _detections(image: Tensor, boxes: Tensor, features: Tensor, scores: Tensor) 
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:
-    """See `extractors.catalogue.ExtractorModule`."""
+    """Find weights, see `extractors.catalogue.ExtractorModule`."""
     return resolve_weights(request, ARCHITECTURE)
 
 
 def describe(settings: Settings, weights: Weights) -> Description:
-    """See `extractors.catalogue.ExtractorModule`."""
+    """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     named, options = _named(settings.spec, settings.regions), settings.regions
     parameters = settings.parameters(
         weights, name=named.name, transform=INPUT, backend=options.backend, regions=options.parameters()
@@ -167,7 +172,7 @@ load = FasterRCNNRegions
 
 
 def _named(spec: FeatureSpec, regions: RegionOptions) -> FeatureSpec:
-    """The spec with the name and shape of the regions asked for."""
+    """Return the spec with the name and shape of the regions asked for."""
     least, most = regions.min_regions, regions.max_regions
     if (most, spec.shape[1]) == spec.shape and least == most:
         return spec

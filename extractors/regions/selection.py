@@ -1,7 +1,7 @@
-"""Which of the proposals of an image are exported, and as what.
+"""The choice of regions among the proposals of an image, and their columns in a dataset.
 
-The rule of ``tools/generate_tsv.py`` in github.com/peteanderson80/bottom-up-attention: a box counts by its best class among
-those where no better box of that class covers it. The boxes are the proposals themselves; those that the detector moves class by
+The rule is that of ``tools/generate_tsv.py`` in github.com/peteanderson80/bottom-up-attention: a box is ranked by its best class
+among those in which no better box covers it. The boxes are the proposals themselves; the boxes that the detector refines for each
 class are not used.
 
 Letters in shapes: ``P`` proposals, ``R`` regions kept, ``D`` values of a feature.
@@ -23,7 +23,7 @@ from schemas.features import FeatureSpec
 __all__ = ["SUPPRESSION", "Detections", "columns", "select"]
 
 SUPPRESSION = 0.3
-"""Overlap from which a box covers another one of its class."""
+"""Overlap from which a box covers another box of its class."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Detections:
     """All proposals of one image, the most likely object first.
 
     Attributes:
-        width: of the original image in pixels.
-        height: likewise.
+        width: width of the original image in pixels.
+        height: height of the original image in pixels.
         boxes: float32 ``[P, 4]``, x1 y1 x2 y2 in pixels of the original image.
         features: float32 ``[P, D]``.
-        classes: float32 ``[P, 1 + classes]``, probabilities; background stands first.
-        attributes: float32 ``[P, 1 + attributes]``, probabilities; none stands first.
+        classes: float32 ``[P, 1 + classes]``, probabilities; the background is first.
+        attributes: float32 ``[P, 1 + attributes]``, probabilities; "none" is first.
     """
 
     width: int
@@ -48,17 +48,17 @@ class Detections:
 
 
 def select(boxes: Tensor, classes: Tensor, options: RegionOptions) -> Tensor:
-    """Choose regions.
+    """Choose the regions of an image.
 
     Args:
         boxes: float32 ``[P, 4]``, in pixels of the original image.
-        classes: float32 ``[P, 1 + classes]``, probabilities; background stands first.
-        options: how many, and from which score.
+        classes: float32 ``[P, 1 + classes]``, probabilities; the background is first.
+        options: limits of the number of regions, and the threshold of the score.
 
     Returns:
-        int64 ``[R]``, positions of the regions. Where the number of those that reach the threshold is within the limits, they
-        are in the order of the proposals, otherwise the best score comes first, of equal ones the earlier proposal. R is less
-        than ``min_regions`` only where P is.
+        int64 ``[R]``, positions of the regions. If the number of those that reach the threshold is within the limits, they are in
+        the order of the proposals; otherwise the best score comes first, and of equal scores the earlier proposal. R is less than
+        ``min_regions`` only if P is.
     """
     scores = best_surviving_scores(boxes, classes[:, 1:], SUPPRESSION)
     chosen = (scores >= options.score_threshold).nonzero().flatten()
@@ -69,22 +69,22 @@ def select(boxes: Tensor, classes: Tensor, options: RegionOptions) -> Tensor:
 
 
 def columns(images: Sequence[Detections], options: RegionOptions, spec: FeatureSpec) -> dict[str, np.ndarray]:
-    """Choose the regions of some images and put them under the names of the columns of a shard.
+    """Choose the regions of images, and return them by the names of the columns of a shard.
 
-    The class of a region is its most probable one other than background, and its score that probability: not always the
-    class by which it was chosen. Attributes likewise, among those other than none; weights that know no attributes give all of
-    them the probability 0, and then it is none.
+    The class of a region is its most probable class other than background, and its score that probability: not always the class
+    by which the region was chosen. The attribute is found in the same way, among those other than "none"; with weights that have
+    no attributes all of them have the probability 0, and the attribute is "none".
 
     Args:
-        images: B images.
+        images: proposals of B images.
         options: as `select` takes them.
         spec: shape ``(max_regions, D)``.
 
     Returns:
-        Arrays whose first axis is B. Rows behind ``num_regions`` are zero.
+        Arrays whose first axis is B. Rows after the first ``num_regions`` are zero.
     """
     count, (most, width) = len(images), spec.shape
-    found: dict[str, np.ndarray] = {
+    arrays: dict[str, np.ndarray] = {
         "width": np.array([image.width for image in images], dtype=np.int32),
         "height": np.array([image.height for image in images], dtype=np.int32),
         "num_regions": np.zeros(count, dtype=np.int16),
@@ -97,15 +97,15 @@ def columns(images: Sequence[Detections], options: RegionOptions, spec: FeatureS
     }
     for i, image in enumerate(images):
         rows = select(image.boxes, image.classes, options)
-        found["num_regions"][i] = len(rows)
-        _fill(found, i, "boxes", image.boxes[rows])
-        _fill(found, i, "features", image.features[rows])
+        arrays["num_regions"][i] = len(rows)
+        _fill(arrays, i, "boxes", image.boxes[rows])
+        _fill(arrays, i, "features", image.features[rows])
         for name, probabilities in (("class", image.classes), ("attribute", image.attributes)):
             score, label = probabilities[rows, 1:].max(dim=1)
-            _fill(found, i, f"{name}_ids", torch.where(score > 0, label + 1, 0))
-            _fill(found, i, f"{name}_scores", score)
-    return found
+            _fill(arrays, i, f"{name}_ids", torch.where(score > 0, label + 1, 0))
+            _fill(arrays, i, f"{name}_scores", score)
+    return arrays
 
 
-def _fill(found: dict[str, np.ndarray], image: int, column: str, values: Tensor) -> None:
-    found[column][image, : len(values)] = values.cpu().numpy()
+def _fill(arrays: dict[str, np.ndarray], image: int, column: str, values: Tensor) -> None:
+    arrays[column][image, : len(values)] = values.cpu().numpy()

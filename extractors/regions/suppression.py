@@ -1,9 +1,9 @@
-"""Greedy non-maximum suppression: go through boxes from the best score down, keep each that no kept one covers.
+"""Greedy non-maximum suppression: go through boxes from the best score down, and keep every box that no kept box covers.
 
-A box is covered where its intersection over union with a kept one is **at or above** the threshold, as in the kernels for the
-CPU of the original and of MILVLG's port. Their kernels for GPUs, and torchvision's, want more than the threshold, which matters
-only where the two are equal to the last bit. The threshold is rounded to float32 first, as theirs is. Of equal scores the
-earlier box goes first.
+A box is covered if its intersection over union with a kept box is **at or above** the threshold, as in the CPU kernels of the
+original and of MILVLG's port. Their GPU kernels, and torchvision's, require more than the threshold, which matters only where the
+two are equal to the last bit. The threshold is rounded to float32 first, as theirs is. Of equal scores the earlier box goes
+first.
 
 Letters in shapes: ``P`` boxes, ``C`` classes.
 """
@@ -18,7 +18,7 @@ from extractors.regions.boxes import iou
 __all__ = ["best_surviving_scores", "keep_best"]
 
 _BLOCK = 128
-_WORD = 62  # bits of an int64 that are used; its sign stays 0
+_WORD = 62  # Number of bits of an int64 that are used; the sign stays 0.
 
 
 def keep_best(boxes: Tensor, threshold: float, most: int) -> Tensor:
@@ -26,8 +26,8 @@ def keep_best(boxes: Tensor, threshold: float, most: int) -> Tensor:
 
     Args:
         boxes: ``[P, 4]``, the best first.
-        threshold: of the intersection over union.
-        most: stop when so many are kept.
+        threshold: intersection over union from which a box is covered.
+        most: greatest number of boxes to keep.
 
     Returns:
         int64 positions of the kept boxes, ascending, at most ``most``.
@@ -44,7 +44,7 @@ def keep_best(boxes: Tensor, threshold: float, most: int) -> Tensor:
 
 
 def _keep_all(boxes: Tensor, threshold: float) -> Tensor:
-    """Like `keep_best` for few boxes: bool ``[P]``."""
+    """Do the same for few boxes at once: return bool ``[P]``."""
     covers = (iou(boxes, boxes) >= threshold).triu(diagonal=1).cpu().numpy()
     free = torch.ones(len(boxes), dtype=torch.bool).numpy()
     for i in range(len(boxes)):
@@ -54,19 +54,19 @@ def _keep_all(boxes: Tensor, threshold: float) -> Tensor:
 
 
 def best_surviving_scores(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
-    """Suppress the same boxes once for every class by its scores; find each box's best score among the classes that keep it.
+    """Suppress the same boxes by the scores of every class, and return each box's best score among the classes that keep it.
 
     All classes share the matrix of overlaps, and one pass over the ranks serves all of them: at each rank every class looks at
-    its own box and, where that is still free, strikes out what it covers. Boxes struck out are bits of whole numbers. What the
-    pass strikes out is what the loop over classes would: of two boxes that cover each other the one of higher rank comes first.
+    its own box and, if that is still free, strikes out the boxes that it covers. Boxes struck out are bits of whole numbers. The
+    result is that of a loop over classes: of two boxes that cover each other the one of higher rank comes first.
 
     Args:
         boxes: ``[P, 4]``.
         scores: ``[P, C]``, not negative.
-        threshold: of the intersection over union.
+        threshold: intersection over union from which a box is covered.
 
     Returns:
-        ``[P]``; 0 where a box is kept in no class.
+        ``[P]``; 0 for a box that no class keeps.
     """
     count, classes = scores.shape
     if not count or not classes:
@@ -84,12 +84,12 @@ def best_surviving_scores(boxes: Tensor, scores: Tensor, threshold: float) -> Te
 
 
 def _pack(bits: Tensor) -> Tensor:
-    """From bool ``[N, P]`` to int64 ``[N, ceil(P / _WORD)]``."""
+    """Pack bits: bool ``[N, P]`` to int64 ``[N, ceil(P / _WORD)]``."""
     padded = torch.nn.functional.pad(bits.to(torch.int64), (0, -bits.shape[1] % _WORD)).view(len(bits), -1, _WORD)
     return (padded << torch.arange(_WORD, device=bits.device)).sum(dim=2)
 
 
 def _unpack(words: Tensor, count: int) -> Tensor:
-    """From int64 ``[N, words]`` to bool ``[N, count]``."""
+    """Unpack bits: int64 ``[N, words]`` to bool ``[N, count]``."""
     bits = (words[:, :, None] >> torch.arange(_WORD, device=words.device)) & 1
     return bits.view(len(words), -1)[:, :count].to(torch.bool)

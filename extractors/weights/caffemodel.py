@@ -1,10 +1,10 @@
-"""Reading the weights in a ``.caffemodel``: a safe reader of just those fields, without Caffe and without protobuf.
+"""A safe reader of the weights in a ``.caffemodel``, without Caffe and without protobuf.
 
-A ``.caffemodel`` is a serialised ``NetParameter`` of Caffe's ``src/caffe/proto/caffe.proto``. The numbers of its fields that
-matter here: a net's ``layers`` (2, each with ``name`` 4 and ``blobs`` 6: files until 2014) and ``layer`` (100, each with
-``name`` 1 and ``blobs`` 7: later ones); a blob's ``num``, ``channels``, ``height``, ``width`` (1 to 4), ``data`` (5),
-``shape`` (7) and ``double_data`` (8); a shape's ``dim`` (1). Everything else is stepped over. Nothing in the file is run,
-lengths are checked before they are used, and no memory is taken beyond the size of the file.
+A ``.caffemodel`` is a serialised ``NetParameter`` of Caffe's ``src/caffe/proto/caffe.proto``. These fields matter here, with their
+numbers: a net's ``layers`` (2, each with ``name`` 4 and ``blobs`` 6: files until 2014) and ``layer`` (100, each with ``name`` 1 and
+``blobs`` 7: later files); a blob's ``num``, ``channels``, ``height``, ``width`` (1 to 4), ``data`` (5), ``shape`` (7) and
+``double_data`` (8); a shape's ``dim`` (1). All other fields are skipped. Nothing in the file is run, lengths are checked before
+they are used, and no more memory is taken than the size of the file.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from schemas.errors import InputError
 __all__ = ["MAX_BYTES", "read_layers"]
 
 MAX_BYTES = 2**31 - 1
-"""Size of a file that is read at most: protobuf's own limit."""
+"""Greatest size of a file that is read: protobuf's own limit."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _MAX_DIMS = 32
-# Of the two kinds of layers: its number in the net, and the numbers of its name and blobs.
+# For both kinds of layers: field number in the net, and field numbers of name and blobs in the layer.
 _LAYER_FIELDS = {2: (4, 6), 100: (1, 7)}
 _LEGACY_DIMS, _DATA, _SHAPE, _DOUBLE_DATA = (1, 2, 3, 4), 5, 7, 8
 _DATA_TYPES: dict[int, np.dtype[Any]] = {_DATA: np.dtype("<f4"), _DOUBLE_DATA: np.dtype("<f8")}
 
 
 class _MalformedError(Exception):
-    """The bytes are not what the format allows; the message says where."""
+    """Raised for bytes that the format does not allow; the message says where."""
 
 
 class _Field(NamedTuple):
-    """One field of a message: its number, wire type, a varint's value or 0, and where the content begins and ends."""
+    """One field of a message: number, wire type, value if it is a varint (else 0), and start and end of its content."""
 
     number: int
     wire_type: int
@@ -48,18 +48,20 @@ class _Field(NamedTuple):
 
 
 def read_layers(path: Path) -> dict[str, list[np.ndarray]]:
-    """Read the blobs of every layer that has some.
+    """Read the blobs of every layer that has any.
 
     Returns:
-        By the layer's name its float32 arrays in the order of the file, usually weight and bias. Blobs that give their shape the
-        old way, as four numbers, have lost the ones in front of it.
+        The float32 arrays of each layer, by its name, in the order of the file: usually weight and bias. Leading ones are removed
+        from shapes that are given in the old way, as four numbers.
 
     Raises:
-        InputError: the file is no ``.caffemodel``, is cut off or otherwise damaged, or too large.
+        InputError: the file is not a ``.caffemodel``, is cut off or otherwise damaged, or is too large.
     """
     size = path.stat().st_size
     if not 0 < size <= MAX_BYTES:
-        raise InputError(f"the weights file {str(path)!r} has {size} bytes, expected 1 to {MAX_BYTES} of a .caffemodel")
+        raise InputError(
+            f"the weights file {str(path)!r} has {size} bytes, expected a .caffemodel of 1 to {MAX_BYTES}: fetch it again"
+        )
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             layers = _net(data)
@@ -70,8 +72,8 @@ def read_layers(path: Path) -> dict[str, list[np.ndarray]]:
             ) from error
     if not layers:
         raise InputError(
-            f"the weights file {str(path)!r} holds no layer with weights: expected a trained .caffemodel, not a net's "
-            "definition (prototxt) or a solver's state"
+            f"the weights file {str(path)!r} holds no layer with weights: expected a trained .caffemodel; the definition of a net "
+            "(prototxt) or the state of a solver will not do"
         )
     return layers
 
@@ -104,7 +106,7 @@ def _layer(data: mmap.mmap, layer: _Field, name_number: int, blobs_number: int) 
 
 
 def _blob(data: mmap.mmap, blob: _Field) -> np.ndarray:
-    """Read one array; float32, its own memory."""
+    """Read one array into float32 memory of its own."""
     legacy, shape, parts = dict.fromkeys(_LEGACY_DIMS, 0), None, []
     position = blob.start
     while position < blob.end:
@@ -122,7 +124,7 @@ def _blob(data: mmap.mmap, blob: _Field) -> np.ndarray:
             part, position = _numbers(data, field, blob.end)
             parts.append(part)
     if shape is None:
-        # A blob of before 2015 always has four sides; a matrix or vector has ones in front.
+        # A blob from before 2015 always has four sides; a matrix or vector has leading ones.
         sides = [legacy[number] for number in _LEGACY_DIMS]
         first = next((index for index, side in enumerate(sides) if side != 1), len(sides) - 1)
         shape = sides[first:]
@@ -151,10 +153,10 @@ def _dims(data: mmap.mmap, shape: _Field) -> list[int]:
 
 
 def _numbers(data: mmap.mmap, field: _Field, end: int) -> tuple[np.ndarray, int]:
-    """Read packed numbers, or a run of single ones with one tag each, which begins with ``field``.
+    """Read packed numbers, or a run of single numbers with a tag each that begins with ``field``.
 
     Returns:
-        float32, its own memory; and where the field or the run ends.
+        The numbers as float32 in memory of their own, and the end of the field or the run.
     """
     dtype = _DATA_TYPES[field.number]
     if field.wire_type == _BYTES:
@@ -163,7 +165,7 @@ def _numbers(data: mmap.mmap, field: _Field, end: int) -> tuple[np.ndarray, int]
             raise _MalformedError(f"{field.end - field.start} bytes of numbers, at byte {field.start}")
         return np.frombuffer(data, dtype, count, field.start).astype(np.float32), field.end
     _expect(field, _FIXED64 if dtype.itemsize == 8 else _FIXED32)
-    # The tags of these fields are one byte. Look ahead in growing steps, so that many short runs stay cheap.
+    # Tags of these fields have one byte. Looking ahead in growing steps keeps many short runs cheap.
     step, tag_at = 1 + dtype.itemsize, field.start - 1
     most, count, look = (end - tag_at) // step, 1, 64
     if data[tag_at] != field.number << 3 | field.wire_type:
@@ -188,7 +190,7 @@ def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
 
 
 def _field(data: mmap.mmap, start: int, end: int) -> _Field:
-    """Read the tag at ``start``, and find where its content ends, which is not beyond ``end``."""
+    """Read the tag at ``start``, and find the end of its content, which must not lie beyond ``end``."""
     key, position = _varint(data, start, end)
     number, wire_type = key >> 3, key & 7
     value = 0
@@ -210,7 +212,7 @@ def _field(data: mmap.mmap, start: int, end: int) -> _Field:
 
 
 def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
-    """Read a number of seven bits a byte, and where it ends."""
+    """Return a number that is stored with seven bits per byte, and its end."""
     value = 0
     for shift in range(0, 70, 7):
         if position >= end:

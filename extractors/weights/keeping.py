@@ -30,8 +30,8 @@ def keep(key: Hashable, weights: Weights) -> None:
     """Keep weights for `take`, in the place of any that are kept already.
 
     Args:
-        key: what was asked for.
-        weights: what was found.
+        key: what decides which weights are found.
+        weights: the weights found.
     """
     timer = Timer(KEPT_SECONDS, _drop, [weights])
     timer.daemon = True

@@ -1,15 +1,15 @@
-"""Reading pickles of arrays and tensors without running anything that a file asks for.
+"""A reader of pickled arrays and tensors that runs nothing a file asks for.
 
-A pickle is a program for a small stack machine, which may call any function of any installed package. The one of a state dict
-needs few of its instructions and a handful of functions, those of numpy and torch that make an array. Before anything is made,
-the program is read through: only instructions that make plain values, containers and calls are let pass, and lengths and memo
-positions that the file does not back with bytes are refused, for Python would take memory for them. Then it runs with
-stand-ins for those functions, which check what they get; whatever else a file names is refused by its name.
+A pickle is a program for a small stack machine, which may call any function of any installed package. The pickle of a state dict
+needs only some of the instructions and a handful of functions: those of numpy and torch that make an array. Before anything is
+made, the program is scanned: only instructions that make plain values, containers and calls pass, and lengths and memo positions
+that the file does not back with bytes are refused, because Python would take memory for them. Then the program runs with
+stand-ins for those functions, which check their arguments; any other function is refused by its name.
 
-The instructions are those of Python's ``pickletools``. How arrays are pickled is in numpy's ``ndarray.__reduce_ex__``,
-``ndarray.__setstate__`` and ``dtype.__reduce__``, for protocol 5 ``numpy._core.numeric._frombuffer`` (numpy 1 calls
-``numpy._core`` ``numpy.core``); tensors in ``torch.Tensor.__reduce_ex__``: a view of a storage, whose bytes are what
-``torch.save`` of before 1.6 wrote.
+The names of instructions are those of Python's ``pickletools``. Numpy pickles arrays in ``ndarray.__reduce_ex__``,
+``ndarray.__setstate__`` and ``dtype.__reduce__``, for protocol 5 in ``numpy._core.numeric._frombuffer`` (``numpy._core`` is
+``numpy.core`` in numpy 1). Torch pickles tensors in ``torch.Tensor.__reduce_ex__``: a view of a storage, whose bytes are a file of
+``torch.save`` before version 1.6.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from schemas.errors import InputError
 __all__ = ["OLD_TORCH_MAGIC", "read_pickle", "safe_globals"]
 
 OLD_TORCH_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-"""How files of ``torch.save`` before version 1.6 begin: the pickle of a magic number."""
+"""First bytes of a file of ``torch.save`` before version 1.6: the pickle of a magic number."""
 
 # fmt: off
 _INSTRUCTIONS = frozenset({
@@ -46,7 +46,7 @@ _INSTRUCTIONS = frozenset({
 # fmt: on
 _PUTS = frozenset({"BINPUT", "LONG_BINPUT"})
 _NUMBERS = "biufc"
-# What a damaged program, or one that hands a stand-in the wrong things, makes the machine and torch raise.
+# Errors of the machine and of torch for a damaged program, or one that passes wrong arguments to a stand-in.
 _FAULTS = (
     pickle.UnpicklingError,
     ValueError,
@@ -56,20 +56,20 @@ _FAULTS = (
     EOFError,
     OverflowError,
     MemoryError,
-    # Torch's, for damaged storages and for views that do not fit; Python's for too deep containers is a RuntimeError, too.
+    # Torch raises these for damaged storages and views that do not fit; Python raises RuntimeError for too deep containers.
     AssertionError,
     RuntimeError,
 )
 
 
 def read_pickle(path: Path) -> Any:
-    """Read a pickle of arrays and plain containers (protocols 2 to 5, of Python 2 too).
+    """Read a pickle of arrays and plain containers (protocols 2 to 5, from Python 2 too).
 
     Returns:
         Numbers, strings, bytes, None, tuples, lists, dictionaries, tensors, and numpy arrays of numbers, which may be read-only.
 
     Raises:
-        InputError: the file is damaged, no pickle, or asks for anything else, which the message names.
+        InputError: the file is damaged or not a pickle, or it asks for something else, which the message names.
     """
     size = path.stat().st_size
     if size == 0:
@@ -88,18 +88,18 @@ def read_pickle(path: Path) -> Any:
 
 
 def safe_globals(allowance: int) -> dict[str, Any]:
-    """Stand-ins for the functions that a pickle of arrays or tensors calls.
+    """Return stand-ins for the functions that a pickle of arrays or tensors calls.
 
     Args:
-        allowance: bytes that may be made in all, so that no array is made again and again from the same ones. The bytes of each
-            array are in the file, at most once as text and once as an array.
+        allowance: bytes that may be made in all, so that the same bytes do not become an array again and again. The bytes of an
+            array are made at most twice: once as text, once as an array.
 
     Returns:
-        By the name that a pickle calls it (``numpy.dtype``): what to call instead. The two last are the classes whose
+        Stand-ins by the names that a pickle has for the functions (``numpy.dtype``). The last two are the classes whose
         ``__setstate__`` the machine must be willing to call; nothing that can be imported has their names.
     """
     makers = _Makers(allowance)
-    found: dict[str, Callable[..., Any]] = {
+    functions: dict[str, Callable[..., Any]] = {
         "numpy.ndarray": makers.empty,
         "numpy.dtype": _Type,
         "collections.OrderedDict": OrderedDict,
@@ -110,16 +110,16 @@ def safe_globals(allowance: int) -> dict[str, Any]:
         "torch._utils._rebuild_tensor_v2": makers.tensor,
     }
     for core in ("numpy.core", "numpy._core"):
-        found[f"{core}.multiarray._reconstruct"] = makers.empty
-        found[f"{core}.multiarray.scalar"] = makers.scalar
-        found[f"{core}.numeric._frombuffer"] = makers.array
-    return {name: _Function(call) for name, call in found.items()} | {"<array>": _Array, "<type>": _Type}
+        functions[f"{core}.multiarray._reconstruct"] = makers.empty
+        functions[f"{core}.multiarray.scalar"] = makers.scalar
+        functions[f"{core}.numeric._frombuffer"] = makers.array
+    return {name: _Function(call) for name, call in functions.items()} | {"<array>": _Array, "<type>": _Type}
 
 
 def _check_instructions(data: mmap.mmap) -> None:
-    """Read the program through without running it.
+    """Scan the program without running it.
 
-    Python's machine takes memory for a length or a memo position before it looks whether the file is that long.
+    Python's machine takes memory for a length or a memo position before it checks that the file is that long.
     """
     for count, (instruction, argument, position) in enumerate(pickletools.genops(cast("IO[bytes]", data))):
         if instruction.name not in _INSTRUCTIONS:
@@ -129,21 +129,21 @@ def _check_instructions(data: mmap.mmap) -> None:
 
 
 class _Reader(pickle.Unpickler):
-    """Python's machine, which finds nothing but the stand-ins."""
+    """Python's machine, restricted to the stand-ins."""
 
-    def __init__(self, file: mmap.mmap, found: dict[str, Any]) -> None:
+    def __init__(self, file: mmap.mmap, functions: dict[str, Any]) -> None:
         super().__init__(file, encoding="latin1")  # Python 2's strings, the bytes of arrays among them
-        self._found = found
+        self._functions = functions
 
     def find_class(self, module: str, name: str) -> Any:
-        found = self._found.get(f"{module}.{name}")
-        if not isinstance(found, _Function):
+        function = self._functions.get(f"{module}.{name}")
+        if not isinstance(function, _Function):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return found
+        return function
 
 
 class _Function:
-    """A function that a pickle can call, and do nothing else to: not even set an attribute."""
+    """A function that a pickle can call, but not otherwise touch: not even set an attribute of."""
 
     __slots__ = ("_call",)
 
@@ -160,9 +160,9 @@ class _Function:
 
 
 class _Type:
-    """The type of an array's numbers: what ``numpy.dtype`` and its state describe, where that is plain numbers.
+    """The type of the numbers of an array, as ``numpy.dtype`` and its state describe it; only plain numbers are allowed.
 
-    Called like ``numpy.dtype``; the arguments behind the code do not matter.
+    Called like ``numpy.dtype``; the arguments after the code do not matter.
     """
 
     __slots__ = ("numbers",)
@@ -175,7 +175,7 @@ class _Type:
             raise pickle.UnpicklingError(f"an array holds {self.numbers}, not numbers")
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """Take ``(version, byte order, ...)``; what follows tells of records, which numbers are not."""
+        """Take ``(version, byte order, ...)``; the rest describes records, which numbers are not."""
         order = state[1]
         if order not in ("<", ">", "|", "=") or any(part is not None for part in state[2:5]):
             raise pickle.UnpicklingError(f"an array's type has the state {state!r}, not a number's")
@@ -183,7 +183,7 @@ class _Type:
 
 
 class _Array(np.ndarray):
-    """An array that a pickle makes empty first and fills later, as numpy does."""
+    """An array that a pickle makes empty and fills later, as numpy does."""
 
     _makers: _Makers
 
@@ -191,7 +191,7 @@ class _Array(np.ndarray):
         return np.ndarray.__new__(cls, (0,))
 
     def __setstate__(self, state: Any) -> None:
-        """Take ``(version, shape, type, whether by columns, bytes)``, the first lacking in old files."""
+        """Take ``(version, shape, type, whether by columns, bytes)``; old files lack the version."""
         shape, kind, by_columns, content = state[-4:]
         content = content.encode("latin1") if isinstance(content, str) else content
         self._makers.array(content, kind, shape)
@@ -200,13 +200,13 @@ class _Array(np.ndarray):
 
 
 class _Makers:
-    """What the stand-ins do, as long as the bytes allowed to them last."""
+    """The work of the stand-ins, until the bytes that they may make are used up."""
 
     def __init__(self, allowance: int) -> None:
         self._left = allowance
 
     def empty(self, *_: Any) -> _Array:
-        """What numpy's ``_reconstruct`` makes: an array whose state follows."""
+        """Stand in for numpy's ``_reconstruct``: make an array whose state follows."""
         made = _Array()
         made._makers = self
         return made
@@ -222,32 +222,32 @@ class _Makers:
         return np.frombuffer(content, kind.numbers).reshape(shape, order=order)
 
     def scalar(self, kind: Any, content: Any) -> Any:
-        """A numpy number, as a plain one."""
+        """Make a plain number of a numpy number."""
         return self.array(content.encode("latin1") if isinstance(content, str) else content, kind, ()).item()
 
     def storage(self, content: Any) -> Any:
-        """The numbers of tensors; torch's own reader refuses everything else in there."""
+        """Read the numbers of tensors; torch's own reader refuses everything else in the bytes."""
         if not isinstance(content, bytes) or not content.startswith(OLD_TORCH_MAGIC):
             raise pickle.UnpicklingError("a tensor without bytes")
         self._spend(len(content))
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
     def tensor(self, storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Tensor:
-        """A view of them; torch raises where it would reach beyond."""
+        """Make a view of a storage; torch raises an error if it would reach beyond the end."""
         if not isinstance(storage, torch.storage.TypedStorage):
             raise pickle.UnpicklingError("a tensor without numbers")
         # set_ with a shape, which torch's own function uses, would make the storage longer instead of raising.
         return torch.empty(0, dtype=storage.dtype).set_(storage).as_strided(shape, strides, offset)
 
     def encoded(self, text: Any, encoding: Any) -> bytes:
-        """Bytes, which protocols before 3 write as text."""
+        """Make bytes, which protocols before 3 write as text."""
         if not isinstance(text, str) or encoding != "latin1":
             raise pickle.UnpicklingError(f"bytes of a {type(text).__name__} in {encoding!r}")
         self._spend(len(text))
         return text.encode("latin1")
 
     def no_bytes(self) -> bytes:
-        """How protocols before 3 write no bytes."""
+        """Make empty bytes, which protocols before 3 write as a call of ``bytes``."""
         return b""
 
     def _spend(self, count: int) -> None:

@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from pipelines.commands import datasets, demo, features, text
-from pipelines.commands import exchange as exchange_cli
-from pipelines.commands import view as view_cli
+from pipelines.commands import datasets, demo, exchange, features, text, view
 from pipelines.commands.options import console, notes
-from pipelines.commands.results import finish
 from schemas.errors import ImagepivotError, UsageError
 from train.commands import runs, tables, train
 
@@ -82,11 +79,8 @@ def _add(group: typer.Typer) -> None:
     app.add_typer(group)
 
 
-exchange_group, view_group = typer.Typer(), typer.Typer()
-exchange_cli.register(exchange_group, console=console, notes=notes, finish=finish)
-view_cli.register(view_group, console=console)
 for _group in (
-    *(text.app, features.app, datasets.app, view_group, demo.app, exchange_group),
+    *(text.app, features.app, datasets.app, view.app, demo.app, exchange.app),
     *(train.app, runs.app, tables.app),
 ):
     _add(_group)

@@ -1,1 +1,1 @@
-"""Looking at datasets: inspecting, comparing, drawing."""
+"""Looking at datasets: inspection, comparison, drawing."""

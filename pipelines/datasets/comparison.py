@@ -1,8 +1,8 @@
-"""``imagepivot diff``: what differs between two datasets of one kind, by key and by how much.
+"""``imagepivot diff``: the differences between two datasets of one kind, by key and size.
 
-Rows are joined by key as two sorted streams, so that memory holds some rows of each shard that is open. Datasets with the same
-number of shards are joined shard by shard. With ``A`` and ``B`` shards, an image of shard ``a`` can only lie in a shard ``b``
-that leaves the same remainder modulo ``gcd(A, B)``: these shards are merged and joined together.
+Rows are joined by key as two sorted streams, so memory holds a few rows of each open shard. Datasets with the same number of
+shards are joined shard by shard. With ``A`` and ``B`` shards, an image of shard ``a`` can only be in a shard ``b`` with the same
+remainder modulo ``gcd(A, B)``: these shards are merged and joined together.
 """
 
 from __future__ import annotations
@@ -19,15 +19,30 @@ import pyarrow as pa
 
 from pipelines.running.progress import Meter
 from schemas.batches import shard_batches
-from schemas.dataset import Dataset
+from schemas.dataset import Dataset, open_dataset
 from schemas.errors import UsageError
 from schemas.fingerprints import canonical_json
 from schemas.kinds import KEY_COLUMNS
 
-__all__ = ["Comparison", "ParameterDifference", "Some", "VectorDifference", "compare"]
+__all__ = ["Comparison", "DiffJob", "KeySample", "ParameterDifference", "VectorDifference", "compare_datasets"]
 
 _FIRST = 5
 _FEATURES = ("feature", "features")
+
+
+@dataclass(frozen=True)
+class DiffJob:
+    """The work of ``imagepivot diff``.
+
+    Attributes:
+        a: folder of a dataset.
+        b: folder of another dataset of the same kind, with any number of shards.
+        tolerance: largest absolute difference of real numbers that counts as equal.
+    """
+
+    a: str
+    b: str
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -36,8 +51,8 @@ class ParameterDifference:
 
     Attributes:
         path: its keys, joined by dots.
-        a: value in A; None where there is none.
-        b: value in B.
+        a: value in A; None if there is none.
+        b: value in B, likewise.
     """
 
     path: str
@@ -46,12 +61,12 @@ class ParameterDifference:
 
 
 @dataclass(frozen=True)
-class Some:
-    """A number of rows, and the keys of the first.
+class KeySample:
+    """A number of rows, and the keys of the first few.
 
     Attributes:
-        count: how many.
-        first: keys of the first few, as text.
+        count: number of rows.
+        first: keys of the first rows, as text.
     """
 
     count: int = 0
@@ -60,18 +75,18 @@ class Some:
 
 @dataclass(frozen=True)
 class VectorDifference:
-    """How a column of real numbers differs over the rows that both have.
+    """The differences of a column of real numbers over the rows that both datasets have.
 
     Attributes:
-        column: its name.
-        rows: rows that differ at all.
+        column: name of the column.
+        rows: number of rows that differ at all.
         largest: largest absolute difference.
-        largest_key: key of the row that has it; empty where nothing differs.
+        largest_key: key of the row with the largest difference; empty if nothing differs.
         mean: mean absolute difference over all values.
         relative: the largest absolute difference divided by the largest absolute value of either side.
-        cosine_mean: mean cosine of the vectors (of regions: region by region); None for columns that are no features.
+        cosine_mean: mean cosine of the vectors (of regions: region by region); None for columns other than features.
         cosine_least: the smallest cosine.
-        cosine_least_key: key of the row that has it.
+        cosine_least_key: key of the row with the smallest cosine.
     """
 
     column: str
@@ -87,20 +102,21 @@ class VectorDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between datasets A and B.
+    """The differences between datasets A and B.
 
     Attributes:
-        kind: their kind.
-        rows_a: rows of A.
-        rows_b: rows of B.
-        common: keys that both have.
+        kind: kind of both datasets.
+        rows_a: number of rows of A.
+        rows_b: number of rows of B.
+        common: number of keys that both have.
         parameters: parameters and inputs that differ.
         missing_in_a: keys that only B has.
         missing_in_b: keys that only A has.
         differing: rows with any difference among the common keys.
-        columns: rows that differ by column, for columns without real numbers.
-        vectors: columns of real numbers.
-        incomparable: why the values could not be compared; empty when they were.
+        columns: number of rows that differ, by column, for columns without real numbers.
+        vectors: differences of the columns of real numbers.
+        incomparable: reason why the values could not be compared; empty if they were.
+        tolerance: largest absolute difference of real numbers that counts as equal.
     """
 
     kind: str
@@ -108,29 +124,27 @@ class Comparison:
     rows_b: int
     common: int
     parameters: tuple[ParameterDifference, ...] = ()
-    missing_in_a: Some = Some()
-    missing_in_b: Some = Some()
-    differing: Some = Some()
+    missing_in_a: KeySample = KeySample()
+    missing_in_b: KeySample = KeySample()
+    differing: KeySample = KeySample()
     columns: Mapping[str, int] = field(default_factory=dict)
     vectors: tuple[VectorDifference, ...] = ()
     incomparable: str = ""
+    tolerance: float = 0.0
 
-    def differs(self, tolerance: float = 0.0) -> bool:
-        """Whether the rows differ: keys, or values by more than the tolerance. Parameters alone do not count.
-
-        Args:
-            tolerance: largest absolute difference of real numbers that counts as equal.
-        """
+    @property
+    def differs(self) -> bool:
+        """Whether keys differ, or values by more than the tolerance. Parameters alone do not count."""
         return (
             bool(self.incomparable)
             or bool(self.missing_in_a.count or self.missing_in_b.count)
             or any(self.columns.values())
-            or not all(each.largest <= tolerance for each in self.vectors)
+            or not all(column.largest <= self.tolerance for column in self.vectors)
         )
 
 
-class _Keys:
-    """Counts keys and remembers the first."""
+class _KeyCounter:
+    """Counter of keys that remembers the first few."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -141,12 +155,12 @@ class _Keys:
         if len(self._first) < _FIRST:
             self._first.append(_text(key))
 
-    def done(self) -> Some:
-        return Some(count=self._count, first=tuple(self._first))
+    def done(self) -> KeySample:
+        return KeySample(count=self._count, first=tuple(self._first))
 
 
-class _Vectors:
-    """Sums up the differences of one column."""
+class _VectorTotals:
+    """Running totals of the differences of one column."""
 
     def __init__(self, column: str, *, cosine: bool) -> None:
         self._column = column
@@ -159,7 +173,7 @@ class _Vectors:
         self._least, self._least_key = math.inf, ""
 
     def add(self, key: tuple[Any, ...], a: np.ndarray, b: np.ndarray) -> bool:
-        """Adds arrays ``(vectors, values)`` of one row; whether they differ."""
+        """Add arrays ``(vectors, values)`` of one row, and return whether they differ."""
         self._values += a.size
         if not a.size:
             return False
@@ -169,7 +183,7 @@ class _Vectors:
             gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
             self._rows += 1
             self._sum += float(gap.sum())
-            # A value that is not a number counts as the largest, and stays it.
+            # NaN counts as the largest difference, and remains so.
             if not math.isnan(self._largest) and not float(gap.max()) <= self._largest:
                 self._largest, self._largest_key = float(gap.max()), _text(key)
         if self._cosine:
@@ -196,7 +210,7 @@ class _Vectors:
 
 
 def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Cosine of each pair of rows; 1 where both are zero, 0 where one is."""
+    """Return the cosine of each pair of rows; 1 where both are zero, 0 where one is."""
     norms_a, norms_b = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
     product = norms_a * norms_b
     cosines = np.einsum("nd,nd->n", a, b) / np.where(product > 0, product, 1)
@@ -207,48 +221,47 @@ def _text(key: tuple[Any, ...]) -> str:
     return "/".join(map(str, key))
 
 
-def compare(a: Dataset, b: Dataset, meter: Meter = Meter()) -> Comparison:
-    """Compares two datasets of one kind.
+def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> Comparison:
+    """Compare two datasets of one kind.
 
     Regions are compared one by one as far as both sides use them; rows whose ``num_regions`` differ are counted.
 
     Args:
-        a: a dataset.
-        b: another, with any number of shards.
-        meter: counts rows for whoever watches.
+        job: the datasets and the tolerance.
+        meter: counts rows, for the display of progress.
 
     Raises:
-        UsageError: they are of different kinds.
-        DatasetError: a shard is missing.
+        UsageError: the datasets are of different kinds.
+        DatasetError: a dataset or shard is missing.
     """
+    a, b = open_dataset(job.a), open_dataset(job.b)
     if a.kind != b.kind:
         raise UsageError(
             f"{a.folder.location!r} holds {a.kind}, {b.folder.location!r} holds {b.kind}: only datasets of one kind compare"
         )
     incomparable = _shapes_differ(a, b)
-    names = [field.name for field in a.schema if field.name not in KEY_COLUMNS[a.kind]]
+    names = [column.name for column in a.schema if column.name not in KEY_COLUMNS[a.kind]]
     real = [] if incomparable else [name for name in names if _is_real(a.schema.field(name).type)]
     plain = [] if incomparable else [name for name in names if name not in real]
-    vectors = {name: _Vectors(name, cosine=name in _FEATURES) for name in real}
+    vectors = {name: _VectorTotals(name, cosine=name in _FEATURES) for name in real}
     columns = dict.fromkeys(plain, 0)
-    only_a, only_b, differing = _Keys(), _Keys(), _Keys()
+    only_a, only_b, differing = _KeyCounter(), _KeyCounter(), _KeyCounter()
     common = 0
-    wanted = [*KEY_COLUMNS[a.kind], *real, *plain]
-    for key, row_a, row_b in _joined(a, b, wanted):
+    for key, row_a, row_b in _joined(a, b, [*KEY_COLUMNS[a.kind], *real, *plain]):
         meter.add(rows=1)
         if row_a is None or row_b is None:
             (only_a if row_b is None else only_b).add(key)
             continue
         common += 1
         regions = min(row_a["num_regions"], row_b["num_regions"]) if a.kind == "regions" and plain else None
-        found = [name for name in plain if not _equal(row_a[name], row_b[name], regions)]
-        for name in found:
+        different = [name for name in plain if not _equal(row_a[name], row_b[name], regions)]
+        for name in different:
             columns[name] += 1
         for name in real:
-            # No generator: every column is to be added.
+            # Not `any(...)`, which would stop early: every column must be added.
             if vectors[name].add(key, _shaped(a, name, row_a, regions), _shaped(b, name, row_b, regions)):
-                found.append(name)
-        if found:
+                different.append(name)
+        if different:
             differing.add(key)
     return Comparison(
         kind=a.kind,
@@ -260,17 +273,20 @@ def compare(a: Dataset, b: Dataset, meter: Meter = Meter()) -> Comparison:
         missing_in_b=only_a.done(),
         differing=differing.done(),
         columns=columns,
-        vectors=tuple(each.done() for each in vectors.values()),
+        vectors=tuple(totals.done() for totals in vectors.values()),
         incomparable=incomparable,
+        tolerance=job.tolerance,
     )
 
 
 def _shapes_differ(a: Dataset, b: Dataset) -> str:
-    """Why the features of two datasets cannot be subtracted; the number of regions may differ."""
+    """Return the reason why features cannot be subtracted, or an empty string; the number of regions may differ."""
     if a.spec is None or b.spec is None:
         return ""
-    tail_a, tail_b = (each.spec.shape[1:] if each.kind == "regions" else each.spec.shape for each in (a, b) if each.spec)
-    return "" if tail_a == tail_b else f"the features have shapes {list(a.spec.shape)} and {list(b.spec.shape)}"
+    first = 1 if a.kind == "regions" else 0
+    if a.spec.shape[first:] == b.spec.shape[first:]:
+        return ""
+    return f"the features have shapes {list(a.spec.shape)} and {list(b.spec.shape)}"
 
 
 def _is_real(dtype: pa.DataType) -> bool:
@@ -278,7 +294,7 @@ def _is_real(dtype: pa.DataType) -> bool:
 
 
 def _shaped(dataset: Dataset, name: str, row: Mapping[str, Any], regions: int | None) -> np.ndarray:
-    """The vectors of a row, ``(vectors, values)``: of regions those that both sides use."""
+    """Return the vectors of a row as ``(vectors, values)``; of regions only those that both sides use."""
     if regions is None:
         return row[name].reshape(1, -1)
     return row[name].reshape(dataset.schema.field("class_ids").type.list_size, -1)[:regions]
@@ -293,7 +309,7 @@ def _equal(a: Any, b: Any, regions: int | None) -> bool:
 def _joined(
     a: Dataset, b: Dataset, columns: Sequence[str]
 ) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any] | None, Mapping[str, Any] | None]]:
-    """All keys with the row of each side, or None."""
+    """Yield all keys in sorted groups, with the row of each side or None."""
     groups = math.gcd(a.num_shards, b.num_shards)
     for group in range(groups):
         left, right = _sorted_rows(a, group, groups, columns), _sorted_rows(b, group, groups, columns)
@@ -334,8 +350,8 @@ def _values(column: pa.Array) -> Sequence[Any]:
 
 def _parameters(a: Dataset, b: Dataset) -> Iterator[ParameterDifference]:
     sides = [
-        _flat({**each.manifest.parameters, "inputs": {str(n): i for n, i in enumerate(each.manifest.inputs)}})
-        for each in (a, b)
+        _flat({**side.manifest.parameters, "inputs": {str(n): entry for n, entry in enumerate(side.manifest.inputs)}})
+        for side in (a, b)
     ]
     for path in sorted({*sides[0], *sides[1]}):
         left, right = sides[0].get(path), sides[1].get(path)

@@ -17,7 +17,7 @@ _MOST_TEXT = 60
 
 
 def comparison_table(comparison: Comparison) -> Group:
-    """The comparison as tables for a terminal."""
+    """Return a comparison as tables for a terminal."""
     parts = [_overview(comparison)]
     if comparison.vectors:
         parts.append(_vector_table(comparison))
@@ -34,13 +34,13 @@ def _overview(comparison: Comparison) -> Table:
     table.add_row("in A", f"{comparison.rows_a:,}", "")
     table.add_row("in B", f"{comparison.rows_b:,}", "")
     table.add_row("in both", f"{comparison.common:,}", "")
-    for label, some in (
+    for label, sample in (
         ("only in A", comparison.missing_in_b),
         ("only in B", comparison.missing_in_a),
         ("in both, with a difference", comparison.differing),
     ):
-        more = ", ..." if some.count > len(some.first) else ""
-        table.add_row(label, f"{some.count:,}", Text(", ".join(some.first) + more))
+        more = ", ..." if sample.count > len(sample.first) else ""
+        table.add_row(label, f"{sample.count:,}", Text(", ".join(sample.first) + more))
     for name, count in comparison.columns.items():
         if count:
             table.add_row(f"  {name} differs", f"{count:,}", "")
@@ -55,15 +55,15 @@ def _vector_table(comparison: Comparison) -> Table:
     for _ in comparison.vectors:
         table.add_column(overflow="fold")
     rows: dict[str, list[str]] = {
-        "column": [each.column for each in comparison.vectors],
-        "rows that differ": [f"{each.rows:,}" for each in comparison.vectors],
+        "column": [column.column for column in comparison.vectors],
+        "rows that differ": [f"{column.rows:,}" for column in comparison.vectors],
         "largest difference": [
-            f"{each.largest:.3g}{f' ({each.largest_key})' if each.largest_key else ''}" for each in comparison.vectors
+            f"{column.largest:.3g}{f' ({column.largest_key})' if column.largest_key else ''}" for column in comparison.vectors
         ],
-        "... of the largest value": [f"{each.relative:.3g}" for each in comparison.vectors],
-        "mean difference": [f"{each.mean:.3g}" for each in comparison.vectors],
-        "mean cosine": ["" if each.cosine_mean is None else f"{each.cosine_mean:.9f}" for each in comparison.vectors],
-        "least cosine": [_least_cosine(each) for each in comparison.vectors],
+        "... of the largest value": [f"{column.relative:.3g}" for column in comparison.vectors],
+        "mean difference": [f"{column.mean:.3g}" for column in comparison.vectors],
+        "mean cosine": ["" if column.cosine_mean is None else f"{column.cosine_mean:.9f}" for column in comparison.vectors],
+        "least cosine": [_least_cosine(column) for column in comparison.vectors],
     }
     for label, cells in rows.items():
         table.add_row(label, *(Text(cell) for cell in cells))
@@ -81,8 +81,8 @@ def _parameter_table(comparison: Comparison) -> Table:
     table.add_column("", overflow="fold")
     table.add_column("A", overflow="fold")
     table.add_column("B", overflow="fold")
-    for each in comparison.parameters:
-        table.add_row(Text(each.path), *(Text(_short(value)) for value in (each.a, each.b)))
+    for parameter in comparison.parameters:
+        table.add_row(Text(parameter.path), *(Text(_short(value)) for value in (parameter.a, parameter.b)))
     return table
 
 

@@ -10,17 +10,17 @@ from PIL import Image, ImageDraw, ImageFont
 
 __all__ = ["LabelledBox", "colour_of", "draw_boxes"]
 
-_LEAST_SIDE = 800  # Smaller pictures are enlarged, their longer side to this many pixels, so that labels can be read.
+_LEAST_SIDE = 800  # Smaller pictures are enlarged to this many pixels on their longer side, so that labels are readable.
 _Place: TypeAlias = tuple[float, float, float, float]
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 class LabelledBox(NamedTuple):
-    """A box that is drawn.
+    """A box to draw.
 
     Attributes:
-        xyxy: its corners, in pixels of the picture.
-        label: what stands at its upper left corner; nothing where it is empty.
+        xyxy: corners of the box, in pixels of the picture.
+        label: text at its upper left corner; may be empty.
         group: boxes of one group have one colour.
     """
 
@@ -30,20 +30,20 @@ class LabelledBox(NamedTuple):
 
 
 def colour_of(group: int) -> tuple[int, int, int]:
-    """A strong colour; groups that follow each other have hues far apart, by the golden ratio."""
+    """Return a strong colour; by the golden ratio, the hues of successive groups are far apart."""
     red, green, blue = colorsys.hsv_to_rgb(group * _GOLDEN_RATIO % 1, 0.8, 0.95)
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
 def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
-    """Draws boxes over a copy of a picture.
+    """Draw boxes over a copy of a picture.
 
-    The lines are as thick and the labels as high as suits the size of the picture. A label moves down where it would cover an
-    earlier one, or to the first free place above, and is left out where there is none: others stay readable.
+    Line width and label height depend on the size of the picture. A label that would cover an earlier one moves down, or to the
+    first free place above, and is omitted if there is none, so that the others remain readable.
 
     Args:
         image: mode ``RGB``; a small one is enlarged first.
-        boxes: the most important first: it lies on top of the others, and its label is placed first.
+        boxes: the most important first: it is drawn on top of the others, and its label is placed first.
 
     Returns:
         The drawing, mode ``RGB``.
@@ -67,7 +67,7 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
 
 
 def _within(xyxy: Iterable[float], size_wh: tuple[int, int]) -> _Place:
-    """Corners that lie on pixels of the canvas, so that every side of a box can be seen."""
+    """Move corners onto pixels of the canvas, so that every side of a box is visible."""
     left, top, right, bottom = xyxy
     width, height = size_wh
     left, top = min(max(left, 0), width - 1), min(max(top, 0), height - 1)
@@ -77,23 +77,23 @@ def _within(xyxy: Iterable[float], size_wh: tuple[int, int]) -> _Place:
 def _draw_label(
     pen: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, box: LabelledBox, place: _Place
 ) -> None:
-    """Draws a label on a ground of the box's colour."""
-    ground = colour_of(box.group)
-    pen.rectangle(place, fill=ground)
-    # ITU-R BT.601's weights of the channels for brightness.
-    bright = 0.299 * ground[0] + 0.587 * ground[1] + 0.114 * ground[2] > 140
+    """Draw a label on a background of the box's colour."""
+    background = colour_of(box.group)
+    pen.rectangle(place, fill=background)
+    # Channel weights for brightness from ITU-R BT.601.
+    bright = 0.299 * background[0] + 0.587 * background[1] + 0.114 * background[2] > 140
     pen.text((place[0] + 3, place[1] + 1), box.label, fill="black" if bright else "white", font=font)
 
 
 def _place_of(text: _Place, box: _Place, taken: Sequence[_Place], size_wh: tuple[int, int]) -> _Place | None:
-    """Where a label goes: at the upper left corner of its box, else at the first free place below, else above; None for nowhere."""
+    """Find a place for a label: the upper left corner of its box, else the first free place below, else above, else None."""
     width, height = text[2] + 6, text[3] + 4
     left = max(0.0, min(box[0], size_wh[0] - 1 - width))
     lowest = max(0.0, size_wh[1] - 1 - height)
-    beside = [each for each in taken if each[0] < left + width and left < each[2]]
+    beside = [place for place in taken if place[0] < left + width and left < place[2]]
     for top in (max(0.0, min(box[1], lowest)), 0.0):
         while top <= lowest:
-            covered = [each[3] for each in beside if each[1] < top + height and top < each[3]]
+            covered = [place[3] for place in beside if place[1] < top + height and top < place[3]]
             if not covered:
                 return left, top, left + width, top + height
             top = max(covered) + 1

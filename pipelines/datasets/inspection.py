@@ -1,4 +1,4 @@
-"""What a dataset is, as tables for a terminal."""
+"""``imagepivot inspect``: a dataset as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MOST_REGIONS = 4
 
 
 def describe(dataset: Dataset, *, rows: int = 5) -> Group:
-    """Everything that ``imagepivot inspect`` shows.
+    """Describe a dataset: parameters, columns, statistics, failures and sample rows.
 
     Args:
-        dataset: what to show.
+        dataset: the dataset.
         rows: number of sample rows, from the first shards that have any.
     """
     parts = [_overview(dataset), _columns(dataset)]
@@ -54,9 +54,9 @@ def _overview(dataset: Dataset) -> Table:
     table.add_row("fingerprint", manifest.fingerprint)
     for name, value in manifest.parameters.items():
         table.add_row(name, Text(_value(value)))
-    for each in manifest.inputs[:6]:
-        rest = {key: value for key, value in each.items() if key != "name"}
-        table.add_row(f"from {each['name']}", Text(_value(rest)))
+    for entry in manifest.inputs[:6]:
+        rest = {key: value for key, value in entry.items() if key != "name"}
+        table.add_row(f"from {entry['name']}", Text(_value(rest)))
     if len(manifest.inputs) > 6:
         table.add_row("from", f"{len(manifest.inputs) - 6} more files, all in the manifest")
     table.add_row("made with", ", ".join(f"{name} {version}" for name, version in manifest.libraries.items()))
@@ -67,14 +67,14 @@ def _columns(dataset: Dataset) -> Table:
     table = Table(title="columns", title_justify="left", title_style="bold")
     for heading in ("name", "type", "what it is"):
         table.add_column(heading)
-    for each in dataset.schema:
-        description = (each.metadata or {}).get(b"description", b"").decode()
-        table.add_row(each.name, Text(_type(each.type)), Text(description))
+    for column in dataset.schema:
+        description = (column.metadata or {}).get(b"description", b"").decode()
+        table.add_row(column.name, Text(_type(column.type)), Text(description))
     return table
 
 
 def statistics_table(manifest: Manifest) -> Table | None:
-    """The manifest's statistics, in the form that suits the kind; None where there are none."""
+    """Return the manifest's statistics in the form that suits its kind; None if there are none."""
     if not manifest.statistics:
         return None
     table = Table(title="statistics", title_justify="left", title_style="bold")
@@ -158,14 +158,14 @@ def _sample_regions(dataset: Dataset, rows: int) -> Table:
 
 
 def _first_rows(dataset: Dataset, rows: int, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of the first shards that have any."""
+    """Yield rows of the first shards that have any."""
     batches = dataset.batches(columns, batch_size=rows)
     return islice((row for batch in batches for row in batch.to_pylist()), rows)
 
 
 def _value(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], float):
-        return f"[{', '.join(f'{each:.3f}' for each in value[:4])}, ...] {len(value)} values"
+        return f"[{', '.join(f'{number:.3f}' for number in value[:4])}, ...] {len(value)} values"
     if isinstance(value, list) and value and isinstance(value[0], str) and len(value) > 1:
         return _short(" ".join(value))
     if isinstance(value, list) and value and isinstance(value[0], tuple):

@@ -1,7 +1,7 @@
-"""What the classes and attributes of regions are called: text files beside the shards, for people.
+"""Names of the classes and attributes of regions: text files beside the shards, for people.
 
-``names/classes.txt`` and ``names/attributes.txt`` hold one name a line: line ``N`` names id ``N``, since 0 is the background, or no
-attribute. They are listed in the manifest and no part of the dataset's identity: names change no feature.
+``names/classes.txt`` and ``names/attributes.txt`` hold one name per line: line ``N`` names id ``N``, since 0 is the background or
+no attribute. They are listed in the manifest but are not part of the dataset's identity: names change no feature.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RegionNames:
     """Names by id, as far as a dataset has them.
 
     Attributes:
-        classes: of ids 1, 2, ...; empty where nobody named them.
+        classes: names of the ids 1, 2, ...; empty if they have no names.
         attributes: likewise.
     """
 
@@ -43,24 +43,24 @@ class RegionNames:
 
     @classmethod
     def of(cls, dataset: Dataset) -> RegionNames:
-        """The names that a dataset holds.
+        """Read the names that a dataset holds.
 
         Raises:
-            DatasetError: a file that the manifest lists is not there.
+            DatasetError: a file that the manifest lists is missing.
         """
         listed = {entry.path for entry in dataset.manifest.files}
         try:
-            found = [_lines(dataset.folder.read(name)) if name in listed else () for name in (_CLASSES, _ATTRIBUTES)]
+            names = [_lines(dataset.folder.read(name)) if name in listed else () for name in (_CLASSES, _ATTRIBUTES)]
         except FileNotFoundError as error:
             raise DatasetError(
                 f"the names of {dataset.folder.location!r} are listed in the manifest but not there: copy the whole folder again"
             ) from error
-        return cls(*found)
+        return cls(*names)
 
     def label(self, class_id: int, attribute_id: int = 0) -> str:
-        """What a region shows, e.g. ``blue sky``; ids where there are no names, empty for the background without attribute.
+        """Return the label of a region, e.g. ``blue sky``; ids if there are no names, empty for the background without attribute.
 
-        Of a line with several names, separated by commas, the first is taken.
+        Of several names in a line, separated by commas, the first is used.
         """
         name, attribute = _name(self.classes, class_id, "class"), _name(self.attributes, attribute_id, "attribute")
         if self.attributes:
@@ -69,11 +69,11 @@ class RegionNames:
 
 
 class NamedRegion(NamedTuple):
-    """A region as people see it.
+    """A region with its label.
 
     Attributes:
-        text: name and score of its class, e.g. ``blue sky 0.93``.
-        class_id: its class.
+        text: label and score, e.g. ``blue sky 0.93``.
+        class_id: id of its class.
         xyxy: its corners, in pixels of the picture.
     """
 
@@ -83,28 +83,28 @@ class NamedRegion(NamedTuple):
 
 
 def named_regions(row: Mapping[str, Any], names: RegionNames) -> list[NamedRegion]:
-    """The regions of an image, the best by the score of their class first.
+    """Return the regions of an image, the best class score first.
 
     Args:
         row: a row of a dataset of kind ``regions``.
-        names: of its classes and attributes.
+        names: names of its classes and attributes.
     """
     used = int(row["num_regions"])
     columns = (row["class_scores"], row["class_ids"], row["attribute_ids"], np.reshape(row["boxes"], (-1, 4)))
     scores, classes, attributes, boxes = (np.asarray(values)[:used] for values in columns)
-    found = []
+    regions = []
     for region in np.argsort(-scores, kind="stable").tolist():
         label = names.label(int(classes[region]), int(attributes[region])) or f"region {region + 1}"
         text = f"{label} {scores[region]:.2f}" if scores[region] else label  # Imported regions may have no scores.
         x1, y1, x2, y2 = boxes[region].tolist()
-        found.append(NamedRegion(text, int(classes[region]), (x1, y1, x2, y2)))
-    return found
+        regions.append(NamedRegion(text, int(classes[region]), (x1, y1, x2, y2)))
+    return regions
 
 
-def _name(names: tuple[str, ...], number: int, what: str) -> str:
+def _name(names: tuple[str, ...], number: int, noun: str) -> str:
     if number <= 0:
         return ""
-    return names[number - 1].split(",")[0] if number <= len(names) else f"{what} {number}"
+    return names[number - 1].split(",")[0] if number <= len(names) else f"{noun} {number}"
 
 
 def _lines(data: bytes) -> tuple[str, ...]:
@@ -112,35 +112,35 @@ def _lines(data: bytes) -> tuple[str, ...]:
 
 
 def names_files(options: RegionOptions | None, description: Description) -> dict[str, bytes]:
-    """Reads the names that a user gave.
+    """Read the files with names that a user gave.
 
     Args:
-        options: their files.
-        description: of the extractor, which says how many classes and attributes there are.
+        options: locations of the files.
+        description: description of the extractor, which has the numbers of classes and attributes.
 
     Returns:
-        The files that the dataset gets, by name.
+        Content of the files that the dataset gets, by name.
 
     Raises:
-        UsageError: names were given of what the extractor does not tell.
-        InputError: a file is missing, or does not hold a name for each.
+        UsageError: the extractor has no classes or attributes to name.
+        InputError: a file is missing, or does not have as many names.
     """
-    given = ((_CLASSES, "class", description.classes), (_ATTRIBUTES, "attribute", description.attributes))
+    expected = ((_CLASSES, "class", description.classes), (_ATTRIBUTES, "attribute", description.attributes))
     files = {}
-    for name, what, expected in given:
-        path = getattr(options, f"{what}_names") if options is not None else None
+    for name, noun, count in expected:
+        path = getattr(options, f"{noun}_names") if options is not None else None
         if path is None:
             continue
-        if not expected:
+        if not count:
             raise UsageError(
-                f"--{what}-names is given, and the regions of {description.spec.name!r} have no {what}: leave the option out"
+                f"--{noun}-names is given, and the regions of {description.spec.name!r} have no {noun}: leave the option out"
             )
-        files[name] = "".join(f"{line}\n" for line in read_names(Path(path).expanduser(), expected)).encode()
+        files[name] = "".join(f"{line}\n" for line in read_names(Path(path).expanduser(), count)).encode()
     return files
 
 
 def stored_names(folder: Folder, description: Description) -> Mapping[str, bytes]:
-    """The files with names that lie in the folder of a dataset, or of one that is being made, where an extractor has as many."""
+    """Read the files with names in the folder of a finished or unfinished dataset, if they have as many names as an extractor."""
     expected = {_CLASSES: description.classes, _ATTRIBUTES: description.attributes}
-    found = {name: folder.read(name) for name in expected if folder.size(name) is not None}
-    return {name: data for name, data in found.items() if len(_lines(data)) == expected[name]}
+    files = {name: folder.read(name) for name in expected if folder.size(name) is not None}
+    return {name: data for name, data in files.items() if len(_lines(data)) == expected[name]}

@@ -1,10 +1,10 @@
-"""``imagepivot view``: what the features of an image were made of, drawn over the picture."""
+"""``imagepivot view``: the regions or crops that the features of an image come from, drawn over the picture."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,64 +14,78 @@ import extractors
 from pipelines.datasets.drawing import LabelledBox, draw_boxes
 from pipelines.datasets.region_names import RegionNames, named_regions
 from pipelines.inputs.images import ImageSource
-from schemas.dataset import Dataset
+from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.parameters import FeaturesParameters
 from schemas.storage import Folder
 
-__all__ = ["center_crop_box", "draw_view"]
+__all__ = ["ViewJob", "center_crop_box", "draw_view"]
 
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 _CORNERS = ("top left", "top right", "bottom left", "bottom right", "centre")
 
 
-def draw_view(
-    dataset: Dataset,
-    images: ImageSource,
-    image_id: str,
-    output: str,
-    *,
-    most: int | None = None,
-    overwrite: bool = False,
-) -> str:
-    """Draws what the features of an image were made of: its regions, or the crops that the model saw.
+@dataclass(frozen=True)
+class ViewJob:
+    """The work of ``imagepivot view``.
+
+    Attributes:
+        dataset: folder of a dataset of kind ``regions``, or of ``features`` that were extracted here.
+        images: the collection that contains the picture.
+        image_id: id of the image.
+        output: file for the drawing; its extension determines the format.
+        most: draw at most this many regions, the best by score; all when None.
+        overwrite: replace an existing file.
+    """
+
+    dataset: str
+    images: ImageSource
+    image_id: str
+    output: str
+    most: int | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if Path(self.output).suffix.lower() not in _FORMATS:
+            raise UsageError(f"cannot tell the format of {self.output!r}, expected a name that ends in {', '.join(_FORMATS)}")
+
+
+def draw_view(job: ViewJob) -> str:
+    """Draw what the features of an image come from: its regions, or the crops that the model saw.
 
     Args:
-        dataset: of kind ``regions``, or ``features`` that were extracted here.
-        images: where the picture is.
-        image_id: which one.
-        output: file of the drawing; its extension says the format.
-        most: draw only so many regions, the best by score.
-        overwrite: replace the file where it is there.
+        job: the image and the drawing.
 
     Returns:
-        What was drawn, in words.
+        A description of the drawing.
 
     Raises:
-        UsageError: the format is unknown, or the file is there.
-        InputError: the image is not in the dataset or not among the images, or it is another one.
-        DatasetError: nothing is known of how the dataset was made.
+        UsageError: the file exists.
+        InputError: the image is not in the dataset or not among the images, or is a different picture.
+        DatasetError: the dataset does not say how it was made.
     """
-    path = Path(output).expanduser()
-    if path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"cannot tell the format of {output!r}, expected a name that ends in {', '.join(_FORMATS)}")
+    path = Path(job.output).expanduser()
     folder = Folder(str(path.parent))
-    if not overwrite and folder.size(path.name) is not None:
-        raise UsageError(f"{output!r} is there: give --overwrite to replace it, or another name")
+    dataset = open_dataset(job.dataset)
+    if not job.overwrite and folder.size(path.name) is not None:
+        raise UsageError(f"{job.output!r} is there: give --overwrite to replace it, or another name")
     if dataset.kind not in ("regions", "features"):
         raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions or features")
-    row = _row(dataset, image_id)
-    picture = _picture(images, image_id)
-    drawing, words = _draw_regions(dataset, row, picture, most) if dataset.kind == "regions" else _draw_crops(dataset, picture)
+    row = _row(dataset, job.image_id)
+    picture = _picture(job.images, job.image_id)
+    if dataset.kind == "regions":
+        drawing, description = _draw_regions(dataset, row, picture, job.most)
+    else:
+        drawing, description = _draw_crops(dataset, picture)
     with folder.replace(path.name) as file:
         drawing.save(file, _FORMATS[path.suffix.lower()])
-    return f"{words} of {image_id!r}"
+    return f"{description} of {job.image_id!r}"
 
 
 def center_crop_box(
     size_wh: tuple[int, int], *, resize_short: float, crop_wh: tuple[int, int]
 ) -> tuple[float, float, float, float]:
-    """Where the centre crop of a resized image lies in the image as it was, to a pixel or so.
+    """Return the box of a resized image's centre crop in the original image, accurate to about a pixel.
 
     Args:
         size_wh: width and height of the image.
@@ -101,7 +115,7 @@ def _row(dataset: Dataset, image_id: str) -> dict[str, Any]:
 
 
 def _alike(image_id: str, known: Iterable[str]) -> str:
-    """The end of a message: which ids are meant, perhaps."""
+    """Return the end of a message: similar ids, or examples of ids."""
     ids = sorted(known)
     without_extension = PurePosixPath(image_id).stem
     close = [without_extension] if without_extension in ids else difflib.get_close_matches(image_id, ids, n=3)
@@ -141,12 +155,12 @@ def _draw_crops(dataset: Dataset, picture: Image.Image) -> tuple[Image.Image, st
     transform = FeaturesParameters.from_json(dataset.manifest.parameters).transform
     if transform is None:
         raise DatasetError(
-            f"{dataset.folder.location!r} does not say what its features were made of: they were imported, and of a whole image "
+            f"{dataset.folder.location!r} does not say what its features were made of: they were imported, and for a whole image "
             "there is nothing to draw"
         )
     if transform.get("crops") == 10:
         return _draw_ten_crops(transform, picture)
-    if "input_size" in transform:  # As timm says it.
+    if "input_size" in transform:  # In the notation of timm.
         _, height, width = transform["input_size"]
         whole = transform.get("crop_mode", "center") != "center"
         short = min(width, height) // transform["crop_pct"]
@@ -159,11 +173,11 @@ def _draw_crops(dataset: Dataset, picture: Image.Image) -> tuple[Image.Image, st
 
 
 def _draw_ten_crops(transform: Mapping[str, Any], picture: Image.Image) -> tuple[Image.Image, str]:
-    """The crops over the picture as it was resized. A mirrored crop is drawn of its own where it shows other columns."""
+    """Draw the crops over the resized picture. A mirrored crop gets a box of its own if it shows other columns."""
     from extractors.images.crops import ten_crop_views
     from extractors.images.preprocess import Preprocessing, resize
 
-    known = {each.name: transform[each.name] for each in fields(Preprocessing)}
+    known = {field.name: transform[field.name] for field in fields(Preprocessing)}
     resized = resize(picture, Preprocessing(**known))
     crop = transform["crop"]
     places: dict[tuple[int, int], list[str]] = {}

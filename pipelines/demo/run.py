@@ -10,7 +10,7 @@ from rich.rule import Rule
 
 from extractors import ExtractorRequest
 from pipelines.datasets.inspection import describe
-from pipelines.datasets.viewing import draw_view
+from pipelines.datasets.viewing import ViewJob, draw_view
 from pipelines.demo.writing import write_scenes
 from pipelines.features.extract import extract_features, list_images
 from pipelines.features.job import FeaturesJob
@@ -86,4 +86,4 @@ def _extract(folder: Mapping[str, Path], execution: Execution, notes: Console) -
         with show_progress(notes, extractor, unit="images", total=listing.count) as meter:
             extract_features(job, execution, meter, listing=listing)
     drawing = folder["regions"].with_suffix(".png")
-    draw_view(open_dataset(folder["regions"]), few, "scene-00000", str(drawing), overwrite=True)
+    draw_view(ViewJob(str(folder["regions"]), few, "scene-00000", str(drawing), overwrite=True))

@@ -1,4 +1,4 @@
-"""Jobs that a pipeline does: a dataset whose shards are written by workers, committed at the pipeline's end."""
+"""Pipeline jobs: the workers write the shards of a dataset, and the last step of the pipeline commits it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["CommitDataset", "SumCounters", "run_job"]
 
 
 class SumCounters(beam.CombineFn):
-    """Adds up counters. One accumulator per key holds the distinct items of that key, never the corpus."""
+    """Sum of counters. One accumulator per key holds the distinct items of that key, never the corpus."""
 
     def create_accumulator(self) -> Counter[str]:
         """Return an empty counter."""
@@ -30,7 +30,7 @@ class SumCounters(beam.CombineFn):
         return accumulator
 
     def merge_accumulators(self, accumulators: Iterable[Counter[str]]) -> Counter[str]:
-        """Add all counters."""
+        """Merge the counters of several accumulators into one."""
         total: Counter[str] = Counter()
         for accumulator in accumulators:
             total.update(accumulator)
@@ -47,20 +47,20 @@ class _Commit:
     libraries: tuple[str, ...]
     statistics: Statistics | None
 
-    def __call__(self, _impulse: bytes, done: Iterable[Any]) -> str:
-        # Files that are known only at run time (one truecaser per language, say) come as elements of `done`.
-        files = tuple(name for element in done if isinstance(element, tuple) for name in element)
+    def __call__(self, _impulse: bytes, results: Iterable[Any]) -> str:
+        # Files whose names are known only at run time, such as one truecaser per language, arrive as elements of `results`.
+        files = tuple(name for element in results if isinstance(element, tuple) for name in element)
         return commit(self.output, libraries=self.libraries, files=files, statistics=self.statistics).fingerprint
 
 
 class CommitDataset(beam.PTransform):
-    """Writes the manifest when its input is complete.
+    """Last step of a pipeline: writes the manifest once its input is complete.
 
-    The input's elements are numbers of finished shards, or tuples with paths of other files that belong to the dataset.
+    An input element is the number of a finished shard, or a tuple of paths of other files that belong to the dataset.
 
     Args:
         output: the dataset.
-        libraries: distributions whose versions matter to the content.
+        libraries: distributions whose versions affect the content.
         statistics: as `schemas.writing.commit` takes it.
     """
 
@@ -68,9 +68,9 @@ class CommitDataset(beam.PTransform):
         super().__init__()
         self._commit = _Commit(output=output, libraries=libraries, statistics=statistics)
 
-    def expand(self, done: beam.PCollection) -> beam.PCollection:
-        """Wait for all shards, which come as a side input (one small element each), and commit."""
-        return done.pipeline | "Once" >> beam.Impulse() | "Commit" >> beam.Map(self._commit, beam.pvalue.AsList(done))
+    def expand(self, results: beam.PCollection) -> beam.PCollection:
+        """Wait for all shards, which arrive as a side input of one small element each, and commit."""
+        return results.pipeline | "Once" >> beam.Impulse() | "Commit" >> beam.Map(self._commit, beam.pvalue.AsList(results))
 
 
 def run_job(
@@ -82,22 +82,22 @@ def run_job(
     update: bool = False,
     retry_failed: bool = False,
 ) -> Manifest:
-    """Run a pipeline that writes a dataset, or what an earlier run left of it to do.
+    """Run a pipeline that writes a dataset, or the part of it that an earlier run did not finish.
 
     Args:
         output: folder and identity of the dataset.
-        build: adds the transforms, given the numbers of the shards that are finished already.
+        build: adds the transforms, given the numbers of the shards that are already finished.
         execution: where and how to run.
         overwrite: as `schemas.writing.complete_dataset` takes it.
-        update: likewise.
-        retry_failed: likewise.
+        update: as `schemas.writing.complete_dataset` takes it.
+        retry_failed: as `schemas.writing.complete_dataset` takes it.
 
     Returns:
         The manifest of the committed dataset.
 
     Raises:
-        DatasetError: the folder is in use, or holds something that must not be lost.
-        ImagepivotError: an error that the pipeline met and a user can mend.
+        DatasetError: the folder is in use, or holds data that must not be lost.
+        ImagepivotError: the pipeline met an error that the user can fix.
     """
 
     def run(finished: frozenset[int]) -> None:

@@ -1,13 +1,14 @@
-"""Progress of a local run: workers count into small files, the launcher adds them up and shows them.
+"""Progress of a local run: workers write their counts to small files, and the launcher adds them up and displays the sum.
 
-Beam's local runner reports counters only at the end of a stage, and workers are processes of their own; a file a process is
-the simplest thing that works for all of them. On a remote runner there is no such folder, and Beam's counters serve.
+Beam's local runner reports counters only at the end of a stage, and workers are separate processes; one file per process is
+the simplest scheme that works for all of them. A remote runner has no such folder, and Beam's own counters take its place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import tempfile
 import threading
@@ -39,7 +40,7 @@ _lock = threading.Lock()
 
 
 def _write(folder: str, counts: dict[str, int]) -> None:
-    with contextlib.suppress(OSError):  # Whoever watched may have gone; the work goes on.
+    with contextlib.suppress(OSError):  # The launcher may have deleted the folder; the work goes on.
         temporary = Path(folder, f"{os.getpid()}.tmp")
         temporary.write_text(json.dumps(counts))
         temporary.replace(Path(folder, f"{os.getpid()}.json"))
@@ -47,34 +48,36 @@ def _write(folder: str, counts: dict[str, int]) -> None:
 
 @dataclass(frozen=True)
 class Meter:
-    """Counts what a worker has done; travels with the pipeline's functions.
+    """Counter of the work that a worker has done; it travels with the functions of the pipeline.
 
     Attributes:
-        folder: where the workers of this run write their counts; None counts nothing.
+        folder: folder to which the workers of this run write their counts; None counts nothing.
     """
 
     folder: str | None = None
 
     def add(self, **counts: int) -> None:
-        """Adds to this process's counts."""
+        """Add to the counts of this process."""
         if self.folder is None:
             return
         with _lock:
-            mine = _counts.setdefault(self.folder, {})
+            totals = _counts.setdefault(self.folder, {})
             for name, count in counts.items():
-                mine[name] = mine.get(name, 0) + count
-            if time.monotonic() - _written.get(self.folder, 0.0) >= _WRITE_SECONDS:
-                _written[self.folder] = time.monotonic()
-                _write(self.folder, mine)
+                totals[name] = totals.get(name, 0) + count
+            now = time.monotonic()
+            # The first counts are written at once; the monotonic clock may start anywhere, even close to zero.
+            if now - _written.get(self.folder, -math.inf) >= _WRITE_SECONDS:
+                _written[self.folder] = now
+                _write(self.folder, totals)
 
     def flush(self) -> None:
-        """Writes this process's counts, however short ago that was."""
+        """Write the counts of this process, no matter how recently they were written."""
         with _lock:
             if self.folder is not None and self.folder in _counts:
                 _write(self.folder, _counts[self.folder])
 
     def total(self) -> dict[str, int]:
-        """Counts of all processes so far."""
+        """Return the counts of all processes so far."""
         total: dict[str, int] = {}
         for path in Path(self.folder or "").glob("*.json") if self.folder else ():
             with contextlib.suppress(OSError, ValueError):
@@ -84,23 +87,23 @@ class Meter:
 
 
 def bound_by(waiting: float, working: float) -> str:
-    """``decoding`` where the model waits for images in more than a tenth of its time, else ``model``."""
+    """Return ``decoding`` if the model spends more than a tenth of its time waiting for images, else ``model``."""
     return "decoding" if waiting > 0.1 * (waiting + working) else "model"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """How far a run is.
+    """Progress of a run at one moment.
 
     Attributes:
-        what: what is being done.
-        unit: what is counted.
-        counts: counts of all workers.
-        seconds: since the run began.
-        total: how many there are in all, if known.
+        task: name of the work, e.g. that of the extractor.
+        unit: name of the count that is shown, e.g. ``images``.
+        counts: counts of all workers, by name.
+        seconds: seconds since the run began.
+        total: number of units in the whole run, if known.
     """
 
-    what: str
+    task: str
     unit: str
     counts: Mapping[str, int]
     seconds: float
@@ -108,38 +111,38 @@ class Snapshot:
 
     @property
     def done(self) -> int:
-        """How many are done."""
+        """Number of units that are done."""
         return self.counts.get(self.unit, 0)
 
     @property
     def failed(self) -> int:
-        """How many of them failed."""
+        """Number of units that failed."""
         return self.counts.get("failed", 0)
 
     @property
     def rate(self) -> float:
-        """Done a second, since the run began."""
+        """Units per second since the run began."""
         return self.done / self.seconds if self.seconds else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """Time left at this rate, if the total is known and anything is done."""
+        """Seconds left at this rate; None while the total is unknown or nothing is done."""
         return (self.total - self.done) / self.rate if self.total and self.rate else None
 
     @property
     def bottleneck(self) -> str | None:
-        """What bounds the run, see ``bound_by``; None if nobody says."""
+        """What limits the speed of the run, see `bound_by`; None if no worker reports its times."""
         waiting, working = self.counts.get("wait_msec", 0), self.counts.get("forward_msec", 0)
         if not working:
             return None
         return bound_by(waiting, working)
 
     def to_json(self) -> str:
-        """The snapshot as one line of JSON."""
+        """Return the snapshot as one line of JSON."""
         return json.dumps(
             {
                 "event": "progress",
-                "what": self.what,
+                "what": self.task,
                 "unit": self.unit,
                 "done": self.done,
                 "failed": self.failed,
@@ -152,7 +155,7 @@ class Snapshot:
         )
 
     def to_line(self) -> str:
-        """The snapshot as a line for people."""
+        """Return the snapshot as a line for people."""
         parts = [f"{self.done:,}{f' of {self.total:,}' if self.total else ''} {self.unit}", f"{self.rate:,.1f}/s"]
         if self.seconds_left is not None:
             parts.append(f"{self.seconds_left:,.0f} s left")
@@ -160,21 +163,21 @@ class Snapshot:
             parts.append(f"{self.failed:,} failed")
         if self.bottleneck:
             parts.append(f"bound by {self.bottleneck}")
-        return f"{self.what}: {', '.join(parts)}"
+        return f"{self.task}: {', '.join(parts)}"
 
 
 @contextlib.contextmanager
 def show_progress(
-    console: Console, what: str, *, unit: str, total: int | None = None, log_json: bool = False
+    console: Console, task: str, *, unit: str, total: int | None = None, log_json: bool = False
 ) -> Iterator[Meter]:
-    """Shows how far a run is, until the block ends.
+    """Display the progress of a run until the block ends.
 
     Args:
-        console: where to show it. On a terminal a live line, elsewhere a line every ten seconds.
-        what: what is being done.
-        unit: name of the count that is shown, e.g. ``images``; ``failed`` is shown beside it.
-        total: how many there are in all, if known.
-        log_json: instead of either, a line of JSON every second and one at the end, for programs that watch.
+        console: console to print to: a live line on a terminal, elsewhere a line every ten seconds.
+        task: name of the work, shown in front of the counts.
+        unit: name of the count that is shown, e.g. ``images``; the count ``failed`` is shown next to it.
+        total: number of units in the whole run, if known.
+        log_json: print a line of JSON every second and one at the end instead, for programs that watch the run.
 
     Yields:
         The meter that the run counts with.
@@ -183,9 +186,9 @@ def show_progress(
         meter, stop, started = Meter(folder), threading.Event(), time.monotonic()
 
         def snapshot() -> Snapshot:
-            return Snapshot(what, unit, meter.total(), time.monotonic() - started, total)
+            return Snapshot(task, unit, meter.total(), time.monotonic() - started, total)
 
-        def show() -> None:
+        def display() -> None:
             if log_json:
                 while not stop.wait(_JSON_SECONDS):
                     _print_plain(console, snapshot().to_json())
@@ -195,7 +198,7 @@ def show_progress(
                 while not stop.wait(_PLAIN_SECONDS):
                     _print_plain(console, snapshot().to_line())
 
-        thread = threading.Thread(target=show, daemon=True)
+        thread = threading.Thread(target=display, daemon=True)
         thread.start()
         try:
             yield meter
@@ -218,14 +221,14 @@ def _show_live(console: Console, snapshot: Callable[[], Snapshot], stop: threadi
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn() if total else TextColumn("{task.completed:,.0f}"),
-        TextColumn("{task.fields[rest]}"),
+        TextColumn("{task.fields[details]}"),
         TimeElapsedColumn(),
         *([TextColumn("left"), TimeRemainingColumn()] if total else []),
     ]
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(snapshot().what, total=total, rest="")
+        row = progress.add_task(snapshot().task, total=total, details="")
         while not stop.wait(0.2):
-            now = snapshot()
-            failed = f"  [red]{now.failed:,} failed[/red]" if now.failed else ""
-            bound = f"  bound by {now.bottleneck}" if now.bottleneck else ""
-            progress.update(task, completed=now.done, rest=f"{now.unit}  {now.rate:,.1f}/s{bound}{failed}")
+            current = snapshot()
+            failed = f"  [red]{current.failed:,} failed[/red]" if current.failed else ""
+            bound = f"  bound by {current.bottleneck}" if current.bottleneck else ""
+            progress.update(row, completed=current.done, details=f"{current.unit}  {current.rate:,.1f}/s{bound}{failed}")

@@ -1,6 +1,6 @@
-"""Running a pipeline: here on all cores, or wherever Beam's own flags say.
+"""Running a pipeline: on all cores of this machine, or on the runner that Beam's own flags name.
 
-Locally the runner is Beam's in-process portable runner, named explicitly: the default would first try to download
+The local runner is Beam's in-process portable runner, named explicitly: the default would first try to download
 another one. With more than one worker it starts worker processes, each through ``pipelines.running.worker``.
 """
 
@@ -30,21 +30,21 @@ from schemas import errors
 
 __all__ = ["Execution", "run_pipeline"]
 
-# How a user's error looks in the text in which Beam carries it over from a worker process.
+# Matches one of our errors in the text with which Beam reports it from a worker process.
 _CARRIED_ERROR = re.compile(r"schemas\.errors\.(\w+): (.*?)(?: \[while running '[^']*'\])?$", re.MULTILINE)
 
-# Beam's many threads each make malloc hold on to memory of their own: with these, captions of 442,863 lines peaked at 1.0 GB
-# in all processes together, without at 1.3.
+# Each of Beam's many threads makes malloc hold on to an arena. With these settings, preparing 442,863 captions peaked at
+# 1.0 GB over all processes, without them at 1.3 GB.
 _WORKER_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"}
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How a pipeline is run; nothing in here changes what it makes.
+    """Settings for running a pipeline; none of them changes the result.
 
     Attributes:
-        workers: local worker processes; 0 for one a core.
-        beam_flags: flags for Beam, e.g. ``--runner=DataflowRunner``; with a runner among them nothing is run locally.
+        workers: number of local worker processes; 0 for one per core.
+        beam_flags: flags for Beam, e.g. ``--runner=DataflowRunner``; if they name a runner, nothing runs locally.
     """
 
     workers: int = 0
@@ -52,7 +52,7 @@ class Execution:
 
     @property
     def is_local(self) -> bool:
-        """Whether the pipeline runs on this machine under our own choice of runner."""
+        """Whether the pipeline runs on this machine, on the runner that we choose."""
         return not any(flag.split("=")[0] == "--runner" for flag in self.beam_flags)
 
     @property
@@ -64,14 +64,14 @@ class Execution:
 
 
 def run_pipeline(build: Callable[[beam.Pipeline], object], execution: Execution) -> None:
-    """Runs a pipeline to its end.
+    """Run a pipeline to its end.
 
     Args:
         build: adds the transforms to an empty pipeline.
         execution: where and how to run it.
 
     Raises:
-        ImagepivotError: a worker met an error that the user can mend; the same class and message as there.
+        ImagepivotError: a worker met an error that the user can fix; class and message are those of the worker's error.
     """
     options = PipelineOptions(list(execution.beam_flags), save_main_session=False)
     if execution.is_local:
@@ -84,19 +84,19 @@ def run_pipeline(build: Callable[[beam.Pipeline], object], execution: Execution)
             with _quiet() if execution.is_local else nullcontext():
                 pipeline.run().wait_until_finish()
         except Exception as error:
-            if interrupted:  # Beam has wrapped it, or met what it left behind.
+            if interrupted:  # Beam has wrapped the interrupt, or failed on its consequences.
                 raise KeyboardInterrupt from error
-            raise _mended(error) from error
+            raise _user_error(error) from error
 
 
-def _mended(error: Exception) -> Exception:
-    """The user's error that Beam's error carries, or the same error where it carries none."""
+def _user_error(error: Exception) -> Exception:
+    """Return the error of ours that Beam's error carries, or the same error if it carries none."""
     if isinstance(error, errors.ImagepivotError):
         return type(error)(_without_label(str(error)))
     carried = _carried(str(error))
     if carried is None and "Channel closed prematurely" in str(error):
         carried = errors.ImagepivotError(
-            "a worker process ended unexpectedly: it was killed, or the memory did not suffice. Finished shards are kept; "
+            "a worker process ended unexpectedly: it was killed, or ran out of memory. Finished shards are kept; "
             "run the same command again, with fewer --workers if memory is short"
         )
     return carried or error
@@ -104,37 +104,37 @@ def _mended(error: Exception) -> Exception:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Notes Ctrl-C, which otherwise acts as always: the list is no longer empty when it came."""
-    seen: list[int] = []
+    """Record Ctrl-C, which otherwise acts as usual: once it was pressed, the yielded list is not empty."""
+    signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield seen  # Only the main thread may handle signals, and only it is interrupted.
+        yield signals  # Only the main thread may handle signals, and only it is interrupted.
         return
 
-    def note(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
+    def record(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
         signal.default_int_handler(number, frame)
 
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.signal(signal.SIGINT, record)
     try:
-        yield seen
+        yield signals
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps Beam from logging what is raised anyway."""
+    """Keep Beam from logging errors that are raised anyway."""
     logger, hook = logging.getLogger("apache_beam"), threading.excepthook
     level = logger.level
 
-    def unless_beams(fault: threading.ExceptHookArgs) -> None:
-        # Threads that serve a worker fail when it ends; whatever matters reaches the main thread.
+    def report_unless_beams(fault: threading.ExceptHookArgs) -> None:
+        # Threads that serve a worker fail when it ends; every error that matters reaches the main thread.
         files = [frame.filename for frame in traceback.extract_tb(fault.exc_traceback)]
         if not any("apache_beam" in file or "grpc" in file for file in files):
             hook(fault)
 
     logger.setLevel(logging.CRITICAL)
-    threading.excepthook = unless_beams
+    threading.excepthook = report_unless_beams
     try:
         yield
     finally:
@@ -148,8 +148,8 @@ def _local_runner(options: PipelineOptions, workers: int) -> FnApiRunner:
     direct.direct_num_workers = workers
     if workers == 1:
         return FnApiRunner()
-    # Not Beam's running mode 'multi_processing': it starts workers with `python -m`, which puts the folder where the user
-    # stands first on the path.
+    # Not Beam's running mode 'multi_processing': it starts workers with `python -m`, which puts the user's current folder
+    # first on the path.
     command = shlex.join([sys.executable, str(Path(worker.__file__).resolve())])
     settings = " ".join(f"{name}=${{{name}:-{value}}}" for name, value in _WORKER_ENVIRONMENT.items())
     return FnApiRunner(default_environment=SubprocessSDKEnvironment.from_command_string(f"exec env {settings} {command}"))
@@ -160,9 +160,9 @@ def _without_label(message: str) -> str:
 
 
 def _carried(text: str) -> errors.ImagepivotError | None:
-    found = _CARRIED_ERROR.findall(text)
-    if not found:
+    matches = _CARRIED_ERROR.findall(text)
+    if not matches:
         return None
-    name, message = found[-1]
-    kind = getattr(errors, name, errors.ImagepivotError)
-    return kind(message)
+    name, message = matches[-1]
+    error_class = getattr(errors, name, errors.ImagepivotError)
+    return error_class(message)

@@ -1,7 +1,8 @@
-"""Captions in blocks: the plain functions under the transforms of ``pipelines.text.captions``.
+"""Blocks of captions: the plain functions behind the transforms of ``pipelines.text.captions``.
 
-A block is an Arrow table of some thousand captions. Blocks, not captions, are the elements of the pipeline: passing an
-element costs Beam more than tokenizing a caption does. Only raw text is shuffled; tokens are made where they are written.
+A block is an Arrow table of a few thousand captions. The elements of the pipeline are blocks, not captions, because passing an
+element costs Beam more than tokenizing a caption. Only raw text is shuffled; each shard is tokenized by the worker that
+writes it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ BLOCK = pa.schema(
         ("position", pa.int64()),
     ]
 )
-"""Columns of a block as read. ``position`` orders captions as the source does: number of the part, then of the caption."""
+"""Columns of a block as read. ``position`` keeps the order of the source: first the number of the part, then of the caption."""
 
 _KEY = KEY_COLUMNS["captions"]
 _PART = 1 << 40
@@ -60,7 +61,7 @@ _shard_of = lru_cache(maxsize=1 << 16)(shard_of)  # An image has captions in sev
 
 
 def to_ipc(table: pa.Table) -> bytes:
-    """A table as bytes of an Arrow stream, to pass between workers."""
+    """Return a table as the bytes of an Arrow stream, to pass it between workers."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=_IPC) as writer:
         writer.write_table(table)
@@ -68,21 +69,24 @@ def to_ipc(table: pa.Table) -> bytes:
 
 
 def from_ipc(data: bytes) -> pa.Table:
-    """The table that ``to_ipc`` wrote."""
+    """Return the table whose bytes `to_ipc` made."""
     with pa.ipc.open_stream(data) as reader:
         return reader.read_all()
 
 
 def blocks_of(captions: Iterable[RawCaption], part: int) -> Iterator[pa.Table]:
-    """Gathers captions into blocks.
+    """Gather captions into blocks.
 
     Args:
-        captions: in the order of the source.
-        part: number of the part of the source that they come from.
+        captions: captions in the order of the source.
+        part: number of the part of the source that holds them.
+
+    Yields:
+        Tables with the columns `BLOCK` and at most 8,000 rows.
     """
-    rest = iter(captions)
+    remaining = iter(captions)
     start = part * _PART
-    while rows := list(islice(rest, BLOCK_ROWS)):
+    while rows := list(islice(remaining, BLOCK_ROWS)):
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
         columns.append(range(start, start + len(rows)))
         start += len(rows)
@@ -90,7 +94,7 @@ def blocks_of(captions: Iterable[RawCaption], part: int) -> Iterator[pa.Table]:
 
 
 def block_forms(block: pa.Table, recipe: Recipe, splits: frozenset[str]) -> dict[str, Counter[str]]:
-    """Counts of word forms (tenths) by language, over the captions of the training splits."""
+    """Count word forms by language, in tenths, over the captions of the training splits."""
     forms: dict[str, Counter[str]] = {}
     rows = zip(block["language"].to_pylist(), block["split"].to_pylist(), block["text"].to_pylist(), strict=True)
     for language, split, text in rows:
@@ -102,30 +106,30 @@ def block_forms(block: pa.Table, recipe: Recipe, splits: frozenset[str]) -> dict
 
 
 def split_by_shard(block: pa.Table, shards: int, finished: frozenset[int]) -> Iterator[tuple[int, pa.Table]]:
-    """Cuts a block by the shard of the image; rows of shards that an earlier run finished are left out."""
-    numbers = np.fromiter((_shard_of(image_id, shards) for image_id in block["image_id"].to_pylist()), np.int64)
-    order = np.argsort(numbers, kind="stable")
+    """Split a block by the shard of the image, leaving out the rows of shards that an earlier run finished."""
+    shard_of_row = np.fromiter((_shard_of(image_id, shards) for image_id in block["image_id"].to_pylist()), np.int64)
+    order = np.argsort(shard_of_row, kind="stable")
     by_shard = block.take(order)
-    found, starts = np.unique(numbers[order], return_index=True)
-    for number, start, end in zip(found.tolist(), starts, [*starts[1:], len(numbers)], strict=True):
+    numbers, starts = np.unique(shard_of_row[order], return_index=True)
+    for number, start, end in zip(numbers.tolist(), starts, [*starts[1:], len(shard_of_row)], strict=True):
         if number not in finished:
             yield number, by_shard.slice(start, end - start)
 
 
 def sort_captions(blocks: Iterable[pa.Table]) -> pa.Table:
-    """All captions of one shard, sorted by key.
+    """Return all captions of one shard, sorted by key.
 
-    Captions without an index of their own (-1) are numbered in the order of the source among those of the same image,
+    Captions whose source gives no index (-1) are numbered, in the order of the source, among the captions of the same image,
     language and portion.
 
     Raises:
-        InputError: a key occurs twice.
+        InputError: a key occurs twice, only some captions have an index, or an image has more captions than an int16 can number.
     """
     table = pa.concat_tables([BLOCK.empty_table(), *blocks])
     if table.num_rows == 0:
         return table
     table = table.sort_by([(name, "ascending") for name in (*_KEY, "position")]).combine_chunks()
-    index = _number(table)
+    index = _numbered_index(table)
     table = table.set_column(table.schema.get_field_index("index"), "index", pa.array(index, pa.int16()))
     _refuse_duplicates(table)
     return table
@@ -134,15 +138,15 @@ def sort_captions(blocks: Iterable[pa.Table]) -> pa.Table:
 def tokenize_captions(
     table: pa.Table, recipe: Recipe, models: Mapping[str, TruecaseModel] | None = None
 ) -> tuple[pa.Table, list[dict[str, str]]]:
-    """Adds the tokens.
+    """Tokenize captions.
 
     Args:
         table: captions with the columns of a block.
-        recipe: the steps.
+        recipe: the steps from text to tokens.
         models: truecasers by language, for a recipe that truecases.
 
     Returns:
-        The captions with the column ``tokens`` in the same order, and a failure for each one that holds no token.
+        The captions that hold a token, in the same order and with the column ``tokens``, and one failure for each of the others.
 
     Raises:
         InputError: a language has no truecaser.
@@ -159,9 +163,9 @@ def tokenize_captions(
 
 
 def caption_rows(tables: Iterable[pa.Table]) -> pa.Table:
-    """Tokenized captions, in order, as rows of kind ``captions``."""
+    """Return tokenized captions, which are in order, as rows of kind ``captions``."""
     columns = pa.schema([*BLOCK, pa.field("tokens", pa.list_(pa.string()))])
-    # One chunk before the cast: each chunk would get a dictionary of its own.
+    # Combined before the cast, which would otherwise give each chunk a dictionary of its own.
     table = pa.concat_tables([columns.empty_table(), *tables]).combine_chunks()
     return table.select(CAPTIONS.names).cast(CAPTIONS)
 
@@ -171,42 +175,46 @@ def _require_models(languages: set[str], models: Mapping[str, TruecaseModel]) ->
     if missing:
         raise InputError(
             f"no truecaser for language {min(missing)!r}: there are models for {', '.join(sorted(models)) or 'no language'}. "
-            "The source has no captions of that language in the training split; give a model with --truecaser, or name "
+            "The source has no captions in that language in the training split; give a model with --truecaser, or name "
             "the split to learn from with --train-splits"
         )
     return models
 
 
 def _new_groups(table: pa.Table, columns: Iterable[str]) -> np.ndarray:
-    """True where a row of a sorted table differs from the one before in any of the columns."""
-    new = np.zeros(table.num_rows, bool)
-    new[0] = True
+    """Return a mask [rows] that is True where a row of a sorted table differs from the previous one in any of the columns."""
+    is_new = np.zeros(table.num_rows, bool)
+    is_new[0] = True
     for name in columns:
         values = table[name].combine_chunks().dictionary_encode().indices.to_numpy()
-        new[1:] |= values[1:] != values[:-1]
-    return new
+        is_new[1:] |= values[1:] != values[:-1]
+    return is_new
 
 
-def _number(table: pa.Table) -> np.ndarray:
+def _numbered_index(table: pa.Table) -> np.ndarray:
+    """Return the index of each caption: the given one, or its number among the captions of its group."""
     given = table["index"].to_numpy()
     if 0 < np.count_nonzero(given < 0) < len(given):
-        raise InputError("some captions have an index and some have none: give all of them one, or none")
+        raise InputError("some captions have an index and some have none: give every caption an index, or none of them")
     starts = np.flatnonzero(_new_groups(table, _KEY[:3]))
-    running = np.arange(table.num_rows) - np.repeat(starts, np.diff([*starts, table.num_rows]))
-    if running.max() > np.iinfo(np.int16).max:
-        row = table.slice(int(running.argmax()), 1).to_pylist()[0]
-        raise InputError(f"image {row['image_id']!r} has more than 32,767 captions in language {row['language']!r}")
-    return np.where(given < 0, running, given)
+    numbers = np.arange(table.num_rows) - np.repeat(starts, np.diff([*starts, table.num_rows]))
+    if numbers.max() > np.iinfo(np.int16).max:
+        row = table.slice(int(numbers.argmax()), 1).to_pylist()[0]
+        raise InputError(
+            f"image {row['image_id']!r} has more than 32,768 captions of portion {row['portion']!r} in language "
+            f"{row['language']!r}: an index is a 16-bit integer. Remove some of them"
+        )
+    return np.where(given < 0, numbers, given)
 
 
 def _refuse_duplicates(table: pa.Table) -> None:
-    again = np.flatnonzero(~_new_groups(table, _KEY))
-    if len(again):
-        first, second = table.slice(int(again[0]) - 1, 2).to_pylist()
+    duplicates = np.flatnonzero(~_new_groups(table, _KEY))
+    if len(duplicates):
+        first, second = table.slice(int(duplicates[0]) - 1, 2).to_pylist()
         raise InputError(
             f"caption key {str(_key(first))!r} (image_id/language/portion/index) occurs twice: {first['text']!r} in split "
-            f"{first['split']!r} and {second['text']!r} in split {second['split']!r}. Remove one of them, or leave the index "
-            "out so that captions are numbered in their order"
+            f"{first['split']!r} and {second['text']!r} in split {second['split']!r}. Remove one of them, or leave out the "
+            "index so that captions are numbered in their order"
         )
 
 
@@ -225,18 +233,22 @@ def _empty_caption(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def caption_statistics(rows: pa.Table) -> dict[str, Any]:
-    """Counts of captions and tokens by portion, split and language, and of images by split, of rows of kind ``captions``."""
+    """Count captions and tokens by portion, split and language, and images by split.
+
+    Args:
+        rows: rows of kind ``captions``.
+    """
     if rows.num_rows == 0:
         return {}
-    kinds = rows.select(["portion", "split", "language", "image_id"]).append_column(
+    groups = rows.select(["portion", "split", "language", "image_id"]).append_column(
         "tokens", pc.list_value_length(rows["tokens"])
     )
-    counted = kinds.group_by(["portion", "split", "language"]).aggregate([("tokens", "count"), ("tokens", "sum")])
-    images = kinds.group_by("split").aggregate([("image_id", "count_distinct")])
+    captions = groups.group_by(["portion", "split", "language"]).aggregate([("tokens", "count"), ("tokens", "sum")])
+    images = groups.group_by("split").aggregate([("image_id", "count_distinct")])
     return {
         "captions": {
             f"{row['portion']}/{row['split']}/{row['language']}": {"captions": row["tokens_count"], "tokens": row["tokens_sum"]}
-            for row in counted.to_pylist()
+            for row in captions.to_pylist()
         },
         "images": {row["split"]: row["image_id_count_distinct"] for row in images.to_pylist()},
     }

@@ -1,4 +1,4 @@
-"""``imagepivot captions``: raw captions in, tokenized captions in shards out."""
+"""``imagepivot captions``: turns raw captions into shards of tokenized captions."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _REPORT_ROWS = 2000
 
 
 def _read_blocks(part: tuple[int, Part], source: CaptionSource, selection: Selection) -> Iterator[bytes]:
-    number, what = part
-    for block in blocks_of(source.read(what, selection), number):
+    number, content = part
+    for block in blocks_of(source.read(content, selection), number):
         yield to_ipc(block)
 
 
@@ -53,21 +53,21 @@ def _forms(block: bytes, recipe: Recipe, splits: frozenset[str]) -> Iterator[tup
 
 @dataclass(eq=False)  # Not frozen: Beam sets the label.
 class TrainTruecasers(beam.PTransform):
-    """Blocks of captions to (language, model text): one truecaser a language.
+    """Blocks of captions to pairs (language, text of a model): one truecaser per language.
 
     Attributes:
         recipe: the steps before truecasing.
-        splits: the splits to learn from.
+        splits: splits to learn from.
     """
 
     recipe: Recipe
     splits: tuple[str, ...] = ("train",)
 
     def expand(self, blocks: beam.PCollection) -> beam.PCollection:
-        """Counts are summed by language, so that neither order nor sharding matters."""
+        """Sum counts by language, so that neither order nor sharding matters."""
         return (
             blocks
-            | "SpreadBlocks" >> beam.Reshuffle()  # Fusion break after fan-out: one part is a file of any size.
+            | "SpreadBlocks" >> beam.Reshuffle()  # Fusion break after fan-out: a part is a file of any size.
             | "CountForms" >> beam.FlatMap(_forms, self.recipe, frozenset(self.splits))
             | "SumForms" >> beam.CombinePerKey(SumCounters())
             | "ChooseForms" >> beam.MapTuple(_model_text)
@@ -121,12 +121,12 @@ class _MakeShardFn(beam.DoFn):
 
 @dataclass(eq=False)  # Not frozen: Beam sets the label.
 class TokenizeCaptions(beam.PTransform):
-    """Blocks of captions to shards on disk; gives the numbers of the shards that it wrote.
+    """Blocks of captions to shards on disk; the output holds the numbers of the shards written.
 
     Attributes:
         output: the dataset.
-        recipe: the steps.
-        truecasers: (language, model text), for a recipe that truecases.
+        recipe: the steps from text to tokens.
+        truecasers: pairs (language, text of a model), for a recipe that truecases.
         finished: shards that an earlier run finished; their captions are dropped before the shuffle.
         meter: counts captions.
     """
@@ -138,13 +138,13 @@ class TokenizeCaptions(beam.PTransform):
     meter: Meter = Meter()
 
     def expand(self, blocks: beam.PCollection) -> beam.PCollection:
-        """Groups the raw captions by shard; one call tokenizes and writes a shard. Empty shards are written, too."""
+        """Group the raw captions by shard; one call tokenizes and writes a shard. Empty shards are written as well."""
         shards = self.output.identity.shards
-        todo = [(number, b"") for number in range(shards) if number not in self.finished]
+        missing = [(number, b"") for number in range(shards) if number not in self.finished]
         captions = blocks | "SplitByShard" >> beam.FlatMap(_split, shards, self.finished)
         models = beam.pvalue.AsDict(self.truecasers) if self.truecasers is not None else {}
         return (
-            (captions, blocks.pipeline | "EveryShard" >> beam.Create(todo))
+            (captions, blocks.pipeline | "EveryShard" >> beam.Create(missing))
             | "CaptionsAndShards" >> beam.Flatten()
             | "GroupByShard" >> beam.GroupByKey()
             | "MakeShard" >> beam.ParDo(_MakeShardFn(self.output, self.recipe, self.meter), models=models)
@@ -153,15 +153,15 @@ class TokenizeCaptions(beam.PTransform):
 
 @dataclass(frozen=True)
 class CaptionsJob:
-    """What ``imagepivot captions`` does.
+    """Job of ``imagepivot captions``.
 
     Attributes:
         source: the raw captions.
         output: folder of the dataset.
-        selection: which captions.
+        selection: the captions to keep.
         recipe: name of the text recipe.
-        train_splits: splits that the truecasers are learned from.
-        truecaser: folder with learned truecasers (or a captions dataset that holds some); learned when None.
+        train_splits: splits that the truecasers learn from.
+        truecaser: folder of trained truecasers, or a captions dataset that holds them; None trains them.
         shards: number of shards.
         overwrite: replace a dataset of another fingerprint.
     """
@@ -182,12 +182,15 @@ class CaptionsJob:
 
 
 def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
-    """Makes a dataset of kind ``captions``.
+    """Make a dataset of kind ``captions``.
 
     Args:
         job: what to make.
         execution: where and how to run.
-        meter: counts captions for whoever watches.
+        meter: counts captions, for a progress display.
+
+    Returns:
+        The manifest of the committed dataset.
 
     Raises:
         ImagepivotError: the source is broken, or the folder cannot be written.
@@ -214,16 +217,16 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
             | "SpreadParts" >> beam.Reshuffle()  # Fusion break: the parts are read by all workers.
             | "ReadCaptions" >> beam.FlatMap(_read_blocks, job.source, job.selection)
         )
-        truecasers, done = None, []
+        truecasers, written = None, []
         if steps.truecase:
             if models is None:
                 truecasers = blocks | "TrainTruecasers" >> TrainTruecasers(steps, job.train_splits)
             else:
                 truecasers = pipeline | "GivenTruecasers" >> beam.Create(sorted(models.texts.items()))
-            done.append(truecasers | "WriteTruecasers" >> beam.Map(_write_truecaser, output.folder))
+            written.append(truecasers | "WriteTruecasers" >> beam.Map(_write_truecaser, output.folder))
         tokenize = TokenizeCaptions(output=output, recipe=steps, truecasers=truecasers, finished=finished, meter=meter)
-        done.append(blocks | "TokenizeCaptions" >> tokenize)
+        written.append(blocks | "TokenizeCaptions" >> tokenize)
         libraries = ("apache-beam", "sacremoses")
-        _ = done | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=libraries)
+        _ = written | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=libraries)
 
     return run_job(output, build, execution=execution, overwrite=job.overwrite)

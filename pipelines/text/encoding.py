@@ -1,4 +1,4 @@
-"""``imagepivot encode``: tokens to ids of a vocabulary, shard by shard."""
+"""``imagepivot encode``: turns tokens into ids of a vocabulary, shard by shard."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = ["EncodeCaptions", "EncodeJob", "encode_captions", "encode_table"]
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """What ``imagepivot encode`` does.
+    """Job of ``imagepivot encode``.
 
     Attributes:
         captions: folder of a captions dataset.
         vocabulary: folder of a vocabulary.
         output: folder of the encoded captions.
-        max_length: most tokens of a caption that are kept (Huang et al. 2019 cut at 100); ``<start>`` and ``<end>`` on top.
+        max_length: number of tokens after which a caption is cut (Huang et al. 2019: 100), ``<start>`` and ``<end>`` not counted.
         overwrite: replace a dataset of another fingerprint.
     """
 
@@ -52,10 +52,15 @@ class EncodeJob:
 
 
 def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) -> tuple[pa.Table, dict[str, Any]]:
-    """Encodes rows of kind ``captions``.
+    """Encode rows of kind ``captions``.
+
+    Args:
+        captions: rows of kind ``captions``.
+        vocabulary: the vocabulary whose ids are used.
+        max_length: number of tokens after which a caption is cut.
 
     Returns:
-        Rows of kind ``encoded`` in the same order, and statistics: captions, tokens kept, ``<unk>`` among them, and captions
+        Rows of kind ``encoded`` in the same order, and statistics: captions, tokens kept, ``<unk>`` among these, and captions
         that were cut.
     """
     ids = [vocabulary.encode(tokens, max_length=max_length) for tokens in captions["tokens"].to_pylist()]
@@ -75,14 +80,14 @@ def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) ->
 class _EncodeShardFn(beam.DoFn):
     def __init__(self, captions: Dataset, vocabulary: Dataset, max_length: int, output: Output, meter: Meter) -> None:
         self._captions = captions
-        self._source = vocabulary
+        self._vocabulary_dataset = vocabulary
         self._max_length = max_length
         self._output = output
         self._meter = meter
         self._counter = Metrics.counter("EncodeCaptions", "captions_encoded")
 
     def setup(self) -> None:
-        self._vocabulary = self._source.vocabulary()
+        self._vocabulary = self._vocabulary_dataset.vocabulary()
 
     def process(self, number: int) -> Iterator[int]:
         table, statistics = encode_table(self._captions.shard(number), self._vocabulary, self._max_length)
@@ -96,13 +101,13 @@ class _EncodeShardFn(beam.DoFn):
 
 @dataclass(eq=False)
 class EncodeCaptions(beam.PTransform):
-    """Numbers of shards to encoded shards on disk; gives the numbers back when they are written.
+    """Numbers of shards to encoded shards on disk; the output holds the number of each shard once it is written.
 
     Attributes:
-        captions: the captions.
-        vocabulary: the vocabulary.
-        max_length: most tokens of a caption that are kept.
-        output: the dataset.
+        captions: the captions dataset.
+        vocabulary: the vocabulary dataset.
+        max_length: number of tokens after which a caption is cut.
+        output: the dataset to write.
         meter: counts captions.
     """
 
@@ -113,16 +118,24 @@ class EncodeCaptions(beam.PTransform):
     meter: Meter = Meter()
 
     def expand(self, shards: beam.PCollection) -> beam.PCollection:
-        """Captions and encoded captions are co-partitioned: nothing is shuffled."""
+        """Encode each shard on its own: captions and encoded captions are co-partitioned, so nothing is shuffled."""
         function = _EncodeShardFn(self.captions, self.vocabulary, self.max_length, self.output, self.meter)
         return shards | "EncodeShard" >> beam.ParDo(function)
 
 
 def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
-    """Makes a dataset of kind ``encoded`` with as many shards as the captions have.
+    """Make a dataset of kind ``encoded`` with as many shards as the captions have.
+
+    Args:
+        job: what to make.
+        execution: where and how to run.
+        meter: counts captions, for a progress display.
+
+    Returns:
+        The manifest of the committed dataset.
 
     Raises:
-        DatasetError: an input is no dataset of the kind that is expected.
+        DatasetError: an input is not a dataset of the expected kind.
     """
     captions = open_dataset(job.captions, kind="captions")
     vocabulary = open_dataset(job.vocabulary, kind="vocabulary")
@@ -131,7 +144,7 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
         parameters=EncodedParameters(
             max_length=job.max_length,
             vocabulary_size=vocabulary.manifest.rows,
-            # A model that is trained on these ids answers queries that went through the same recipe.
+            # A model trained on these ids can only answer queries that went through the same recipe.
             text=CaptionsParameters.from_json(captions.manifest.parameters).text,
         ).to_json(),
         inputs=(
@@ -143,10 +156,10 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
     output = Output(folder=Folder(job.output), identity=identity)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
-        todo = [shard for shard in range(captions.num_shards) if shard not in finished]
+        missing = [shard for shard in range(captions.num_shards) if shard not in finished]
         _ = (
             pipeline
-            | "ListShards" >> beam.Create(todo)
+            | "ListShards" >> beam.Create(missing)
             | "SpreadShards" >> beam.Reshuffle()  # Fusion break: the shards are encoded by all workers.
             | "EncodeCaptions" >> EncodeCaptions(captions, vocabulary, job.max_length, output, meter)
             | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))

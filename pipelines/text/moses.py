@@ -1,21 +1,21 @@
 """Moses text processing of captions: lower-casing, punctuation normalization and tokenization.
 
-The truth is what ``lowercase.perl``, ``normalize-punctuation.perl -l LANGUAGE`` and ``tokenizer.perl -l LANGUAGE`` print at
-Moses commit 3a0631a (2017-12-12), the ones behind the ``tok`` files of Multi30K. Newer Moses tokenizes some lines otherwise.
-The rules and character lists come from sacremoses; this module applies them as the Perl does where the two differ, and
-applies only those that can match, which is most of the cost.
+The reference is the output of ``lowercase.perl``, ``normalize-punctuation.perl -l LANGUAGE`` and ``tokenizer.perl -l LANGUAGE``
+at Moses commit 3a0631a (2017-12-12), with which the ``tok`` files of Multi30K were made. Newer versions of Moses tokenize some
+lines differently. The rules and character lists come from sacremoses. Where the two differ, this module follows the Perl; and
+it applies only the rules that can match, since applying rules is most of the cost.
 
-The text of every function is one caption: a line without its line end, so split files on LF only. Language tags are
-BCP 47, and their primary subtag decides the rules: ``pt-BR`` is handled as ``pt``.
+The text that a function takes is one caption: a line without its line end, so split files on LF only. Language tags are
+BCP 47, and their primary subtag selects the rules: ``pt-BR`` is handled as ``pt``.
 
-Known differences that remain, none of them on Multi30K:
+Known differences from the Perl, none of which occurs on Multi30K:
 
-* Letters are those of sacremoses' tables, which are Perl's up to U+052F. Beyond, scripts and letters that came to Unicode
-  since about 2018 and Georgian case are unknown to them, Han and Hangul are letters for ``zh``, ``ja`` and ``ko`` only, and
+* Letters are those of sacremoses' tables, which agree with Perl up to U+052F. Beyond that, the tables lack scripts and letters
+  added to Unicode since about 2018 and the case of Georgian, Han and Hangul are letters for ``zh``, ``ja`` and ``ko`` only, and
   Indic virama and nukta count as letters.
 * The nonbreaking prefixes of es, is, it, nl, sk, sv and ta differ in a few entries, and sacremoses has lists for some languages
-  where Moses falls back to English.
-* Text that holds Moses' own placeholder ``DOTMULTI``.
+  for which Moses falls back to English.
+* Text that contains Moses' own placeholder ``DOTMULTI``.
 """
 
 import difflib
@@ -48,11 +48,11 @@ MOSES_COMMIT = "3a0631a"
 
 _Rule = tuple[re.Pattern[str], str]
 
-# Python counts U+001C..U+001F as white space and Perl does not, so these must be gone before anything splits.
+# Python counts U+001C..U+001F as white space and Perl does not, so they must be removed before text is split.
 _JUNK = re.compile(r"[\x00-\x08\x0e-\x1f]")
 _SEPARATORS = frozenset("\x1c\x1d\x1e\x1f")
 
-# Each rule of the normalizer needs one of these; most captions have none.
+# Every rule of the normalizer needs one of these to match; most captions contain none.
 _NORMALIZABLE = re.compile("[\r()%:;`\"„“”–—´‘’‚…«»\xa0]|  |''")
 
 _SPLITS_CONTRACTIONS_LEFT = frozenset({"fr", "it", "ga"})
@@ -61,15 +61,15 @@ _OWN_QUOTE_RULES = frozenset({"en", "cs", "cz", "de", "es", "fr"})
 
 @dataclass(frozen=True)
 class Recipe:
-    """How captions become tokens; the steps run in the order of the fields.
+    """Steps from text to tokens; they run in the order of the fields.
 
     Attributes:
-        name: What the user types.
-        description: One line for a listing.
-        lowercase: Whether text is lower-cased.
-        normalize: Whether punctuation is normalized.
+        name: name on the command line.
+        description: one line for a listing.
+        lowercase: whether text is lower-cased.
+        normalize: whether punctuation is normalized.
         tokenizer: ``moses``, with special characters escaped (``&apos;``), or ``whitespace``, which only splits.
-        truecase: Whether tokens are truecased with a model learned from the training split.
+        truecase: whether tokens are truecased with a model learned from the training split.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Recipe:
     truecase: bool
 
     def parameters(self) -> TextRecipe:
-        """Return everything of the recipe that changes its tokens, for a manifest."""
+        """Return the parts of the recipe that affect its tokens, for a manifest."""
         uses_moses = self.normalize or self.tokenizer == "moses"
         return TextRecipe(
             recipe=self.name,
@@ -97,8 +97,8 @@ class Recipe:
 DEFAULT_RECIPE = "multi30k-lc"
 
 RECIPES: dict[str, Recipe] = {
-    r.name: r
-    for r in (
+    recipe.name: recipe
+    for recipe in (
         Recipe(
             name="multi30k-lc",
             description="lower-case, normalize punctuation, Moses tokenizer: the tok files of Multi30K",
@@ -128,10 +128,10 @@ RECIPES: dict[str, Recipe] = {
 
 
 def recipe(name: str) -> Recipe:
-    """Return the recipe of this name.
+    """Return the recipe with this name.
 
     Raises:
-        UsageError: If there is none; the message lists the known names.
+        UsageError: no recipe has this name; the message lists the known names.
     """
     try:
         return RECIPES[name]
@@ -142,12 +142,12 @@ def recipe(name: str) -> Recipe:
 
 
 def prepare(text: str, language: str, recipe: Recipe) -> list[str]:
-    """Return the tokens of a caption: every step of the recipe but the truecasing, which needs a model.
+    """Return the tokens of a caption after every step of the recipe but truecasing, which needs a model.
 
     Args:
-        text: The caption, without its line end.
+        text: the caption, without its line end.
         language: BCP 47 tag.
-        recipe: What to do.
+        recipe: the steps.
     """
     if recipe.lowercase:
         text = lower(text)
@@ -159,8 +159,8 @@ def prepare(text: str, language: str, recipe: Recipe) -> list[str]:
 
 
 def lower(text: str) -> str:
-    """Return the text in lower case, as Perl's ``lc`` does: each character on its own, so capital sigma gives σ, never ς."""
-    # The final sigma is the only place where Python looks at a character's neighbours.
+    """Return the text in lower case as Perl's ``lc`` makes it: character by character, so capital sigma becomes σ, never ς."""
+    # Capital sigma is the only character for which Python looks at the neighbours.
     return text.replace("Σ", "σ").lower()
 
 
@@ -168,8 +168,8 @@ def normalize_punctuation(text: str, language: str) -> str:
     """Return what ``normalize-punctuation.perl -l LANGUAGE`` prints for a line, without the line end."""
     if _NORMALIZABLE.search(text) is None:
         return text
-    # The Perl works on the line with its line end, which matters: a full stop before a closing quote is moved
-    # behind it when any character but "<" follows.
+    # The Perl sees the line with its line end, which matters: a full stop before a closing quote moves behind the quote if
+    # any character but "<" follows.
     text += "\n"
     for pattern, replacement in _normalizer_rules(_primary(language)):
         text = pattern.sub(replacement, text)
@@ -179,12 +179,12 @@ def normalize_punctuation(text: str, language: str) -> str:
 def tokenize(text: str, language: str, escape: bool = True) -> str:
     """Return what ``tokenizer.perl -l LANGUAGE`` prints for a line, without the line end.
 
-    Tokens are joined by one space. A line that ends in ``.'`` gets a space at its end. A blank line comes back unchanged.
+    Single spaces join the tokens. A line that ends in ``.'`` gets a space at its end. A blank line comes back unchanged.
 
     Args:
-        text: The caption, without its line end.
+        text: the caption, without its line end.
         language: BCP 47 tag; see `prefix_language` for languages without abbreviations of their own.
-        escape: Whether ``& | < > ' " [ ]`` become entities, as Moses does by default.
+        escape: whether ``& | < > ' " [ ]`` become entities, as Moses does by default.
     """
     if not text or (text.isspace() and _SEPARATORS.isdisjoint(text)):
         return text
@@ -196,15 +196,15 @@ def tokenize(text: str, language: str, escape: bool = True) -> str:
 
 
 def split_tokens(line: str) -> list[str]:
-    """Return the tokens of a tokenized line: what stands between ASCII spaces, never empty. A blank line has none."""
-    # Only a blank line, which the tokenizer prints unchanged, can hold white space of another kind.
+    """Return the tokens of a tokenized line: its non-empty parts between ASCII spaces. A blank line has none."""
+    # Only a blank line, which the tokenizer prints unchanged, can hold other white space.
     return [] if line.isspace() else [token for token in line.split(" ") if token]
 
 
 def prefix_language(language: str) -> str:
-    """Return the language whose nonbreaking prefixes are in force: words like ``Mr`` that keep their full stop.
+    """Return the language whose nonbreaking prefixes apply: words such as ``Mr`` that keep their full stop.
 
-    This is the primary subtag where sacremoses has a list for it, else ``en``: Moses itself falls back to English.
+    This is the primary subtag if sacremoses has a list for it, else ``en``, since Moses itself falls back to English.
     """
     primary = _primary(language)
     return primary if primary in NonbreakingPrefixes().available_langs.values() else "en"
@@ -215,7 +215,7 @@ def _primary(language: str) -> str:
 
 
 def _escape(text: str) -> str:
-    # The ampersand goes first, or it would escape the others' entities.
+    # The ampersand comes first: later, it would escape the entities of the others.
     text = text.replace("&", "&amp;").replace("|", "&#124;").replace("<", "&lt;").replace(">", "&gt;")
     return text.replace("'", "&apos;").replace('"', "&quot;").replace("[", "&#91;").replace("]", "&#93;")
 
@@ -224,18 +224,18 @@ def _escape(text: str) -> str:
 def _normalizer_rules(language: str) -> tuple[_Rule, ...]:
     """Compile the Perl's substitutions in its order, for a primary subtag."""
     normalizer = sacremoses.MosesPunctNormalizer(lang=language, perl_parity=True)
-    # These quotes became apostrophes in newer Moses only.
-    rules = [(p, '"') if p in ("‘", "‚") else (p, r) for p, r in normalizer.substitutions]
+    # Only newer versions of Moses turn these quotes into apostrophes.
+    rules = [(pattern, '"' if pattern in ("‘", "‚") else replacement) for pattern, replacement in normalizer.substitutions]
     if language not in _OWN_QUOTE_RULES:
-        # The Perl moves commas and full stops out of quotes in all languages but English and Czech, before its last rule.
+        # In all languages but English and Czech, the Perl moves commas and full stops out of quotes before its last rule.
         rules[-1:-1] = normalizer.DE_ES_FR_QUOTATION_FOLLOWED_BY_COMMA
-    # The Perl sees bytes: its digits, letters and white space are ASCII.
+    # The Perl works on bytes: its digits, letters and white space are ASCII.
     return tuple((re.compile(pattern, re.ASCII), replacement) for pattern, replacement in rules)
 
 
 @functools.cache
 def _tokenizer_rules(language: str) -> "_TokenizerRules":
-    """Gather the rules for a primary subtag, once per process: the character lists are large."""
+    """Collect the rules for a primary subtag, once per process because the character lists are large."""
     moses = sacremoses.MosesTokenizer(lang=language)
     if language == "en":
         apostrophes = moses.ENGLISH_SPECIFIC_APOSTROPHE
@@ -249,7 +249,7 @@ def _tokenizer_rules(language: str) -> "_TokenizerRules":
         prefix, marker, _ = entry.partition(" #NUMERIC_ONLY#")
         (numeric if marker else prefixes).add(prefix)
     if prefix_language(language) == "en":
-        prefixes.discard("Rs")  # came to Moses after the commit
+        prefixes.discard("Rs")  # added to Moses after the commit
     return _TokenizerRules(
         moses=moses,
         apostrophes=tuple(apostrophes),
@@ -262,15 +262,15 @@ def _tokenizer_rules(language: str) -> "_TokenizerRules":
 
 @dataclass(frozen=True)
 class _TokenizerRules:
-    """The tokenizer of one language: sacremoses' rules, each applied only where it can match.
+    """Tokenizer of one language: the rules of sacremoses, each applied only if it can match.
 
     Attributes:
-        moses: The tokenizer of sacremoses, which owns the patterns.
-        apostrophes: The substitutions around apostrophes, in order.
-        prefixes: Words that keep their full stop.
-        numeric_prefixes: Words that keep it before a number.
-        letters: The characters that are letters.
-        lower_case: The characters that are lower-case letters.
+        moses: tokenizer of sacremoses, which owns the patterns.
+        apostrophes: substitutions around apostrophes, in order.
+        prefixes: words that keep their full stop.
+        numeric_prefixes: words that keep their full stop before a number.
+        letters: characters that are letters.
+        lower_case: characters that are lower-case letters.
     """
 
     moses: Any
@@ -281,7 +281,7 @@ class _TokenizerRules:
     lower_case: frozenset[str]
 
     def tokenize(self, text: str) -> str:
-        """Return the tokenized line, not escaped; white space in the text is single spaces between words."""
+        """Return the tokenized line, not escaped, for a text whose only white space is single spaces between words."""
         moses = self.moses
         pattern, replacement = moses.PAD_NOT_ISALNUM
         text = pattern.sub(replacement, text)

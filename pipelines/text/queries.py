@@ -1,4 +1,4 @@
-"""The text of a query to tokens, as the captions that a model was trained on became tokens."""
+"""Tokens of a query: the same steps that the captions a model was trained on went through."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ __all__ = ["tokenize_query"]
 
 
 def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser: str = "") -> list[str]:
-    """Tokens of a query.
+    """Tokenize a query.
 
     Args:
-        text: what is asked for.
-        language: its language, a BCP 47 tag.
-        steps: the recipe of the captions, as the manifest of the encoded captions states it.
-        truecaser: folder with the truecasers that the captions were made with, for a recipe that truecases.
+        text: the query.
+        language: language of the query, a BCP 47 tag.
+        steps: the recipe of the captions, from the manifest of the encoded captions; None if it states none.
+        truecaser: folder of the truecasers that the captions were made with, for a recipe that truecases.
 
     Raises:
-        UsageError: the recipe is not known, or a truecaser is missing, or of no use.
+        UsageError: the recipe is unknown or has changed, a truecaser is missing, or one is given to a recipe without truecasing.
         InputError: the truecasers are missing or broken.
     """
     if steps is None:
         raise UsageError(
-            "nothing says how the captions of this run became tokens: they were encoded by an earlier version. Encode them again "
+            "the run does not state how its captions were tokenized: they were encoded by an earlier version. Encode them again "
             "and train again, or give the query as tokens with --tokenized"
         )
-    known = recipe(steps.recipe)
+    current = recipe(steps.recipe)
     stored = steps.to_json()
     changed = sorted(
-        key for key, value in known.parameters().to_json().items() if key != "sacremoses" and stored.get(key) != value
+        key for key, value in current.parameters().to_json().items() if key != "sacremoses" and stored.get(key) != value
     )
     if changed:
         raise UsageError(
-            f"recipe {known.name!r} is no longer what the captions of this run went through ({', '.join(changed)} differ): give "
-            "the query as tokens with --tokenized"
+            f"recipe {current.name!r} has changed since the captions of this run were tokenized ({', '.join(changed)} differ): "
+            "give the query as tokens with --tokenized"
         )
-    if known.truecase and not truecaser:
-        raise UsageError(f"recipe {known.name!r} truecases: give --truecaser with the folder of the captions of this run")
-    if truecaser and not known.truecase:
-        raise UsageError(f"recipe {known.name!r} does not truecase: leave --truecaser out")
-    tokens = prepare(text, language, known)
+    if current.truecase and not truecaser:
+        raise UsageError(f"recipe {current.name!r} truecases: give --truecaser with the folder of the captions of this run")
+    if truecaser and not current.truecase:
+        raise UsageError(f"recipe {current.name!r} does not truecase: leave --truecaser out")
+    tokens = prepare(text, language, current)
     if not truecaser:
         return tokens
     models = load_truecasers(truecaser).texts

@@ -1,4 +1,4 @@
-"""Truecasers on disk: one file a language in Moses' own format, in the folder ``truecaser`` of a captions dataset."""
+"""Truecasers on disk: one file per language in Moses' own format, in the folder ``truecaser`` of a captions dataset."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ TRUECASER_FILES = rf"{TRUECASER_FOLDER}/[A-Za-z0-9-]+\.model"
 
 
 def truecaser_name(language: str) -> str:
-    """Path of a language's truecaser within a captions dataset."""
+    """Return the path of a language's truecaser within a captions dataset."""
     return f"{TRUECASER_FOLDER}/{language}.model"
 
 
 @dataclass(frozen=True)
 class Truecasers:
-    """Given truecasers.
+    """Truecasers that were trained earlier.
 
     Attributes:
-        texts: the text of each model, by language.
+        texts: text of each model, by language.
     """
 
     texts: Mapping[str, str]
 
     def inputs(self) -> list[dict[str, Any]]:
-        """What they add to a dataset's identity."""
+        """Return what the truecasers add to the identity of a dataset: name, size in bytes and digest of each."""
         return [
             {"name": truecaser_name(language), "bytes": len(text.encode()), "sha256": sha256_of_bytes(text.encode())}
             for language, text in sorted(self.texts.items())
@@ -44,10 +44,11 @@ class Truecasers:
 
 
 def load_truecasers(location: str) -> Truecasers:
-    """Reads every ``LANGUAGE.model`` of a folder, or of its folder ``truecaser``.
+    """Read every ``LANGUAGE.model`` in a folder, or in its folder ``truecaser`` if there is one.
 
     Raises:
-        InputError: there is none, or one is broken.
+        InputError: the folder holds no model, or a broken one.
+        UsageError: the name of a file is not a language tag.
     """
     folder = Folder(location)
     names = [name.removeprefix(f"{TRUECASER_FOLDER}/") for name in folder.names() if name.startswith(f"{TRUECASER_FOLDER}/")]
@@ -67,13 +68,13 @@ def load_truecasers(location: str) -> Truecasers:
         texts[check_language(name.removesuffix(".model"))] = text
     if not texts:
         raise InputError(
-            f"--truecaser {location!r} holds no LANGUAGE.model, such as en.model: give the folder of a captions dataset that "
-            "was made with --recipe moses-truecase, or a folder with models in Moses' format"
+            f"--truecaser {location!r} holds no LANGUAGE.model, such as en.model: give the folder of a captions dataset "
+            "made with --recipe moses-truecase, or a folder of models in Moses' format"
         )
     return Truecasers(texts)
 
 
 @lru_cache(maxsize=64)
 def parse_truecaser(text: str) -> TruecaseModel:
-    """The model of a text, parsed once a process."""
+    """Parse the text of a model, once per process."""
     return TruecaseModel.from_text(text)

@@ -1,14 +1,14 @@
 """Truecasing of tokenized captions: the trainer and the truecaser of Moses, as pure functions.
 
 Both follow ``train-truecaser.perl`` and ``truecase.perl`` of Moses (the same at commit 3a0631a and today) token by token, and
-their model files are exchangeable. The one rule that is ours: forms of equal count are ordered by code point, where the Perl's
-choice depends on its hash seed and differs from run to run.
+the model files are interchangeable. One rule is our own: forms of equal count are ordered by code point, whereas the choice of
+the Perl depends on its hash seed and differs from run to run.
 
 Training is a sum of `count_forms` over captions, in tenths of a token as integers, so that neither the order nor the
 partition of the captions matters. `TruecaseModel.from_counts` turns the sum into a model.
 
-Tokens hold no white space. XML tags (``<`` up to the next ``>``, possibly over several tokens) and factors (``|`` and what
-follows) are handled as Moses does; tokens that the tokenizer escaped hold neither.
+Tokens hold no white space. XML tags (``<`` up to the next ``>``, possibly over several tokens) and factors (``|`` and the
+text after it) are handled as Moses does; tokens that the tokenizer escaped hold neither.
 """
 
 import re
@@ -30,7 +30,7 @@ _CASED = frozenset({"Ll", "Lu", "Lt"})
 
 _ASCII_LETTER = re.compile("[A-Za-z]")
 _TAG = re.compile("<[^ ][^>]*>")
-# What stands before a "<" or ">", else a whole word: a word with one that is no tag is cut before it.
+# The text before a "<" or ">", else a whole word: a word that contains one outside a tag is cut before it.
 _WORD = re.compile("[^ <>]+|[^ ]+")
 _BARS = re.compile(r"\|*")
 
@@ -40,11 +40,11 @@ _OTHER = re.compile(r" ([^ ]+) \(([0-9]+(?:\.[0-9]+)?)\)")
 
 @dataclass(frozen=True)
 class TruecaseModel:
-    """What the training captions say about the case of each word.
+    """Case of each word, as learned from the training captions.
 
     Attributes:
-        best: The form to use of each type; a type is a form in lower case.
-        counts: The weight of each known form, in tenths of a token.
+        best: form to use for each type; a type is a form in lower case.
+        counts: weight of each known form, in tenths of a token.
     """
 
     best: Mapping[str, str]
@@ -55,7 +55,7 @@ class TruecaseModel:
         """Build the model from summed counts: the best form has the highest count, then the smallest code points.
 
         Args:
-            counts: The weight of each form, in tenths: the sum of `count_forms` over all captions.
+            counts: weight of each form, in tenths: the sum of `count_forms` over all captions.
         """
         best: dict[str, str] = {}
         for form, count in counts.items():
@@ -69,58 +69,60 @@ class TruecaseModel:
         """Read a model file of Moses or of `to_text`; the best form of each line stays the best.
 
         Args:
-            text: The content of the file.
-            source: The name of the file, for the message of an error.
+            text: content of the file.
+            source: name of the file, for error messages.
 
         Raises:
-            InputError: If a line is not of the format, does not add up, or repeats a type; the message names file and line.
+            InputError: a line does not have the format, does not add up, or repeats a type; the message names file and line.
         """
         best: dict[str, str] = {}
         counts: dict[str, int] = {}
         for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), start=1):
             try:
                 forms = _parse_line(line)
-                (kind, *strangers) = dict.fromkeys(map(lower, forms))
-                if strangers:
-                    raise ValueError(f"expected forms of one word, {kind!r} in lower case, found one of {strangers[0]!r}")
-                if kind in best:
-                    raise ValueError(f"forms of {kind!r} stand on an earlier line too")
+                (word_type, *other_types) = dict.fromkeys(map(lower, forms))
+                if other_types:
+                    raise ValueError(
+                        f"expected forms of one word, {word_type!r} in lower case, found one of {other_types[0]!r}"
+                    )
+                if word_type in best:
+                    raise ValueError(f"an earlier line also has forms of {word_type!r}")
             except ValueError as error:
                 raise InputError(
-                    f"{source}, line {number}: {error}; the line is {line[:200]!r}; train the model again or copy it afresh"
+                    f"{source}, line {number}: {error}; the line is {line[:200]!r}; train the model again or copy it again"
                 ) from None
-            best[kind] = next(iter(forms))
+            best[word_type] = next(iter(forms))
             counts.update(forms)
         return cls(best=best, counts=counts)
 
     def to_text(self) -> str:
-        """Return the model as a file that ``truecase.perl`` reads: a line per type, sorted by type.
+        """Return the model as the text of a file that ``truecase.perl`` reads: one line per type, sorted by type.
 
-        A line is ``best (count/total) other (count) ...``, the others by falling count, then by code point.
+        A line is ``best (count/total) other (count) ...``, the other forms by decreasing count, then by code point.
         """
-        others: dict[str, list[str]] = {kind: [] for kind in self.best}
+        others: dict[str, list[str]] = {word_type: [] for word_type in self.best}
         for form in self.counts:
-            kind = lower(form)
-            if form != self.best[kind]:
-                others[kind].append(form)
+            word_type = lower(form)
+            if form != self.best[word_type]:
+                others[word_type].append(form)
         lines = []
-        for kind, best in sorted(self.best.items()):
-            rest = sorted(others[kind], key=lambda form: (-self.counts[form], form))
-            total = self.counts[best] + sum(self.counts[form] for form in rest)
+        for word_type, best in sorted(self.best.items()):
+            forms = sorted(others[word_type], key=lambda form: (-self.counts[form], form))
+            total = self.counts[best] + sum(self.counts[form] for form in forms)
             head = f"{best} ({_number(self.counts[best])}/{_number(total)})"
-            lines.append(" ".join([head, *(f"{form} ({_number(self.counts[form])})" for form in rest)]) + "\n")
+            lines.append(" ".join([head, *(f"{form} ({_number(self.counts[form])})" for form in forms)]) + "\n")
         return "".join(lines)
 
 
 def count_forms(tokens: Sequence[str], possibly_use_first_token: bool = False) -> Iterator[tuple[str, int]]:
-    """Yield each word of a caption whose case is evidence, with its weight in tenths; a word may come more than once.
+    """Yield each word of a caption whose case is evidence, with its weight in tenths; a word may occur more than once.
 
-    The first word of a sentence is no evidence, since its capital may be due to its place.
+    The first word of a sentence is no evidence, since its capital may be due to its position.
 
     Args:
-        tokens: The tokens of one caption, not lower-cased.
-        possibly_use_first_token: Count a first word too if it does not begin with a capital, and count it one tenth if it
-            is the only word of the caption (``--possiblyUseFirstToken`` of Moses).
+        tokens: tokens of one caption, not lower-cased.
+        possibly_use_first_token: also count a first word, in full if it does not begin with a capital, and as one tenth if it
+            does and is the only word of the caption (``--possiblyUseFirstToken`` of Moses).
     """
     line = " ".join(tokens)
     words = _split_tags(line, factors=False)[0] if "<" in line or ">" in line else tokens
@@ -140,19 +142,19 @@ def count_forms(tokens: Sequence[str], possibly_use_first_token: bool = False) -
                     yield word, TENTHS
                 elif len(words) == 1:
                     yield word, 1
-        # Also after a word without case: Moses counts the word behind `. "` in full.
+        # This holds after a word without case as well: Moses counts the word behind `. "` in full.
         first = False
 
 
 def truecase(tokens: Sequence[str], model: TruecaseModel) -> list[str]:
     """Return the tokens in the case that the model has learned.
 
-    The first word of a sentence takes the best form of its type; any other keeps its form if it is known, else takes the best.
-    An XML tag is glued to the word before it, as the Perl prints it, so only with tags may the number of tokens change.
+    The first word of a sentence takes the best form of its type; any other word keeps a known form and else takes the best.
+    An XML tag is joined to the word before it, as the Perl prints it, so only tags can change the number of tokens.
 
     Args:
-        tokens: The tokens of one caption, not lower-cased.
-        model: What `TruecaseModel.from_counts` made of the training captions.
+        tokens: tokens of one caption, not lower-cased.
+        model: model learned from the training captions.
     """
     line = " ".join(tokens)
     if "<" in line or ">" in line or "|" in line:
@@ -161,26 +163,26 @@ def truecase(tokens: Sequence[str], model: TruecaseModel) -> list[str]:
 
 
 def _truecase_words(words: Sequence[str], model: TruecaseModel) -> list[str]:
-    """Truecase the words of one caption, which holds neither tags nor factors."""
+    """Truecase the words of one caption without tags and factors."""
     best, known = model.best, model.counts
     forms = []
     start = True
     for word in words:
         forms.append(word if not start and word in known else best.get(lower(word), word))
-        # The word as it was read decides, not its new form.
+        # The word as read decides, not its new form.
         start = word in _SENTENCE_END or (start and word in _DELAYED_START)
     return forms
 
 
 def _truecase_marked(line: str, model: TruecaseModel) -> list[str]:
-    """Truecase a line with tags or factors: a word is what stands before its first bar."""
+    """Truecase a line with tags or factors; the word proper is the part before the first bar."""
     words, tags = _split_tags(line, factors=True)
     # A word that begins with a bar has no factors.
     heads = [word if word.startswith("|") else word.partition("|")[0] for word in words]
     forms = _truecase_words(heads, model)
     pieces = []
     for i, (word, head, form) in enumerate(zip(words, heads, forms, strict=True)):
-        # The Perl prints tags in place of the space before a word.
+        # The Perl prints tags instead of the space before a word.
         pieces.append(tags[i] or (" " if i else ""))
         pieces.append(form + word[len(head) :])
     pieces.append(tags[-1].removesuffix(" "))
@@ -188,11 +190,15 @@ def _truecase_marked(line: str, model: TruecaseModel) -> list[str]:
 
 
 def _split_tags(line: str, factors: bool) -> tuple[list[str], list[str]]:
-    """Split a line into its words and the XML tags before each word, each with a space behind it; the last tags end the line.
+    """Split a line into words and XML tags.
 
     Args:
-        line: Tokens joined by single spaces.
-        factors: Whether a tag right behind a bar is a factor of the word, as the truecaser has it and the trainer not.
+        line: tokens joined by single spaces.
+        factors: whether a tag right behind a bar is a factor of the word, as it is for the truecaser but not for the trainer.
+
+    Returns:
+        The words, and one entry more of tags: those before each word, then those at the end of the line, each followed by a
+        space.
     """
     words: list[str] = []
     tags = [""]
@@ -216,17 +222,17 @@ def _split_tags(line: str, factors: bool) -> tuple[list[str], list[str]]:
 
 
 def _has_case(word: str) -> bool:
-    """Return whether a word has an upper-case, lower-case or title-case letter: what Perl calls Lu, Ll and Lt."""
+    """Return whether a word has an upper-case, lower-case or title-case letter: Unicode category Lu, Ll or Lt."""
     if _ASCII_LETTER.search(word):
         return True
     return not word.isascii() and any(unicodedata.category(character) in _CASED for character in word)
 
 
 def _parse_line(line: str) -> dict[str, int]:
-    """Return the counts of the forms of a model line, in tenths and in its order, the best form first.
+    """Return the counts of the forms on a line of a model, in tenths and in the order of the line: the best form first.
 
     Raises:
-        ValueError: If the line is not of the format or does not add up.
+        ValueError: the line does not have the format, or its counts do not add up to its total.
     """
     if not (best := _BEST.match(line)):
         raise ValueError("expected 'best (count/total) other (count) ...'")
@@ -236,22 +242,22 @@ def _parse_line(line: str) -> dict[str, int]:
         if not (other := _OTHER.match(line, position)):
             raise ValueError(f"expected ' other (count)' at column {position + 1}")
         if other[1] in forms:
-            raise ValueError(f"the form {other[1]!r} stands on the line twice")
+            raise ValueError(f"the line has the form {other[1]!r} twice")
         forms[other[1]] = _tenths(other[2])
         position = other.end()
     total = _tenths(best[3])
-    # A line that was cut between two forms is well formed, and only this shows that known forms are lost.
+    # A line that was cut between two forms is still well formed; only the total shows that forms are missing.
     if sum(forms.values()) != total:
-        raise ValueError(f"the counts add up to {_number(sum(forms.values()))}, not to the total {_number(total)}")
+        raise ValueError(f"the counts add up to {_number(sum(forms.values()))}, expected the total {_number(total)}")
     return forms
 
 
 def _tenths(number: str) -> int:
-    # The Perl adds up tenths as floating-point numbers and prints the noise: 7118.99999999999.
+    # The Perl adds up tenths as floating-point numbers and prints the rounding error: 7118.99999999999.
     return round(float(number) * TENTHS)
 
 
 def _number(tenths: int) -> str:
-    """Print a count as Perl does: no decimals for whole numbers."""
+    """Format a count as Perl prints it: without decimals if it is whole."""
     whole, tenth = divmod(tenths, TENTHS)
     return f"{whole}.{tenth}" if tenth else str(whole)

@@ -1,4 +1,4 @@
-"""``imagepivot vocabulary``: counts tokens of the training split and keeps those that reach the threshold."""
+"""``imagepivot vocabulary``: counts the tokens of the training split and keeps those that reach a threshold."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Scope = Literal["language", "joint"]
 
 @dataclass(frozen=True)
 class VocabularyJob:
-    """What ``imagepivot vocabulary`` does.
+    """Job of ``imagepivot vocabulary``.
 
     Attributes:
         captions: folder of a captions dataset.
@@ -38,8 +38,8 @@ class VocabularyJob:
         min_count: a token is kept when its count is at least this.
         count_scope: ``language``: the count within at least one language; ``joint``: the sum over languages.
         splits: splits whose captions are counted.
-        languages: languages that are counted; all when empty.
-        portions: portions that are counted; all when empty.
+        languages: languages that are counted; empty for all.
+        portions: portions that are counted; empty for all.
         overwrite: replace a dataset of another fingerprint.
     """
 
@@ -60,7 +60,7 @@ class VocabularyJob:
 
 
 def count_tokens(captions: Dataset, shard: int) -> dict[tuple[str, str, str], Counter[str]]:
-    """Counts of tokens in one shard of captions, by (portion, split, language)."""
+    """Count the tokens in one shard of captions, by (portion, split, language)."""
     counts: dict[tuple[str, str, str], Counter[str]] = {}
     table = captions.shard(shard, ["portion", "split", "language", "tokens"])
     rows = zip(*(table[name].to_pylist() for name in ("portion", "split", "language", "tokens")), strict=True)
@@ -71,16 +71,16 @@ def count_tokens(captions: Dataset, shard: int) -> dict[tuple[str, str, str], Co
 
 @dataclass(eq=False)
 class CountTokens(beam.PTransform):
-    """Numbers of shards to ((portion, split, language), counts of its tokens).
+    """Numbers of shards to pairs ((portion, split, language), counts of tokens).
 
     Attributes:
-        captions: the captions.
+        captions: the captions dataset.
     """
 
     captions: Dataset
 
     def expand(self, shards: beam.PCollection) -> beam.PCollection:
-        """Each shard is counted where it is read; only counts are shuffled."""
+        """Count each shard on the worker that reads it; only counts are shuffled."""
         return (
             shards
             | "CountShard" >> beam.FlatMap(_count_shard, self.captions)
@@ -100,36 +100,36 @@ def vocabulary_statistics(
     min_count: int,
     count_scope: Scope,
 ) -> dict[str, Any]:
-    """The numbers of Table 1 of Kádár et al. (2018) and what else says whether a vocabulary fits its captions.
+    """Return the numbers of Table 1 of Kádár et al. (2018), and others that show how well a vocabulary fits its captions.
 
     Args:
         vocabulary: the joint vocabulary.
-        counts: counts of tokens by (portion, split, language), of all captions.
-        trained: counts by language, of the captions that the vocabulary was made from.
-        min_count: its threshold.
-        count_scope: its scope.
+        counts: counts of tokens by (portion, split, language), over all captions.
+        trained: counts of tokens by language, over the captions that the vocabulary was made from.
+        min_count: threshold of the vocabulary.
+        count_scope: scope of the threshold.
 
     Returns:
-        ``tokens``: size of each language's own vocabulary (tokens of the language that reach the threshold), specials not
-        counted; ``sum`` and ``union`` of them; ``jaccard`` of each pair, the specials among both: so Table 1 comes out to
-        two decimals (without them English and Czech would have 0.0146, printed is 0.02); ``singletons``: tokens that occur
-        once, by language; ``types`` and ``occurrences`` by language; ``unknown``: share of ``<unk>`` among the tokens by
-        language and split.
+        ``tokens``: by language, the size of its own vocabulary: its tokens that reach the threshold, without specials;
+        ``sum`` and ``union`` of these vocabularies; ``jaccard``: overlap of each pair of them, with the specials in both, which
+        reproduces Table 1 to two decimals (without the specials English and Czech would have 0.0146; the table prints 0.02);
+        ``singletons``: number of tokens that occur once, by language; ``types`` and ``occurrences`` by language; ``unknown``:
+        share of ``<unk>`` among the tokens, by language and split.
     """
     known = vocabulary.ids
-    least = min_count if count_scope == "language" else 1
+    threshold = min_count if count_scope == "language" else 1
     own = {
-        language: {token for token, count in found.items() if count >= least and token in known}
-        for language, found in trained.items()
+        language: {token for token, count in tokens.items() if count >= threshold and token in known}
+        for language, tokens in trained.items()
     }
     unknown: dict[str, dict[str, float]] = {}
     totals: dict[tuple[str, str], list[int]] = {}
-    for (_, split, language), found in counts.items():
+    for (_, split, language), tokens in counts.items():
         total = totals.setdefault((language, split), [0, 0])
-        total[0] += sum(n for token, n in found.items() if token not in known)
-        total[1] += sum(found.values())
-    for (language, split), (missing, total_count) in sorted(totals.items()):
-        unknown.setdefault(language, {})[split] = missing / total_count if total_count else 0.0
+        total[0] += sum(count for token, count in tokens.items() if token not in known)
+        total[1] += sum(tokens.values())
+    for (language, split), (unknown_count, count) in sorted(totals.items()):
+        unknown.setdefault(language, {})[split] = unknown_count / count if count else 0.0
     languages = sorted(own)
     return {
         "tokens": {language: len(own[language]) for language in languages},
@@ -139,7 +139,7 @@ def vocabulary_statistics(
             f"{a}/{b}": (len(own[a] & own[b]) + len(SPECIALS)) / (len(own[a] | own[b]) + len(SPECIALS))
             for a, b in combinations(languages, 2)
         },
-        "singletons": {language: sum(n == 1 for n in trained[language].values()) for language in languages},
+        "singletons": {language: sum(count == 1 for count in trained[language].values()) for language in languages},
         "types": {language: len(trained[language]) for language in languages},
         "occurrences": {language: sum(trained[language].values()) for language in languages},
         "unknown": unknown,
@@ -148,10 +148,10 @@ def vocabulary_statistics(
 
 @dataclass(eq=False)
 class BuildVocabulary(beam.PTransform):
-    """((portion, split, language), counts) to one vocabulary, written with its statistics.
+    """Pairs ((portion, split, language), counts) to one vocabulary, written with its statistics.
 
     Attributes:
-        job: threshold, scope and what is counted.
+        job: threshold, scope and the captions that count.
         output: the dataset.
     """
 
@@ -159,7 +159,7 @@ class BuildVocabulary(beam.PTransform):
     output: Output
 
     def expand(self, counts: beam.PCollection) -> beam.PCollection:
-        """The counts are a side input of one function: a vocabulary is one value, and must fit one memory anyway."""
+        """Pass all counts to one function as a side input: a vocabulary is one value and must fit in memory anyway."""
         return (
             counts.pipeline
             | "Once" >> beam.Impulse()
@@ -171,11 +171,15 @@ def _write_vocabulary(
     _impulse: bytes, counts: Mapping[tuple[str, str, str], Mapping[str, int]], job: VocabularyJob, output: Output
 ) -> tuple[str]:
     trained: dict[str, Counter[str]] = {}
-    for (portion, split, language), found in sorted(counts.items()):
-        if split in job.splits and _takes(job, portion, language):
-            trained.setdefault(language, Counter()).update(found)
+    for (portion, split, language), tokens in sorted(counts.items()):
+        if split in job.splits and _selects(job, portion, language):
+            trained.setdefault(language, Counter()).update(tokens)
     vocabulary = Vocabulary.from_counts(trained, min_count=job.min_count, scope=job.count_scope)
-    covered = {key: found for key, found in counts.items() if _takes(job, key[0], key[2])}
+    covered = {
+        (portion, split, language): tokens
+        for (portion, split, language), tokens in counts.items()
+        if _selects(job, portion, language)
+    }
     statistics = vocabulary_statistics(vocabulary, covered, trained, min_count=job.min_count, count_scope=job.count_scope)
     output.folder.write(TEXT_NAME, vocabulary.to_text().encode())
     with open_shard(output, 0) as shard:
@@ -184,38 +188,49 @@ def _write_vocabulary(
     return (TEXT_NAME,)
 
 
-def _takes(job: VocabularyJob, portion: str, language: str) -> bool:
+def _selects(job: VocabularyJob, portion: str, language: str) -> bool:
     return (not job.languages or language in job.languages) and (not job.portions or portion in job.portions)
 
 
 def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
-    """Refuses a selection that no caption meets; the captions' manifest knows."""
-    kinds = [tuple(key.split("/", 2)) for key in captions.manifest.statistics.get("captions", {})]
-    for place, (option, wanted) in enumerate((("portion", job.portions), ("split", job.splits), ("language", job.languages))):
-        there = sorted({kind[place] for kind in kinds})
-        for value in wanted:
-            if value not in there:
+    """Refuse a selection that no caption meets, by the statistics in the manifest of the captions."""
+    groups = [tuple(key.split("/", 2)) for key in captions.manifest.statistics.get("captions", {})]
+    selections = (("portion", job.portions), ("split", job.splits), ("language", job.languages))
+    for position, (option, selected) in enumerate(selections):
+        present = sorted({group[position] for group in groups})
+        for value in selected:
+            if value not in present:
                 raise InputError(
-                    f"{job.captions!r} has no captions of {option} {value!r}: there are {', '.join(there) or 'none'}. "
+                    f"{job.captions!r} has no captions of {option} {value!r}: it has {', '.join(present) or 'none'}. "
                     f"Choose with --{option}s"
                 )
-    if not any(split in job.splits and _takes(job, portion, language) for portion, split, language in kinds):
+    if not any(split in job.splits and _selects(job, portion, language) for portion, split, language in groups):
         raise InputError(
-            f"{job.captions!r} has captions of each portion, split and language that was chosen, but none of all together: there "
-            f"are {', '.join('/'.join(kind) for kind in sorted(kinds))}. Choose with --portions, --splits and --languages"
+            f"{job.captions!r} has no captions of the selected portions, splits and languages together: it has "
+            f"{', '.join('/'.join(group) for group in sorted(groups))}. Choose with --portions, --splits and --languages"
         )
 
 
 def build_vocabulary(job: VocabularyJob, execution: Execution = Execution()) -> Manifest:
-    """Makes a dataset of kind ``vocabulary`` and its plain text file.
+    """Make a dataset of kind ``vocabulary`` and its plain text file.
+
+    Args:
+        job: what to make.
+        execution: where and how to run.
+
+    Returns:
+        The manifest of the committed dataset.
 
     Raises:
-        DatasetError: ``job.captions`` is no captions dataset.
+        DatasetError: ``job.captions`` is not a captions dataset, or holds no captions.
         InputError: no caption is selected.
     """
     captions = open_dataset(job.captions, kind="captions")
     if captions.manifest.rows == 0:
-        raise DatasetError(f"{job.captions!r} holds no captions: there is nothing to count")
+        raise DatasetError(
+            f"{job.captions!r} holds no captions, so there is nothing to count: check the source and the selection, and prepare "
+            "the captions again"
+        )
     _check_selected(job, captions)
     identity = Identity(
         kind="vocabulary",
@@ -232,7 +247,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution()) -> 
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
         if finished:
-            done = pipeline | "VocabularyIsThere" >> beam.Create([(TEXT_NAME,)])
+            written = pipeline | "VocabularyIsThere" >> beam.Create([(TEXT_NAME,)])
         else:
             counts = (
                 pipeline
@@ -240,7 +255,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution()) -> 
                 | "SpreadShards" >> beam.Reshuffle()  # Fusion break: the shards are read by all workers.
                 | "CountTokens" >> CountTokens(captions)
             )
-            done = counts | "BuildVocabulary" >> BuildVocabulary(job, output)
-        _ = done | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))
+            written = counts | "BuildVocabulary" >> BuildVocabulary(job, output)
+        _ = written | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))
 
     return run_job(output, build, execution=execution, overwrite=job.overwrite)

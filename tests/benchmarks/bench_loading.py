@@ -1,7 +1,7 @@
-"""Time and peak memory to load what Kádár et al. 2018 train their bilingual model on, in a fresh process.
+"""Measure time and peak memory of loading the data of the bilingual model of Kádár et al. 2018, in a fresh process.
 
-That is the comparable portion of Multi30K in English and German, 290,000 encoded captions, with 29,000 features of 2048 values in
-float32. The features are random: their values make no difference here. Needs the Multi30K text.
+This is the comparable portion of Multi30K in English and German, 290,000 encoded captions, with 29,000 features of 2048 values in
+float32. The features are random, since their values make no difference here. Needs the Multi30K text.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ print(json.dumps({
 
 
 def main() -> None:
-    """Prints the times and the peak memory."""
+    """Print the times and the peak memory."""
     source = test_data("multi30k")
     if source is None:
         sys.exit("needs the Multi30K text: set IMAGEPIVOT_TEST_DATA")
     print(machine())
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as folder:
         captions, vocabulary, encoded, features = (
-            str(Path(place) / name) for name in ("captions", "vocabulary", "ids", "features")
+            str(Path(folder) / name) for name in ("captions", "vocabulary", "ids", "features")
         )
         chosen = ("--languages", "en,de", "--portions", "comparable", "--splits", "train")
         _imagepivot("captions", str(source), captions, "--format", "multi30k", *chosen)
@@ -63,7 +63,7 @@ def main() -> None:
         _imagepivot("encode", captions, vocabulary, encoded)
         _write_features(features, sorted(set(open_dataset(encoded).image_ids())))
         folders = (encoded, features, vocabulary)
-        _load(folders)  # The files are in the page cache from here on.
+        _load(folders)  # From here on the files are in the page cache.
         runs = [_load(folders) for _ in range(RUNS)]
     counts = ", ".join(f"{runs[0][name]:,} {name}" for name in ("captions", "images", "caption pairs"))
     seconds = sorted(run["load"] for run in runs)

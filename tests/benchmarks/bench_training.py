@@ -1,9 +1,9 @@
-"""A training step (batch 128, words 300, GRU and joint space 1024) against the one that others write, and against its products.
+"""Compare a training step (batch 128, words 300, GRU and joint space 1024) with the usual one, and with its matrix products.
 
-Yardsticks: a model of ``torch.nn.GRU``, ``pack_padded_sequence`` and default Adam, as VSE++ and its successors have it; and the
-floor that a step has without sharing prefixes: three times the multiply-adds of the unpadded tokens at the rate of a large matrix
-product in the same run. Sharing may go below it. Captions are those of Multi30K, where its text is there, and made-up ones that
-share no beginning but ``<start>``, which is the worst case. Takes the number of threads as an argument.
+Yardsticks: a model with ``torch.nn.GRU``, ``pack_padded_sequence`` and default Adam, as in VSE++ and its successors; and the lower
+bound for a step that shares no prefixes, which is three times the multiply-adds of the unpadded tokens at the rate of a large
+matrix product in the same run. Sharing may go below it. The captions are those of Multi30K, if its text is available, and synthetic
+ones that share no prefix but ``<start>``, which is the worst case. Takes the number of threads as an argument.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from train.objectives.ranking import ranking_loss
 
 BATCH, WIDTH, WORDS, FEATURES, MARGIN, CLIP, RATE = 128, 1024, 300, 2048, 0.2, 2.0, 2e-4
 VOCABULARY = 8344  # English words that occur four times in Multi30K's comparable captions.
-STEPS = 2  # In a run. The batches differ from step to step and are the same for both.
+STEPS = 2  # Per measurement. The batches differ from step to step and are the same for both models.
 
 
 class Captions:
-    """Captions of made-up or real text, flat as in `train.data.captions`."""
+    """Synthetic or real captions, flat as in `train.data.captions`."""
 
     def __init__(self, captions: list[list[int]]) -> None:
         self.token_ids = np.array([token for caption in captions for token in caption], dtype=np.int32)
         self.offsets = np.cumsum([0, *map(len, captions)])
 
     def padded(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Token ids ``[B, longest]`` and lengths ``[B]``."""
+        """Return token ids ``[B, longest]`` and lengths ``[B]``."""
         captions = [torch.from_numpy(self.token_ids[self.offsets[r] : self.offsets[r + 1]].astype(np.int64)) for r in rows]
         return nn.utils.rnn.pad_sequence(captions, batch_first=True), torch.tensor([len(caption) for caption in captions])
 
 
-def made_up() -> Captions:
-    """Captions of Multi30K's lengths (mean 15.5 with <start> and <end>, deviation 5) and tokens at random."""
+def synthetic() -> Captions:
+    """Draw captions with the lengths of Multi30K (mean 15.5 with <start> and <end>, deviation 5) and random tokens."""
     generator = np.random.default_rng(0)
     lengths = 2 + generator.gamma(7, 13.5 / 7, size=5000).astype(int)
     return Captions([[START, *generator.integers(UNK, VOCABULARY, size=length - 2).tolist(), END] for length in lengths])
 
 
 def multi30k() -> Captions | None:
-    """The English comparable captions of the training images, or None."""
+    """Return the English comparable captions of the training images; None if the text is missing."""
     folder = test_data("multi30k")
     if folder is None:
         return None
@@ -67,7 +67,7 @@ def multi30k() -> Captions | None:
 
 
 class Plain(nn.Module):
-    """The model as others write it."""
+    """The usual model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Plain(nn.Module):
         self.gru = nn.GRU(WORDS, WIDTH, batch_first=True)
 
     def forward(self, features: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
-        """Scores ``[B, B]``."""
+        """Return scores ``[B, B]``."""
         outputs, _ = self.gru(pack_padded_sequence(self.words(ids), lengths, batch_first=True, enforce_sorted=False))
         padded, _ = pad_packed_sequence(outputs, batch_first=True)
         last = (lengths - 1).view(-1, 1, 1).expand(-1, 1, WIDTH)
@@ -86,7 +86,7 @@ class Plain(nn.Module):
 
 
 def plain_loss(scores: Tensor, hinges: str) -> Tensor:
-    """The hinges as others write them."""
+    """Compute the hinges in the usual way."""
     true, diagonal = scores.diag().view(-1, 1), torch.eye(len(scores)) > 0.5
     of_rows = (MARGIN + scores - true).clamp(min=0).masked_fill(diagonal, 0)
     of_columns = (MARGIN + scores - true.T).clamp(min=0).masked_fill(diagonal, 0)
@@ -96,7 +96,7 @@ def plain_loss(scores: Tensor, hinges: str) -> Tensor:
 
 
 def timed(step: Callable[[np.ndarray], None], captions: Captions) -> Callable[[], float]:
-    """Steps a second over the next `STEPS` batches, at each call; the first one is not counted."""
+    """Return a function that measures steps per second over the next `STEPS` batches; a first step warms up."""
     generator = np.random.default_rng(1)
     step(generator.choice(len(captions.offsets) - 1, BATCH, replace=False))
 
@@ -111,7 +111,7 @@ def timed(step: Callable[[np.ndarray], None], captions: Captions) -> Callable[[]
 
 
 def plain_steps(captions: Captions, hinges: str) -> Callable[[], float]:
-    """The yardstick."""
+    """Return the rate of the usual model."""
     model = Plain()
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     features = torch.rand(BATCH, FEATURES)
@@ -126,7 +126,7 @@ def plain_steps(captions: Captions, hinges: str) -> Callable[[], float]:
 
 
 def our_steps(captions: Captions, hinges: str) -> Callable[[], float]:
-    """What is measured."""
+    """Return the rate of our model."""
     model = JointEmbedding(ModelConfig(("en",), VOCABULARY, FEATURES, embedding=WIDTH, words=WORDS))
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE, fused=True)
     features, images = torch.rand(BATCH, FEATURES), torch.arange(BATCH)
@@ -143,7 +143,7 @@ def our_steps(captions: Captions, hinges: str) -> Callable[[], float]:
 
 
 def floor_steps(captions: Captions) -> Callable[[], float]:
-    """Steps a second if a step were nothing but the products of its tokens, forward and backward, one by one and unpadded."""
+    """Return the rate if a step consisted only of the products of its unpadded tokens, forward and backward."""
     tokens = BATCH * len(captions.token_ids) / (len(captions.offsets) - 1)
     operations = 3 * 2 * tokens * 3 * WIDTH * (WORDS + WIDTH)
     a, b = torch.rand(2048, WIDTH), torch.rand(WIDTH, 3 * WIDTH)
@@ -160,21 +160,21 @@ def floor_steps(captions: Captions) -> Callable[[], float]:
 
 
 def main() -> None:
-    """Prints the ratios."""
+    """Print the ratios."""
     if len(sys.argv) > 1:
         torch.set_num_threads(int(sys.argv[1]))
     torch.manual_seed(0)
     print(f"{machine()}, torch {torch.__version__} with {torch.get_num_threads()} threads")
     cases = {"Multi30K, sum of hinges": (multi30k(), "sum"), "Multi30K, max of hinges": (multi30k(), "max")}
-    for what, (captions, hinges) in {**cases, "nothing shared, max of hinges": (made_up(), "max")}.items():
+    for case, (captions, hinges) in {**cases, "nothing shared, max of hinges": (synthetic(), "max")}.items():
         if captions is None:
-            print(f"{what}: needs the Multi30K text: set IMAGEPIVOT_TEST_DATA")
+            print(f"{case}: needs the Multi30K text: set IMAGEPIVOT_TEST_DATA")
             continue
         ours = our_steps(captions, hinges)
         ratio(
-            f"training step, {what}, against torch.nn.GRU", ours, plain_steps(captions, hinges), unit="steps/s", at_least=1.54
+            f"training step, {case}, against torch.nn.GRU", ours, plain_steps(captions, hinges), unit="steps/s", at_least=1.54
         )
-        ratio(f"training step, {what}, against its products", ours, floor_steps(captions), unit="steps/s", at_least=0.6)
+        ratio(f"training step, {case}, against its products", ours, floor_steps(captions), unit="steps/s", at_least=0.6)
 
 
 if __name__ == "__main__":

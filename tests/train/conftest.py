@@ -1,4 +1,4 @@
-"""Fixtures: small datasets of made-up images and captions, and a run over them that is not trained."""
+"""Fixtures: small datasets of synthetic images and captions, and an untrained run on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from train.models.joint_embedding import JointEmbedding, ModelConfig
 from train.runs.checkpoints import BEST, Checkpoint, Standing, write_checkpoint
 
 SPLITS = {"train": 40, "val": 12, "test": 9}
-# By language and portion the captions of an image.
+# Number of captions per image, by language and portion.
 COLLECTIONS = {("en", "comparable"): 3, ("de", "comparable"): 2, ("en", "translation"): 1, ("fr", "translation"): 1}
 WORDS = 30
 SHARDS = 3
@@ -37,14 +37,14 @@ def one_thread() -> Iterator[None]:
 
 
 def write_dataset(folder: Path, kind: str, rows: list[dict], *, parameters: dict, spec=None, inputs=(), shards=SHARDS) -> str:
-    """Writes a dataset as a run does; rows are put into their shards and sorted by their first columns. Gives its fingerprint."""
+    """Write rows to their shards, sorted by key, as a dataset; return its fingerprint."""
     return write_rows(folder, kind, rows, spec, parameters=parameters, inputs=inputs, shards=shards).fingerprint
 
 
 def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str = "") -> Corpus:
-    """Images with a topic each; captions draw most of their words from those of the topic, so that something can be learned.
+    """Write images with one topic each, and captions that draw most words from their topic, so that there is something to learn.
 
-    The test split may have other names, also one of its own for the translations.
+    The test split may have another name, and the translations of its images a name of their own.
     """
     names = {"comparable": test, "translation": translations or test}
     rng = np.random.default_rng(seed)
@@ -86,25 +86,25 @@ def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str
 
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """Datasets of images, captions and a vocabulary; never to be written to."""
+    """Datasets of images, captions and a vocabulary; read-only."""
     return write_toy(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(scope="session")
 def toy_2016(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """The like, whose test split is named as that of Multi30K."""
+    """Similar datasets whose test split has the name used in Multi30K."""
     return write_toy(tmp_path_factory.mktemp("toy-2016"), test="test_2016")
 
 
 @pytest.fixture(scope="session")
 def multi30k(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """The like, whose test images are named as those of Multi30K: the comparable captions one way, the translations another."""
+    """Similar datasets whose test split has two names, as in Multi30K: one for comparable captions, one for translations."""
     return write_toy(tmp_path_factory.mktemp("multi30k"), test="test_2016", translations="test_2016_flickr")
 
 
 @pytest.fixture(scope="session")
 def other_toy(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """The like with other words, and features of another extractor."""
+    """Similar datasets with other words, and features from another extractor."""
     other = write_toy(tmp_path_factory.mktemp("other"), seed=1)
     folder = Path(other.features).with_name("others")
     rows = [{"image_id": f"test-{n:03d}", "feature": np.ones(8, np.float32)} for n in range(SPLITS["test"])]
@@ -114,7 +114,7 @@ def other_toy(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 @pytest.fixture
 def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
-    """Writes the best checkpoint of a model over the toy that was never trained."""
+    """Write the best checkpoint of an untrained model for the toy."""
 
     def write(name: str = "run", *, languages=("en", "de"), seed: int = 0, l2: bool = False, similarity: str = "cosine") -> str:
         text = f"""
@@ -162,12 +162,12 @@ def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def new_dataset() -> Callable[..., str]:
-    """Writes a dataset, see `write_dataset`."""
+    """Write a dataset, see `write_dataset`."""
     return write_dataset
 
 
 def captions_of(rows: list[tuple[str, str, str, int, list[int]]], languages: tuple[str, ...] = ()) -> Captions:
-    """Captions in memory, in the order of ``rows``: image id, language, portion, index, token ids."""
+    """Build captions in memory, in the order of ``rows``: image id, language, portion, index, token ids."""
     image_ids = {image_id: number for number, image_id in enumerate(sorted({row[0] for row in rows}))}
     languages = languages or tuple(sorted({row[1] for row in rows}))
     portions = tuple(sorted({row[2] for row in rows}))
@@ -187,5 +187,5 @@ def captions_of(rows: list[tuple[str, str, str, int, list[int]]], languages: tup
 
 @pytest.fixture(scope="session")
 def new_captions() -> Callable[..., Captions]:
-    """Makes captions in memory, see `captions_of`."""
+    """Build captions in memory, see `captions_of`."""
     return captions_of

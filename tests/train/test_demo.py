@@ -1,4 +1,4 @@
-"""What needs no scenes; tests/integration/test_demo.py has the rest."""
+"""The parts of the demo that need no scenes; tests/integration/test_demo.py has the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from train.runs.checkpoints import BEST, LAST
 from train.runs.resuming import checkpoint_to_resume
 
 
-def test_nothing_is_trained_where_no_scene_is_held_out(tmp_path):
+def test_nothing_is_trained_if_no_scene_is_held_out(tmp_path):
     row = {
         "image_id": "a",
         "language": "en",
@@ -32,7 +32,7 @@ def test_nothing_is_trained_where_no_scene_is_held_out(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_earlier_model_is_no_obstacle(tmp_path, monkeypatch):
+def test_an_earlier_model_is_deleted(tmp_path, monkeypatch):
     rows = [
         {
             "image_id": split,
@@ -57,8 +57,8 @@ def test_an_earlier_model_is_no_obstacle(tmp_path, monkeypatch):
 
     monkeypatch.setattr("train.demo.train", check)
     for names in ((BEST, LAST), (BEST,), (LAST,)):
-        for each in names:
-            left.write(each, b"of other scenes")
+        for name in names:
+            left.write(name, b"of other scenes")
         with pytest.raises(TrainedError):
             train_demo(tmp_path, console=Console(file=io.StringIO()), notes=Console(file=io.StringIO()), tokenize=lambda *_: [])
         assert left.names() == []

@@ -11,7 +11,7 @@ def test_cpu():
     assert resolve_device("cpu") == CPU
 
 
-def test_auto_takes_a_gpu_where_there_is_one(monkeypatch):
+def test_auto_uses_a_gpu_if_there_is_one(monkeypatch):
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -28,7 +28,7 @@ def test_other_names_are_refused(device):
         resolve_device(device)
 
 
-def test_a_gpu_that_is_not_there_is_no_cpu(monkeypatch):
+def test_a_missing_gpu_never_becomes_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):
         resolve_device("cuda")
@@ -45,14 +45,14 @@ def test_precisions():
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_products_are_of_the_precision(precision, dtype):
+def test_products_have_the_precision(precision, dtype):
     with computing(precision, CPU):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
     assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_switches_of_a_gpu_are_as_before_afterwards(precision):
+def test_switches_of_a_gpu_are_restored(precision):
     rnn, matmul = torch.backends.cudnn.rnn, torch.backends.cuda.matmul
     before = rnn.fp32_precision, matmul.fp32_precision
     value = "tf32" if precision == "tf32" else "ieee"

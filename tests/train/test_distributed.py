@@ -81,9 +81,9 @@ def test_two_processes_train_the_model_of_one(toy, tmp_path):
         )
 
     processes = [begin("one", common), *(begin("two", {**torchrun, "RANK": str(rank)}) for rank in range(2))]
-    said = [process.communicate(timeout=300)[0] for process in processes]
+    printed = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
-    assert said[1] == said[2]  # The second one knows what the first one measured.
+    assert printed[1] == printed[2]  # The second process knows the score that the first one measured.
     one, two = (read_checkpoint(Folder(str(tmp_path / name)), LAST).model for name in ("one", "two"))
     start = torch.nn.utils.parameters_to_vector([torch.zeros_like(value) for value in one.values()])
     assert len(start) > 100

@@ -18,12 +18,12 @@ def test_a_language_has_the_tokens_that_reach_the_threshold_in_it():
     own = {language: [vocabulary.tokens[n] for n in tokens_of(vocabulary, language, by_language)] for language in COUNTS}
     specials = ["<pad>", "<start>", "<end>", "<unk>"]
     assert own == {"en": [*specials, "b", "a"], "de": [*specials, "b", "c"]}
-    # What the vocabulary of the language alone would hold.
+    # The same as the vocabulary of the language alone.
     for language, counts in COUNTS.items():
         assert set(own[language]) == set(Vocabulary.from_counts({language: counts}, min_count=4).tokens)
 
 
-def test_with_a_joint_threshold_a_language_has_what_occurs_in_it():
+def test_with_a_joint_threshold_a_language_has_all_tokens_that_occur_in_it():
     vocabulary = Vocabulary.from_counts(COUNTS, min_count=4, scope="joint")
     own = tokens_of(vocabulary, "en", VocabularyParameters(min_count=4, count_scope="joint"))
     assert [vocabulary.tokens[n] for n in own[4:]] == ["b", "a", "c"]
@@ -42,51 +42,51 @@ def test_first_weights_depend_on_the_seed_alone():
 
 def test_data_and_model_fit_the_configuration(toy):
     config = from_toml(CONFIG + "captions_per_image = 'one'\nimages = 'half'", "test")
-    found = open_material(config, toy, seed=0)
-    assert found.model_config.languages == found.training.captions.language_names == ("de", "en")
-    assert found.model_config.feature_width == found.training.features.width == 8
-    assert found.model_config.vocabulary_size == len(found.vocabulary)
-    assert found.captions_parameters["text"] == {"recipe": "raw"}
-    assert len(found.training.captions) == 2 * 20  # One caption of each language for half of 40 images.
-    assert len(found.validation.captions) == 12 * (2 + 3 + 1)  # Nothing is drawn from the validation split.
-    assert found.training.captions.split == "train"
-    assert found.validation.captions.split == "val"
+    material = open_material(config, toy, seed=0)
+    assert material.model_config.languages == material.training.captions.language_names == ("de", "en")
+    assert material.model_config.feature_width == material.training.features.width == 8
+    assert material.model_config.vocabulary_size == len(material.vocabulary)
+    assert material.captions_parameters["text"] == {"recipe": "raw"}
+    assert len(material.training.captions) == 2 * 20  # One caption of each language for half of 40 images.
+    assert len(material.validation.captions) == 12 * (2 + 3 + 1)  # Nothing is drawn from the validation split.
+    assert material.training.captions.split == "train"
+    assert material.validation.captions.split == "val"
 
 
-def test_features_are_normalised_where_the_configuration_says_so(toy):
+def test_features_are_normalised_if_the_configuration_says_so(toy):
     for l2 in (False, True):
         config = from_toml(CONFIG + f"l2_features = {str(l2).lower()}", "test")
-        found = open_material(config, toy, seed=0)
-        for data in (found.training, found.validation):
+        material = open_material(config, toy, seed=0)
+        for data in (material.training, material.validation):
             norms = (data.features.array**2).sum(1) ** 0.5
             assert (abs(norms - 1).max() < 1e-6) == l2
 
 
 def test_both_splits_may_be_mapped(toy, tmp_path, monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 1)
-    found = open_material(from_toml(CONFIG, "test"), toy, seed=0, memory_map=str(tmp_path))
-    for data in (found.training, found.validation):
+    material = open_material(from_toml(CONFIG, "test"), toy, seed=0, memory_map=str(tmp_path))
+    for data in (material.training, material.validation):
         assert isinstance(data.features.array, np.memmap)
 
 
 def test_samplers(toy):
     ranking = from_toml(CONFIG + "[loss]\nc2c_probability = 1.0\n[schedule]\nbatch_size = 5", "test")
-    found = open_material(ranking, toy, seed=0)
-    sampler = build_sampler(ranking, found.training.captions, 0)
+    material = open_material(ranking, toy, seed=0)
+    sampler = build_sampler(ranking, material.training.captions, 0)
     assert isinstance(sampler, TaskSampler)
     assert [sampler.next().task for _ in range(9)] == ["c2c"] * 9
     pivot = from_toml(CONFIG + "[loss]\nobjective = 'pivot'\n[schedule]\nbatch_size = 5", "test")
-    sampler = build_sampler(pivot, found.training.captions, 0)
+    sampler = build_sampler(pivot, material.training.captions, 0)
     assert isinstance(sampler, ImageSampler)
     assert len(sampler.next().images) == 5
 
 
-def test_captions_of_like_length_come_together_where_that_is_asked_for(toy):
+def test_captions_of_similar_length_come_together_on_request(toy):
     spread = {}
     for bucket in (False, True):
         config = from_toml(CONFIG + f"[schedule]\nbatch_size = 12\nbucket = {str(bucket).lower()}", "test")
-        found = open_material(config, toy, seed=0)
-        captions, sampler = found.training.captions, build_sampler(config, found.training.captions, 0)
+        material = open_material(config, toy, seed=0)
+        captions, sampler = material.training.captions, build_sampler(config, material.training.captions, 0)
         lengths = [captions.lengths[sampler.next().captions[0]] for _ in range(12)]
-        spread[bucket] = sum(int(each.max() - each.min()) for each in lengths)
+        spread[bucket] = sum(int(tokens.max() - tokens.min()) for tokens in lengths)
     assert spread[True] < 0.7 * spread[False]

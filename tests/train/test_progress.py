@@ -25,7 +25,7 @@ def shown(monkeypatch, *, terminal: bool, times: list[float]) -> str:
     return output.getvalue()
 
 
-def test_elsewhere_a_line_from_time_to_time(monkeypatch):
+def test_without_a_terminal_a_line_appears_from_time_to_time(monkeypatch):
     text = shown(monkeypatch, terminal=False, times=[0.0, 5.0, 15.0])
     assert text.splitlines() == [
         "step 1,210: sum of recalls en 100.0, de 55.5; best 155.6",

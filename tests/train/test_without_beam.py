@@ -5,93 +5,102 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+import pytest
 
-BLOCKER = """
+ROOT = Path(__file__).parents[2]
+ABSENT = ("apache_beam", "extractors", "sacremoses", "torchvision", "ijson", "tensorboard")
+
+# One process for everything, since most of its time goes into importing torch. "--" separates what its parts print.
+SCRIPT = """
+import importlib
+import pkgutil
 import sys
+
+blocked = {*sys.argv[1].split(","), "pipelines"}
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {blocked!r}:
+        if name.partition(".")[0] in blocked:
             raise ModuleNotFoundError(name + " is blocked", name=name)
 
 sys.meta_path.insert(0, Blocker())
-for name in {blocked!r}:
+for name in blocked:
     try:
         __import__(name)
     except ModuleNotFoundError as error:
         assert str(error) == name + " is blocked", error
     else:
         raise AssertionError(name + " was imported")
-"""
-ABSENT = ("apache_beam", "extractors", "sacremoses", "torchvision", "ijson", "tensorboard")
 
+# The help of the command.
+from train.commands.train import app
 
-def run(script: str, *arguments: str, blocked: tuple[str, ...]) -> str:
-    """Output of a script in a process in which some packages cannot be imported."""
-    process = subprocess.run(
-        [sys.executable, "-c", BLOCKER.format(blocked=blocked) + script, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+app(["--help"], standalone_mode=False)
+print([name for name in ("torch", "apache_beam") if name in sys.modules])
+print("--")
 
-
-def test_training_and_every_module_of_the_package(toy, tmp_path):
-    script = """
-import importlib
-import pkgutil
+# Every module of the package, and a training.
 import train
 
 for module in pkgutil.walk_packages(train.__path__, "train."):
     importlib.import_module(module.name)
 
-from train.config.sections import resolve
-from train.data.splits import open_data
-from train.evaluation.evaluating import evaluate
-from train.data.corpus import Corpus
+from train.config import resolve
+from train.data import Corpus, open_data
+from train.evaluation import evaluate
 from train.loop import TrainJob, train
-from train.runs.run import open_run
+from train.runs import open_run
 
-captions, features, vocabulary, output = sys.argv[1:]
+captions, features, vocabulary, output = sys.argv[2:]
 overrides = {"model.embedding": "6", "model.words": "4", "schedule.batch_size": "9", "schedule.max_steps": "12"}
 corpus = Corpus(captions, features, vocabulary)
-result = train(TrainJob(resolve("kadar2018/bilingual-c2c", overrides), corpus, output, device="cpu"))
-run = open_run(output)
+result = train(TrainJob(resolve("kadar2018/bilingual-c2c", overrides), corpus, output + "/library", device="cpu"))
+run = open_run(output + "/library")
 data = open_data(captions, features, split="test", portions=run.config.data.portions, expected=run.fingerprints)
 print(result.standing.step, sorted(evaluate(run.model, data)))
-"""
-    blocked = (*ABSENT, "pipelines")
-    assert (
-        run(script, toy.captions, toy.features, toy.vocabulary, str(tmp_path / "run"), blocked=blocked) == "12 ['de', 'en']\n"
-    )
+print("--")
 
-
-COMMAND = """
+# The whole command, which is mounted by the pipelines and works without their extra.
+blocked.remove("pipelines")
 from pipelines.commands.app import main
 
-sys.argv[0] = "imagepivot"
+small = ["--set", "model.embedding=6", "--set", "model.words=4", "--max-steps", "3", "--no-tensorboard", "--device", "cpu"]
+datasets = ["--captions", captions, "--features", features, "--vocabulary", vocabulary]
+sys.argv = ["imagepivot", "train", "gella2017/pivot-asym", output + "/command", *datasets, *small]
 try:
     main()
 except SystemExit as end:
     assert not end.code, end
-print([name for name in ("torch", "apache_beam") if name in sys.modules])
+print([name for name in ("torch", "apache_beam", "extractors") if name in sys.modules])
 """
 
 
-def test_help_of_the_command_loads_neither_torch_nor_beam():
-    lines = run(COMMAND, "train", "--help", blocked=ABSENT).splitlines()
-    assert "Usage: imagepivot train" in "\n".join(lines)
-    assert lines[-1] == "[]"
+@pytest.fixture(scope="module")
+def parts(toy, tmp_path_factory) -> list[str]:
+    """What the parts of the script printed."""
+    output = tmp_path_factory.mktemp("without-beam")
+    process = subprocess.run(
+        [sys.executable, "-c", SCRIPT, ",".join(ABSENT), toy.captions, toy.features, toy.vocabulary, str(output)],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout.split("--\n")
 
 
-def test_the_command_trains(toy, tmp_path):
-    datasets = ["--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary]
-    small = ["--set", "model.embedding=6", "--set", "model.words=4", "--max-steps", "3", "--no-tensorboard", "--device", "cpu"]
-    out = run(COMMAND, "train", "gella2017/pivot-asym", str(tmp_path / "run"), *datasets, *small, blocked=ABSENT)
-    assert "3 steps in" in out
-    assert out.endswith("['torch']\n")
+def test_help_of_the_command_loads_neither_torch_nor_beam(parts):
+    assert "Usage:" in parts[0]
+    assert "--list-presets" in parts[0]
+    assert parts[0].endswith("[]\n")
+
+
+def test_training_and_every_module_of_the_package(parts):
+    assert parts[1] == "12 ['de', 'en']\n"
+
+
+def test_the_command_trains(parts):
+    assert "3 steps in" in parts[2]
+    assert parts[2].endswith("['torch']\n")

@@ -1,7 +1,7 @@
 """The configuration of a run: frozen dataclasses, read strictly from TOML.
 
-A configuration says everything that the papers say about a model and its training, and nothing about the machine: seed, device and
-precision belong to the run. An unknown key, a wrong type or an impossible value is an error before anything is read.
+A configuration covers everything that the papers say about a model and its training, and nothing about the machine: seed, device
+and precision belong to the run. An unknown key, a wrong type or an impossible value is an error before any data is read.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is trained on.
+    """The section ``data``: what to train on.
 
     Attributes:
-        portions: of each language the portions whose captions are used; the order of the languages is the model's.
-        captions_per_image: ``all``, or ``one``: one caption of each image and language, drawn with the run's seed. Only training
-            captions are drawn from; the stopping criterion uses all.
-        images: ``all``; ``half``: a random half, the same one for every language; ``disjoint``: each of two languages has a half
-            of its own. Drawn with the run's seed, training images only.
-        split: the split that is trained on.
+        portions: for each language, the portions whose captions are used; the order of the languages is the model's.
+        captions_per_image: ``all``, or ``one``: one caption for each image and language, drawn with the run's seed. This applies
+            to training captions only; the stopping criterion uses all captions.
+        images: ``all``; ``half``: a random half, the same one for every language; ``disjoint``: a separate half for each of two
+            languages. Halves are drawn with the run's seed, from the training images only.
+        split: the split to train on.
         validation_split: the split that the stopping criterion is measured on.
         l2_features: divide each image feature by its Euclidean norm.
     """
@@ -63,18 +63,18 @@ class DataConfig:
             _require(bool(portions), f"data.portions.{language} is empty: name at least one portion, or leave {language} out")
         _require(
             self.images != "disjoint" or len(self.portions) == 2,
-            f"data.images = 'disjoint' divides the images between two languages, data.portions names {len(self.portions)}",
+            f"data.images = 'disjoint' divides the images between two languages, but data.portions names {len(self.portions)}",
         )
 
 
 @dataclass(frozen=True)
 class ArchitectureConfig:
-    """The section ``model``.
+    """The section ``model``: the encoders.
 
     Attributes:
-        embedding: width of the joint space, and units of the GRU.
+        embedding: width of the joint space, and number of GRU units.
         words: width of the word embeddings.
-        shared: one sentence encoder over the joint vocabulary for all languages; else one for each.
+        shared: one sentence encoder over the joint vocabulary for all languages; otherwise one per language.
         similarity: ``cosine``, or ``order`` (Vendrov et al. 2016).
     """
 
@@ -89,16 +89,17 @@ class ArchitectureConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """What is minimised.
+    """The section ``loss``: what to minimise.
 
     Attributes:
-        objective: ``ranking``: each step one task, images against the captions of one language, or the captions of two languages
-            against each other (Kádár et al. 2018, figure 2); ``pivot`` and ``parallel``: equations 1 and 2 of Gella et al. 2017.
-        c2c_probability: ``ranking``: how often a step is of captions against captions.
-        margin: of the hinges.
+        objective: ``ranking``: each step is one task, either images against the captions in one language, or captions in two
+            languages against each other (Kádár et al. 2018, figure 2); ``pivot`` and ``parallel``: equations 1 and 2 of Gella et
+            al. 2017.
+        c2c_probability: for ``ranking``, the probability that a step ranks captions against captions.
+        margin: margin of the hinges.
         hinges: their ``sum``, or only the ``max`` of each query.
-        warmup_steps: with ``max``: first so many steps with the sum. The hardest negatives of untrained encoders can collapse all
-            similarities to one value, which costs thousands of steps; about an epoch with the sum leads past it.
+        warmup_steps: for ``max``, the number of initial steps with the sum. The hardest negatives of untrained encoders can
+            collapse all similarities to one value, which costs thousands of steps; about an epoch with the sum leads past it.
     """
 
     objective: Literal["ranking", "pivot", "parallel"] = "ranking"
@@ -120,14 +121,14 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Adam, and what happens to the gradient before it.
+    """The section ``optimizer``: Adam, and the clipping of gradients before it.
 
     Attributes:
         learning_rate: step size.
         betas: decay rates of the two moments.
         epsilon: added to the denominator.
-        weight_decay: L2: this times the weights is added to the gradient.
-        gradient_clipping: greatest Euclidean norm of the gradient of all parameters together; 0 clips nothing.
+        weight_decay: L2 penalty; the weights times this are added to the gradient.
+        gradient_clipping: maximum Euclidean norm of the gradient of all parameters together; 0 means no clipping.
     """
 
     learning_rate: float = 2e-4
@@ -144,19 +145,19 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How long, and when to stop.
+    """The section ``schedule``: batches, evaluations, and when to stop.
 
     Attributes:
-        batch_size: pairs of a batch; of ``pivot`` and ``parallel`` images of a batch.
-        bucket: ``ranking``: put captions of like length into a batch, which then takes fewer time steps; see
-            `train.data.sampling.ShuffledRows`.
-        evaluate_every: steps between two evaluations on the validation split; 0: one at the end of each epoch.
-        patience: evaluations without a better sum of recalls after which training stops; 0: it never does.
-        monitor: languages whose recalls are added up; empty: all.
-        max_epochs: most epochs; 0: no limit.
-        max_steps: most steps; 0: no limit.
-        decay_epochs: the learning rate falls after every so many epochs; 0: never.
-        decay_factor: what it is multiplied by.
+        batch_size: pairs per batch; for ``pivot`` and ``parallel``, images per batch.
+        bucket: for ``ranking``, put captions of similar length into a batch, which then takes fewer time steps; see
+            `train.data.ShuffledRows`.
+        evaluate_every: steps between two evaluations on the validation split; 0 means one at the end of each epoch.
+        patience: number of evaluations without a better sum of recalls after which training stops; 0 means never.
+        monitor: languages whose recalls are added up; all if empty.
+        max_epochs: maximum number of epochs; 0 means no limit.
+        max_steps: maximum number of steps; 0 means no limit.
+        decay_epochs: number of epochs after which the learning rate falls, again and again; 0 means never.
+        decay_factor: factor by which the learning rate falls.
     """
 
     batch_size: int = 128
@@ -183,12 +184,12 @@ class Config:
     """Everything that defines a model and its training.
 
     Attributes:
-        data: what is trained on.
+        data: what to train on.
         model: the encoders.
-        loss: what is minimised.
-        optimizer: how.
-        schedule: how long.
-        description: for people; the row of a paper's table.
+        loss: what to minimise.
+        optimizer: the optimizer.
+        schedule: batches, evaluations, and when to stop.
+        description: a line for people, e.g. the row of a paper's table.
     """
 
     data: DataConfig
@@ -201,7 +202,7 @@ class Config:
     def __post_init__(self) -> None:
         _require(
             set(self.schedule.monitor) <= set(self.data.languages),
-            f"schedule.monitor names {', '.join(self.schedule.monitor)}, the languages are {', '.join(self.data.languages)}",
+            f"schedule.monitor names {', '.join(self.schedule.monitor)}, but the languages are {', '.join(self.data.languages)}",
         )
         _require(
             self.loss.objective == "ranking" or not self.schedule.bucket,
@@ -218,25 +219,25 @@ class Config:
         )
         _require(
             self.loss.c2c_probability == 0 or self.data.images != "disjoint",
-            "loss.c2c_probability needs captions of the same image in two languages, with data.images = 'disjoint' there are none",
+            "loss.c2c_probability needs captions of the same image in two languages, but data.images = 'disjoint' leaves none",
         )
         _require(
             self.loss.objective == "ranking" or self.data.images != "disjoint",
-            f"loss.objective = {self.loss.objective!r} needs captions of each image in every language, with data.images = "
-            "'disjoint' there are none",
+            f"loss.objective = {self.loss.objective!r} needs captions of each image in every language, but data.images = "
+            "'disjoint' leaves none",
         )
 
     @property
     def lasting(self) -> Config:
-        """The configuration without its budget and its description: what a run that goes on must have in common with itself."""
+        """The configuration without budget and description: the part that must stay the same when a run is resumed."""
         return replace(self, schedule=replace(self.schedule, max_epochs=0, max_steps=0, patience=1), description="")
 
 
 def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
-    """Finds a configuration.
+    """Return the configuration of a preset or file.
 
     Args:
-        source: name of a preset, or path of a TOML file (its name ends in ``.toml``).
+        source: name of a preset, or path of a TOML file, which ends in ``.toml``.
         overrides: values by dotted key, as TOML, e.g. ``{"optimizer.learning_rate": "1e-3"}``; a word needs no quotes.
 
     Raises:
@@ -260,15 +261,15 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
 
 
 def from_toml(text: str, source: str, overrides: Mapping[str, str] | None = None) -> Config:
-    """Reads a configuration.
+    """Read a configuration.
 
     Args:
-        text: TOML; ``extends = "PRESET"`` at its top takes over what it does not say itself.
-        source: where it comes from, for messages.
-        overrides: as `resolve` takes them.
+        text: TOML; with ``extends = "PRESET"`` at its top, values that it leaves out come from that preset.
+        source: name of the source, for messages.
+        overrides: as in `resolve`.
 
     Raises:
-        UsageError: it is not a configuration.
+        UsageError: the text is not a configuration.
     """
     try:
         table = _extended(parse(text))
@@ -280,7 +281,7 @@ def from_toml(text: str, source: str, overrides: Mapping[str, str] | None = None
 
 
 def to_toml(config: Config) -> str:
-    """Writes a configuration in full: every key, in a fixed order. `from_toml` gives the same configuration back."""
+    """Write a full configuration: every key, in a fixed order. `from_toml` reads it back unchanged."""
     lines, section = [f"description = {dump(config.description)}"], ""
     for key, value in _values(config):
         if key.partition(".")[0] != section:
@@ -290,14 +291,14 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
-def differences(there: Config, now: Config) -> list[str]:
-    """Keys whose values differ, each as ``loss.margin: there 0.2, now 0.1``."""
-    before, after = dict(_values(there)), dict(_values(now))
-    return [f"{key}: there {before[key]}, now {after[key]}" for key in before if before[key] != after[key]]
+def differences(old: Config, new: Config) -> list[str]:
+    """Return the keys whose values differ, each as ``loss.margin: was 0.2, now 0.1``."""
+    before, after = dict(_values(old)), dict(_values(new))
+    return [f"{key}: was {before[key]}, now {after[key]}" for key in before if before[key] != after[key]]
 
 
 def _values(config: Config) -> Iterator[tuple[str, str]]:
-    """Dotted key and value, as TOML, of everything that is in a section; as text, the order of languages counts too."""
+    """Yield dotted key and value, as TOML, of everything in the sections; as text, so that the order of languages counts too."""
     for section in fields(config):
         values = getattr(config, section.name)
         if is_dataclass(values):
@@ -305,7 +306,7 @@ def _values(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _extended(table: dict[str, Any]) -> dict[str, Any]:
-    """Fills in what a table ``extends``: its own keys replace those of the preset that it names, section by section."""
+    """Fill in the preset that a table ``extends``; keys of the table replace those of the preset, section by section."""
     if "extends" not in table:
         return table
     name = table.pop("extends")

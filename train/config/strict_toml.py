@@ -1,4 +1,4 @@
-"""TOML to frozen dataclasses and back, strictly: an unknown key or a value of another type is an error that names it."""
+"""Strict conversion between TOML and frozen dataclasses: an unknown key or a value of the wrong type is an error that names it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _NAMES = {dict: "a table", list: "a list", str: "a text", bool: "true or false",
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Reads TOML.
+    """Parse TOML.
 
     Raises:
-        UsageError: it is not TOML.
+        UsageError: the text is not TOML.
     """
     try:
         return tomllib.loads(text)
@@ -36,15 +36,15 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def override(table: dict[str, Any], key: str, text: str) -> None:
-    """Sets one value of a table.
+    """Set one value in a table.
 
     Args:
         table: changed in place.
         key: dotted, e.g. ``optimizer.learning_rate``.
-        text: the value as TOML; what is not TOML is taken as a text.
+        text: the value as TOML; anything that is not TOML is taken as a string.
 
     Raises:
-        UsageError: a part of the key is no section.
+        UsageError: a part of the key is not a section.
     """
     *sections, name = key.split(".")
     for section in sections:
@@ -58,23 +58,23 @@ def override(table: dict[str, Any], key: str, text: str) -> None:
 
 
 def build(cls: type[T], table: Mapping[str, Any], prefix: str = "") -> T:
-    """Makes a dataclass of a table.
+    """Build a dataclass from a table.
 
     Args:
-        cls: a dataclass whose fields are dataclasses, numbers, texts, booleans, tuples, literals, or mappings with text keys.
-        table: of a TOML file.
-        prefix: what stands before a key in messages, e.g. ``loss.``.
+        cls: a dataclass whose fields are dataclasses, numbers, strings, booleans, tuples, literals, or mappings with string keys.
+        table: table of a TOML file.
+        prefix: prefix of keys in messages, e.g. ``loss.``.
 
     Raises:
-        UsageError: a key is unknown or missing, or a value is of another type.
+        UsageError: a key is unknown or missing, or a value has the wrong type.
     """
     known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
     for key in table:
         if key not in known:
-            near = get_close_matches(key, known, n=1)
+            matches = get_close_matches(key, known, n=1)
             raise UsageError(
                 f"unknown key {prefix}{key}: "
-                + (f"did you mean {prefix}{near[0]}?" if near else f"known are {', '.join(known)}")
+                + (f"did you mean {prefix}{matches[0]}?" if matches else f"known are {', '.join(known)}")
             )
     for key, item in known.items():
         if key not in table and item.default is MISSING and item.default_factory is MISSING:
@@ -84,16 +84,16 @@ def build(cls: type[T], table: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def dump(value: Any) -> str:
-    """A value as TOML in one line; tables inline."""
+    """Return a value as TOML on one line, with inline tables."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {dump(item)}" for key, item in value.items()) + " }"
     if isinstance(value, tuple):
         return "[" + ", ".join(map(dump, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)  # Texts, numbers and booleans look the same in both.
+    return json.dumps(value, ensure_ascii=False)  # Strings, numbers and booleans look the same in JSON and TOML.
 
 
 def _convert(value: Any, hint: Any, key: str) -> Any:
-    """A value as the type of its key; whole numbers serve as real ones, nothing else is turned into something else."""
+    """Convert a value to the type of its key. A float may be given as a whole number; no other types are mixed."""
     if is_dataclass(hint) and isinstance(hint, type):
         return build(hint, _expect(value, dict, key), f"{key}.")
     origin, arguments = get_origin(hint), get_args(hint)
@@ -106,7 +106,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         if arguments[-1] is not Ellipsis and len(items) != len(arguments):
             raise UsageError(f"{key} has {len(items)} values, expected {len(arguments)}")
         return tuple(_convert(item, arguments[0], f"{key}[{number}]") for number, item in enumerate(items))
-    if origin is not None:  # A mapping of texts to something.
+    if origin is not None:  # A mapping with string keys.
         return {name: _convert(item, arguments[1], f"{key}.{name}") for name, item in _expect(value, dict, key).items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

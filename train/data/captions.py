@@ -1,6 +1,6 @@
-"""Encoded captions as flat arrays: one read of the shards, no Python object for a caption.
+"""Encoded captions as flat arrays: the shards are read once, and no caption becomes a Python object.
 
-Letters in shapes: ``N`` captions, ``I`` images, ``T`` tokens of all captions, ``R`` chosen rows.
+Letters in shapes: ``N`` captions, ``I`` images, ``T`` tokens of all captions, ``R`` selected rows.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Captions:
     """Captions of one split, sorted by image id, language, portion and index, whatever the number of shards.
 
     Attributes:
-        token_ids: int32 ``[T]``, all captions one after the other, ``<start>`` and ``<end>`` included.
+        token_ids: int32 ``[T]``, all captions one after the other, including ``<start>`` and ``<end>``.
         offsets: int64 ``[N + 1]``; caption n has ``token_ids[offsets[n]:offsets[n + 1]]``.
         images: int32 ``[N]``, position in ``image_ids``.
         languages: int8 ``[N]``, position in ``language_names``.
         portions: int8 ``[N]``, position in ``portion_names``.
-        indices: int16 ``[N]``, number of the caption among those of its image, language and portion.
+        indices: int16 ``[N]``, index of the caption among those of its image, language and portion.
         image_ids: ``[I]``, ascending.
-        language_names: in the order that was asked for.
-        portion_names: in the order that was asked for.
+        language_names: in the requested order.
+        portion_names: in the requested order.
         split: the split.
     """
 
@@ -56,17 +56,17 @@ class Captions:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int64 ``[N]``: number of token ids, ``<start>`` and ``<end>`` included."""
+        """int64 ``[N]``: number of token ids, including ``<start>`` and ``<end>``."""
         return np.diff(self.offsets)
 
     def rows_of(self, language: str) -> np.ndarray:
-        """int64: the rows of a language, ascending; none for a language that is not in ``language_names``."""
+        """Return the rows of a language, int64 and ascending; none for a language that is not in ``language_names``."""
         if language not in self.language_names:
             return np.zeros(0, np.int64)
         return np.flatnonzero(self.languages == self.language_names.index(language))
 
     def select(self, rows: np.ndarray) -> Captions:
-        """The captions of some rows, in that order; ``image_ids`` and names stay as they are.
+        """Return the captions in the given rows, in their order; ``image_ids`` and names stay as they are.
 
         Args:
             rows: integers ``[R]``, or bool ``[N]``.
@@ -74,7 +74,7 @@ class Captions:
         rows = np.flatnonzero(rows) if np.asarray(rows).dtype == bool else np.asarray(rows, np.int64)
         lengths = self.lengths[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        # Token t of the result lies as far from the beginning of its caption as in the source.
+        # Each token keeps its distance from the beginning of its caption.
         sources = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
         return replace(
             self,
@@ -87,7 +87,7 @@ class Captions:
         )
 
     def compact(self) -> Captions:
-        """The same captions; ``image_ids`` are only those of images that have a caption."""
+        """Return the same captions, without the ``image_ids`` of images that have none."""
         present, images = np.unique(self.images, return_inverse=True)
         return replace(self, images=images.astype(np.int32), image_ids=tuple(self.image_ids[n] for n in present.tolist()))
 
@@ -99,33 +99,34 @@ def read_captions(
     languages: Sequence[str] | None = None,
     portions: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
 ) -> Captions:
-    """Reads the captions of a split.
+    """Read the captions of a split.
 
     Args:
-        dataset: of kind ``encoded``.
+        dataset: a dataset of kind ``encoded``.
         split: the split.
-        languages: which languages; all of the split when not given.
-        portions: which portions, or by language which (its keys are then the languages); all when not given.
+        languages: languages to read; all of the split by default.
+        portions: portions to read, either for all languages or by language, in which case its keys are the languages; all by
+            default.
 
     Raises:
-        DatasetError: the dataset is of another kind, or has no such captions; the message lists what it has.
-        UsageError: languages and the keys of ``portions`` differ, or a language or portion is named twice.
+        DatasetError: the dataset is of another kind, or has no such captions; the message lists those that it has.
+        UsageError: ``languages`` and the keys of ``portions`` differ, or a language or portion is named twice.
     """
     if dataset.kind != "encoded":
         raise DatasetError(
             f"{dataset.folder.location!r} holds {dataset.kind}, expected encoded captions: run 'imagepivot encode' on them "
             "and give its output"
         )
-    wanted = _Wanted(split, _chosen(dataset, split, languages, portions))
+    selection = _Selection(split, _chosen_portions(dataset, split, languages, portions))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        parts = list(pool.map(lambda number: _read_shard(dataset, number, wanted), range(dataset.num_shards)))
-    captions = _joined(parts, wanted)
-    _check_all_found(captions, wanted, dataset)
+        parts = list(pool.map(lambda number: _read_shard(dataset, number, selection), range(dataset.num_shards)))
+    captions = _joined(parts, selection)
+    _check_complete(captions, selection, dataset)
     return captions
 
 
 def labels_of(dataset: Dataset) -> dict[tuple[str, str, str], int]:
-    """Number of captions by split, language and portion, of those that occur together. Reads these columns only."""
+    """Count captions by split, language and portion, reading only these columns; combinations without captions are left out."""
     counts: dict[tuple[str, str, str], int] = {}
     for table in dataset.shards(_LABELS):
         strings = pa.table({name: table[name].cast(pa.string()) for name in _LABELS})
@@ -136,8 +137,8 @@ def labels_of(dataset: Dataset) -> dict[tuple[str, str, str], int]:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What to read: a split, and by language its portions."""
+class _Selection:
+    """The captions to read: a split, and the portions of each language."""
 
     split: str
     portions: Mapping[str, tuple[str, ...]]
@@ -152,7 +153,7 @@ class _Wanted:
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """Positions of the languages and of their portions."""
+        """Positions of each language and portion that belong together."""
         return [
             (number, self.portion_names.index(portion))
             for number, portions in enumerate(self.portions.values())
@@ -160,13 +161,13 @@ class _Wanted:
         ]
 
 
-def _chosen(
+def _chosen_portions(
     dataset: Dataset,
     split: str,
     languages: Sequence[str] | None,
     portions: Sequence[str] | Mapping[str, Sequence[str]] | None,
 ) -> dict[str, tuple[str, ...]]:
-    """By language its portions; what was not said is looked up in the dataset."""
+    """Return the portions of each language; those that were not given are looked up in the dataset."""
     _check_distinct("languages", languages or ())
     for names in portions.values() if isinstance(portions, Mapping) else [portions or ()]:
         _check_distinct("portions", names)
@@ -178,8 +179,8 @@ def _chosen(
         chosen = {language: tuple(portions) for language in languages}
     else:
         chosen = {} if languages is None else dict.fromkeys(languages, ())
-        for found, language, portion in sorted(labels_of(dataset)):
-            if found == split and (languages is None or language in chosen) and (portions is None or portion in portions):
+        for other, language, portion in sorted(labels_of(dataset)):
+            if other == split and (languages is None or language in chosen) and (portions is None or portion in portions):
                 chosen[language] = (*chosen.get(language, ()), portion)
     if not chosen:
         raise DatasetError(_nothing(dataset, f"split {split!r}" + "".join(f", portion {name!r}" for name in portions or ())))
@@ -189,14 +190,14 @@ def _chosen(
     return chosen
 
 
-def _check_distinct(what: str, names: Sequence[str]) -> None:
+def _check_distinct(option: str, names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
-        raise UsageError(f"{what} are {', '.join(names)}: name each once")
+        raise UsageError(f"{option} are {', '.join(names)}: name each once")
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The wanted captions of one shard; columns as of `Captions`, with the shard's own ``image_ids``."""
+    """The selected captions of one shard; columns as in `Captions`, with the shard's own ``image_ids``."""
 
     image_ids: np.ndarray
     images: np.ndarray
@@ -207,14 +208,14 @@ class _Part:
     token_ids: np.ndarray
 
 
-def _read_shard(dataset: Dataset, number: int, wanted: _Wanted) -> _Part:
+def _read_shard(dataset: Dataset, number: int, selection: _Selection) -> _Part:
     table = dataset.shard(number, ["image_id", *_LABELS, "index", "token_ids"])
-    languages = _codes(table["language"], wanted.language_names)
-    portions = _codes(table["portion"], wanted.portion_names)
+    languages = _codes(table["language"], selection.language_names)
+    portions = _codes(table["portion"], selection.portion_names)
     keep = np.zeros(table.num_rows, bool)
-    for language, portion in wanted.pairs:
+    for language, portion in selection.pairs:
         keep |= (languages == language) & (portions == portion)
-    keep &= _codes(table["split"], (wanted.split,)) == 0
+    keep &= _codes(table["split"], (selection.split,)) == 0
     mask = pa.array(keep)
     images = _whole(table["image_id"].filter(mask)).dictionary_encode()
     tokens = _whole(table["token_ids"].filter(mask))
@@ -230,20 +231,20 @@ def _read_shard(dataset: Dataset, number: int, wanted: _Wanted) -> _Part:
 
 
 def _codes(labels: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
-    """int8: position of each label in ``names``, -1 for others. Row groups may have dictionaries of their own."""
-    found = [np.zeros(0, np.int8)]
+    """Return the position of each label in ``names``, int8, -1 for other labels. Row groups may have their own dictionaries."""
+    codes = [np.zeros(0, np.int8)]
     for chunk in labels.chunks:
         positions = pc.fill_null(pc.index_in(chunk.dictionary, pa.array(names, chunk.dictionary.type)), -1).to_numpy()
-        found.append(positions.astype(np.int8)[chunk.indices.to_numpy()])
-    return np.concatenate(found)
+        codes.append(positions.astype(np.int8)[chunk.indices.to_numpy()])
+    return np.concatenate(codes)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
-def _joined(parts: Sequence[_Part], wanted: _Wanted) -> Captions:
-    """Puts the shards together, sorted: an image's captions lie in one shard, and there in the order of their keys."""
+def _joined(parts: Sequence[_Part], selection: _Selection) -> Captions:
+    """Join the shards, sorted: all captions of an image are in one shard, in the order of their keys."""
     names = np.concatenate([part.image_ids for part in parts])
     order = np.argsort(names, kind="stable")
     rank = np.empty(len(order), np.int32)
@@ -259,23 +260,24 @@ def _joined(parts: Sequence[_Part], wanted: _Wanted) -> Captions:
         portions=np.concatenate([part.portions for part in parts]),
         indices=np.concatenate([part.indices for part in parts]),
         image_ids=tuple(names[order].tolist()),
-        language_names=wanted.language_names,
-        portion_names=wanted.portion_names,
-        split=wanted.split,
+        language_names=selection.language_names,
+        portion_names=selection.portion_names,
+        split=selection.split,
     )
     return captions.select(np.argsort(images, kind="stable"))
 
 
-def _check_all_found(captions: Captions, wanted: _Wanted, dataset: Dataset) -> None:
-    for language, portion in wanted.pairs:
+def _check_complete(captions: Captions, selection: _Selection, dataset: Dataset) -> None:
+    for language, portion in selection.pairs:
         if not np.any((captions.languages == language) & (captions.portions == portion)):
             names = f"language {captions.language_names[language]!r}, portion {captions.portion_names[portion]!r}"
-            raise DatasetError(_nothing(dataset, f"split {wanted.split!r}, {names}"))
+            raise DatasetError(_nothing(dataset, f"split {selection.split!r}, {names}"))
 
 
-def _nothing(dataset: Dataset, what: str) -> str:
-    there = "; ".join(_listing(labels_of(dataset))) or "nothing"
-    return f"{dataset.folder.location!r} has no captions of {what}. It has: {there}"
+def _nothing(dataset: Dataset, labels: str) -> str:
+    """Return the message that there are no captions with some labels."""
+    available = "; ".join(_listing(labels_of(dataset))) or "nothing"
+    return f"{dataset.folder.location!r} has no captions of {labels}. It has: {available}"
 
 
 def _listing(contents: Mapping[tuple[str, str, str], int]) -> Iterator[str]:

@@ -24,18 +24,18 @@ from schemas.parameters import FeaturesParameters
 __all__ = ["MEMORY_SHARE", "ImageFeatures", "extractor_fingerprint", "feature_spec", "missing_images", "read_features"]
 
 MEMORY_SHARE = 0.5
-"""Share of the machine's memory that features may take up; larger ones are mapped from a file."""
+"""Share of the machine's memory that features may occupy; larger ones are mapped from a file."""
 
 _BATCH_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Features of some images.
+    """Features of images.
 
     Attributes:
-        array: float32 ``[I, D]``; rows in the order of the images that were asked for. May be mapped from a file, read only.
-        spec: the feature, as the dataset has it.
+        array: float32 ``[I, D]``, rows in the order of the requested images. May be mapped from a file, read-only.
+        spec: the feature that the dataset holds.
     """
 
     array: np.ndarray
@@ -46,15 +46,15 @@ class ImageFeatures:
 
     @property
     def width(self) -> int:
-        """D."""
+        """Width of a feature, D."""
         return self.array.shape[1]
 
 
 def extractor_fingerprint(dataset: Dataset) -> str:
-    """What made the features, whichever images they are of: models meet no others.
+    """Return the fingerprint of the extractor that made the features; a model is used with features of one extractor only.
 
-    That of the extractor as the manifest has it; of imported features, of which nothing else is known, SHA-256 of their name,
-    shape, type and source.
+    It does not depend on the images. The manifest states it; for imported features, about which nothing else is known, it is the
+    SHA-256 of their name, shape, type and source.
 
     Raises:
         DatasetError: the dataset is not of kind ``features``.
@@ -65,12 +65,12 @@ def extractor_fingerprint(dataset: Dataset) -> str:
 
 
 def missing_images(dataset: Dataset, image_ids: Sequence[str]) -> np.ndarray:
-    """int64: positions in ``image_ids`` of the images that the dataset has no features of. Reads the ids only."""
-    wanted = pa.array(image_ids, pa.string())
-    found = np.zeros(len(image_ids), bool)
+    """Return the positions in ``image_ids``, int64, of images without features. Reads only the ids."""
+    requested = pa.array(image_ids, pa.string())
+    present = np.zeros(len(image_ids), bool)
     for table in dataset.shards(["image_id"]):
-        found[pc.drop_null(pc.index_in(table["image_id"], wanted)).to_numpy()] = True
-    return np.flatnonzero(~found)
+        present[pc.drop_null(pc.index_in(table["image_id"], requested)).to_numpy()] = True
+    return np.flatnonzero(~present)
 
 
 def read_features(
@@ -81,14 +81,15 @@ def read_features(
     memory_map: str | os.PathLike[str] | None = None,
     memory_share: float = MEMORY_SHARE,
 ) -> ImageFeatures:
-    """Reads the features of some images.
+    """Read the features of images.
 
     Args:
-        dataset: of kind ``features``.
+        dataset: a dataset of kind ``features``.
         image_ids: the images, each once.
         l2: divide each feature by its Euclidean norm; a feature of zeros stays as it is.
-        memory_map: folder for files that hold what is too large for the memory; used again when the same is asked for again.
-        memory_share: share of the machine's memory that the features may take up.
+        memory_map: folder for files with features that do not fit into memory; a later call with the same arguments uses its
+            file again.
+        memory_share: share of the machine's memory that the features may occupy.
 
     Raises:
         DatasetError: the dataset is of another kind, or lacks an image.
@@ -117,14 +118,14 @@ def read_features(
 
 
 def feature_spec(dataset: Dataset) -> FeatureSpec:
-    """The feature of a dataset.
+    """Return the feature that a dataset holds.
 
     Raises:
         DatasetError: the dataset is not of kind ``features``.
     """
     if dataset.kind == "regions":
         raise DatasetError(
-            f"{dataset.folder.location!r} holds regions, the models of this package take one vector an image: give features, "
+            f"{dataset.folder.location!r} holds regions, but the models here take one vector per image: give features, "
             "for example of 'resnet50-pool'"
         )
     if dataset.kind != "features" or dataset.spec is None:
@@ -135,18 +136,18 @@ def feature_spec(dataset: Dataset) -> FeatureSpec:
 
 
 def _first(names: Sequence[str]) -> str:
-    """The first five of up to six names, for messages."""
+    """Return the first five of up to six names, for messages."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _fill(array: np.ndarray, dataset: Dataset, image_ids: Sequence[str], *, l2: bool) -> None:
-    """Puts each feature at the place of its image, a few at a time: nothing is held twice."""
-    wanted = pa.array(image_ids, pa.string())
+    """Put each feature into the row of its image, a few at a time so that nothing is held twice."""
+    requested = pa.array(image_ids, pa.string())
     rows = max(1, _BATCH_BYTES // (4 * array.shape[1]))
     for batch in dataset.batches(["image_id", "feature"], batch_size=rows):
-        places = pc.fill_null(pc.index_in(batch["image_id"], wanted), -1).to_numpy()
-        values = batch["feature"].flatten().to_numpy().reshape(len(places), -1)[places >= 0]
-        array[places[places >= 0]] = _unit(values) if l2 else values
+        positions = pc.fill_null(pc.index_in(batch["image_id"], requested), -1).to_numpy()
+        values = batch["feature"].flatten().to_numpy().reshape(len(positions), -1)[positions >= 0]
+        array[positions[positions >= 0]] = _unit(values) if l2 else values
 
 
 def _unit(values: np.ndarray) -> np.ndarray:
@@ -156,14 +157,14 @@ def _unit(values: np.ndarray) -> np.ndarray:
 
 
 def _mapped(folder: Path, shape: tuple[int, int], dataset: Dataset, image_ids: Sequence[str], *, l2: bool) -> np.ndarray:
-    """The features in a file of their own, which is named after its content and appears only when complete."""
+    """Map the features from a file, which is named after its content and appears only when complete."""
     shards = [shard.sha256 for shard in dataset.manifest.shards]
     path = folder / f"{sha256_of_bytes(canonical_json([shards, list(image_ids), l2]).encode())[:32]}.npy"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            array = np.lib.format.open_memmap(Path(place) / path.name, mode="w+", dtype=np.float32, shape=shape)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            array = np.lib.format.open_memmap(Path(temporary) / path.name, mode="w+", dtype=np.float32, shape=shape)
             _fill(array, dataset, image_ids, l2=l2)
             array.flush()
-            (Path(place) / path.name).replace(path)
+            (Path(temporary) / path.name).replace(path)
     return np.load(path, mmap_mode="r")

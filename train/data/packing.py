@@ -1,10 +1,10 @@
-"""Captions of a batch as a tree of prefixes: no padding, and a beginning that captions share is read once.
+"""The captions of a batch as a tree of prefixes: no padding, and a prefix that captions share is processed once.
 
-The state of a GRU after some tokens depends on these tokens alone. All captions begin with ``<start>``, and many go on with "a
-man": 128 English captions of Multi30K (comparable) have 1,965 tokens and 1,650 distinct prefixes, on average.
+The state of a GRU after some tokens depends on these tokens alone. All captions begin with ``<start>``, and many continue with "a
+man": on average, 128 English captions of Multi30K (comparable) have 1,965 tokens and 1,650 distinct prefixes.
 
-Letters in shapes: ``N`` captions of the data set, ``B`` captions of the batch, ``P`` distinct prefixes of the captions of the
-batch, ``V`` distinct tokens among them.
+Letters in shapes: ``N`` captions of the dataset, ``B`` captions of the batch, ``P`` distinct prefixes of the captions in the batch,
+``V`` distinct tokens among them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["PackedCaptions", "pack"]
 
 @dataclass(frozen=True)
 class PackedCaptions:
-    """Captions as the tree of their prefixes, which are numbered from 1: those of one token, then those of two, ...; 0 is empty.
+    """Captions as a tree of their prefixes. Prefix 0 is empty; from 1 on come those of one token, then those of two, and so on.
 
     Attributes:
         tokens: int64 ``[V]``, the distinct token ids, ascending.
         last_tokens: int64 ``[P]``, the last token of each prefix as an index into ``tokens``.
         parents: int64 ``[P]``, the number of each prefix without its last token.
-        ends: int64 ``[B]``, the number of each whole caption, in the order that they were asked for.
-        step_sizes: prefixes of one token, of two tokens, ...: P in all.
+        ends: int64 ``[B]``, the number of each whole caption, in the requested order.
+        step_sizes: number of prefixes of one token, of two tokens, and so on; they add up to P.
     """
 
     tokens: Tensor
@@ -40,28 +40,28 @@ class PackedCaptions:
         return len(self.ends)
 
     def steps(self, of_prefixes: Tensor) -> tuple[Tensor, ...]:
-        """Cut ``[P, ...]`` into the prefixes of one token, of two tokens, ..."""
+        """Split ``[P, ...]`` into the prefixes of one token, of two tokens, and so on."""
         return of_prefixes.split(self.step_sizes)
 
     def to(self, device: torch.device | str) -> PackedCaptions:
-        """The same captions on a device; ``step_sizes`` stay with Python."""
+        """Return the same captions on a device; ``step_sizes`` stay Python numbers."""
         names = ("tokens", "last_tokens", "parents", "ends")
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
 
 
 def pack(token_ids: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> PackedCaptions:
-    """Collect some captions of a data set, in any order, with or without repetition.
+    """Pack captions of a dataset, in any order, with or without repetition.
 
     Args:
-        token_ids: integers, not negative: the token ids of all captions one after the other.
+        token_ids: non-negative integers, the token ids of all captions one after the other.
         offsets: int64 ``[N + 1]``; caption n has ``token_ids[offsets[n]:offsets[n + 1]]``.
-        rows: integers ``[B]``, which captions; B may be 0.
+        rows: integers ``[B]``, the captions to pack; B may be 0.
 
     Returns:
         The captions, on the CPU.
 
     Raises:
-        ValueError: a caption has no tokens, so it has no final state.
+        ValueError: a caption has no tokens and thus no final state.
     """
     starts = offsets[rows]
     lengths = offsets[rows + 1] - starts
@@ -69,12 +69,12 @@ def pack(token_ids: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> Packed
         raise ValueError(f"caption {rows[lengths.argmin()]} has no tokens: encoded captions hold at least <start> and <end>")
     steps = np.arange(lengths.max(initial=0))
     inside = steps < lengths[:, None]
-    grid = np.full(inside.shape, -1, dtype=np.int64)  # [B, steps], -1 behind the end
+    grid = np.full(inside.shape, -1, dtype=np.int64)  # [B, steps], -1 after the end
     grid[inside] = token_ids[(starts[:, None] + steps)[inside]]
 
     order = np.lexsort(grid.T[::-1]) if grid.size else np.arange(len(rows))
     grid = grid[order]
-    # Among sorted captions a prefix is new where anything in it differs from the caption before.
+    # Among sorted captions a prefix is new if anything in it differs from the previous caption.
     new = np.ones_like(inside)
     new[1:] = np.logical_or.accumulate(grid[1:] != grid[:-1], axis=1)
     new &= grid >= 0

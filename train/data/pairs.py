@@ -1,4 +1,4 @@
-"""Captions of the same image: by language, and in pairs of two languages.
+"""Captions of the same image, by language and in pairs of two languages.
 
 Letters in shapes: ``N`` captions, ``I`` images, ``L`` languages, ``P`` pairs of captions.
 """
@@ -20,8 +20,8 @@ class ByImage:
 
     Attributes:
         rows: int32 ``[N]``, rows of `Captions`, group by group.
-        starts: int64 ``[I, L]``, where each group begins in ``rows``.
-        counts: int64 ``[I, L]``, its captions.
+        starts: int64 ``[I, L]``, position in ``rows`` at which each group begins.
+        counts: int64 ``[I, L]``, number of captions in each group.
     """
 
     rows: np.ndarray
@@ -30,7 +30,7 @@ class ByImage:
 
     @classmethod
     def of(cls, captions: Captions) -> ByImage:
-        """Groups captions; those of a group stay in their order."""
+        """Group captions; within a group they keep their order."""
         shape = len(captions.image_ids), len(captions.language_names)
         groups = captions.images.astype(np.int64) * shape[1] + captions.languages
         counts = np.bincount(groups, minlength=shape[0] * shape[1])
@@ -43,8 +43,8 @@ class CaptionPairs:
     """All pairs of captions of the same image in different languages.
 
     Attributes:
-        first: int32 ``[P]``, rows of `Captions`; the language that comes first in ``language_names``.
-        second: int32 ``[P]``, likewise of the other language.
+        first: int32 ``[P]``, rows of `Captions` in the language that comes first in ``language_names``.
+        second: int32 ``[P]``, rows in the other language.
     """
 
     first: np.ndarray
@@ -55,10 +55,10 @@ class CaptionPairs:
 
 
 def caption_pairs(captions: Captions) -> CaptionPairs:
-    """Enumerates the caption pairs of every image, over all pairs of languages (Kádár et al. 2018, section 3).
+    """Enumerate the caption pairs of every image, over all pairs of languages (Kádár et al. 2018, section 3).
 
-    Captions of the same language make no pair. With five English and five German captions an image has 25 pairs, with a French
-    and a Czech one besides 46 (section 6.2): 5 x 5, four times 5 x 1, and 1.
+    Captions in the same language form no pair. With five English and five German captions an image has 25 pairs; with one French
+    and one Czech caption added it has 46 (section 6.2): 5 x 5, four times 5 x 1, and 1.
     """
     by_image = ByImage.of(captions)
     firsts, seconds = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]

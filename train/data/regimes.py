@@ -1,8 +1,8 @@
 """The data regimes of Kádár et al. 2018, sections 5 and 6: which captions a model is trained on.
 
-Portions, and with them comparable captions added to translations, are chosen when the captions are read
-(`train.data.captions.read_captions`). What is drawn at random here depends on a seed and on image ids only, never on the order of
-rows, the number of shards or the other captions: the same half of the images, whichever languages are read.
+Portions, and thus comparable captions added to translations, are selected when the captions are read (`train.data.read_captions`).
+Random draws depend on a seed and on image ids only, never on the order of rows, the number of shards or the other captions: the
+half of the images is the same whichever languages are read.
 
 Letters in shapes: ``N`` captions, ``I`` images.
 """
@@ -20,9 +20,10 @@ __all__ = ["disjoint_halves", "half_of_images", "one_caption_per_image"]
 
 
 def one_caption_per_image(captions: Captions, seed: int) -> Captions:
-    """One caption of each image and language, drawn evenly: comparable captions down to 29,000 a language (section 5.2).
+    """Keep one random caption per image and language: comparable captions shrink to 29,000 per language (section 5.2).
 
-    The draws of two languages are independent. From translations nothing is drawn: an image has one.
+    All captions of an image are equally likely. The draws of two languages are independent. Translations all stay, since an image
+    has only one.
     """
     languages = len(captions.language_names)
     groups = captions.images.astype(np.int64) * languages + captions.languages
@@ -38,31 +39,31 @@ def one_caption_per_image(captions: Captions, seed: int) -> Captions:
 
 
 def half_of_images(captions: Captions, seed: int) -> Captions:
-    """All captions of a random half of the images, the same half for every language (section 5.3).
+    """Keep the captions of a random half of the images, the same half for every language (section 5.3).
 
-    Half Monolingual with one language, Bi-overlap with two. Of an odd number of images the half is the smaller one.
+    With one language this is Half Monolingual, with two Bi-overlap. If the number of images is odd, the half is rounded down.
     """
     return captions.select(_in_half(captions, seed)[captions.images])
 
 
 def disjoint_halves(captions: Captions, seed: int) -> Captions:
-    """The captions of the first language on a random half of the images, those of the second on the rest (section 5.3).
+    """Keep the first language's captions of a random half of the images, and the second's of the rest (section 5.3).
 
-    Bi-disjoint: no image has captions in both languages. The first half is that of `half_of_images`.
+    This is Bi-disjoint: no image has captions in both languages. The first half is that of `half_of_images`.
 
     Raises:
-        UsageError: there are not two languages.
+        UsageError: there are not exactly two languages.
     """
     if len(captions.language_names) != 2:
         raise UsageError(
-            f"images are divided between two languages, there are {len(captions.language_names)}: "
+            f"images are divided between two languages, but there are {len(captions.language_names)}: "
             f"{', '.join(captions.language_names)}"
         )
     return captions.select(_in_half(captions, seed)[captions.images] == (captions.languages == 0))
 
 
 def _in_half(captions: Captions, seed: int) -> np.ndarray:
-    """Bool ``[I]``: whether an image is in the half; images without captions are not counted."""
+    """Return whether each image is in the half, bool ``[I]``; images without captions are not counted."""
     present = np.unique(captions.images)
     order = np.argsort(_draws(captions, present, seed, "half"), kind="stable")
     half = np.zeros(len(captions.image_ids), bool)
@@ -71,7 +72,7 @@ def _in_half(captions: Captions, seed: int) -> np.ndarray:
 
 
 def _draws(captions: Captions, images: np.ndarray, seed: int, purpose: str) -> np.ndarray:
-    """uint64, evenly distributed: a number for each image, which depends on the seed, the purpose and its id alone."""
+    """Return a uniform random uint64 for each image, which depends only on the seed, the purpose and the image id."""
     ids = (captions.image_ids[image] for image in images.tolist())
     digests = (hashlib.blake2b(f"{seed}/{purpose}/{name}".encode(), digest_size=8).digest() for name in ids)
     return np.frombuffer(b"".join(digests), "<u8")

@@ -1,7 +1,7 @@
-"""Which captions and images make a batch: shuffled, seeded, and able to go on where they stopped.
+"""Samplers, which choose the captions and images of each batch: shuffled, seeded and resumable.
 
-A sampler's whole state is how far it is. The order of a pass follows from the seed and the number of the pass, so that a
-sampler that is restored in the middle of a pass gives the very batches that the undisturbed one would have given.
+The whole state of a sampler is its position. The order of a pass follows from the seed and the number of the pass, so that a
+sampler restored in the middle of a pass returns exactly the batches that an uninterrupted one would have returned.
 
 Letters in shapes: ``I`` images, ``L`` languages, ``B`` rows of a batch, ``J`` rows of an epoch.
 """
@@ -22,26 +22,27 @@ from train.data.pairs import ByImage, caption_pairs
 __all__ = ["POOL", "Batch", "ImageSampler", "Sampler", "ShuffledRows", "TaskSampler"]
 
 POOL = 32
-"""Batches among which captions of like length are put together, where that is asked for."""
+"""Number of batches among which captions are grouped by length, if that is requested."""
 
 logger = logging.getLogger(__name__)
 
 State = Mapping[str, Any]
 
-# Streams of random numbers of one seed.
+# Independent streams of random numbers from one seed.
 _TASK, _ROWS, _PAIRS, _IMAGES = range(4)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of the captions and of their images.
+    """The rows of captions in a batch, and their images.
 
     Attributes:
         task: ``c2i``, images against their captions in one language; ``c2c``, captions against captions of the same image in
-            another language; ``images``, distinct images with a caption of each in every language.
-        captions: int64 ``[B]`` each, rows of `Captions`: one array for ``c2i``, two for ``c2c``, one a language for ``images``.
+            another language; ``images``, distinct images with one caption in every language.
+        captions: arrays of rows of `Captions`, int64 ``[B]`` each: one for ``c2i``, two for ``c2c``, one per language for
+            ``images``.
         images: int32 ``[B]``, positions in ``Captions.image_ids``.
-        languages: of each array of ``captions``; None where its captions are not all of one language.
+        languages: the language of each array in ``captions``; None if its captions are in several languages.
     """
 
     task: Literal["c2i", "c2c", "images"]
@@ -55,33 +56,33 @@ class Sampler(Protocol):
 
     @property
     def epoch_steps(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches in an epoch."""
 
     @property
     def epoch(self) -> int:
-        """Epochs that are complete."""
+        """Number of complete epochs."""
 
     def next(self) -> Batch:
-        """The next batch."""
+        """Return the next batch."""
 
     def state(self) -> dict[str, Any]:
-        """How far the sampler is; JSON values."""
+        """Return the position as JSON values."""
 
     def restore(self, state: State) -> None:
-        """Goes on from a state of a sampler that was made with the same arguments."""
+        """Restore a state of a sampler that was built with the same arguments."""
 
 
 class ShuffledRows:
-    """Goes through rows in a random order, and shuffles them anew when they are exhausted (Kádár et al. 2018, section 3).
+    """Pass through rows in random order, reshuffled for each pass (Kádár et al. 2018, section 3).
 
-    The last batch of a pass is shorter where the batch size does not divide the number of rows: every row comes once a pass.
+    Every row comes once per pass. The last batch of a pass is shorter if the batch size does not divide the number of rows.
 
     Args:
         count: number of rows.
         batch_size: B.
-        seed: what the order depends on.
-        lengths: ``[count]``, tokens of each row. Rows of like length are then put together: of every `POOL` batches in a row the
-            rows are sorted by length, divided into batches, and these shuffled.
+        seed: seed of the order.
+        lengths: ``[count]``, number of tokens of each row. If given, rows of similar length are put together: the rows of every
+            `POOL` consecutive batches are sorted by length and divided into batches, which are then shuffled.
     """
 
     def __init__(self, count: int, batch_size: int, seed: tuple[int, ...], *, lengths: np.ndarray | None = None) -> None:
@@ -95,27 +96,27 @@ class ShuffledRows:
 
     @property
     def epoch_steps(self) -> int:
-        """Batches of a pass."""
+        """Number of batches in a pass."""
         return -(-self._count // self._batch_size)
 
     @property
     def epoch(self) -> int:
-        """Passes that are complete."""
+        """Number of complete passes."""
         return self._epoch + self._position // self.epoch_steps
 
     def next(self) -> np.ndarray:
-        """int64 ``[B]``: the next rows."""
+        """Return the next rows, int64 ``[B]``."""
         if self._position == self.epoch_steps:
             self._go_to(self._epoch + 1, 0)
         self._position += 1
         return self._batches[self._position - 1]
 
     def state(self) -> dict[str, Any]:
-        """How far the pass is."""
+        """Return the position in the pass."""
         return {"epoch": self._epoch, "position": self._position}
 
     def restore(self, state: State) -> None:
-        """Goes to a state."""
+        """Restore a state."""
         self._go_to(state["epoch"], state["position"])
 
     def _go_to(self, epoch: int, position: int) -> None:
@@ -125,42 +126,42 @@ class ShuffledRows:
         if self._lengths is None:
             self._batches = _batches(order, self._batch_size)
         else:
-            self._batches = _of_like_length(order, self._lengths, self._batch_size, rng)
+            self._batches = _of_similar_length(order, self._lengths, self._batch_size, rng)
 
 
 def _batches(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
-def _of_like_length(order: np.ndarray, lengths: np.ndarray, batch_size: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Batches of rows of like length: within pools, so that which rows meet still changes from pass to pass."""
-    found = []
+def _of_similar_length(order: np.ndarray, lengths: np.ndarray, batch_size: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Return batches of rows of similar length, formed within pools so that other rows meet in each pass."""
+    shuffled: list[np.ndarray] = []
     for pool in _batches(order, POOL * batch_size):
         batches = _batches(pool[np.argsort(lengths[pool], kind="stable")], batch_size)
-        found += [batches[number] for number in rng.permutation(len(batches))]
-    return found
+        shuffled += [batches[number] for number in rng.permutation(len(batches))]
+    return shuffled
 
 
 class TaskSampler:
-    """Batches of the training procedure of Kádár et al. 2018, figure 2.
+    """Sample the batches of Kádár et al. 2018, figure 2.
 
-    Each step is a c2c batch with a probability, else a c2i batch. For c2i a language is drawn evenly, and gives its next batch;
-    each language is shuffled anew when it alone is exhausted. For c2c all pairs of `caption_pairs` are one data set, so a batch may
-    mix the pairs of more than two languages.
+    Each step is a c2c batch with a given probability, otherwise a c2i batch. For c2i, a random language contributes its next batch;
+    all languages are equally likely, and each is reshuffled when it is exhausted. For c2c, all pairs of `caption_pairs` are one
+    pool, so that a batch may mix pairs of more than two languages.
 
-    An epoch is as many steps as go, on average, through every image-caption pair once: with one language and without c2c exactly.
+    An epoch is the number of steps that cover every image-caption pair once on average; with one language and without c2c, exactly.
 
     Args:
-        captions: of the training split.
-        batch_size: pairs of a batch.
-        seed: of the run.
-        c2c_probability: 1 - p of figure 2, where p is the probability of c2i; the paper has 0.5 for both.
-        bucket: put captions of like length together, see `ShuffledRows`. A batch of Multi30K then takes 15 time steps, not 34,
-            and the same tokens 0.88 of the time on a CPU; but a caption meets negatives of like length more often than with the
-            papers' shuffling, so it has to be asked for.
+        captions: captions of the training split.
+        batch_size: number of pairs in a batch.
+        seed: seed of the run.
+        c2c_probability: 1 - p in figure 2, where p is the probability of c2i; the paper uses 0.5 for both.
+        bucket: put captions of similar length together, see `ShuffledRows`. A batch of Multi30K then takes 15 time steps instead
+            of 34, and the same tokens 0.88 of the time on a CPU; but a caption meets negatives of similar length more often than
+            with the papers' shuffling, so that this is not the default.
 
     Raises:
-        UsageError: there are no captions, or c2c is asked for and no image has captions in two languages.
+        UsageError: a language has no captions, or c2c is requested and no image has captions in two languages.
     """
 
     def __init__(
@@ -183,24 +184,24 @@ class TaskSampler:
         if self._pairs is not None:
             if not len(self._pairs):
                 raise UsageError("captions are to be ranked against captions, but no image has captions in two languages")
-            # The longer of two captions says how many time steps the pair takes.
+            # The longer caption of a pair determines its number of time steps.
             longer = np.maximum(lengths[self._pairs.first], lengths[self._pairs.second]) if bucket else None
             self._shuffled_pairs = ShuffledRows(len(self._pairs), batch_size, (seed, _PAIRS), lengths=longer)
 
     @property
     def epoch_steps(self) -> int:
-        """Steps in which the image-caption pairs are gone through once on average; where there is only c2c, the caption pairs."""
+        """Number of steps that cover the image-caption pairs once on average; with c2c alone, the caption pairs."""
         if self._c2c_probability == 1:
             return self._shuffled_pairs.epoch_steps
         return round(sum(rows.epoch_steps for rows in self._languages.values()) / (1 - self._c2c_probability))
 
     @property
     def epoch(self) -> int:
-        """Epochs that are complete."""
+        """Number of complete epochs."""
         return self._step // self.epoch_steps
 
     def next(self) -> Batch:
-        """The next batch."""
+        """Return the next batch."""
         rng = np.random.default_rng((self._seed, _TASK, self._step))
         self._step += 1
         if self._pairs is not None and rng.random() < self._c2c_probability:
@@ -210,12 +211,12 @@ class TaskSampler:
         return Batch("c2i", (rows,), self._captions.images[rows], (name,))
 
     def state(self) -> dict[str, Any]:
-        """How far each data set is."""
+        """Return the step, and the position in each language and in the caption pairs."""
         state: dict[str, Any] = {"step": self._step, "languages": {k: rows.state() for k, rows in self._languages.items()}}
         return state if self._pairs is None else {**state, "pairs": self._shuffled_pairs.state()}
 
     def restore(self, state: State) -> None:
-        """Goes to a state."""
+        """Restore a state."""
         self._step = state["step"]
         for name, rows in self._languages.items():
             rows.restore(state["languages"][name])
@@ -229,24 +230,24 @@ class TaskSampler:
         return Batch("c2c", sides, self._captions.images[sides[0]], tuple(self._language(side) for side in sides))
 
     def _language(self, rows: np.ndarray) -> str | None:
-        found = np.unique(self._captions.languages[rows])
-        return self._captions.language_names[found[0]] if len(found) == 1 else None
+        languages = np.unique(self._captions.languages[rows])
+        return self._captions.language_names[languages[0]] if len(languages) == 1 else None
 
 
 class ImageSampler:
-    """Batches of distinct images with one caption of each in every language (Gella et al. 2017, section 4).
+    """Sample batches of distinct images with one caption in every language (Gella et al. 2017, section 4).
 
-    An epoch goes through every caption once, in passes over the images: the n-th pass takes an image's n-th caption of each
-    language, in an order that is drawn anew each epoch for every image and language, so that other captions meet. An image with
-    fewer captions in one language than in another shows them in turn again; one with fewer in all is in fewer passes. The last
-    batch of a pass is shorter where the batch size does not divide the number of images.
+    An epoch covers every caption once, in passes over the images. The n-th pass takes the n-th caption of each image in each
+    language; this order is drawn anew in each epoch for every image and language, so that other captions meet. If an image has
+    fewer captions in one language than in another, they are repeated in turn; if it has fewer in all languages, it takes part in
+    fewer passes. The last batch of a pass is shorter if the batch size does not divide the number of images.
 
-    Images without a caption in one of the languages are left out, and their number is logged.
+    Images that lack captions in a language are left out, and their number is logged.
 
     Args:
-        captions: of the training split.
-        batch_size: images of a batch; 64 in the paper.
-        seed: of the run.
+        captions: captions of the training split.
+        batch_size: number of images in a batch; 64 in the paper.
+        seed: seed of the run.
 
     Raises:
         UsageError: no image has captions in every language.
@@ -264,26 +265,26 @@ class ImageSampler:
             raise UsageError(f"no image has captions in every one of {', '.join(captions.language_names)}: nothing to train on")
         left_out = int((by_image.counts > 0).any(1).sum()) - len(self._images)
         if left_out:
-            logger.warning("%d images lack captions in some language; training goes on with %d", left_out, len(self._images))
+            logger.warning("%d images lack captions in some language; training continues with %d", left_out, len(self._images))
         self._counts = by_image.counts[self._images]  # [I, L]
         self._starts = by_image.starts[self._images]  # [I, L]
-        self._groups = np.repeat(np.arange(by_image.counts.size), by_image.counts.ravel())  # [N], of each of `_rows`
+        self._groups = np.repeat(np.arange(by_image.counts.size), by_image.counts.ravel())  # [N], the group of each of `_rows`
         self._rows = by_image.rows.astype(np.int64)
         self._passes = [int((self._counts.max(1) > number).sum()) for number in range(int(self._counts.max()))]
         self._go_to(0, 0)
 
     @property
     def epoch_steps(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches in an epoch."""
         return sum(-(-images // self._batch_size) for images in self._passes)
 
     @property
     def epoch(self) -> int:
-        """Epochs that are complete."""
+        """Number of complete epochs."""
         return self._epoch + self._position // self.epoch_steps
 
     def next(self) -> Batch:
-        """The next batch."""
+        """Return the next batch."""
         if self._position == self.epoch_steps:
             self._go_to(self._epoch + 1, 0)
         number, chosen = self._batches[self._position]
@@ -294,11 +295,11 @@ class ImageSampler:
         return Batch("images", tuple(rows.T), images, self._captions.language_names)
 
     def state(self) -> dict[str, Any]:
-        """How far the epoch is."""
+        """Return the position in the epoch."""
         return {"epoch": self._epoch, "position": self._position}
 
     def restore(self, state: State) -> None:
-        """Goes to a state."""
+        """Restore a state."""
         self._go_to(state["epoch"], state["position"])
 
     def _go_to(self, epoch: int, position: int) -> None:
@@ -306,9 +307,9 @@ class ImageSampler:
         rng = np.random.default_rng((self._seed, _IMAGES, epoch))
         # A random order within each image and language.
         self._order = self._rows[np.lexsort((rng.random(len(self._rows)), self._groups))]
-        most = self._counts.max(1)
+        most_captions = self._counts.max(1)
         self._batches = [
             (number, batch)
             for number in range(len(self._passes))
-            for batch in _batches(rng.permutation(np.flatnonzero(most > number)), self._batch_size)
+            for batch in _batches(rng.permutation(np.flatnonzero(most_captions > number)), self._batch_size)
         ]

@@ -1,4 +1,4 @@
-"""What a model is trained or evaluated on: captions and features of one split, checked and joined before anything starts."""
+"""The data to train or evaluate on: captions and features of one split, checked and joined before anything starts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class TrainingData:
     """Captions and the features of their images.
 
     Attributes:
-        captions: of one split; each of ``image_ids`` has at least one.
-        features: in the order of ``captions.image_ids``.
-        vocabulary: that the captions were encoded with; None where it was not asked for.
-        fingerprints: of what the data was read from: ``captions``, ``features``, ``vocabulary`` and ``extractor``.
+        captions: captions of one split; each of ``image_ids`` has at least one.
+        features: features of the images, in the order of ``captions.image_ids``.
+        vocabulary: the vocabulary that the captions were encoded with; None if it was not requested.
+        fingerprints: fingerprints of the sources: ``captions``, ``features``, ``vocabulary`` and ``extractor``.
     """
 
     captions: Captions
@@ -55,25 +55,25 @@ def open_data(
     memory_map: str | os.PathLike[str] | None = None,
     expected: Mapping[str, str] | None = None,
 ) -> TrainingData:
-    """Reads the captions of a split and the features of their images. Everything is checked before the features are read.
+    """Read the captions of a split and the features of their images. Everything is checked before the features are read.
 
     Args:
         captions: folder of the encoded captions.
         features: folder of the features.
         vocabulary: folder of the vocabulary that the captions must have been encoded with.
         split: the split.
-        languages: as `read_captions` takes them.
-        portions: as `read_captions` takes them.
-        captions_per_image: ``one`` draws one caption of each image and language.
-        images: ``half`` keeps a random half of the images; ``disjoint`` gives each of two languages a half of its own.
-        seed: what is drawn depends on it.
+        languages: as in `read_captions`.
+        portions: as in `read_captions`.
+        captions_per_image: ``one`` draws one caption for each image and language.
+        images: ``half`` keeps a random half of the images; ``disjoint`` gives each of two languages a separate half.
+        seed: seed for random draws.
         l2: divide each feature by its Euclidean norm.
-        memory_map: as `read_features` takes it.
-        expected: fingerprints that must be those of the data, for example those of a run.
+        memory_map: as in `read_features`.
+        expected: fingerprints that the data must have, for example those of a run.
 
     Raises:
-        DatasetError: a dataset is missing or of the wrong kind; the captions were encoded with another vocabulary; another
-            fingerprint than expected; no such captions; images without features.
+        DatasetError: a dataset is missing or of the wrong kind; the captions were encoded with another vocabulary; a fingerprint
+            is not the expected one; there are no such captions; images lack features.
         UsageError: the arguments do not fit together.
     """
     encoded = open_dataset(captions, kind="encoded")
@@ -85,10 +85,10 @@ def open_data(
         "extractor": extractor_fingerprint(extracted),
     }
     check_fingerprints(fingerprints, expected or {}, captions=captions, features=features)
-    tokens = None if vocabulary is None else _open_vocabulary(vocabulary, encoded)
+    words = None if vocabulary is None else _open_vocabulary(vocabulary, encoded)
     chosen = read_captions(encoded, split=split, languages=languages, portions=portions)
-    if tokens is not None:
-        _check_languages(tokens, chosen)
+    if words is not None:
+        _check_languages(words, chosen)
     if captions_per_image == "one":
         chosen = one_caption_per_image(chosen, seed)
     if images != "all":
@@ -98,19 +98,19 @@ def open_data(
     return TrainingData(
         captions=chosen,
         features=read_features(extracted, chosen.image_ids, l2=l2, memory_map=memory_map),
-        vocabulary=None if tokens is None else tokens.vocabulary(),
+        vocabulary=None if words is None else words.vocabulary(),
         fingerprints=fingerprints,
     )
 
 
-def check_fingerprints(found: Mapping[str, str], expected: Mapping[str, str], *, captions: str, features: str) -> None:
-    """Compares what data was read from with what it must have been read from.
+def check_fingerprints(actual: Mapping[str, str], expected: Mapping[str, str], *, captions: str, features: str) -> None:
+    """Compare the fingerprints of data with those that it must have.
 
     Args:
-        found: by name, as in `TrainingData`.
-        expected: likewise; names that are not in it may be anything.
-        captions: where the captions lie, for messages.
-        features: where the features lie, for messages.
+        actual: fingerprints by name, as in `TrainingData`.
+        expected: likewise; a name that it lacks may have any fingerprint.
+        captions: location of the captions, for messages.
+        features: location of the features, for messages.
 
     Raises:
         DatasetError: a fingerprint differs.
@@ -119,17 +119,17 @@ def check_fingerprints(found: Mapping[str, str], expected: Mapping[str, str], *,
         "vocabulary": f"{captions!r} was encoded with another vocabulary, whose ids stand for other tokens: encode the captions "
         "with the vocabulary of the model",
         "extractor": f"{features!r} was made by another extractor, or with other weights or settings, and the model cannot read "
-        "its features: extract them as those that it was trained on",
+        "its features: extract them in the same way as those that it was trained on",
         "captions": f"{captions!r} is not the dataset of encoded captions that was used before: give that one",
         "features": f"{features!r} is not the dataset of features that was used before: give that one",
     }
     for name, fingerprint in expected.items():
-        if found[name] != fingerprint:
-            raise DatasetError(f"{meanings[name]} (fingerprint {found[name][:12]}..., expected {fingerprint[:12]}...)")
+        if actual[name] != fingerprint:
+            raise DatasetError(f"{meanings[name]} (fingerprint {actual[name][:12]}..., expected {fingerprint[:12]}...)")
 
 
 def _vocabulary_of(encoded: Dataset) -> str:
-    """Fingerprint of the vocabulary that captions were encoded with."""
+    """Return the fingerprint of the vocabulary that captions were encoded with."""
     fingerprint = encoded.manifest.input_fingerprint("vocabulary")
     if fingerprint is None:
         raise DatasetError(
@@ -149,21 +149,21 @@ def _open_vocabulary(path: str, encoded: Dataset) -> Dataset:
 
 
 def _check_languages(vocabulary: Dataset, captions: Captions) -> None:
-    """A joint vocabulary is of the languages that it was counted on; no languages in its parameters are all there were."""
+    """Check that a vocabulary was counted on all languages of the captions; if it states no languages, it was."""
     counted = VocabularyParameters.from_json(vocabulary.manifest.parameters).languages or captions.language_names
-    strange = [language for language in captions.language_names if language not in counted]
-    if strange:
+    uncounted = [language for language in captions.language_names if language not in counted]
+    if uncounted:
         raise DatasetError(
             f"the vocabulary {vocabulary.folder.location!r} was counted on captions in {', '.join(counted)}: those in "
-            f"{', '.join(strange)} are nearly all <unk>. Make a vocabulary of all languages and encode the captions with it"
+            f"{', '.join(uncounted)} are nearly all <unk>. Build a vocabulary of all languages and encode the captions with it"
         )
 
 
 def check_images(captions: Captions, features: Dataset) -> None:
-    """Checks that there are features of all images of captions.
+    """Check that all images of captions have features.
 
     Raises:
-        DatasetError: how much is missing, in captions too: an image may have one or eleven.
+        DatasetError: images lack features; the message also counts their captions, since an image may have one or eleven.
     """
     missing = missing_images(features, captions.image_ids)
     if not len(missing):

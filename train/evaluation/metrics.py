@@ -2,12 +2,12 @@
 
 Letters: ``I`` images, ``C`` captions, ``E`` embedding width, ``K`` captions of one image.
 
-A rank is the number of wrong items that come before the right one, plus one. Equal scores count against the model: a
-wrong item with the same score comes before the right one, so that a model that scores everything alike ranks last and not,
-by the order of the rows, first. A score that is not a number counts in the same way.
+A rank is the number of wrong items before the right one, plus one. Equal scores count against the model: a wrong item with the
+same score comes before the right one, so that a model with equal scores for everything ranks last rather than, by the order of the
+rows, first. A score that is not a number counts in the same way.
 
-Image to text: an image has one or several captions, and the best-ranked of them counts, as in Karpathy and Fei-Fei 2015 and
-all that follow; the others are neither right nor wrong. Text to image: each caption is a query of its own.
+Image to text: an image has one or more captions, of which the best-ranked counts, as in Karpathy and Fei-Fei 2015 and later work;
+the others are neither right nor wrong. Text to image: each caption is a query of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 __all__ = ["CUTOFFS", "Direction", "Ranks", "Retrieval", "Similarity", "chance_recall", "ranks_of", "retrieval"]
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
-"""Embeddings of images ``[I, E]`` and captions ``[C, E]`` to scores ``[I, C]``; larger is nearer."""
+"""From embeddings of images ``[I, E]`` and captions ``[C, E]`` to scores ``[I, C]``; a higher score means more alike."""
 
 CUTOFFS = (1, 5, 10)
 
@@ -35,11 +35,11 @@ class Direction:
     """How well queries of one modality find items of the other.
 
     Attributes:
-        recall_at_1: queries whose right item has rank 1, percent.
+        recall_at_1: share of queries whose right item has rank 1, in percent.
         recall_at_5: likewise, up to rank 5.
         recall_at_10: likewise, up to rank 10.
-        median_rank: median of the ranks; of an even number of queries the mean of the two in the middle, rounded down, as the
-            published code of Kiros et al. 2015, Vendrov et al. 2016 and Faghri et al. 2018 does.
+        median_rank: median of the ranks; for an even number of queries, the mean of the middle two, rounded down as in the
+            published code of Kiros et al. 2015, Vendrov et al. 2016 and Faghri et al. 2018.
         queries: number of queries.
     """
 
@@ -51,15 +51,15 @@ class Direction:
 
     @property
     def recalls(self) -> tuple[float, float, float]:
-        """R@1, R@5 and R@10, percent."""
+        """R@1, R@5 and R@10 in percent."""
         return self.recall_at_1, self.recall_at_5, self.recall_at_10
 
     @classmethod
     def of(cls, ranks: Tensor) -> Direction:
-        """Sums up ranks ``[queries]``, which count from 1.
+        """Summarize ranks ``[queries]``, which count from 1.
 
         Raises:
-            ValueError: there is no query.
+            ValueError: there are no queries.
         """
         if not len(ranks):
             raise ValueError("recall of no queries is not defined: there are no captions to evaluate on")
@@ -82,11 +82,11 @@ class Retrieval:
 
     @property
     def sum_of_recalls(self) -> float:
-        """The six recalls added up, 0 to 600: what early stopping looks at."""
+        """Sum of the six recalls, 0 to 600, which early stopping monitors."""
         return sum(self.image_to_text.recalls) + sum(self.text_to_image.recalls)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {**asdict(self), "sum_of_recalls": self.sum_of_recalls}
 
 
@@ -95,8 +95,8 @@ class Ranks:
     """Ranks of all queries, from 1.
 
     Attributes:
-        image_to_text: ``[I]`` int64; rank of the best-ranked caption of each image, 0 for an image without captions.
-        text_to_image: ``[C]`` int64; rank of the image of each caption.
+        image_to_text: int64 ``[I]``, rank of the best-ranked caption of each image; 0 for an image without captions.
+        text_to_image: int64 ``[C]``, rank of the image of each caption.
     """
 
     image_to_text: Tensor
@@ -106,21 +106,21 @@ class Ranks:
 def ranks_of(
     similarity: Similarity, images: Tensor, captions: Tensor, image_of_caption: Tensor, *, scores_at_once: int = _SCORES_AT_ONCE
 ) -> Ranks:
-    """Ranks of all queries in both directions.
+    """Rank all queries in both directions.
 
-    Memory holds the embeddings and a strip of at most ``scores_at_once`` scores, but at least one row of ``C``. Where all scores
-    fit, each is computed once, else twice: the score of a caption's own image has to be known before others can be compared
-    with it, and only the very same product gives the very same digits.
+    Memory holds the embeddings and a strip of at most ``scores_at_once`` scores, but at least one row of ``C``. If all scores fit,
+    each is computed once, otherwise twice: the score of a caption with its own image must be known before others are compared with
+    it, and only the very same product gives the very same digits.
 
     Args:
-        similarity: see ``Similarity``; must give the same result for the same arguments.
+        similarity: see `Similarity`; must return the same result for the same arguments.
         images: ``[I, E]``.
         captions: ``[C, E]``.
-        image_of_caption: ``[C]`` int64; row of ``images`` that each caption belongs to.
-        scores_at_once: most scores that are held.
+        image_of_caption: int64 ``[C]``, row in ``images`` that each caption belongs to.
+        scores_at_once: maximum number of scores to hold.
 
     Raises:
-        ValueError: the rows do not fit together.
+        ValueError: the rows do not match.
     """
     if image_of_caption.shape != captions.shape[:1]:
         raise ValueError(f"{len(captions)} captions but {len(image_of_caption)} images of captions")
@@ -128,16 +128,16 @@ def ranks_of(
         raise ValueError(
             f"captions belong to images {int(image_of_caption.min())} to {int(image_of_caption.max())} of {len(images)}"
         )
-    owner, order = image_of_caption.sort(stable=True)  # The captions of a strip of images lie together.
+    owner, order = image_of_caption.sort(stable=True)  # The captions of a strip of images are adjacent.
     strips = _Strips(similarity, images, captions[order], scores_at_once)
     own = _own_scores(strips, owner)
-    # A score that is no number loses against every other.
+    # A score that is not a number loses against every other.
     best = own.new_full((len(images),), -torch.inf).scatter_reduce(0, owner, own.nan_to_num(nan=-torch.inf), "amax")
     image_to_text = torch.zeros(len(images), dtype=torch.int64, device=images.device)
     text_to_image = torch.zeros(len(captions), dtype=torch.int64, device=images.device)
     for rows, scores in strips:
         image_to_text[rows] = (~(scores < best[rows, None])).sum(1)
-        text_to_image += (~(scores < own)).sum(0)  # The right image is counted too: ranks count from 1.
+        text_to_image += (~(scores < own)).sum(0)  # This counts the right image too: ranks count from 1.
     own_before = torch.zeros_like(image_to_text).index_add(0, owner, (~(own < best[owner])).long())
     has_caption = torch.zeros_like(image_to_text).index_fill(0, owner, 1)
     return Ranks(
@@ -149,9 +149,9 @@ def ranks_of(
 def retrieval(
     similarity: Similarity, images: Tensor, captions: Tensor, image_of_caption: Tensor, *, scores_at_once: int = _SCORES_AT_ONCE
 ) -> Retrieval:
-    """Recall and median rank in both directions; arguments as of ``ranks_of``.
+    """Measure recall and median rank in both directions; arguments as in `ranks_of`.
 
-    An image without captions is no query, but it is among the items that a caption may find.
+    An image without captions is not a query, but it is a candidate for captions.
     """
     ranks = ranks_of(similarity, images, captions, image_of_caption, scores_at_once=scores_at_once)
     return Retrieval(
@@ -161,7 +161,7 @@ def retrieval(
 
 
 def chance_recall(cutoff: int, right: int, items: int) -> float:
-    """Recall at a cutoff, percent, of a random order of items of which ``right`` are right (hypergeometric).
+    """Return the recall, in percent, at a cutoff in a random order of items of which ``right`` are right (hypergeometric).
 
     >>> chance_recall(10, 1, 1000)
     1.0
@@ -171,7 +171,7 @@ def chance_recall(cutoff: int, right: int, items: int) -> float:
 
 @dataclass(frozen=True)
 class _Strips:
-    """The score matrix by strips of images; computed anew at each pass, unless it is one strip."""
+    """The score matrix in strips of images, computed again in each pass unless it is a single strip."""
 
     similarity: Similarity
     images: Tensor
@@ -193,10 +193,10 @@ class _Strips:
 
 
 def _own_scores(strips: _Strips, owner: Tensor) -> Tensor:
-    """Score ``[C]`` of each caption with its own image; ``owner`` ascends."""
-    found = []
+    """Return the score ``[C]`` of each caption with its own image; ``owner`` is ascending."""
+    parts = []
     for rows, scores in strips:
         first, last = torch.searchsorted(owner, torch.tensor([rows.start, rows.stop], device=owner.device)).tolist()
         columns = torch.arange(first, last, device=owner.device)
-        found.append(scores[owner[first:last] - rows.start, columns])
-    return torch.cat(found) if found else owner.new_zeros(0, dtype=torch.float32)
+        parts.append(scores[owner[first:last] - rows.start, columns])
+    return torch.cat(parts) if parts else owner.new_zeros(0, dtype=torch.float32)

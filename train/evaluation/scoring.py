@@ -122,13 +122,15 @@ def score_run(
     known = run.model.config.languages
     unknown = [language for language in languages if language not in known]
     if unknown:
-        raise UsageError(f"--languages names {', '.join(unknown)}, this run knows {', '.join(known)}")
+        raise UsageError(
+            f"--languages names {', '.join(unknown)}, but this run knows only {', '.join(known)}: give some of these"
+        )
     labels = labels_of(open_dataset(captions, kind="encoded"))
     chosen = _chosen_splits(labels, splits, captions)
     portions_of = {split: portions_in(labels, split, languages or sorted(known), portion) for split in chosen}
     empty = [split for split in chosen if not portions_of[split]]
     if len(empty) == len(chosen) or (splits and empty):
-        raise UsageError(f"nothing to evaluate: {_listing(labels, empty)}, the run knows {', '.join(known)}")
+        raise UsageError(f"nothing to evaluate: {_listing(labels, empty)}, but the run knows only {', '.join(known)}")
     lacking = [language for language in languages if not any(language in portions for portions in portions_of.values())]
     if lacking:
         raise UsageError(f"nothing to evaluate in {', '.join(lacking)}: {_listing(labels, chosen)}")

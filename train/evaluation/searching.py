@@ -196,7 +196,7 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
 def _check_language(run: Run, language: str) -> None:
     known = run.model.config.languages
     if language not in known:
-        raise UsageError(f"--language is {language!r}, this run knows {', '.join(known)}")
+        raise UsageError(f"--language is {language!r}, but this run knows only {', '.join(known)}: give one of these")
 
 
 def _check_top(top: int) -> None:

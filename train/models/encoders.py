@@ -18,7 +18,7 @@ __all__ = ["ImageEncoder", "SentenceEncoder"]
 
 
 class ImageEncoder(nn.Linear):
-    """Affine map of image features: ``[B, D]`` -> ``[B, E]``.
+    """Affine map of image features, ``[B, D]`` to ``[B, E]``.
 
     Args:
         feature_width: D.
@@ -29,19 +29,22 @@ class ImageEncoder(nn.Linear):
         super().__init__(feature_width, embedding)
 
     def reset_parameters(self) -> None:
-        """Weights uniform in ±sqrt(6 / (D + E)), bias 0: Xavier, as VSE++ (``model.py``, ``EncoderImagePrecomp``)."""
+        """Draw weights uniformly from ±sqrt(6 / (D + E)) and set the bias to 0.
+
+        This is Xavier initialization, as in VSE++ (``model.py``, ``EncoderImagePrecomp``).
+        """
         nn.init.xavier_uniform_(self.weight)
         nn.init.zeros_(self.bias)
 
 
 class SentenceEncoder(nn.Module):
-    """Word embeddings and a GRU of E units, whose final state is the sentence.
+    """Word embeddings and a GRU with E units, whose final state represents the sentence.
 
     Args:
-        vocabulary_size: token ids are below it.
+        vocabulary_size: number of token ids.
         word_width: W.
         embedding: E.
-        ids: the token ids that have a word vector of their own, ascending; all others are read as ``<unk>``. None: every id.
+        ids: the token ids that have a word vector, ascending; all others are read as ``<unk>``. None means every id.
     """
 
     def __init__(self, vocabulary_size: int, word_width: int, embedding: int, *, ids: Sequence[int] | None = None) -> None:
@@ -54,13 +57,13 @@ class SentenceEncoder(nn.Module):
         nn.init.uniform_(self.words.weight, -0.1, 0.1)
 
     def forward(self, captions: PackedCaptions) -> Tensor:
-        """``[B, E]``, the final state of each caption at its true length, in the order that they were asked for."""
+        """Return ``[B, E]``, the state of each caption after its last token, in the order in which they were packed."""
         ids = captions.tokens if self.rows is None else self.rows[captions.tokens]
         return self.gru(self.words(ids), captions)
 
 
 def _rows(vocabulary_size: int, ids: Sequence[int]) -> Tensor:
-    """int64 ``[vocabulary_size]``: the row of each token id in a table of ``ids`` only."""
+    """Return the row of each token id in a table of ``ids`` only, int64 ``[vocabulary_size]``."""
     if UNK not in ids:
         raise ValueError(f"the ids of a language must have <unk> ({UNK}) among them")
     rows = torch.full((vocabulary_size,), list(ids).index(UNK))

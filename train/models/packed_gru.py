@@ -1,9 +1,9 @@
 """A gated recurrent unit over packed captions.
 
-torch's own packed GRU spends a third of its time on a CPU filling gradients with zeros: each time step's slice of the input
-projection gets a gradient as large as the whole. Here the gradients of the gates share one buffer, and the recurrent weight gets
-its gradient in one product after the last step. Each distinct prefix is read once (see `train.data.packing`), and each distinct
-token projected once.
+On a CPU, torch's own packed GRU spends a third of its time filling gradients with zeros: the slice of the input projection for each
+time step gets a gradient as large as the whole. Here the gradients of the gates share one buffer, and the recurrent weight gets its
+gradient in one product after the last step. Each distinct prefix is processed once (see `train.data.packing`), and each distinct
+token is projected once.
 
 Letters in shapes: ``B`` captions, ``P`` distinct prefixes, ``S`` prefixes of one time step, ``V`` distinct tokens, ``W`` word
 width, ``H`` units. The gates stand in torch's order: reset, update, new.
@@ -27,10 +27,10 @@ _aten = torch.ops.aten
 
 
 class PackedGRU(nn.Module):
-    """One-layer GRU whose parameters have the names, shapes and first values of ``torch.nn.GRU``, so that its state loads.
+    """One-layer GRU whose parameters have the names, shapes and initial values of ``torch.nn.GRU``, so that its state loads.
 
     The results are those of ``torch.nn.GRU`` over padded or packed captions up to the rounding of float32, and the same bytes
-    from run to run on a CPU with the same number of threads. Under ``torch.autocast`` the matrix products take its type.
+    from run to run on a CPU with the same number of threads. Under ``torch.autocast`` the matrix products use its type.
 
     Args:
         word_width: W.
@@ -46,18 +46,18 @@ class PackedGRU(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """All uniform in ±1/sqrt(H), as ``torch.nn.GRU`` starts."""
+        """Draw all parameters uniformly from ±1/sqrt(H), as ``torch.nn.GRU`` does."""
         bound = 1 / math.sqrt(self.weight_hh_l0.shape[1])
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
-    @torch.compiler.disable  # The number of steps and their sizes change with each batch: it would be compiled anew each time.
+    @torch.compiler.disable  # Number and sizes of the steps change with each batch, so that each would be compiled anew.
     def forward(self, words: Tensor, captions: PackedCaptions) -> Tensor:
         """Read the captions.
 
         Args:
             words: ``[V, W]``, the vectors of ``captions.tokens``.
-            captions: what to read.
+            captions: the captions to read.
 
         Returns:
             ``[B, H]``, the state of each caption after its last token.
@@ -70,7 +70,7 @@ class PackedGRU(nn.Module):
 
 
 class _Step(NamedTuple):
-    """What a time step leaves for its gradients, each ``[S, H]``."""
+    """Values that a time step keeps for its gradients, each ``[S, H]``."""
 
     before: Tensor
     recurrent_new: Tensor
@@ -80,7 +80,7 @@ class _Step(NamedTuple):
 
 
 class _Recurrence(torch.autograd.Function):
-    """From projected tokens ``[V, 3H]`` to final states ``[B, H]``.
+    """The recurrence from projected tokens ``[V, 3H]`` to final states ``[B, H]``.
 
     With x the projection of a token, h the state before it, g = W h + b, and the gates r = sigmoid(x_r + g_r),
     z = sigmoid(x_z + g_z), n = tanh(x_n + r g_n), the state after it is (1 - z) n + z h.
@@ -129,7 +129,7 @@ def _advance(before: Tensor, recurrent: Tensor, gates: Tensor, *, out: Tensor) -
 
 
 def _gradients(ctx: Any, d_final: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the projected tokens, the recurrent weight and its bias."""
+    """Return the gradients of the projected tokens, the recurrent weight and its bias."""
     projected, weight = ctx.saved_tensors
     captions, (units, count) = ctx.captions, (weight.shape[1], len(ctx.captions.parents))
     turned = weight.to(ctx.dtype)
@@ -143,12 +143,14 @@ def _gradients(ctx: Any, d_final: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     before = torch.cat([step.before for step in ctx.steps]) if ctx.steps else d_new
     d_weight = (d_recurrent.to(ctx.dtype).T @ before.to(ctx.dtype)).to(weight.dtype)
     d_bias = d_recurrent.sum(0)
-    d_recurrent[:, 2 * units :] = d_new  # The reset gate stands between g_n and x_n; the others get the same gradient.
+    d_recurrent[:, 2 * units :] = (
+        d_new  # The reset gate separates g_n from x_n; in the other gates g and x get the same gradient.
+    )
     return torch.zeros_like(projected).index_add_(0, captions.last_tokens, d_recurrent), d_weight, d_bias
 
 
 def _retreat(step: _Step, d_state: Tensor, *, d_gates: Tensor, d_input: Tensor) -> None:
-    """From the gradient of the states ``[S, H]`` to that of g ``[S, 3H]`` and that of x_n ``[S, H]``."""
+    """Turn the gradient of the states ``[S, H]`` into those of g ``[S, 3H]`` and x_n ``[S, H]``."""
     d_reset, d_update, d_new = d_gates.split(d_input.shape[1], dim=1)
     torch.addcmul(d_state, d_state, step.update, value=-1, out=d_input)
     _aten.tanh_backward.grad_input(d_input, step.new, grad_input=d_input)
@@ -160,7 +162,7 @@ def _retreat(step: _Step, d_state: Tensor, *, d_gates: Tensor, d_input: Tensor) 
 
 
 def _affine(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``rows @ weight + bias`` in the type of ``rows``, multiplied in the type of ``weight``."""
+    """Return ``rows @ weight + bias`` in the type of ``rows``, multiplied in the type of ``weight``."""
     if rows.dtype == weight.dtype:
         return torch.addmm(bias, rows, weight)
     return (rows.to(weight.dtype) @ weight).to(rows.dtype).add_(bias)

@@ -1,6 +1,6 @@
 """Ranking losses over the scores of a batch.
 
-Letters in shapes: ``B`` true pairs of the batch.
+Letters in shapes: ``B`` true pairs in the batch.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ HINGES = ("sum", "max")
 
 
 def ranking_loss(scores: Tensor, row_images: Tensor, column_images: Tensor, *, margin: float, hinges: str = "sum") -> Tensor:
-    """How far the true pairs are from standing a margin above the others, in both directions, summed over the batch.
+    """Return the sum of hinges over the batch: how far true pairs are from a margin above the others, in both directions.
 
     With s(r, c) the score of row r with column c, and the true pairs on the diagonal, the hinges are
     ``max(0, margin - s(r, r) + s(r, c))`` for the negatives c of each row and ``max(0, margin - s(c, c) + s(r, c))`` for the
     negatives r of each column. ``"sum"`` adds them all (Kiros et al. 2015; Gella et al. 2017, equation 1); ``"max"`` only the
-    largest of each row and of each column (Faghri et al. 2018, VSE++; Kádár et al. 2018, equation 1).
+    largest in each row and in each column (Faghri et al. 2018, VSE++; Kádár et al. 2018, equation 1).
 
-    What belongs to the image of the true pair is no negative. A hinge at exactly zero has no gradient; where several are the
-    largest, the first has the gradient.
+    Items that belong to the image of the true pair are not negatives. A hinge at exactly zero has no gradient; if several hinges
+    are the largest, the first has the gradient.
 
     Args:
-        scores: ``[B, B]``, higher is more alike.
+        scores: ``[B, B]``, higher means more alike.
         row_images: integers ``[B]``, the image of each row.
         column_images: integers ``[B]``, the image of each column; on the diagonal the same as ``row_images``.
-        margin: in the unit of the scores.
+        margin: margin in the unit of the scores.
         hinges: ``"sum"`` or ``"max"``.
 
     Returns:
-        A scalar; zero where nothing has a negative.
+        A scalar; zero if there are no negatives.
     """
     if hinges not in HINGES:
         raise ValueError(f"hinges is {hinges!r}, expected one of {HINGES}")

@@ -1,11 +1,11 @@
-"""From a batch to the loss that is minimised.
+"""The loss of a batch, which training minimises.
 
-* caption-image (``c2i``) and caption-caption (``c2c``) ranking, one task a batch: Kádár et al. 2018, figure 2;
-* PIVOT: images against the captions of each language, added up: Gella et al. 2017, equation 1;
-* PARALLEL: PIVOT, and the captions of every two languages against each other: equation 2, whose sum over ``(c1, c2)`` is taken over
-  all pairs of languages, in the model's order.
+* caption-image (``c2i``) and caption-caption (``c2c``) ranking, one task per batch: Kádár et al. 2018, figure 2;
+* PIVOT: images against the captions in each language, added up: Gella et al. 2017, equation 1;
+* PARALLEL: PIVOT plus the captions in every two languages against each other: equation 2, whose sum over ``(c1, c2)`` covers all
+  pairs of languages, in the model's order.
 
-Letters in shapes: ``B`` rows of the batch, ``D`` feature width, ``E`` joint embedding width.
+Letters in shapes: ``B`` rows in the batch, ``D`` feature width, ``E`` joint embedding width.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from train.objectives.ranking import ranking_loss
 __all__ = ["Inputs", "Objective", "gather"]
 
 Whole = Callable[[Tensor, int], Tensor]
-"""From the embeddings of this process's rows, and the number of rows of the batch, to the embeddings of all its rows."""
+"""From the embeddings of this process's rows and the number of rows in the batch to the embeddings of all rows."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """A batch as the model takes it.
+    """The inputs of the model for a batch.
 
     Attributes:
-        task: ``c2i``, ``c2c`` or ``images``, see `train.data.sampling.Batch`.
-        images: int64 ``[B]``, the image of each row of the whole batch.
-        features: float32 ``[B, D]`` of this process's rows; None for ``c2c``.
-        captions: this process's rows, one entry for each of ``languages``.
-        languages: of the captions; None where they are of several, which only a shared encoder takes.
+        task: ``c2i``, ``c2c`` or ``images``, see `train.data.Batch`.
+        images: int64 ``[B]``, the image of each row in the whole batch.
+        features: float32 ``[B, D]``, features of this process's rows; None for ``c2c``.
+        captions: captions of this process's rows, one entry for each of ``languages``.
+        languages: the language of each entry; None if it mixes several, which only a shared encoder reads.
     """
 
     task: str
@@ -50,12 +50,12 @@ class Inputs:
 
 
 def gather(data: TrainingData, batch: Batch, device: torch.device, rows: slice = slice(None)) -> Inputs:
-    """Collects what a batch refers to.
+    """Collect the captions and features that a batch refers to.
 
     Args:
-        data: that the batch was sampled from.
+        data: the data that the batch was sampled from.
         batch: rows of the data.
-        device: where the model is.
+        device: device of the model.
         rows: this process's rows of the batch.
     """
     captions = data.captions
@@ -71,10 +71,10 @@ class Objective(nn.Module):
     """The loss of a batch.
 
     Args:
-        model: that is trained.
-        margin: of the hinges.
+        model: the model to train.
+        margin: margin of the hinges.
         parallel: add the ranking of captions against captions to that of images (equation 2).
-        whole: brings the embeddings of all processes together: `train.distributed.Processes.whole`.
+        whole: joins the embeddings of all processes: `train.distributed.Processes.whole`.
     """
 
     def __init__(self, model: JointEmbedding, *, margin: float, parallel: bool, whole: Whole) -> None:
@@ -85,10 +85,10 @@ class Objective(nn.Module):
         self.whole = whole
 
     def forward(self, inputs: Inputs, hinges: str) -> Tensor:
-        """The loss, a scalar: the hinges of the batch added up, not averaged, as in the papers.
+        """Return the loss, a scalar: the sum of the hinges over the batch, not their mean, as in the papers.
 
         Args:
-            inputs: from `gather`.
+            inputs: inputs from `gather`.
             hinges: ``sum`` or ``max``.
         """
         count = len(inputs.images)
@@ -99,7 +99,7 @@ class Objective(nn.Module):
         pairs = list(combinations(captions, 2)) if inputs.task == "c2c" or self.parallel else []
         if inputs.features is not None:
             images = self.whole(self.model.embed_images(inputs.features), count)  # [B, E]
-            pairs += [(images, found) for found in captions]
+            pairs += [(images, embedded) for embedded in captions]
         losses = [
             ranking_loss(self.model.similarity(a, b), inputs.images, inputs.images, margin=self.margin, hinges=hinges)
             for a, b in pairs

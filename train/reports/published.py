@@ -1,12 +1,12 @@
-"""The numbers of the papers' tables, each with the preset that is its row.
+"""The numbers in the papers' tables, with the preset of each row.
 
 Gella, Sennrich, Keller, Lapata (2017): Image pivoting for learning multilingual multimodal representations. Tables 1 and 2, on the
 five comparable captions of each of the 1,000 test images of 2016.
 
 Kádár, Elliott, Côté, Chrupała, Alishahi (2018): Lessons learned in multilingual grounded language learning. Tables 2 to 5 on the
-same captions; tables 6 and 7, of which the paper does not say it, on the one translation of each image, the only captions there are
-in French and Czech (its monolingual English and German rows are others than those of table 4, which is on the comparable captions).
-The numbers are means of ten models. Figure 3 is drawn without numbers: its rows are here, and have none.
+same captions. Tables 6 and 7 are taken to be on the one translation of each image, the only captions in French and Czech; the paper
+does not say so, but their monolingual English and German rows differ from those of table 4, which is on the comparable captions.
+The numbers are means of ten models. Figure 3 has no numbers, so its rows here have none.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ PAPERS = ("gella2017", "kadar2018")
 
 @dataclass(frozen=True)
 class Measures:
-    """What is reported of one direction; None where the paper does not.
+    """The numbers reported for one direction; None if the paper does not report one.
 
     Attributes:
-        recall_at_1: percent.
-        recall_at_5: percent.
-        recall_at_10: percent.
+        recall_at_1: in percent.
+        recall_at_5: in percent.
+        recall_at_10: in percent.
         median_rank: median rank of the right item.
     """
 
@@ -39,17 +39,17 @@ class Measures:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row of a table, for one language.
+    """A row of a table for one language.
 
     Attributes:
         paper: ``gella2017`` or ``kadar2018``.
-        table: the table as the paper calls it, e.g. ``table 2``.
-        name: the row as the paper calls it.
+        table: name of the table in the paper, e.g. ``table 2``.
+        name: name of the row in the paper.
         preset: the preset that trains it.
-        language: the language that is evaluated.
-        portion: the portion of the test captions.
-        image_to_text: what is reported with images as queries.
-        text_to_image: what is reported with captions as queries.
+        language: language of the test captions.
+        portion: portion of the test captions.
+        image_to_text: numbers with images as queries.
+        text_to_image: numbers with captions as queries.
     """
 
     paper: str
@@ -63,10 +63,10 @@ class PublishedRow:
 
 
 def rows_of_paper(paper: str) -> tuple[PublishedRow, ...]:
-    """All rows of a paper's tables, in their order.
+    """Return all rows of a paper's tables, in their order.
 
     Raises:
-        UsageError: there is no such paper.
+        UsageError: the paper is unknown.
     """
     if paper not in PAPERS:
         raise UsageError(f"there are no tables of {paper!r}: expected one of {', '.join(PAPERS)}")
@@ -107,8 +107,8 @@ _KADAR_RECALLS = {
     ),
 }
 
-# Tables 4 and 5: R@10 of English image to text, English text to image, German image to text, German text to image. ``{}`` is the
-# language, for rows with a model for each.
+# Tables 4 and 5: R@10 of English image to text, English text to image, German image to text, German text to image. ``{}`` stands
+# for the language in rows with one model per language.
 _KADAR_BOTH_WAYS = {
     4: (
         ("Monolingual", "monolingual-translation-{}", (56.3, 40.1, 39.5, 20.9)),
@@ -126,7 +126,7 @@ _KADAR_BOTH_WAYS = {
     ),
 }
 
-# Tables 6 and 7: R@10 of text to image, in English, German, French and Czech; table 7 of the last two.
+# Tables 6 and 7: R@10 of text to image, in English, German, French and Czech; table 7 has only the last two.
 _KADAR_LANGUAGES = ("en", "de", "fr", "cs")
 _KADAR_TEXT_TO_IMAGE = {
     6: (
@@ -169,7 +169,7 @@ def _gella2017() -> tuple[PublishedRow, ...]:
 
 
 def _kadar2018() -> tuple[PublishedRow, ...]:
-    found = [
+    published = [
         _kadar_row(
             f"table {table}", name, preset, {2: "en", 3: "de"}[table], Measures(*image_to_text), Measures(*text_to_image)
         )
@@ -180,17 +180,17 @@ def _kadar2018() -> tuple[PublishedRow, ...]:
         for name, preset, recalls in both_ways:
             for language, first, second in zip(("en", "de"), recalls[::2], recalls[1::2], strict=True):
                 measures = Measures(recall_at_10=first), Measures(recall_at_10=second)
-                found.append(_kadar_row(f"table {table}", name, preset, language, *measures))
+                published.append(_kadar_row(f"table {table}", name, preset, language, *measures))
     for table, one_way in _KADAR_TEXT_TO_IMAGE.items():
         for name, preset, by_language in one_way:
             for language, recall in zip(_KADAR_LANGUAGES, by_language, strict=True):
                 if recall is not None:
-                    found.append(
+                    published.append(
                         _kadar_row(f"table {table}", name, preset, language, Measures(), Measures(recall_at_10=recall))
                     )
     for name, preset in _KADAR_FIGURE:
-        found += [_kadar_row("figure 3", name, preset, language, Measures(), Measures()) for language in ("en", "de")]
-    return tuple(found)
+        published += [_kadar_row("figure 3", name, preset, language, Measures(), Measures()) for language in ("en", "de")]
+    return tuple(published)
 
 
 def _kadar_row(

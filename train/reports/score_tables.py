@@ -1,4 +1,4 @@
-"""Scores of a run, as a table for a terminal."""
+"""The scores of a run as a table for a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["score_table"]
 
 
 def score_table(scores: Sequence[Score], *, title: str) -> Table:
-    """Recalls, percent, and median rank of each language, portion and split, and beside each recall what chance reaches."""
+    """Return a table of recalls, with those of chance in brackets, and median ranks for each language, portion and split."""
     table = Table(
         title=title, title_justify="left", title_style="bold", caption="recalls in percent, in brackets those of chance"
     )

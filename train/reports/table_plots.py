@@ -16,7 +16,7 @@ _MEASURE = "recall_at_10"
 
 
 def plot_report(report: Report, path: Path) -> None:
-    """Draws a panel for each table. A dot with its deviation is measured, a ring is published."""
+    """Draw a panel for each table. Dots with their deviations are measured, rings are published."""
     heights = [len(section.lines) + 2 for section in report.sections]
     figure = Figure(figsize=(8, 0.28 * sum(heights) + 0.6), layout="constrained")
     panels = figure.subplots(len(report.sections), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
@@ -32,10 +32,10 @@ def _draw(section: Section, panel: Axes) -> None:
     panel.set_yticks(range(len(section.lines)), [f"{line.row.name}, {line.row.language}" for line in section.lines])
     panel.set_ylim(len(section.lines) - 0.4, -0.6)
     panel.grid(axis="x", alpha=0.3)
-    for place, line in enumerate(section.lines):
+    for height, line in enumerate(section.lines):
         for direction, colour in _COLOURS.items():
             cell = line.cells[direction, _MEASURE]
             if cell.published is not None:
-                panel.plot(cell.published, place, marker="o", mfc="none", color=colour)
+                panel.plot(cell.published, height, marker="o", mfc="none", color=colour)
             if cell.mean is not None and (direction, _MEASURE) in section.columns:
-                panel.errorbar(cell.mean, place, xerr=cell.deviation or 0.0, marker="o", color=colour, capsize=2)
+                panel.errorbar(cell.mean, height, xerr=cell.deviation or 0.0, marker="o", color=colour, capsize=2)

@@ -29,8 +29,8 @@ class Cell:
     """One measure of a row.
 
     Attributes:
-        published: the paper's number; None where it has none.
-        values: what each run came to.
+        published: the paper's number; None if it has none.
+        values: the measurement of each run.
     """
 
     published: float | None
@@ -38,12 +38,12 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """Mean of the runs; None where there are none."""
+        """Mean over the runs; None without runs."""
         return mean(self.values) if self.values else None
 
     @property
     def deviation(self) -> float | None:
-        """Standard deviation of the runs (over n - 1); None of fewer than two."""
+        """Standard deviation over the runs (with n - 1); None for fewer than two."""
         return stdev(self.values) if len(self.values) > 1 else None
 
     @property
@@ -63,9 +63,9 @@ class Line:
     """A row of a table.
 
     Attributes:
-        row: as published.
+        row: the published row.
         runs: number of runs.
-        cells: by direction and measure.
+        cells: cells by direction and measure.
     """
 
     row: PublishedRow
@@ -78,9 +78,9 @@ class Section:
     """A table of the paper.
 
     Attributes:
-        title: the table, and what it is measured on.
-        columns: directions and measures that it has numbers of.
-        lines: its rows.
+        title: name of the table, and the captions that it is measured on.
+        columns: directions and measures that have numbers.
+        lines: rows of the table.
     """
 
     title: str
@@ -94,7 +94,7 @@ class Section:
         return ["row", "language", "runs", *measures]
 
     def texts(self) -> Iterable[list[str]]:
-        """The rows as text."""
+        """Yield the rows as text."""
         for line in self.lines:
             yield [line.row.name, line.row.language, str(line.runs), *(line.cells[column].text for column in self.columns)]
 
@@ -104,8 +104,8 @@ class Report:
     """All tables of a paper.
 
     Attributes:
-        paper: its name.
-        notes: what a reader has to know of the runs.
+        paper: name of the paper.
+        notes: remarks about the runs.
         sections: the tables.
     """
 
@@ -115,11 +115,12 @@ class Report:
 
     @property
     def begun(self) -> Report:
-        """The report without the tables of which no row has been trained."""
-        return replace(self, sections=tuple(each for each in self.sections if any(line.runs for line in each.lines)))
+        """The report without tables that have no trained rows."""
+        begun = (section for section in self.sections if any(line.runs for line in section.lines))
+        return replace(self, sections=tuple(begun))
 
     def to_markdown(self) -> str:
-        """The report as Markdown."""
+        """Return the report as Markdown."""
         parts = [f"# {self.paper}: measured beside published", *(f"- {note}" for note in self.notes)]
         for section in self.sections:
             rule = ["---", "---", *("---:" for _ in section.headings[2:])]
@@ -128,7 +129,7 @@ class Report:
         return "\n".join([parts[0], "", *parts[1:]]) + "\n"
 
     def to_tables(self) -> list[Table]:
-        """The report for a terminal."""
+        """Return the report as tables for a terminal."""
         tables = []
         for section in self.sections:
             table = Table(title=section.title, title_justify="left", title_style="bold")
@@ -141,12 +142,23 @@ class Report:
 
 
 def read_report(output: str, paper: str) -> Report:
-    """Puts the results in a folder beside the numbers of a paper; a row without results has the published numbers only."""
+    """Read the results in a folder and put them beside the numbers of a paper.
+
+    Args:
+        output: output folder of ``imagepivot tables``.
+        paper: ``gella2017`` or ``kadar2018``.
+
+    Returns:
+        The report; a row without results has only the published numbers.
+
+    Raises:
+        UsageError: the paper is unknown.
+    """
     rows, folder = rows_of_paper(paper), Folder(output).local_path
     results = {preset: _results(folder / "results" / preset) for preset in {row.preset for row in rows}}
     sections = []
-    for table, found in groupby(rows, key=lambda row: row.table):
-        lines = tuple(_line(row, results[row.preset]) for row in found)
+    for table, published in groupby(rows, key=lambda row: row.table):
+        lines = tuple(_line(row, results[row.preset]) for row in published)
         columns = tuple(
             (direction, measure)
             for direction in DIRECTIONS
@@ -156,7 +168,7 @@ def read_report(output: str, paper: str) -> Report:
         columns = columns or tuple((direction, measure) for direction in DIRECTIONS for measure in _RECALLS)
         portions = ", ".join(dict.fromkeys(line.row.portion for line in lines))
         sections.append(Section(f"{table} ({portions} captions)".capitalize(), columns, lines))
-    return Report(paper, _notes([each for found in results.values() for each in found]), tuple(sections))
+    return Report(paper, _notes([result for of_preset in results.values() for result in of_preset]), tuple(sections))
 
 
 def _results(folder: Path) -> list[dict[str, Any]]:

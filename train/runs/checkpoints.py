@@ -1,8 +1,8 @@
-"""Checkpoints of a run: ``last.pt`` to go on from, ``best.pt`` to use.
+"""Checkpoints of a run: ``last.pt`` to resume from, ``best.pt`` to use.
 
-Both hold the model and all that is needed to use it: configuration, vocabulary, and the fingerprints of the data that it was
-trained on. ``last.pt`` holds the state of the training besides. They are written whole or not at all, and read with
-``weights_only``: a checkpoint of a stranger runs no code.
+Both hold the model and everything needed to use it: configuration, vocabulary, and the fingerprints of the data that it was
+trained on. ``last.pt`` also holds the state of the training. They are written whole or not at all, and read with
+``weights_only``, so that a checkpoint from a stranger runs no code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BEST, LAST = "best.pt", "last.pt"
 
 _FORMAT, _VERSION = "imagepivot run", 1
 
-# What torch.load raises on bytes that are no checkpoint: its reader of pickles takes them for instructions, one by one.
+# Errors of torch.load on bytes that are not a checkpoint: its unpickler takes them for instructions, one by one.
 _UNREADABLE = (
     *(pickle.UnpicklingError, struct.error, RuntimeError, EOFError, OSError),
     *(LookupError, ValueError, TypeError, AttributeError, AssertionError),
@@ -35,13 +35,13 @@ _UNREADABLE = (
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a run is.
+    """How far a run has come.
 
     Attributes:
-        step: steps done.
+        step: number of steps done.
         best_score: greatest sum of recalls so far, 0 to 600 for each language; -1 before the first evaluation.
-        best_step: step that it was reached at.
-        stale: evaluations since then.
+        best_step: step at which it was reached.
+        stale: number of evaluations since then.
         stopped: why the run is over: ``patience``, ``epochs`` or ``steps``; empty while it is not.
     """
 
@@ -52,7 +52,7 @@ class Standing:
     stopped: str = ""
 
     def evaluated(self, score: float) -> Standing:
-        """After an evaluation at this step. An equal score is no better one: the earlier model stays the best."""
+        """Return the standing after an evaluation at this step. If scores are equal, the earlier model stays the best."""
         if score > self.best_score:
             return replace(self, best_score=score, best_step=self.step, stale=0)
         return replace(self, stale=self.stale + 1)
@@ -64,14 +64,14 @@ class Checkpoint:
 
     Attributes:
         config: the run's configuration, as TOML.
-        model_config: what the model is built from.
-        model: its parameters.
-        tokens: of the vocabulary, by id.
-        fingerprints: of what it was trained on: ``captions``, ``features``, ``vocabulary`` and ``extractor``.
-        captions: parameters of the encoded captions, the text recipe among them.
-        seed: of first weights, samples and order.
-        precision: that was computed in.
-        standing: how far the run is.
+        model_config: dimensions and choices of the model.
+        model: parameters of the model.
+        tokens: tokens of the vocabulary, by id.
+        fingerprints: fingerprints of what it was trained on: ``captions``, ``features``, ``vocabulary`` and ``extractor``.
+        captions: parameters of the encoded captions, including the text recipe.
+        seed: seed for initial weights, order and sampling.
+        precision: precision of the training.
+        standing: how far the run has come.
         optimizer: state of the optimizer; None in ``best.pt``.
         sampler: state of the sampler; None in ``best.pt``.
     """
@@ -90,7 +90,7 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Folder, name: str, checkpoint: Checkpoint) -> None:
-    """Writes a checkpoint, whole or not at all."""
+    """Write a checkpoint, whole or not at all."""
     content = {item: getattr(checkpoint, item) for item in checkpoint.__dataclass_fields__}
     content |= {"model_config": asdict(checkpoint.model_config), "standing": asdict(checkpoint.standing)}
     with folder.replace(name) as file:
@@ -98,20 +98,22 @@ def write_checkpoint(folder: Folder, name: str, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
-    """Reads a checkpoint; its tensors lie on the CPU.
+    """Read a checkpoint, with its tensors on the CPU.
 
     Raises:
         FileNotFoundError: there is none.
-        DatasetError: the file is no checkpoint of a run, damaged, or of a newer version.
+        DatasetError: the file is not a checkpoint of a run, is damaged, or has a newer version.
     """
     location = folder.path_of(name)
     with folder.open(name) as file:
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
         except _UNREADABLE as error:
-            raise DatasetError(f"{location} is damaged, or no checkpoint ({error}): copy the run or train it again") from error
+            raise DatasetError(
+                f"{location} is damaged, or not a checkpoint ({error}): copy the run again, or train it again"
+            ) from error
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-        raise DatasetError(f"{location} is no checkpoint of a run: give the folder that imagepivot train wrote")
+        raise DatasetError(f"{location} is not a checkpoint of a run: give the folder that imagepivot train wrote")
     version = content.pop("version", 0)
     if version > _VERSION:
         raise DatasetError(f"{location} has version {version}, this imagepivot reads up to {_VERSION}: update imagepivot")
@@ -120,4 +122,4 @@ def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
         content["standing"] = Standing(**content["standing"])
         return Checkpoint(**content)
     except (KeyError, TypeError) as error:
-        raise DatasetError(f"{location} is damaged ({error}): copy the run or train it again") from error
+        raise DatasetError(f"{location} is damaged ({error}): copy the run again, or train it again") from error

@@ -1,8 +1,8 @@
-"""What a run writes down while it trains: ``log.jsonl``, and events for TensorBoard.
+"""The log that a run writes while it trains: ``log.jsonl``, and events for TensorBoard.
 
-A line of ``log.jsonl`` is an object with ``event`` ``step`` (every few steps: loss, norm of the gradient, learning rate) or
-``evaluation`` (recalls on the validation split). It holds no times, so that a run that was killed and went on leaves the same
-lines as one that was not.
+Each line of ``log.jsonl`` is an object whose ``event`` is ``step`` (every few steps: loss, norm of the gradient, learning rate) or
+``evaluation`` (recalls on the validation split). It holds no times, so that a run that was killed and resumed leaves the same
+lines as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class RunLog:
     """Open log of a run; a context manager.
 
     Args:
-        folder: of the run.
-        step: that the run goes on from; what an earlier process wrote after it is dropped, since it will be done again.
+        folder: folder of the run.
+        step: step from which the run continues; lines of later steps are dropped, since those steps will be done again.
         tensorboard: also write events for TensorBoard into ``tensorboard``.
 
     Raises:
-        UsageError: TensorBoard is asked for and not installed.
+        UsageError: TensorBoard was requested and is not installed.
         DatasetError: a line of the log is damaged.
     """
 
@@ -39,7 +39,7 @@ class RunLog:
         path = folder / LOG
         kept = _lines_until(path, step)
         self._events = _event_writer(folder / _EVENTS, step) if tensorboard else None
-        # Whole or not at all: a process that is killed here leaves the lines of those before it.
+        # Written whole or not at all: a process that is killed here leaves the lines of earlier ones.
         Folder(str(folder)).write(LOG, b"".join(kept))
         self._file = path.open("a", encoding="utf-8")
 
@@ -52,7 +52,13 @@ class RunLog:
             self._events.close()
 
     def write(self, event: str, step: int, values: Mapping[str, Any]) -> None:
-        """Writes down what is known at a step; numbers in ``values`` become curves of TensorBoard."""
+        """Write a line; numbers in ``values`` become curves in TensorBoard.
+
+        Args:
+            event: ``step`` or ``evaluation``.
+            step: the step of the event.
+            values: plain values, for JSON; may be nested.
+        """
         self._file.write(json.dumps({"event": event, "step": step, **values}, ensure_ascii=False) + "\n")
         self._file.flush()
         if self._events is not None:
@@ -61,8 +67,8 @@ class RunLog:
 
 
 def _lines_until(path: Path, step: int) -> list[bytes]:
-    """The lines up to a step. The last one of a killed process may be half a line, which is left out."""
-    # Of bytes: those of text also end at characters that a name may hold.
+    """Return the lines up to a step. A killed process may leave half a line at the end, which is dropped."""
+    # Bytes rather than text, whose lines also end at characters that a name may hold.
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     kept = []
     for number, line in enumerate(lines, start=1):
@@ -70,8 +76,8 @@ def _lines_until(path: Path, step: int) -> list[bytes]:
             keeps = json.loads(line)["step"] <= step
         except (ValueError, LookupError, TypeError) as error:
             raise DatasetError(
-                f"{path}, line {number}, is damaged ({type(error).__name__}: {error}): delete this line, or the file, which only "
-                "people read, and give the same command again"
+                f"{path}, line {number}, is damaged ({type(error).__name__}: {error}): delete this line, or the whole file, which "
+                "is only for people, and give the same command again"
             ) from error
         if keeps:
             kept.append(line + b"\n")
@@ -89,6 +95,7 @@ def _event_writer(folder: Path, step: int) -> Any:
 
 
 def _numbers(value: Any, name: str) -> list[tuple[str, float]]:
+    """Return the numbers in a nested value, with their paths as names."""
     if isinstance(value, Mapping):
-        return [found for key, item in value.items() for found in _numbers(item, f"{name}/{key}")]
+        return [number for key, item in value.items() for number in _numbers(item, f"{name}/{key}")]
     return [(name, float(value))] if isinstance(value, (int, float)) else []

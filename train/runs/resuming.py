@@ -1,4 +1,4 @@
-"""Going on with a run: only where everything that determines its weights is the same."""
+"""Resuming a run: only if everything that determines its weights is the same."""
 
 from __future__ import annotations
 
@@ -11,49 +11,58 @@ __all__ = ["check_same_run", "checkpoint_to_resume"]
 
 
 def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
-    """The last checkpoint in a folder, None where there is no run.
+    """Return the last checkpoint in a folder; None if there is no run.
+
+    Args:
+        folder: folder of the run.
+        resume: whether an existing run may be resumed.
 
     Raises:
-        UsageError: there is one, and nobody asked to go on from it; or there is a model that would be lost.
-        DatasetError: it is damaged, or holds no state of the training.
+        UsageError: there is a run that may not be resumed, or a model without a checkpoint to resume from.
+        DatasetError: the checkpoint is damaged, or holds no state of the training.
     """
     if folder.size(LAST) is None:
         if folder.size(BEST) is None:
             return None
         raise UsageError(
-            f"{folder.location!r} holds a run, but has no {LAST} to go on from: choose another folder, or delete this one to train "
-            "anew; nothing was changed"
+            f"{folder.location!r} holds a run, but has no {LAST} to resume from: choose another folder, or delete this one to "
+            "train again; nothing was changed"
         )
     if not resume:
         raise UsageError(
-            f"{folder.location!r} holds a run: give --resume to go on with it, or choose another folder; nothing was changed"
+            f"{folder.location!r} holds a run: give --resume to continue it, or choose another folder; nothing was changed"
         )
-    found = read_checkpoint(folder, LAST)
+    checkpoint = read_checkpoint(folder, LAST)
     for name in ("optimizer", "sampler"):
-        if getattr(found, name) is None:
+        if getattr(checkpoint, name) is None:
             raise DatasetError(
-                f"{folder.path_of(LAST)} has no state of the {name} to go on from, as if it were a copy of {BEST}: copy the run "
+                f"{folder.path_of(LAST)} has no state of the {name} to resume from, as if it were a copy of {BEST}: copy the run "
                 "again, or train it again in another folder"
             )
-    return found
+    return checkpoint
 
 
-def check_same_run(there: Checkpoint, now: Checkpoint, folder: Folder) -> None:
-    """Refuses to go on with a run whose weights another configuration, seed, precision or other data has made.
+def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder) -> None:
+    """Check that a run was begun with the same configuration, seed, precision and data as it would be resumed with.
+
+    Args:
+        old: checkpoint of the run in the folder.
+        new: checkpoint of the run that would continue it.
+        folder: folder of the run.
 
     Raises:
-        DatasetError: what differs, by name.
+        DatasetError: something differs, which the message names.
     """
-    place = folder.path_of(LAST)
-    found = differences(from_toml(there.config, place).lasting, from_toml(now.config, "the configuration").lasting)
+    source = folder.path_of(LAST)
+    changes = differences(from_toml(old.config, source).lasting, from_toml(new.config, "the configuration").lasting)
     for name in ("seed", "precision"):
-        if getattr(there, name) != getattr(now, name):
-            found.append(f"{name}: there {getattr(there, name)}, now {getattr(now, name)}")
-    for name, fingerprint in now.fingerprints.items():
-        if there.fingerprints.get(name) != fingerprint:
-            found.append(f"{name}: there {there.fingerprints.get(name, 'none')[:12]}..., now {fingerprint[:12]}...")
-    if found:
+        if getattr(old, name) != getattr(new, name):
+            changes.append(f"{name}: was {getattr(old, name)}, now {getattr(new, name)}")
+    for name, fingerprint in new.fingerprints.items():
+        if old.fingerprints.get(name) != fingerprint:
+            changes.append(f"{name}: was {old.fingerprints.get(name, 'none')[:12]}..., now {fingerprint[:12]}...")
+    if changes:
         raise DatasetError(
-            f"{folder.location!r} holds another run ({'; '.join(found[:3])}): it cannot go on with these. Give what it was begun "
-            "with, or choose another folder; nothing was changed"
+            f"{folder.location!r} holds another run ({'; '.join(changes[:3])}), which cannot be resumed with these values. Give "
+            "those that it was begun with, or choose another folder; nothing was changed"
         )

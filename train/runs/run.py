@@ -1,4 +1,4 @@
-"""A run that is trained: its model and all that is needed to use it."""
+"""A trained run: its model and everything needed to use it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Run:
     """A trained model.
 
     Attributes:
-        folder: of the run.
-        config: that it was trained with.
-        model: with the checkpoint's weights, in evaluation mode.
-        vocabulary: that its captions were encoded with; without counts.
-        fingerprints: of what it was trained on: ``captions``, ``features``, ``vocabulary`` and ``extractor``.
-        captions: parameters of the encoded captions, the text recipe among them.
-        seed: of the run.
-        precision: that it was trained in.
+        folder: folder of the run.
+        config: configuration of the run.
+        model: the model with the checkpoint's weights, in evaluation mode.
+        vocabulary: the vocabulary that its captions were encoded with, without counts.
+        fingerprints: fingerprints of what it was trained on: ``captions``, ``features``, ``vocabulary`` and ``extractor``.
+        captions: parameters of the encoded captions, including the text recipe.
+        seed: seed of the run.
+        precision: precision that it was trained in.
         standing: how far it was trained.
     """
 
@@ -48,7 +48,7 @@ class Run:
 
     @property
     def text(self) -> TextRecipe | None:
-        """How the text of the captions became tokens; None where that is not known."""
+        """How the text of the captions became tokens; None if that is not known."""
         return EncodedParameters.from_json(self.captions).text
 
     @property
@@ -58,35 +58,35 @@ class Run:
 
 
 def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device: str | torch.device = "cpu") -> Run:
-    """Opens a run.
+    """Open a run.
 
     Args:
-        folder: that ``imagepivot train`` wrote.
+        folder: a folder that ``imagepivot train`` wrote.
         checkpoint: ``best`` on the validation split, or ``last``.
-        device: where the model goes.
+        device: the device to load the model onto.
 
     Raises:
         DatasetError: the folder holds no run, or a damaged one.
     """
-    place = Folder(os.fspath(folder))
+    run_folder = Folder(os.fspath(folder))
     name = {"best": BEST, "last": LAST}[checkpoint]
     try:
-        found = read_checkpoint(place, name)
+        stored = read_checkpoint(run_folder, name)
     except FileNotFoundError:
         raise DatasetError(
-            f"{place.location!r} is not a run: it holds no {name}. Either the path is wrong, or the training has not come to its "
-            "first evaluation yet"
+            f"{run_folder.location!r} is not a run: it holds no {name}. Either the path is wrong, or the training has not reached "
+            "its first evaluation yet"
         ) from None
-    model = build_model(found.model_config, found.seed)
-    model.load_state_dict(found.model)
+    model = build_model(stored.model_config, stored.seed)
+    model.load_state_dict(stored.model)
     return Run(
-        folder=place,
-        config=from_toml(found.config, place.path_of(name)),
+        folder=run_folder,
+        config=from_toml(stored.config, run_folder.path_of(name)),
         model=model.to(device).eval(),
-        vocabulary=Vocabulary(tokens=found.tokens, counts=({},) * len(found.tokens)),
-        fingerprints=found.fingerprints,
-        captions=found.captions,
-        seed=found.seed,
-        precision=found.precision,
-        standing=found.standing,
+        vocabulary=Vocabulary(tokens=stored.tokens, counts=({},) * len(stored.tokens)),
+        fingerprints=stored.fingerprints,
+        captions=stored.captions,
+        seed=stored.seed,
+        precision=stored.precision,
+        standing=stored.standing,
     )

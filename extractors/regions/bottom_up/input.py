@@ -1,9 +1,9 @@
-"""From the pixels of an image to the detector's input, on the device: less the mean, then resized.
+"""The input of the detector, made on the device: the pixels of an image less the mean, then resized.
 
 Faithful to ``cv2.resize(image - mean, None, None, fx=scale, fy=scale)`` of ``lib/fast_rcnn/test.py`` in
 github.com/peteanderson80/bottom-up-attention: bilinear without antialiasing. The step from one sample to the next is 1 / scale
-even where the size had to be rounded, so at 640 by 360 the lowest row of samples lies within the image, not at its edge. Of 1000
-values 999 are OpenCV's to the last bit, the others differ by one.
+even if the size had to be rounded, so at 640 by 360 the lowest row of samples lies within the image, not at its edge. Of 1000
+values 999 equal OpenCV's to the last bit; the others differ in that bit.
 
 Letters in shapes: ``H0`` and ``W0`` pixels of the original image, ``H`` and ``W`` of the resized one.
 """
@@ -21,7 +21,7 @@ _SHORT, _LONG = 600, 1000
 _MEAN_BGR = (102.9801, 115.9465, 122.7717)  # ``__C.PIXEL_MEANS`` of lib/fast_rcnn/config.py
 
 LEAST_SIDE = 3
-"""Pixels of the input's shorter side with which the first convolution and the pooling behind it leave something."""
+"""Least length of the input's shorter side, in pixels, with which the first convolution and pooling have an output."""
 
 INPUT: dict[str, Any] = {
     "resize_short": _SHORT,
@@ -31,17 +31,17 @@ INPUT: dict[str, Any] = {
     "channel_order": "BGR",
     "mean": list(_MEAN_BGR),
 }
-"""All this as JSON values."""
+"""The steps as JSON values, for the parameters of an extractor."""
 
 
 def scale_of(width: int, height: int) -> float:
-    """By what an image is multiplied: its shorter side becomes 600, or where the longer would exceed 1000, that becomes 1000."""
+    """Return the factor that makes the shorter side of an image 600, or the longer side 1000 if that would exceed 1000."""
     scale = _SHORT / min(width, height)
     return _LONG / max(width, height) if round(scale * max(width, height)) > _LONG else scale
 
 
 def resized_wh(width: int, height: int) -> tuple[int, int]:
-    """Width and height of the detector's input, rounded to the nearest pixel, half to even. A very thin image has none: 0."""
+    """Return width and height of the detector's input, rounded to the nearest pixel, half to even; a very thin image gets 0."""
     scale = scale_of(width, height)
     return round(width * scale), round(height * scale)
 
@@ -71,7 +71,7 @@ def prepare(pixels: Tensor) -> Tensor:
 
 
 def _neighbours(resized: int, length: int, scale: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For each of ``resized`` positions the two source positions around its centre, and the weight of the second, float64."""
+    """Return two source positions around the centre of each of ``resized`` positions, and the weight of the second, float64."""
     centres = ((torch.arange(resized, dtype=torch.float64) + 0.5) / scale - 0.5).clamp(0, length - 1)
     first = centres.floor()
     second = (first + 1).clamp(max=length - 1)
@@ -80,5 +80,5 @@ def _neighbours(resized: int, length: int, scale: float, device: torch.device) -
 
 
 def _between(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
-    """``first + (second - first) * weight`` in float32 with the product and the sum rounded together, like OpenCV on x86."""
+    """Return ``first + (second - first) * weight`` in float32, product and sum rounded together as OpenCV does on x86."""
     return torch.addcmul(first.to(torch.float64), (second - first).to(torch.float64), weight).to(torch.float32)

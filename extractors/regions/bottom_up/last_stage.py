@@ -1,10 +1,10 @@
 """The last stage of the detector as matrix products, for float32 on a CPU.
 
-Nine tenths of the time on a CPU is spent here. A 3×3 convolution that looks at every second pixel is four ordinary ones, each
-over the pixels of one parity: 7 by 7 of a region's 14 by 14. With the positions as the outermost axis every 1×1 convolution is
-one product, and for the 3×3 ones minimal filtering (Lavin and Gray 2016, arXiv:1509.09308) needs 121 products where the plain
-sum takes 441: outputs in tiles of 4 and 3 along each axis. The points of evaluation are chosen for exactness: features of a
-photograph err by 1.8e-7 of their length, by 1.3e-7 as convolutions. The stage as a whole takes two thirds of the time.
+On a CPU nine tenths of the time is spent here. A 3×3 convolution that looks at every second pixel is four ordinary convolutions,
+each on the pixels of one parity: 7 by 7 of a region's 14 by 14. With the positions as the outermost axis every 1×1 convolution is
+one product, and for the 3×3 convolutions minimal filtering (Lavin and Gray 2016, arXiv:1509.09308) needs 121 products where the
+plain sum takes 441: outputs in tiles of 4 and 3 along each axis. The points of evaluation are chosen for exactness: the error of a
+photograph's features is 1.8e-7 of their length, against 1.3e-7 with convolutions. The whole stage takes two thirds of the time.
 
 Letters in shapes: ``N`` regions, ``M`` = 4 * N fields of one parity, ``K`` = 121 products, ``C`` channels.
 """
@@ -20,17 +20,17 @@ from torch import Tensor, nn
 
 __all__ = ["LastStage"]
 
-_SIDE = 7  # of a field of one parity
+_SIDE = 7  # Positions of a field of one parity along one axis.
 _TAPS = 3
-# Outputs of each tile, and the points where its polynomials are evaluated besides infinity.
+# Outputs of each tile, and the points, besides infinity, at which its polynomials are evaluated.
 _TILES = ((4, (0, 1, -1, 0.5, -2)), (3, (0, 1, -1, 0.5)))
 
 
 class LastStage:
-    """Stage ``layer4`` of `extractors.regions.bottom_up.network.Head` over pooled regions, with the mean over their pixels.
+    """Stage ``layer4`` of `extractors.regions.bottom_up.network.Head` on pooled regions, with the mean over their pixels.
 
     Args:
-        layer4: its three blocks, with the norms folded, float32 on the CPU.
+        layer4: the three blocks of the stage, with norms folded, float32 on the CPU.
     """
 
     def __init__(self, layer4: nn.Module) -> None:
@@ -41,16 +41,16 @@ class LastStage:
         self._blocks = [_Block.of(block, of_taps) for block in layer4.children()]
 
     def __call__(self, pooled: Tensor) -> Tensor:
-        """From float32 ``[N, 1024, 14, 14]`` to ``[N, 2048]``."""
+        """Compute features: float32 ``[N, 1024, 14, 14]`` to ``[N, 2048]``."""
         count, channels = pooled.shape[:2]
         fields = pooled.view(count, channels, _SIDE, 2, _SIDE, 2).permute(2, 4, 3, 5, 0, 1)
-        values = fields.reshape(-1, channels)  # [49 * M, C]; the parities stand before the regions
+        values = fields.reshape(-1, channels)  # [49 * M, C]; parities vary slower than regions.
         for block in self._blocks:
             values = self._apply(block, values)
         return values.view(-1, count, values.shape[1]).mean(dim=0)
 
     def _apply(self, block: _Block, values: Tensor) -> Tensor:
-        """From ``[49 * M, C]`` to ``[49 * M, 2048]``; may write into ``values``."""
+        """Apply a block: ``[49 * M, C]`` to ``[49 * M, 2048]``; may overwrite ``values``."""
         hidden = torch.addmm(block.bias1, values, block.weight1).relu_()
         hidden = self._convolve(hidden, block.weight2).add_(block.bias2).relu_()
         if block.shortcut is None:
@@ -60,7 +60,7 @@ class LastStage:
         return values.addmm_(hidden, block.weight3).relu_()
 
     def _convolve(self, values: Tensor, weight: Tensor) -> Tensor:
-        """The 3×3 convolution: ``[49 * M, C]`` to the same."""
+        """Apply a 3×3 convolution: ``[49 * M, C]`` to the same shape."""
         products, channels, _ = weight.shape
         transformed = (self._before @ values.view(_SIDE**2, -1)).view(products, -1, channels)  # [K, M, C]
         filtered = torch.bmm(transformed, weight)  # [K, M, C]
@@ -69,7 +69,7 @@ class LastStage:
 
 @dataclass(frozen=True)
 class _Block:
-    """A bottleneck's matrices, from inputs to outputs. ``bias3`` holds the shortcut's too."""
+    """The matrices of a bottleneck, from inputs to outputs. ``bias3`` includes that of the shortcut."""
 
     weight1: Tensor
     bias1: Tensor
@@ -81,7 +81,7 @@ class _Block:
 
     @staticmethod
     def of(block: Any, filters: Tensor) -> _Block:
-        """Take a folded bottleneck apart, where ``filters``, ``[K, 9]``, transforms its 3×3 filters."""
+        """Take a folded bottleneck apart; ``filters``, ``[K, 9]``, transforms its 3×3 filters."""
         first, second, third = block.conv1, block.conv2, block.conv3
         taps = second.weight.permute(2, 3, 1, 0).reshape(filters.shape[1], -1)  # [9, C * C]
         transformed = (filters @ taps).view(len(filters), *second.weight.shape[1::-1])
@@ -93,16 +93,16 @@ class _Block:
 
 
 def _matrix(conv: nn.Conv2d) -> Tensor:
-    """The weight of a 1×1 convolution as ``[inputs, outputs]``."""
+    """Return the weight of a 1×1 convolution as ``[inputs, outputs]``."""
     return conv.weight.flatten(1).t()
 
 
 def _transforms() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Along one axis: what is applied to the inputs ``[11, 7]``, to the filter ``[11, 3]``, and to the products ``[7, 11]``.
+    """Return the matrices along one axis: of the inputs ``[11, 7]``, of the filter ``[11, 3]``, and of the products ``[7, 11]``.
 
-    A filter is a product of polynomials, transposed (Toom and Cook): evaluate at as many points as the product has
-    coefficients, multiply, and invert the evaluation. Each tile sees its outputs' inputs and one more on both sides; what would
-    lie outside of the field is zero and left out.
+    Filtering is the transpose of a product of polynomials (Toom and Cook): evaluate at as many points as the product has
+    coefficients, multiply, and invert the evaluation. A tile sees the inputs of its outputs and one more on both sides; inputs
+    outside of the field are zero and left out.
     """
     before, filters, after = [], [], []
     start = 0
@@ -112,13 +112,13 @@ def _transforms() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         placed[:, start : start + inputs] = np.linalg.inv(_evaluation(points, inputs)).T
         before.append(placed[:, 1:-1])
         filters.append(_evaluation(points, _TAPS))
-        to = np.zeros((_SIDE, inputs))
-        to[start : start + outputs] = _evaluation(points, outputs).T
-        after.append(to)
+        outcome = np.zeros((_SIDE, inputs))
+        outcome[start : start + outputs] = _evaluation(points, outputs).T
+        after.append(outcome)
         start += outputs
     return np.concatenate(before), np.concatenate(filters), np.concatenate(after, axis=1)
 
 
 def _evaluation(points: tuple[float, ...], coefficients: int) -> np.ndarray:
-    """Matrix that evaluates a polynomial of so many coefficients at points, and at infinity."""
+    """Return the matrix that evaluates a polynomial of so many coefficients at points, and at infinity."""
     return np.vstack([np.vander(np.array(points, dtype=np.float64), coefficients, increasing=True), np.eye(coefficients)[-1]])

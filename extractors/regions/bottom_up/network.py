@@ -1,9 +1,9 @@
 """The detector of bottom-up attention: Faster R-CNN on ResNet-101 C4, with attributes (Anderson et al. 2018, arXiv:1707.07998).
 
 The computation is that of ``models/vg/ResNet-101/faster_rcnn_end2end_final/test.prototxt`` in
-github.com/peteanderson80/bottom-up-attention. It differs from torchvision's ResNet, whose names its layers bear: the first
-pooling has no padding and rounds up, the second and third stages take their step in their first 1×1 convolution, and the last
-stage, which runs on each region, takes none and spreads its 3×3 convolutions over every second pixel.
+github.com/peteanderson80/bottom-up-attention. The layers have the names of torchvision's ResNet, but differ from it: the first
+pooling has no padding and rounds up, the second and third stages have their stride in their first 1×1 convolution, and the last
+stage, which runs on each region, has no stride and dilates its 3×3 convolutions by two.
 
 Letters in shapes: ``N`` regions, ``A`` = 12 anchors of a cell, ``h`` and ``w`` cells of a feature map, ``P`` proposals.
 """
@@ -37,16 +37,16 @@ __all__ = [
 ]
 
 PROPOSALS = 300
-"""Regions of an image that are looked at, at most."""
+"""Greatest number of proposals of an image."""
 
-_POOLED = 14  # cells of a pooled region, both sides
-_CANDIDATES = 6000
-_COVERED = 0.7
-_SMALLEST = 16  # pixels of the original image
+_POOLED = 14  # Rows and columns of a pooled region.
+_CANDIDATES = 6000  # Best-scored boxes that go into suppression.
+_COVERED = 0.7  # Overlap from which a proposal covers another.
+_SMALLEST = 16  # Pixels of the original image; sides of a proposal are longer.
 
 
 class Backbone(nn.Module):
-    """ResNet-101 up to its fourth stage, ``res4b22`` in Caffe: one cell every 16 pixels."""
+    """ResNet-101 up to its fourth stage, ``res4b22`` in Caffe: one cell for every 16 pixels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Backbone(nn.Module):
             layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        """From float32 ``[1, 3, H, W]`` to float32 ``[1, 1024, h, w]``."""
+        """Compute the feature map: float32 ``[1, 3, H, W]`` to float32 ``[1, 1024, h, w]``."""
         stem = F.relu(self.bn1(self.conv1(image.to(self.conv1.weight.dtype))), inplace=True)
         stem = F.max_pool2d(stem, kernel_size=3, stride=2, padding=0, ceil_mode=True)
         maps: Tensor = self.layer3(self.layer2(self.layer1(stem)))
@@ -65,7 +65,7 @@ class Backbone(nn.Module):
 
 
 class RegionProposals(nn.Module):
-    """Scores the anchors of every cell, moves them, and keeps the best."""
+    """The region proposal network: scores and moves the anchors of every cell, and keeps the best boxes."""
 
     anchors: Tensor
 
@@ -83,23 +83,23 @@ class RegionProposals(nn.Module):
             maps: float32 ``[1, 1024, h, w]``.
 
         Returns:
-            Scores ``[1, 2 * A, h, w]``, background's before the objects', and deltas ``[1, A * 4, h, w]``.
+            Scores ``[1, 2 * A, h, w]``, those of background before those of objects, and deltas ``[1, A * 4, h, w]``.
         """
         hidden = F.relu(self.conv(maps.to(self.conv.weight.dtype)), inplace=True).to(torch.float32)
         return self.scores(hidden), self.deltas(hidden)
 
     def propose(self, maps: Tensor, width: int, height: int, scale: float) -> Tensor:
-        """Find the boxes that look most like objects.
+        """Return the boxes that look most like objects.
 
         Args:
             maps: float32 ``[1, 1024, h, w]``.
-            width: of the detector's input in pixels.
-            height: likewise.
-            scale: pixels of the input for one pixel of the original image.
+            width: width of the detector's input in pixels.
+            height: height of the detector's input in pixels.
+            scale: pixels of the input per pixel of the original image.
 
         Returns:
-            float32 ``[P, 4]``, the best first, x1 y1 x2 y2 in pixels of the input. P is at most `PROPOSALS`, and 0 where no box
-            has sides of more than 16 pixels of the original image.
+            float32 ``[P, 4]``, the best first, x1 y1 x2 y2 in pixels of the input. P is at most `PROPOSALS`, and 0 if no box has
+            sides of more than 16 pixels of the original image.
         """
         scores, deltas = self(maps)
         rows, columns = maps.shape[2:]
@@ -115,7 +115,7 @@ class RegionProposals(nn.Module):
 
 
 class Head(nn.Module):
-    """What is computed for each region: the last stage of the ResNet, then class and attribute."""
+    """The computation for each region: the last stage of the ResNet, then class and attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,19 +129,19 @@ class Head(nn.Module):
         self.attributes = nn.Linear(512, 1 + ATTRIBUTES)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """From pooled regions, float32 ``[N, 1024, 14, 14]``, to their features, float32 ``[N, 2048]``."""
+        """Compute features of pooled regions: float32 ``[N, 1024, 14, 14]`` to float32 ``[N, 2048]``."""
         dtype = next(self.layer4.parameters()).dtype
         maps: Tensor = self.layer4(pooled.to(dtype=dtype, memory_format=torch.channels_last))
         return maps.to(torch.float32).mean(dim=(2, 3))
 
     def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Tell classes and attributes; the attributes depend on the most probable class, background included.
+        """Classify features; the attributes depend on the most probable class, background included.
 
         Args:
             features: float32 ``[N, 2048]``.
 
         Returns:
-            Probabilities, float32: ``[N, 1 + CLASSES]``, background first, and ``[N, 1 + ATTRIBUTES]``, none first.
+            Probabilities, float32: ``[N, 1 + CLASSES]``, background first, and ``[N, 1 + ATTRIBUTES]``, "none" first.
         """
         scores = self.classes(features)
         embedded = self.attribute_embedding(scores.argmax(dim=1))
@@ -150,7 +150,7 @@ class Head(nn.Module):
 
 
 class Detector(nn.Module):
-    """The three parts; what calls them in turn is `extractors.regions.faster_rcnn`."""
+    """The three parts of the detector; `extractors.regions.faster_rcnn` calls them in turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Detector(nn.Module):
 
 
 def pool(maps: Tensor, boxes: Tensor) -> Tensor:
-    """Pool each region to 14 by 14 cells by the maximum, with Caffe's rounding.
+    """Max-pool each region to 14 by 14 cells, with Caffe's rounding.
 
     Args:
         maps: float32 ``[1, 1024, h, w]``.
@@ -174,12 +174,12 @@ def pool(maps: Tensor, boxes: Tensor) -> Tensor:
 
 
 def build(weights: None = None) -> Detector:
-    """Make the detector with random weights, see `extractors.regions.bottom_up.random_weights`.
+    """Build the detector with random weights, see `extractors.regions.bottom_up.random_weights`.
 
     Args:
-        weights: None; torchvision's functions have such an argument, and this one is called like them.
+        weights: None; the argument is there because this function is called like those of torchvision.
     """
-    with torch.device("meta"):  # torch's own initialisation, which would be thrown away, takes seconds
+    with torch.device("meta"):  # Torch's own initialisation would be thrown away and takes seconds.
         detector = Detector()
     detector.to_empty(device=torch.get_default_device())
     detector.rpn.anchors.copy_(cell_anchors())

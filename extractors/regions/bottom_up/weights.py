@@ -1,23 +1,22 @@
-"""The Faster-RCNN of bottom-up attention from the files that people have of it: their namings, converted to one.
+"""Reading the Faster-RCNN of bottom-up attention from the files in circulation, whose naming schemes are converted to one.
 
-The names that this project uses are torchvision's for the ResNet (``backbone.layer3.0.conv1.weight``), and ``rpn.*`` and
-``head.*`` for the rest; `extractors.regions.bottom_up.network` defines the modules. A file may have these names already,
-or those of
+This project uses torchvision's names for the ResNet (``backbone.layer3.0.conv1.weight``), and ``rpn.*`` and ``head.*`` for the
+rest; `extractors.regions.bottom_up.network` defines the modules. A file may have these names already, or those of
 
 - the original, ``resnet101_faster_rcnn_final.caffemodel`` and ``…_final_iter_320000.caffemodel``: layers as in
   ``models/vg/ResNet-101/faster_rcnn_end2end_final/test.prototxt`` of peteanderson80/bottom-up-attention. Caffe's BatchNorm holds
-  sums of means and variances and the factor to divide them by; its Scale the weight and bias.
+  sums of means and variances and the number to divide them by; its Scale holds weight and bias.
 - MILVLG/bottom-up-attention.pytorch, ``bua-caffe-frcn-r101*.pth``: detectron2's names, with 24 scores of proposals (background
   first), class 0 the background, and ``cls_embed``, ``attr_linear1``, ``attr_linear2`` (``bua/caffe/modeling``).
 - airsplay/py-bottom-up-attention, ``faster_rcnn_from_caffe*.pkl``, and its copy ``unc-nlp/frcnn-vg-finetuned``
-  (``modeling_frcnn.py`` of the LXMERT project in huggingface/transformers): detectron2's names too, but one logit for a
+  (``modeling_frcnn.py`` of the LXMERT project in huggingface/transformers): detectron2's names too, but one logit per
   proposal, background and "no attribute" last, and ``cls_embedding``, ``fc_attr``, ``attr_score``
   (``detectron2/modeling/roi_heads/fast_rcnn.py``).
 
-A conversion changes no result: a proposal's one logit becomes the pair (0, logit), whose softmax is its sigmoid. The regression
-of boxes by class is left out, for the regions are the proposals, and so are counters of training steps.
+Conversion does not change results: the one logit of a proposal becomes the pair (0, logit), whose softmax is its sigmoid. The
+regression of boxes by class is left out, because the regions are the proposals, and so are counters of training steps.
 
-``A`` is the number of anchors of a cell, 12.
+Letters in shapes: ``A`` = 12 anchors of a cell.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ from schemas.errors import InputError
 
 __all__ = ["read_detector"]
 
-_BLOCKS = {2: 3, 3: 4, 4: 23, 5: 3}  # of ResNet-101, by Caffe's number of the stage
+_BLOCKS = {2: 3, 3: 4, 4: 23, 5: 3}  # Blocks of ResNet-101, by Caffe's number of the stage.
 _NORM = ("weight", "bias", "running_mean", "running_var")
 _LISTED = 8
-_TORCH_MAGIC = (b"PK\x03\x04", OLD_TORCH_MAGIC)  # what torch.save writes is a zip archive since version 1.6
+_TORCH_MAGIC = (b"PK\x03\x04", OLD_TORCH_MAGIC)  # Since version 1.6 torch.save writes zip archives.
 
 _PROPOSALS = "proposal_generator.rpn_head."
 _PREDICTOR = "roi_heads.box_predictor."
 _ANCHORS = "proposal_generator.anchor_generator.cell_anchors.0"
-# Ours: theirs, layers with weight and bias but for the embedding, which has no bias.
+# Layers by our names, with weight and bias; only the embedding has no bias.
 _MILVLG = {
     "rpn.conv": _PROPOSALS + "conv",
     "rpn.scores": _PROPOSALS + "objectness_logits",
@@ -74,10 +73,10 @@ _CAFFE = {
 }
 _DETECTRON2_SIGNS = ("backbone.stem.", "backbone.res", "proposal_generator.", "roi_heads.res5.")
 _OUR_SIGNS = ("backbone.layer", "rpn.scores.", "head.")
-# What a conversion has no use for.
+# Entries that are left out.
 _BOX_REGRESSION = (_PREDICTOR + "bbox_pred.weight", _PREDICTOR + "bbox_pred.bias", "bbox_pred[0]", "bbox_pred[1]")
 _COUNTER = ".num_batches_tracked"
-# Some detectron2 models carry these; the preprocessing has its own, from cfgs/*.yml and the configs of both ports.
+# Some detectron2 models carry these. The preprocessing has its own values, from cfgs/*.yml and the configs of both ports.
 _PIXELS = {"pixel_mean": (102.9801, 115.9465, 122.7717), "pixel_std": (1.0, 1.0, 1.0)}
 
 # Sizes of the attribute head: test.prototxt, layers cls_embedding, fc_attr and attr_score.
@@ -87,7 +86,7 @@ _CERTAIN = 200.0
 
 
 class _Convolution(NamedTuple):
-    """A convolution without bias and the normalisation behind it, in each naming."""
+    """A convolution without bias and the normalisation after it, in each naming scheme."""
 
     ours: str
     our_norm: str
@@ -97,18 +96,18 @@ class _Convolution(NamedTuple):
 
 
 def read_detector(path: Path) -> dict[str, Tensor]:
-    """Read the weights of the detector from any of the files that exist of it.
+    """Read the weights of the detector from any of its releases.
 
-    ``.caffemodel``, ``.safetensors``, and ``.pth``, ``.pt``, ``.bin`` or ``.pkl``, each of which may hold what ``torch.save`` wrote
-    or a pickle of arrays. Both are read without running what a file asks for.
+    Formats are ``.caffemodel``, ``.safetensors``, and ``.pth``, ``.pt``, ``.bin`` or ``.pkl``, each of which may be a file of
+    ``torch.save`` or a pickle of arrays. Neither is allowed to run anything.
 
     Returns:
-        The tensors by this project's names, all that the file's naming has room for. Shapes are for the caller to check.
-        ``rpn.anchors`` [A, 4] are the file's own anchors where it has some, else those its naming stands for. A file without
-        attributes (``faster_rcnn_from_caffe.pkl``) gives a head that always answers "none".
+        All tensors by this project's names. Shapes are left for the caller to check. ``rpn.anchors`` ``[A, 4]`` are the anchors in
+        the file if it has any, else those of the release. A file without attributes (``faster_rcnn_from_caffe.pkl``) gets a head
+        that always answers "none".
 
     Raises:
-        InputError: the file cannot be read safely, is of another model, or lacks some of this one; the message lists which.
+        InputError: the file cannot be read safely, is of another model, or is incomplete; the message lists what is missing.
     """
     entries = _read(path)
     if path.suffix == ".caffemodel":
@@ -125,7 +124,7 @@ def read_detector(path: Path) -> dict[str, Tensor]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Names and arrays or tensors as the file has them, without what training scripts write around them."""
+    """Read names and arrays or tensors as the file has them, without what training scripts write around them."""
     if path.suffix == ".caffemodel":
         return {f"{layer}[{i}]": blob for layer, blobs in read_layers(path).items() for i, blob in enumerate(blobs)}
     if path.suffix == ".safetensors":
@@ -151,7 +150,7 @@ def _from_detectron2(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor
 
 
 def _from_airsplay(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """Convert the naming that has one logit a proposal and numbers background and no attribute last."""
+    """Convert the scheme that has one logit per proposal and numbers background and "no attribute" last."""
     layers = dict(_AIRSPLAY)
     attributes = [ours for ours in layers if ours.startswith("head.attribute")]
     without = not any(name.startswith(layers[ours]) for name in entries for ours in attributes)
@@ -166,13 +165,13 @@ def _from_airsplay(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
         logits = state[f"rpn.scores.{name}"]
         state[f"rpn.scores.{name}"] = torch.cat([torch.zeros_like(logits), logits])
     anchors = _tensor(entries[_ANCHORS], _ANCHORS, path) if _ANCHORS in entries else _centred_anchors()
-    # Decoding here takes a width to be x2 - x1 + 1, there x2 - x1: with the far corner one less both decode to the same boxes.
+    # A width is x2 - x1 + 1 in our decoding, x2 - x1 in theirs: with the far corner one less both decode to the same boxes.
     state["rpn.anchors"] = anchors - torch.tensor([0.0, 0.0, 1.0, 1.0])
     return state | (_no_attributes(len(state["head.classes.bias"])) if without else {})
 
 
 def _from_caffe(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """Convert blobs: of BatchNorm sums of means and variances, and what to divide them by; of Scale weight and bias."""
+    """Convert blobs: BatchNorm has sums of means and variances and their divisor, Scale has weight and bias."""
     names = _layer_names(_CAFFE, weight="[0]", bias="[1]")
     for conv in _convolutions():
         names[f"{conv.ours}.weight"] = f"{conv.caffe}[0]"
@@ -183,14 +182,14 @@ def _from_caffe(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     state = _taken(entries, names, path)
     for conv in _convolutions():
         divisor = state.pop(f"{conv.our_norm}.divisor")
-        factor = torch.where(divisor == 0, 0.0, 1 / divisor)  # batch_norm_layer.cpp: nothing was summed up yet
+        factor = torch.where(divisor == 0, 0.0, 1 / divisor)  # Nothing was summed up yet, see batch_norm_layer.cpp.
         for part in ("running_mean", "running_var"):
             state[f"{conv.our_norm}.{part}"] = state[f"{conv.our_norm}.{part}"] * factor
     return state | {"rpn.anchors": cell_anchors()}
 
 
 def _convolutions() -> Iterator[_Convolution]:
-    """The ResNet-101, its last stage being the head's."""
+    """Yield the convolutions of the ResNet-101, whose last stage belongs to the head."""
     yield _Convolution("backbone.conv1", "backbone.bn1", "backbone.stem.conv1", "conv1", "_conv1")
     for stage, blocks in _BLOCKS.items():
         ours = "head.layer4" if stage == 5 else f"backbone.layer{stage - 1}"
@@ -208,7 +207,7 @@ def _convolutions() -> Iterator[_Convolution]:
 
 
 def _detectron2_names(layers: Mapping[str, str]) -> dict[str, str]:
-    """Our names, and detectron2's."""
+    """Return detectron2's names by ours."""
     names = _layer_names(layers, weight=".weight", bias=".bias")
     for conv in _convolutions():
         names[f"{conv.ours}.weight"] = f"{conv.detectron2}.weight"
@@ -223,16 +222,16 @@ def _layer_names(layers: Mapping[str, str], *, weight: str, bias: str) -> dict[s
 
 
 def _taken(entries: Mapping[str, Any], names: Mapping[str, str], path: Path) -> dict[str, Tensor]:
-    """What the names stand for; refuses a file that lacks some, or has others."""
+    """Return the tensors of a file by our names, given its names by ours; refuse missing and unknown names."""
     known = {*names.values(), *_BOX_REGRESSION, *_PIXELS, _ANCHORS}
     missing = [theirs for theirs in names.values() if theirs not in entries]
     unexpected = [name for name in entries if name not in known and not name.endswith(_COUNTER)]
-    problems = ((missing, "missing"), (unexpected, "unexpected"))
+    problems = (("missing", missing), ("unexpected", unexpected))
     if missing or unexpected:
-        listed = "; ".join(f"{len(found)} {what}: {_listed(found)}" for found, what in problems if found)
+        listed = "; ".join(f"{len(group)} {problem}: {_listed(group)}" for problem, group in problems if group)
         raise InputError(
             f"the weights in {str(path)!r} are not the whole of bottom-up attention's Faster-RCNN with ResNet-101 and attributes: "
-            f"{listed}. Another model has such names too, or the file was not saved whole: fetch it again"
+            f"{listed}. It may be another model with similar names, or the file is incomplete: fetch it again"
         )
     return {ours: _tensor(entries[theirs], theirs, path) for ours, theirs in names.items()}
 
@@ -249,22 +248,22 @@ def _check_pixels(entries: Mapping[str, Any], path: Path) -> None:
     for name, expected in _PIXELS.items():
         if name not in entries:
             continue
-        found = tuple(round(value, 4) for value in _tensor(entries[name], name, path).flatten().tolist())
-        if len(found) != len(expected) or not np.allclose(found, expected, rtol=0, atol=1e-3):
+        values = tuple(round(value, 4) for value in _tensor(entries[name], name, path).flatten().tolist())
+        if len(values) != len(expected) or not np.allclose(values, expected, rtol=0, atol=1e-3):
             raise InputError(
-                f"the weights in {str(path)!r} were trained with the {name} {found}, expected {expected} (blue, green, red): they "
+                f"the weights in {str(path)!r} were trained with the {name} {values}, expected {expected} (blue, green, red): they "
                 "would give wrong features; pass the file that belongs to this extractor"
             )
 
 
 def _centred_anchors() -> Tensor:
-    """[A, 4] anchors of `detectron2.modeling.anchor_generator` for airsplay's ``configs/VG-Detection``: sizes, then ratios."""
+    """Return detectron2's anchors ``[A, 4]`` for airsplay's ``configs/VG-Detection``: by size, then by ratio."""
     sides = [(sqrt(size**2 / ratio), ratio) for size in (64, 128, 256, 512) for ratio in (0.5, 1.0, 2.0)]
     return torch.tensor([(-width / 2, -ratio * width / 2, width / 2, ratio * width / 2) for width, ratio in sides])
 
 
 def _no_attributes(classes: int) -> dict[str, Tensor]:
-    """Stand in for the attribute head of a file that has none: whatever the region, the answer is 0, none."""
+    """Return an attribute head for a file without one: its answer is 0, none, for any region."""
     bias = torch.zeros(_ATTRIBUTES)
     bias[0] = _CERTAIN
     return {

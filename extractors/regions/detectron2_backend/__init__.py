@@ -1,1 +1,1 @@
-"""The same regions, and those of any detectron2 model, where detectron2 is installed."""
+"""Regions by detectron2, if that is installed: those of bottom-up attention, and those of other detectron2 models."""

@@ -1,7 +1,7 @@
-"""``--backend detectron2`` of ``faster-rcnn-36``: the same regions from detectron2's modules, for those whose models run on it.
+"""``--backend detectron2`` of ``faster-rcnn-36``: the same regions from detectron2's modules, for people who work with it.
 
-The network, its config file ``faster_rcnn_vg.yaml`` and the arithmetic of boxes are detectron2's; the resizing and the choice of
-regions are those of `extractors.regions.faster_rcnn`. The features of the two backends differ by rounding, by 3e-6 of the largest.
+The network, its config file ``faster_rcnn_vg.yaml`` and the arithmetic of boxes are detectron2's; resizing and the choice of
+regions are those of `extractors.regions.faster_rcnn`. Features of the two backends differ by rounding: 3e-6 of the largest.
 
 detectron2 is not on the package index; `extractors.catalogue` says how to install it.
 
@@ -36,9 +36,9 @@ from schemas.errors import UsageError
 
 __all__ = ["Detectron2Regions", "describe", "detectron2_state", "find_weights", "load", "refuse_compile"]
 
-_REGIONS = 20  # regions of one pass of the last stage on a CPU
+_REGIONS = 20  # Regions of one pass of the last stage on a CPU.
 
-# Names in `bottom_up.network`, and what MILVLG's port and this backend's `modules` call the same.
+# Patterns of names in `bottom_up.network`, and the names that MILVLG's port and this backend's `modules` have for them.
 _NAMES = (
     (r"backbone\.(conv|bn)1\b", r"backbone.stem.\g<1>1"),
     (r"backbone\.layer(\d)", lambda match: f"backbone.res{int(match[1]) + 1}"),
@@ -57,7 +57,7 @@ _NAMES = (
 
 
 def detectron2_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give the weights of `bottom_up.network` their names in this backend's `modules`, where anchors are not weights."""
+    """Return the weights of `bottom_up.network` by their names in this backend's `modules`; anchors are not weights there."""
     return {_renamed(name): tensor for name, tensor in state.items() if name != "rpn.anchors"}
 
 
@@ -68,14 +68,14 @@ def _renamed(name: str) -> str:
 
 
 class Detectron2Regions(RegionExtractor):
-    """A network of detectron2's and the choice of its regions.
+    """A detectron2 network and the choice of its regions.
 
-    In the 16-bit precisions the last stage alone takes 16 bits, as in `extractors.regions.faster_rcnn`.
+    In the 16-bit precisions only the last stage computes in 16 bits, as in `extractors.regions.faster_rcnn`.
 
     Args:
-        description: what this extractor makes.
-        settings: what is asked of it.
-        network: with its weights, on the CPU.
+        description: what the extractor makes.
+        settings: what is asked of the extractor.
+        network: the network with its weights, on the CPU.
         device: from `extractors.computing.devices.resolve_device`.
     """
 
@@ -90,7 +90,7 @@ class Detectron2Regions(RegionExtractor):
         model.to(device).to(memory_format=torch.channels_last)
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Hand on the pixels as they are: the network resizes them.
+        """Return the pixels as they are: the network resizes them.
 
         Returns:
             uint8 ``[3, H0, W0]``, channels R, G, B.
@@ -105,11 +105,11 @@ class Detectron2Regions(RegionExtractor):
         """Find the regions of each image.
 
         Args:
-            batch: B times uint8 ``[3, H0, W0]``, channels R, G, B; B may be 0.
+            batch: B tensors, uint8 ``[3, H0, W0]``, channels R, G, B; B may be 0.
 
         Returns:
-            The columns of `schemas.kinds.regions_schema` but ``image_id``. On a CPU the same bytes for an image whatever the batch
-            and the number of threads.
+            The columns of `schemas.kinds.regions_schema` except ``image_id``. On a CPU an image has the same bytes in any batch and
+            with any number of threads.
         """
         with numerics(self._precision, self._device), torch.inference_mode():
             images = [self._detect(upload(pixels, self._device)) for pixels in batch]
@@ -118,9 +118,9 @@ class Detectron2Regions(RegionExtractor):
     def _detect(self, pixels: Tensor) -> Detections:
         _, height, width = pixels.shape
         (maps,) = self._run(self._maps, [pixels])
-        (boxes,) = self._run(lambda its_maps: self._network.propose(its_maps, width, height), [maps])
+        (boxes,) = self._run(lambda feature_map: self._network.propose(feature_map, width, height), [maps])
         features = self._features(maps, boxes)
-        # One tensor of both, because that is what threads hand back.
+        # Both go into one tensor, because that is what threads return.
         (labels,) = self._run(lambda values: torch.cat(self._network.classify(values), dim=1), [features])
         classes = 1 + self._network.model.roi_heads.num_classes
         boxes = self._network.original(boxes, width, height)
@@ -130,13 +130,13 @@ class Detectron2Regions(RegionExtractor):
         return run_single_threaded(function, items) if self._device.type == "cpu" else [function(item) for item in items]
 
     def _maps(self, pixels: Tensor) -> Tensor:
-        """From uint8 ``[3, H0, W0]`` to float32 ``[1, channels, h, w]``."""
+        """Compute the feature map: uint8 ``[3, H0, W0]`` to float32 ``[1, channels, h, w]``."""
         values = self._network.prepare(pixels).contiguous(memory_format=torch.channels_last)
         (maps,) = self._network.model.backbone(values).values()
         return maps
 
     def _features(self, maps: Tensor, boxes: Tensor) -> Tensor:
-        """From ``[P, 4]`` to float32 ``[P, D]``."""
+        """Compute the features of boxes: ``[P, 4]`` to float32 ``[P, D]``."""
 
         def pooled(chunk: Tensor) -> Tensor:
             heads = self._network.model.roi_heads
@@ -154,13 +154,13 @@ find_weights = faster_rcnn.find_weights
 
 
 def describe(settings: Settings, weights: Weights) -> Description:
-    """See `extractors.catalogue.ExtractorModule`."""
+    """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     refuse_compile(settings)
     return faster_rcnn.describe(settings, weights)
 
 
 def load(settings: Settings, weights: Weights, device: torch.device) -> Detectron2Regions:
-    """See `extractors.catalogue.ExtractorModule`."""
+    """Make the extractor, see `extractors.catalogue.ExtractorModule`."""
     description = describe(settings, weights)
     with torch.random.fork_rng(devices=[]):
         model: Any = build(merged_config(CONFIG))
@@ -171,6 +171,6 @@ def load(settings: Settings, weights: Weights, device: torch.device) -> Detectro
 
 
 def refuse_compile(settings: Settings) -> None:
-    """Raise `UsageError` where a compiled model is asked for."""
+    """Raise `UsageError` if a compiled model is asked for."""
     if settings.compile:
-        raise UsageError("--compile is not for models of detectron2's: leave it out, or take --backend torchvision")
+        raise UsageError("--compile does not work with detectron2's models: leave it out, or pass --backend torchvision")

@@ -1,8 +1,7 @@
-"""The detector of bottom-up attention from detectron2's own modules: what ``faster_rcnn_vg.yaml`` names and detectron2 lacks.
+"""The detector of bottom-up attention from detectron2's modules: classes that ``faster_rcnn_vg.yaml`` names and detectron2 lacks.
 
-Each class changes one thing of the class that it is made from, so that the result is Caffe's;
-`extractors.regions.bottom_up.network` is the same detector on torchvision's. Tensors bear the names of
-MILVLG/bottom-up-attention.pytorch, which was made from detectron2 too.
+Each class changes one thing of a detectron2 class so that the result is Caffe's. `extractors.regions.bottom_up.network` is the same
+detector on torchvision's modules. Tensors have the names of MILVLG/bottom-up-attention.pytorch, which was made from detectron2 too.
 
 Letters in shapes: ``B`` images, ``A`` = 12 anchors of a cell, ``h`` and ``w`` cells of a feature map, ``P`` proposals, ``N``
 regions.
@@ -46,20 +45,20 @@ __all__ = [
 ]
 
 CONFIG = Path(__file__).with_name("faster_rcnn_vg.yaml")
-"""The config of the detector."""
+"""Config file of the detector."""
 
-_EMBEDDING, _HIDDEN = 256, 512  # test.prototxt, layers cls_embedding and fc_attr
-# Caffe's boxes hold their far corners; moved one pixel on, they are detectron2's, which do not.
+_EMBEDDING, _HIDDEN = 256, 512  # Layers cls_embedding and fc_attr of test.prototxt.
+# Caffe's boxes include their far corners, detectron2's do not: moved by one pixel, the former are the latter.
 _FAR_CORNER = (0.0, 0.0, 1.0, 1.0)
 
 
 class InputSize(NamedTuple):
-    """Size of the detector's input, in the place where detectron2 has height and width alone.
+    """Size of the detector's input, where detectron2 has only height and width.
 
     Attributes:
-        height: in pixels.
-        width: in pixels.
-        scale: pixels of the input for one pixel of the original image.
+        height: height in pixels.
+        width: width in pixels.
+        scale: pixels of the input per pixel of the original image.
     """
 
     height: int
@@ -68,16 +67,16 @@ class InputSize(NamedTuple):
 
 
 class CaffeStem(BasicStem):
-    """detectron2's, but the pooling has no padding and rounds up."""
+    """detectron2's stem, but the pooling has no padding and rounds up."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """From ``[B, 3, H, W]`` to ``[B, 64, H / 4, W / 4]``."""
+        """Compute the first maps: ``[B, 3, H, W]`` to ``[B, 64, H / 4, W / 4]``."""
         return F.max_pool2d(F.relu_(self.conv1(images)), kernel_size=3, stride=2, padding=0, ceil_mode=True)
 
 
 @BACKBONE_REGISTRY.register()
 def build_caffe_resnet_backbone(cfg: Any, input_shape: Any) -> ResNet:
-    """detectron2's ResNet with `CaffeStem`."""
+    """Build detectron2's ResNet with `CaffeStem`."""
     backbone = build_resnet_backbone(cfg, input_shape)
     resnets = cfg.MODEL.RESNETS
     backbone.stem = CaffeStem(in_channels=input_shape.channels, out_channels=resnets.STEM_OUT_CHANNELS, norm=resnets.NORM)
@@ -86,16 +85,16 @@ def build_caffe_resnet_backbone(cfg: Any, input_shape: Any) -> ResNet:
 
 @ANCHOR_GENERATOR_REGISTRY.register()
 class CaffeAnchorGenerator(DefaultAnchorGenerator):
-    """detectron2's, with the anchors of `extractors.regions.boxes.cell_anchors`, whatever the config's sizes."""
+    """detectron2's anchor generator, with the anchors of `extractors.regions.boxes.cell_anchors` whatever the config says."""
 
     def generate_cell_anchors(self, sizes: Any = None, aspect_ratios: Any = None) -> Tensor:
-        """float32 ``[A, 4]``."""
+        """Return the anchors, float32 ``[A, 4]``."""
         return cell_anchors()
 
 
 @RPN_HEAD_REGISTRY.register()
 class CaffeRPNHead(StandardRPNHead):
-    """detectron2's, with two scores for each anchor: the background's of all anchors come first, then the objects'."""
+    """detectron2's head with two scores per anchor: background for all anchors first, then object."""
 
     objectness_logits: nn.Conv2d
 
@@ -108,7 +107,7 @@ class CaffeRPNHead(StandardRPNHead):
         """Score the anchors.
 
         Args:
-            features: one feature map, ``[B, 1024, h, w]``.
+            features: a list of one feature map, ``[B, 1024, h, w]``.
 
         Returns:
             Probabilities of an object, ``[B, A, h, w]``, and deltas, ``[B, A * 4, h, w]``, of that map.
@@ -120,7 +119,7 @@ class CaffeRPNHead(StandardRPNHead):
 
 @PROPOSAL_GENERATOR_REGISTRY.register()
 class CaffeRPN(RPN):
-    """detectron2's, but boxes hold their far corners, and too small ones are dropped before the best are taken."""
+    """detectron2's RPN, but boxes include their far corners, and small ones are dropped before the best are taken."""
 
     def predict_proposals(
         self,
@@ -129,13 +128,13 @@ class CaffeRPN(RPN):
         pred_anchor_deltas: list[Tensor],
         image_sizes: list[InputSize],
     ) -> list[Instances]:
-        """Find the boxes of each image that look most like objects.
+        """Return the boxes of each image that look most like objects.
 
         Args:
-            anchors: of the one feature map, ``[h * w * A, 4]``.
-            pred_objectness_logits: its probabilities, ``[B, h * w * A]``.
-            pred_anchor_deltas: its deltas, ``[B, h * w * A, 4]``.
-            image_sizes: of B images.
+            anchors: anchors of the one feature map, ``[h * w * A, 4]``.
+            pred_objectness_logits: probabilities of the map, ``[B, h * w * A]``.
+            pred_anchor_deltas: deltas of the map, ``[B, h * w * A, 4]``.
+            image_sizes: sizes of B images.
 
         Returns:
             The proposals of B images, the best first.
@@ -157,7 +156,7 @@ class CaffeRPN(RPN):
 
 
 class AttributePredictor(FastRCNNOutputLayers):
-    """detectron2's, with attributes, and without regression of boxes. Class 0 is the background, attribute 0 none."""
+    """detectron2's predictor with attributes and without regression of boxes. Class 0 is background, attribute 0 none."""
 
     def __init__(self, cfg: Any, input_shape: Any) -> None:
         super().__init__(cfg, input_shape)
@@ -168,7 +167,7 @@ class AttributePredictor(FastRCNNOutputLayers):
         self.attr_linear2 = nn.Linear(_HIDDEN, 1 + ATTRIBUTES)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Tell classes and attributes; the attributes depend on the most probable class, background included.
+        """Classify features; the attributes depend on the most probable class, background included.
 
         Args:
             features: ``[N, 2048]``.
@@ -184,11 +183,11 @@ class AttributePredictor(FastRCNNOutputLayers):
 
 @ROI_HEADS_REGISTRY.register()
 class AttributeRes5ROIHeads(Res5ROIHeads):
-    """detectron2's, with `AttributePredictor`, and a res5 that dilates instead of taking steps."""
+    """detectron2's heads with `AttributePredictor`, and a res5 that is dilated instead of strided."""
 
     @classmethod
     def from_config(cls, cfg: Any, input_shape: Any) -> dict[str, Any]:
-        """detectron2's arguments, with the other predictor."""
+        """Return detectron2's arguments with the other predictor."""
         arguments = super().from_config(cfg, input_shape)
         width = arguments["res5"][-1].out_channels
         return arguments | {"box_predictor": AttributePredictor(cfg, width)}

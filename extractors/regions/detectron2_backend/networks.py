@@ -1,7 +1,6 @@
-"""What `extractors.regions.detectron2_backend.extractor` runs: detectron2 models with a ResNet C4, taken apart into steps.
+"""Detectron2 models with a ResNet C4, divided into the steps that `extractors.regions.detectron2_backend.extractor` runs.
 
-`VisualGenomeNetwork` is the detector of bottom-up attention (see `modules`), `StockNetwork` any model of the kind that
-detectron2 itself has.
+`VisualGenomeNetwork` is the detector of bottom-up attention (see `modules`), `StockNetwork` a model from detectron2's own classes.
 
 Letters in shapes: ``H0`` and ``W0`` pixels of an image, ``H`` and ``W`` of the network's input, ``h`` and ``w`` cells of a
 feature map, ``P`` proposals of an image, ``N`` regions, ``D`` width of a feature, ``C`` classes.
@@ -33,30 +32,30 @@ class Network(Protocol):
     model: Any
 
     def resized_wh(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of the input made of an image of this size."""
+        """Return width and height of the input for an image of this size."""
 
     def prepare(self, pixels: Tensor) -> Tensor:
-        """From uint8 ``[3, H0, W0]`` in R, G, B to the input, float32 ``[1, 3, H, W]`` on the same device."""
+        """Make the input: uint8 ``[3, H0, W0]`` in R, G, B to float32 ``[1, 3, H, W]`` on the same device."""
 
     def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
-        """From the feature map ``[1, channels, h, w]`` of an image of that size to boxes ``[P, 4]`` in the input's pixels."""
+        """Return proposals ``[P, 4]`` in pixels of the input, given the map ``[1, channels, h, w]`` of an image of this size."""
 
     def original(self, boxes: Tensor, width: int, height: int) -> Tensor:
-        """From boxes ``[P, 4]`` in the input's pixels to those of the image of that size."""
+        """Convert boxes ``[P, 4]`` from pixels of the input to pixels of the image of this size."""
 
     def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """From float32 ``[N, D]`` to probabilities of classes ``[N, 1 + C]``, background first, and of attributes, none first."""
+        """Return probabilities of classes ``[N, 1 + C]``, background first, and of attributes, none first, for ``[N, D]``."""
 
 
 def merged_config(path: Path) -> Any:
-    """detectron2's defaults with what a config file says, and the files that it names as ``_BASE_``. Nothing in them is run."""
+    """Merge a config file, and the files that it names as ``_BASE_``, into detectron2's defaults. Nothing in them is run."""
     cfg = get_cfg()
     cfg.merge_from_file(str(path), allow_unsafe=False)
     return cfg
 
 
 def build(cfg: Any) -> nn.Module:
-    """Build the model of a config with random weights, on the CPU or where ``torch.device`` around the call says."""
+    """Build the model of a config with random weights, on the CPU or the device of a ``with torch.device`` block."""
     return META_ARCH_REGISTRY.get(cfg.MODEL.META_ARCHITECTURE)(cfg)
 
 
@@ -71,11 +70,11 @@ class VisualGenomeNetwork:
         self.model = model
 
     def resized_wh(self, width: int, height: int) -> tuple[int, int]:
-        """As `extractors.regions.bottom_up.input.resized_wh`."""
+        """Return what `extractors.regions.bottom_up.input.resized_wh` returns."""
         return resized_wh(width, height)
 
     def prepare(self, pixels: Tensor) -> Tensor:
-        """As `extractors.regions.bottom_up.input.prepare`: detectron2 has no such resizing."""
+        """Make the input with `extractors.regions.bottom_up.input.prepare`: detectron2 has no such resizing."""
         return prepare(pixels)
 
     def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
@@ -94,7 +93,7 @@ class VisualGenomeNetwork:
 
 
 class StockNetwork:
-    """A model of detectron2's own kinds: its config says how images are resized and normalised.
+    """A model from detectron2's own classes: its config says how images are resized and normalised.
 
     Args:
         model: made by `build`.
@@ -106,7 +105,7 @@ class StockNetwork:
         self._inputs = inputs
 
     def resized_wh(self, width: int, height: int) -> tuple[int, int]:
-        """As detectron2's ``ResizeShortestEdge``."""
+        """Return the size that detectron2's ``ResizeShortestEdge`` makes."""
         if not self._inputs.MIN_SIZE_TEST:
             return width, height
         rows, columns = ResizeShortestEdge.get_output_shape(
@@ -115,7 +114,7 @@ class StockNetwork:
         return columns, rows
 
     def prepare(self, pixels: Tensor) -> Tensor:
-        """As detectron2's ``DefaultPredictor``: Pillow resizes 8-bit values, and they are normalised then."""
+        """Make the input as detectron2's ``DefaultPredictor`` does: Pillow resizes 8-bit values, which are normalised then."""
         image = np.ascontiguousarray(pixels.permute(1, 2, 0).cpu().numpy())
         height, width = image.shape[:2]
         columns, rows = self.resized_wh(width, height)
@@ -131,12 +130,12 @@ class StockNetwork:
         return _proposals(self.model, maps, (rows, columns))
 
     def original(self, boxes: Tensor, width: int, height: int) -> Tensor:
-        """See `Network.original`: as detectron2's ``detector_postprocess``."""
+        """Convert boxes as detectron2's ``detector_postprocess`` does, see `Network.original`."""
         columns, rows = self.resized_wh(width, height)
         return boxes * boxes.new_tensor((width / columns, height / rows)).repeat(2)
 
     def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Network.classify`. The model has no attributes; one that no region has stands in for them."""
+        """Classify features, see `Network.classify`. As the model has no attributes, one that no region has stands in."""
         predictor = self.model.roi_heads.box_predictor
         (classes,) = predictor.predict_probs(predictor(features), [features])
         attributes = features.new_tensor((1.0, 0.0)).expand(len(features), 2)
@@ -145,5 +144,5 @@ class StockNetwork:
 
 def _proposals(model: Any, maps: Tensor, size: tuple[float, ...]) -> Tensor:
     (name,) = model.proposal_generator.in_features
-    (found,), _ = model.proposal_generator(ImageList(maps, [size]), {name: maps}, None)
-    return found.proposal_boxes.tensor
+    (instances,), _ = model.proposal_generator(ImageList(maps, [size]), {name: maps}, None)
+    return instances.proposal_boxes.tensor

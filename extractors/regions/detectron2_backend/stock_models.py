@@ -1,14 +1,14 @@
-"""``detectron2:CONFIG+WEIGHTS``: the regions of any Faster R-CNN of detectron2's with a ResNet C4, say one trained by its user.
+"""``detectron2:CONFIG+WEIGHTS``: the regions of any detectron2 Faster R-CNN with a ResNet C4, such as one that users trained.
 
 CONFIG is the config file of the training (``.yaml``), WEIGHTS the checkpoint (``.pth``, or ``.pkl`` as in detectron2's model zoo)
 or ``random:SEED``. Nothing in either is run. Images are resized and normalised as the config says for testing. The regions are
-chosen by the rule of ``faster-rcnn-36`` (`extractors.regions.selection`) from this model's proposals: there are as many as asked
+chosen from the model's proposals by the rule of ``faster-rcnn-36`` (`extractors.regions.selection`): their number is the one asked
 for whatever the model, and a feature belongs to the very box that it was pooled from. So boxes are not regressed by class, and
 the config's thresholds for detections do not matter. The feature of a region is the mean of the last stage of the ResNet over it;
 its attribute is always 0, none.
 
-The name in a dataset is ``detectron2:``, the name of the config file without folder and ending, and the number of regions. What
-the file says of model and input is part of the fingerprint.
+The name in a dataset is ``detectron2:``, the name of the config file without folder and ending, and the number of regions. The
+model and input sections of the file are part of the fingerprint.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _COUNTER = ".num_batches_tracked"
 _STRIDE = 16
 _BATCH = 2
 _INPUTS = ("FORMAT", "MIN_SIZE_TEST", "MAX_SIZE_TEST")
-_PIXELS = ("pixel_mean", "pixel_std")  # old checkpoints have them; the config has them in any case
-# What a model must be, by the keys of its config.
+_PIXELS = ("pixel_mean", "pixel_std")  # Old checkpoints have them; the config always has them.
+# Values that the config of a model must have.
 _REQUIRED = {
     "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN",),
     "MODEL.BACKBONE.NAME": ("build_resnet_backbone",),
@@ -63,13 +63,13 @@ _REQUIRED = {
 
 
 def spec(name: str) -> FeatureSpec:
-    """Name, shape and type of the feature of a model, without its weights.
+    """Return name, shape and type of the feature of a model, without its weights.
 
     Args:
         name: ``CONFIG+WEIGHTS``, two paths.
 
     Raises:
-        UsageError: it is not of this form, or the model is of another kind.
+        UsageError: the name is not of this form, or the model is of another kind.
         InputError: the config file is missing or broken.
     """
     config, _ = _paths(_PREFIX + name)
@@ -81,11 +81,11 @@ def spec(name: str) -> FeatureSpec:
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:
-    """See `extractors.catalogue.ExtractorModule`. The weights stand in the name, so ``request`` must be ``default``."""
+    """Find weights, see `extractors.catalogue.ExtractorModule`. The name holds them, so ``request`` must be ``default``."""
     config, weights = _paths(spec.name)
     if request != "default":
         raise UsageError(
-            f"weights are given twice, {request!r} and {weights!r}: of {_PREFIX}CONFIG+WEIGHTS the second part names them; leave "
+            f"weights are given twice, {request!r} and {weights!r}: the second part of {_PREFIX}CONFIG+WEIGHTS names them; leave "
             "--weights out"
         )
     cfg = _config(config)
@@ -96,7 +96,7 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
 
 
 def describe(settings: Settings, weights: Weights) -> Description:
-    """See `extractors.catalogue.ExtractorModule`."""
+    """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     refuse_compile(settings)
     spec, options = settings.spec, settings.regions
     config, _ = _paths(spec.name)
@@ -107,7 +107,7 @@ def describe(settings: Settings, weights: Weights) -> Description:
 
 
 def load(settings: Settings, weights: Weights, device: torch.device) -> Detectron2Regions:
-    """See `extractors.catalogue.ExtractorModule`."""
+    """Make the extractor, see `extractors.catalogue.ExtractorModule`."""
     description = describe(settings, weights)
     cfg = _config(_paths(settings.spec.name)[0])
     with torch.random.fork_rng(devices=[]):
@@ -120,14 +120,14 @@ def _paths(name: str) -> tuple[Path, str]:
     match = _FORM.fullmatch(name.removeprefix(_PREFIX))
     if match is None:
         raise UsageError(
-            f"there is no extractor {name!r}, expected {_PREFIX}CONFIG+WEIGHTS with a config file (.yaml) of detectron2's and a "
+            f"there is no extractor {name!r}, expected {_PREFIX}CONFIG+WEIGHTS with a config file (.yaml) of detectron2 and a "
             f"checkpoint (.pth or .pkl) or random:SEED, e.g. {_PREFIX}faster_rcnn_R_101_C4.yaml+model_final.pth"
         )
     return Path(match["config"]), match["weights"]
 
 
 def _config(path: Path) -> Any:
-    """Read a config and check that it is of a model that this module knows."""
+    """Read a config, and check that its model is of the kind that this module runs."""
     cfg = _read_config(path, merged_config)
     for key, allowed in _REQUIRED.items():
         value = cfg
@@ -142,7 +142,7 @@ def _config(path: Path) -> Any:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """What a config file says of model and input, as JSON values, without the places of files and devices."""
+    """Return the model and input sections of a config file as JSON values, without paths and devices."""
     loaded = _read_config(path, partial(CfgNode.load_yaml_with_base, allow_unsafe=False))
     model = {key: value for key, value in loaded.get("MODEL", {}).items() if key not in ("WEIGHTS", "DEVICE")}
     inputs = {key: value for key, value in loaded.get("INPUT", {}).items() if key in _INPUTS}
@@ -156,13 +156,13 @@ def _read_config(path: Path, read: Callable[[Any], Any]) -> Any:
         return read(str(path))
     except (OSError, KeyError, ValueError, TypeError, AttributeError, AssertionError, yaml.YAMLError) as error:
         raise InputError(
-            f"the config file {str(path)!r} is none of detectron2's ({type(error).__name__}: {error}): it is damaged, "
-            "of a project with settings of its own, or asks for code to be run"
+            f"the config file {str(path)!r} is not a detectron2 config ({type(error).__name__}: {error}): it is damaged, belongs "
+            "to a project with settings of its own, or asks for code to be run; pass the config file of the training"
         ) from error
 
 
 def _read(path: Path, *, cfg: Any) -> dict[str, Tensor]:
-    """Read a state dict by the names that the model has, without what is no weight."""
+    """Read a state dict by the names that the model has, without entries that are not weights."""
     if path.suffix == ".pkl":
         arrays = unwrapped(read_pickle(path), path, np.ndarray)
         state = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
@@ -174,10 +174,10 @@ def _read(path: Path, *, cfg: Any) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if name not in _PIXELS and not (frozen and name.endswith(_COUNTER))}
 
 
-def _check_anchors(found: Tensor, expected: Tensor, path: Path) -> None:
-    """detectron2 0.5 and later passes over the anchors in a file, and finds other boxes where they are not the config's."""
-    if found.shape != expected.shape or not torch.allclose(found.to(expected.dtype), expected, atol=1e-3):
+def _check_anchors(anchors: Tensor, expected: Tensor, path: Path) -> None:
+    """Refuse other anchors than the config's: detectron2 0.5 and later ignores those in a file and finds other boxes."""
+    if anchors.shape != expected.shape or not torch.allclose(anchors.to(expected.dtype), expected, atol=1e-3):
         raise InputError(
-            f"the weights in {str(path)!r} were trained with anchors {found.tolist()}, but the config makes {expected.tolist()}: "
+            f"the weights in {str(path)!r} were trained with anchors {anchors.tolist()}, but the config makes {expected.tolist()}: "
             "set MODEL.ANCHOR_GENERATOR as it was in training"
         )

@@ -1,18 +1,29 @@
-"""Writers of the layouts that existing code bases read. Plain Python, no Beam."""
+"""Writers of the layouts that existing code bases read.
 
-from pipelines.exchange.exporters.arrays import export_arrays, export_mulisera
-from pipelines.exchange.exporters.captions import Choice
-from pipelines.exchange.exporters.scan import export_scan
+A layout is a frozen dataclass with the options of one kind of files (`ExportLayout`) that writes a dataset to a `Staging`.
+"""
+
+from pipelines.exchange.exporters.base import ExportLayout
+from pipelines.exchange.exporters.captions import CaptionChoice, read_captions
+from pipelines.exchange.exporters.mulisera import MuliseraLayout
+from pipelines.exchange.exporters.npy import NpyLayout
+from pipelines.exchange.exporters.scan import ScanLayout
 from pipelines.exchange.exporters.staging import Staging
-from pipelines.exchange.exporters.tsv import export_tsv
-from pipelines.exchange.exporters.webdataset import export_webdataset
+from pipelines.exchange.exporters.tsv import TsvLayout
+from pipelines.exchange.exporters.webdataset import WebdatasetLayout
 
 __all__ = [
-    "Choice",
+    "LAYOUTS",
+    "CaptionChoice",
+    "ExportLayout",
+    "MuliseraLayout",
+    "NpyLayout",
+    "ScanLayout",
     "Staging",
-    "export_arrays",
-    "export_mulisera",
-    "export_scan",
-    "export_tsv",
-    "export_webdataset",
+    "TsvLayout",
+    "WebdatasetLayout",
+    "read_captions",
 ]
+
+LAYOUTS = {layout.format: layout for layout in (ScanLayout, MuliseraLayout, TsvLayout, WebdatasetLayout, NpyLayout)}
+"""The layouts by the names of their formats."""

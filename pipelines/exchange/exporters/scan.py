@@ -1,30 +1,100 @@
 """The ``*_precomp`` layout of VSE++ (fartashf/vsepp) and SCAN (kuanghuei/SCAN), and of the many code bases built on them.
 
-Their loaders read ``SPLIT_caps.txt``, one caption a line, and ``SPLIT_ims.npy``, and take caption ``i`` to be about row
-``i // 5``, or about row ``i`` where there are as many captions as rows. Some read ``SPLIT_ids.txt`` as well: the id of
-each row, which most convert to a number. Of ``dev`` they always take the first 5,000 captions.
+Their loaders read ``SPLIT_caps.txt``, one caption per line, and ``SPLIT_ims.npy``, and take caption ``i`` to describe row
+``i // 5``, or row ``i`` if there are as many captions as rows. Some also read ``SPLIT_ids.txt``: the id of each row, which most
+convert to a number. They always take the first 5,000 captions of ``dev``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.exchange.exporters.arrays import check_there, feature_column, places_of, write_array, write_ids
-from pipelines.exchange.exporters.captions import EVERYTHING, Choice, read_captions
+from pipelines.exchange.exporters.arrays import check_images, feature_column, rows_of, write_array, write_ids
+from pipelines.exchange.exporters.base import Note, check_choice, split_name
+from pipelines.exchange.exporters.captions import CaptionChoice, read_captions
 from pipelines.exchange.exporters.staging import Staging
 from pipelines.running.progress import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 
-__all__ = ["export_scan"]
+__all__ = ["ScanLayout"]
 
+_TEXTS = ("text", "tokens")
 _PER_IMAGE = (1, 5)
 _DEV_CAPTIONS = 5000
+
+
+@dataclass(frozen=True)
+class ScanLayout(CaptionChoice):
+    """``SPLIT_ims.npy`` (float32), ``SPLIT_caps.txt`` and ``SPLIT_ids.txt`` of each split, images sorted by id.
+
+    Features ``[D]`` are written as such, regions as ``[R, D]``. The captions must be of one language and portion.
+
+    Attributes:
+        captions: folder of a captions dataset.
+        language: only captions of this language.
+        portion: only captions of this portion.
+        splits: only captions of these splits; all when empty.
+        split_names: pairs of a split's name here and in the layout, which calls ``val`` ``dev``.
+        text: ``text``: captions as read; ``tokens``: their tokens joined by a space.
+        captions_per_image: captions taken of each image, from the first; 0 takes all.
+        l2: divide each vector by its Euclidean norm.
+    """
+
+    format: ClassVar[str] = "scan"
+
+    split_names: tuple[tuple[str, str], ...] = ()
+    text: str = "text"
+    captions_per_image: int = 0
+    l2: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("--text", self.text, _TEXTS)
+        if self.captions_per_image < 0:
+            raise UsageError(f"--captions-per-image is {self.captions_per_image}, expected 1 or more, or 0 for all")
+        if not self.captions:
+            raise UsageError("the layout of SCAN holds captions: give their dataset with --captions")
+
+    def write(
+        self, dataset: Dataset, staging: Staging, *, meter: Meter = Meter(), note: Note = lambda text: None
+    ) -> list[Path]:
+        """Write three files for each split."""
+        column = feature_column(dataset)
+        parts = self._parts(dataset, note)
+        names = [f"{name}_{ending}" for name in parts for ending in ("ims.npy", "caps.txt", "ids.txt")]
+        with staging.files(names) as files:
+            for number, (image_ids, captions) in enumerate(parts.values()):
+                images, lines, ids = files[3 * number : 3 * number + 3]
+                write_array(images, dataset, column, rows_of(image_ids), dtype="float32", l2=self.l2, meter=meter)
+                with lines.open("w", encoding="utf-8", newline="\n") as file:
+                    for chunk in _lines(captions, self.text).chunks:
+                        file.writelines(f"{line}\n" for line in chunk.to_pylist())
+                write_ids(ids, image_ids)
+        return staging.paths(names)
+
+    def _parts(self, dataset: Dataset, note: Note) -> dict[str, tuple[list[str], pa.Table]]:
+        """Return image ids and captions of each split, by the layout's name of the split."""
+        table = read_captions(self, self.text, unique=("language", "portion"))
+        parts: dict[str, tuple[list[str], pa.Table]] = {}
+        for split in sorted(pc.unique(table["split"]).to_pylist()):
+            name = split_name(split, self.split_names)
+            if name in parts:
+                raise UsageError(f"two splits would both be called {name!r}: give them different --split-names")
+            image_ids, captions = _even(table.filter(pc.equal(table["split"], split)), split, self.captions_per_image)
+            check_images(dataset, image_ids, wanted_by=f"split {split!r}")
+            if name == "dev" and captions.num_rows < _DEV_CAPTIONS:
+                note(
+                    f"split 'dev' has {captions.num_rows:,} captions: the loaders of VSE++ and SCAN set its length to "
+                    f"{_DEV_CAPTIONS:,} and fail behind the last one, change that line of their data.py"
+                )
+            parts[name] = image_ids, captions
+        return parts
 
 
 def _lines(captions: pa.Table, text: str) -> pa.ChunkedArray:
@@ -34,7 +104,7 @@ def _lines(captions: pa.Table, text: str) -> pa.ChunkedArray:
 
 
 def _even(captions: pa.Table, split: str, per_image: int) -> tuple[list[str], pa.Table]:
-    """The images in the order of their ids, and the same number of captions of each.
+    """Return the images in the order of their ids, and the same number of captions of each.
 
     Raises:
         DatasetError: images have different numbers of captions.
@@ -50,67 +120,12 @@ def _even(captions: pa.Table, split: str, per_image: int) -> tuple[list[str], pa
             "first of each"
         )
     if per_image and most > per_image:
-        starts = [0]
-        for count in counts.values():
-            starts.append(starts[-1] + count)
+        starts = [0, *accumulate(counts.values())]
         captions = captions.take([start + n for start in starts[:-1] for n in range(per_image)])
-    found = per_image or most
-    if found not in _PER_IMAGE:
+    count = per_image or most
+    if count not in _PER_IMAGE:
         raise UsageError(
-            f"the images of split {split!r} have {found} captions each, but the loaders of this layout take 5, or 1: give "
-            f"--captions-per-image {5 if found > 5 else 1}"
+            f"the images of split {split!r} have {count} captions each, but the loaders of this layout take 5, or 1: give "
+            f"--captions-per-image {5 if count > 5 else 1}"
         )
     return list(counts), captions
-
-
-def export_scan(
-    dataset: Dataset,
-    captions: Dataset,
-    staging: Staging,
-    *,
-    choice: Choice = EVERYTHING,
-    text: str = "text",
-    per_image: int = 0,
-    rename: Callable[[str], str] = str,
-    l2: bool = False,
-    note: Callable[[str], None] = lambda text: None,
-    meter: Meter = Meter(),
-) -> list[Path]:
-    """Writes ``SPLIT_ims.npy`` (float32), ``SPLIT_caps.txt`` and ``SPLIT_ids.txt`` of each split, images sorted by id.
-
-    Args:
-        dataset: features ``[D]``, or regions, of which ``[R, D]`` is written.
-        captions: captions of one language and portion.
-        staging: the folder.
-        choice: which captions.
-        text: ``text``: captions as read; ``tokens``: their tokens joined by a space.
-        per_image: captions that are taken of each image, from the first; 0 takes all.
-        rename: a split to its name in the layout, where ``val`` is called ``dev``.
-        l2: divide each vector by its norm.
-        note: takes a sentence about what the loaders will not like.
-        meter: counts images.
-    """
-    column = feature_column(dataset)
-    table = read_captions(captions, choice, text, one=("language", "portion"))
-    parts: dict[str, tuple[list[str], pa.Table]] = {}
-    for split in sorted(pc.unique(table["split"]).to_pylist()):
-        name = rename(split)
-        if name in parts:
-            raise UsageError(f"two splits would both be called {name!r}: give them different --split-names")
-        parts[name] = _even(table.filter(pc.equal(table["split"], split)), split, per_image)
-        check_there(dataset, places_of(parts[name][0]), what=f"split {split!r}")
-        if name == "dev" and parts[name][1].num_rows < _DEV_CAPTIONS:
-            note(
-                f"split 'dev' has {parts[name][1].num_rows:,} captions: the loaders of VSE++ and SCAN set its length to "
-                f"{_DEV_CAPTIONS:,} and fail behind the last one, change that line of their data.py"
-            )
-    names = [f"{name}_{end}" for name in parts for end in ("ims.npy", "caps.txt", "ids.txt")]
-    with staging.files(names) as files:
-        for number, (image_ids, chosen) in enumerate(parts.values()):
-            images, lines, ids = files[3 * number : 3 * number + 3]
-            write_array(images, dataset, column, places_of(image_ids), dtype="float32", l2=l2, meter=meter)
-            with lines.open("w", encoding="utf-8", newline="\n") as file:
-                for chunk in _lines(chosen, text).chunks:
-                    file.writelines(f"{line}\n" for line in chunk.to_pylist())
-            write_ids(ids, image_ids)
-    return staging.paths(names)

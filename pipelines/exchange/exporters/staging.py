@@ -1,4 +1,4 @@
-"""Files of an export: written beside their targets under temporary names, and all renamed when all are complete."""
+"""Files of an export: written beside their targets under temporary names, and renamed together when all are complete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Staging:
 
     Attributes:
         location: the folder.
-        overwrite: replace files that are there.
+        overwrite: replace existing files.
     """
 
     location: str
@@ -32,22 +32,22 @@ class Staging:
 
     @contextlib.contextmanager
     def files(self, names: Sequence[str], *, obsolete: str = "") -> Iterator[list[Path]]:
-        """Gives temporary files to write to; they take their names when the block ends well, and vanish when it does not.
+        """Yield temporary files that get their names when the block succeeds and are deleted when it fails.
 
         Args:
             names: names of the files.
-            obsolete: pattern of further files that an earlier export left, which would be read together with these.
+            obsolete: pattern of further files that an earlier export left and that would be read together with these.
 
         Raises:
-            DatasetError: a file is there already, or the folder cannot be written.
+            DatasetError: a file already exists, or the folder cannot be written.
         """
         folder = Path(self.location).expanduser()
         with storage_errors(self.location):
             others = sorted({path.name for path in folder.glob(obsolete)} - set(names)) if obsolete else []
-            there = [name for name in names if (folder / name).exists()] + others
-            if there and not self.overwrite:
+            existing = [name for name in names if (folder / name).exists()] + others
+            if existing and not self.overwrite:
                 raise DatasetError(
-                    f"{self.location!r} holds {there[0]!r} already: nothing was written. Choose another folder, or give "
+                    f"{self.location!r} holds {existing[0]!r} already: nothing was written. Choose another folder, or give "
                     "--overwrite to replace what is there"
                 )
             folder.mkdir(parents=True, exist_ok=True)
@@ -63,5 +63,5 @@ class Staging:
                     path.unlink(missing_ok=True)
 
     def paths(self, names: Sequence[str]) -> list[Path]:
-        """Where the files lie when they are done."""
+        """Return the files' final paths."""
         return [Path(self.location).expanduser() / name for name in names]

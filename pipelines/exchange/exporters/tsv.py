@@ -1,23 +1,27 @@
-"""The tsv of bottom-up-attention, and that of its PyTorch port, which LXMERT reads: one line an image, arrays in base64."""
+"""The tsv of bottom-up-attention, and that of its PyTorch port, which LXMERT reads: one line per image, arrays in base64."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 
+from pipelines.exchange.exporters.base import Note, check_choice
 from pipelines.exchange.exporters.staging import Staging
-from pipelines.exchange.importers.tsv import BOTTOM_UP, LXMERT
+from pipelines.exchange.tsv_columns import BOTTOM_UP, LXMERT
 from pipelines.running.progress import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 
-__all__ = ["COLUMNS", "export_tsv"]
+__all__ = ["TsvLayout"]
 
-COLUMNS = {"bottom-up": BOTTOM_UP, "lxmert": LXMERT}
+_COLUMNS = {"bottom-up": BOTTOM_UP, "lxmert": LXMERT}
 _BATCH_ROWS = 32
-# Column of the file to column of ours and type in the file.
+# Column in the file -> our column, type in the file.
 _ARRAYS = {
     "boxes": ("boxes", "<f4"),
     "features": ("features", "<f4"),
@@ -30,35 +34,45 @@ _FROM_ZERO = ("objects_id", "attrs_id")
 _NUMBERS = {"image_w": "width", "image_h": "height", "img_w": "width", "img_h": "height", "num_boxes": "num_regions"}
 
 
-def export_tsv(dataset: Dataset, staging: Staging, *, columns: str = "bottom-up", meter: Meter = Meter()) -> list[Path]:
-    """Writes ``regions.tsv``: every image with the regions that are in use, in the order of the dataset.
+@dataclass(frozen=True)
+class TsvLayout:
+    """``regions.tsv``: every image with the regions that are in use, in the order of the dataset.
 
-    Args:
-        dataset: regions.
-        staging: the folder.
+    Attributes:
         columns: ``bottom-up`` (6 columns) or ``lxmert`` (10 columns, with classes and attributes).
-        meter: counts images.
     """
-    if dataset.kind != "regions":
-        raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions: a tsv holds boxes")
-    with staging.files(["regions.tsv"]) as (path,), path.open("wb") as file:
-        for batch in dataset.batches(batch_size=_BATCH_ROWS):
-            for row in range(batch.num_rows):
-                file.write(_line(batch, row, columns))
-            meter.add(images=batch.num_rows)
-    return staging.paths(["regions.tsv"])
+
+    format: ClassVar[str] = "tsv"
+
+    columns: str = "bottom-up"
+
+    def __post_init__(self) -> None:
+        check_choice("--columns", self.columns, tuple(_COLUMNS))
+
+    def write(
+        self, dataset: Dataset, staging: Staging, *, meter: Meter = Meter(), note: Note = lambda text: None
+    ) -> list[Path]:
+        """Write one file; the dataset must hold regions."""
+        if dataset.kind != "regions":
+            raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions: a tsv holds boxes")
+        with staging.files(["regions.tsv"]) as (path,), path.open("wb") as file:
+            for batch in dataset.batches(batch_size=_BATCH_ROWS):
+                for row in range(batch.num_rows):
+                    file.write(_line(batch, row, _COLUMNS[self.columns]))
+                meter.add(images=batch.num_rows)
+        return staging.paths(["regions.tsv"])
 
 
-def _line(batch: pa.RecordBatch, row: int, columns: str) -> bytes:
+def _line(batch: pa.RecordBatch, row: int, columns: Sequence[str]) -> bytes:
     regions = batch.column("num_regions")[row].as_py()
     fields = []
-    for name in COLUMNS[columns]:
+    for name in columns:
         if name in _ARRAYS:
             ours, dtype = _ARRAYS[name]
             column = batch.column(ours)
             values = column[row].values.to_numpy(zero_copy_only=False)
             if name in _FROM_ZERO:
-                values = values - 1  # None becomes -1, the label that LXMERT's loss ignores.
+                values = values - 1  # No attribute becomes -1, the label that LXMERT's loss ignores.
             width = len(values) // batch.schema.field("class_ids").type.list_size
             fields.append(base64.b64encode(values[: regions * width].astype(dtype).tobytes()))
         elif name in _NUMBERS:

@@ -1,4 +1,4 @@
-"""WebDataset: tar files in which the files of a sample stand together and share their name up to the first dot."""
+"""WebDataset: tar files in which the files of a sample are adjacent and share their name up to the first dot."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.exchange.exporters.arrays import feature_column
-from pipelines.exchange.exporters.captions import EVERYTHING, Choice, read_captions
+from pipelines.exchange.exporters.base import Note
+from pipelines.exchange.exporters.captions import CaptionChoice, read_captions
 from pipelines.exchange.exporters.staging import Staging
 from pipelines.running.progress import Meter
 from schemas.batches import shard_batches
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 
-__all__ = ["export_webdataset"]
+__all__ = ["WebdatasetLayout"]
 
 _REGION_COLUMNS = (
     "width",
@@ -34,49 +36,46 @@ _REGION_COLUMNS = (
 )
 
 
-def export_webdataset(
-    dataset: Dataset,
-    staging: Staging,
-    *,
-    captions: Dataset | None = None,
-    choice: Choice = EVERYTHING,
-    note: Callable[[str], None] = lambda text: None,
-    meter: Meter = Meter(),
-) -> list[Path]:
-    """Writes ``part-00000.tar`` ..., one for each shard, with ``IMAGE_ID.feature.npy`` as stored; byte for byte the same always.
+@dataclass(frozen=True)
+class WebdatasetLayout(CaptionChoice):
+    """``part-00000.tar`` ..., one per shard, with ``IMAGE_ID.feature.npy`` as stored; always the same bytes.
 
-    Of regions there are ``IMAGE_ID.boxes.npy`` and ``IMAGE_ID.regions.json`` as well. With captions there is
+    Regions have ``IMAGE_ID.boxes.npy`` and ``IMAGE_ID.regions.json`` as well. With captions there is
     ``IMAGE_ID.captions.json``, a list, and only images that have a chosen caption are written.
 
-    Args:
-        dataset: features or regions.
-        staging: the folder.
-        captions: captions, if they are wanted.
-        choice: which captions.
-        note: takes a sentence about what was left out.
-        meter: counts images.
+    Attributes:
+        captions: folder of a captions dataset; without captions when empty.
+        language: only captions of this language.
+        portion: only captions of this portion.
+        splits: only captions of these splits; all when empty.
     """
-    feature_column(dataset)
-    texts = None if captions is None else _by_image(read_captions(captions, choice, "text", "tokens"))
-    names = [f"part-{number:05d}.tar" for number in range(dataset.num_shards)]
-    left_out = 0
-    with staging.files(names, obsolete="part-*.tar") as files:
-        for path, number in zip(files, range(dataset.num_shards), strict=True):
-            with path.open("wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                for row in _rows(dataset, number):
-                    image_id = row["image_id"]
-                    found = None if texts is None else texts(image_id)
-                    if found is not None and not found:
-                        left_out += 1
-                        continue
-                    for name, data in _sample(dataset, row, found):
-                        info = tarfile.TarInfo(f"{image_id}.{name}")  # Its defaults: no time, no owner, mode 644.
-                        info.size = len(data)
-                        tar.addfile(info, io.BytesIO(data))
-                    meter.add(images=1)
-    if left_out:
-        note(f"{left_out:,} images without a chosen caption were left out")
-    return staging.paths(names)
+
+    format: ClassVar[str] = "webdataset"
+
+    def write(
+        self, dataset: Dataset, staging: Staging, *, meter: Meter = Meter(), note: Note = lambda text: None
+    ) -> list[Path]:
+        """Write one tar per shard."""
+        feature_column(dataset)
+        captions_of = _by_image(read_captions(self, "text", "tokens")) if self.captions else None
+        names = [f"part-{number:05d}.tar" for number in range(dataset.num_shards)]
+        left_out = 0
+        with staging.files(names, obsolete="part-*.tar") as files:
+            for path, number in zip(files, range(dataset.num_shards), strict=True):
+                with path.open("wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                    for row in _rows(dataset, number):
+                        captions = None if captions_of is None else captions_of(row["image_id"])
+                        if captions_of is not None and not captions:
+                            left_out += 1
+                            continue
+                        for name, data in _sample(dataset, row, captions):
+                            info = tarfile.TarInfo(f"{row['image_id']}.{name}")  # Its defaults: no time, no owner, mode 644.
+                            info.size = len(data)
+                            tar.addfile(info, io.BytesIO(data))
+                        meter.add(images=1)
+        if left_out:
+            note(f"{left_out:,} images without a chosen caption were left out")
+        return staging.paths(names)
 
 
 def _rows(dataset: Dataset, number: int) -> Iterator[dict[str, Any]]:
@@ -93,14 +92,14 @@ def _rows(dataset: Dataset, number: int) -> Iterator[dict[str, Any]]:
                     row[column.name] = row[column.name].reshape(shapes[column.name])
             if "." in row["image_id"] or str(PurePosixPath(row["image_id"])) != row["image_id"].lstrip("/"):
                 raise DatasetError(
-                    f"image id {row['image_id']!r} holds a dot or is no relative path: WebDataset ends the name of a sample at "
+                    f"image id {row['image_id']!r} holds a dot or is not a relative path: WebDataset ends the name of a sample at "
                     "the first dot, so that this layout cannot hold it"
                 )
             yield row
 
 
 def _sample(dataset: Dataset, row: dict[str, Any], captions: list[dict[str, Any]] | None) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the files of an image, sorted by name."""
+    """Yield names and contents of the files of an image, sorted by name."""
     if dataset.kind == "regions":
         yield "boxes.npy", _npy(row["boxes"])
     if captions is not None:
@@ -122,7 +121,7 @@ def _json(value: object) -> bytes:
 
 
 def _by_image(captions: pa.Table) -> Callable[[str], list[dict[str, Any]]]:
-    """Gives the captions of an image, without its id, in the order of their keys."""
+    """Return a function that finds the captions of an image, without its id, in the order of their keys."""
     ids = captions["image_id"].combine_chunks()
     runs = pc.run_end_encode(ids)
     ends = runs.run_ends.to_numpy()

@@ -1,8 +1,15 @@
-"""Readers of features that other tools made: npy arrays, bottom-up-attention tsv files, HDF5. Plain Python, no Beam."""
+"""Readers of features that other tools made: npy arrays, bottom-up-attention tsv files, HDF5.
 
-from pipelines.exchange.importers.arrays import ArrayFiles
-from pipelines.exchange.importers.base import FeatureFiles, IdRule, ImportedFile
-from pipelines.exchange.importers.hdf5 import Hdf5File
-from pipelines.exchange.importers.tsv import TsvFiles
+A layout is a frozen dataclass with the options of one kind of file (`ImportLayout`); opening it gives `FeatureFiles`.
+"""
 
-__all__ = ["ArrayFiles", "FeatureFiles", "Hdf5File", "IdRule", "ImportedFile", "TsvFiles"]
+from pipelines.exchange.image_lists import IdRule
+from pipelines.exchange.importers.arrays import NpyImport
+from pipelines.exchange.importers.base import FeatureFiles, ImportLayout, describe_file
+from pipelines.exchange.importers.hdf5 import Hdf5Import
+from pipelines.exchange.importers.tsv import TsvImport
+
+__all__ = ["LAYOUTS", "FeatureFiles", "Hdf5Import", "IdRule", "ImportLayout", "NpyImport", "TsvImport", "describe_file"]
+
+LAYOUTS = {layout.format: layout for layout in (NpyImport, TsvImport, Hdf5Import)}
+"""The layouts by the names of their formats."""

@@ -5,21 +5,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from pipelines.exchange.importers.base import IdRule, ImportedFile, local_file, pad_regions, read_ids
+from pipelines.exchange.image_lists import IdRule, expand_ids, local_file, read_ids
+from pipelines.exchange.importers.base import check_options, describe_file, pad_regions
 from schemas.errors import InputError, UsageError
+from schemas.kinds import REGIONS
 
-__all__ = ["ArrayFiles", "expand_ids", "guess_ids"]
+__all__ = ["ArrayFiles", "NpyImport", "guess_ids"]
+
+
+@dataclass(frozen=True)
+class NpyImport:
+    """Import of npy arrays ``[N, ...]``, each with a list of image ids; several are concatenated.
+
+    Attributes:
+        sources: the npy files.
+        ids: text file with the image ids of each array; if there are none, they are looked for beside the arrays.
+        boxes: npy file ``[N, R, 4]`` for each array, which makes its rows ``[N, R, D]`` regions.
+        sizes: npy file ``[N, 2]`` for each array with width and height of the images; 0 is stored if there are none.
+        id_rule: the part of a list entry that is the image id.
+        repeats: how many times in a row each image occurs; identical copies become one row.
+        max_regions: greatest number of regions that are stored per image.
+    """
+
+    format: ClassVar[str] = "npy"
+
+    sources: tuple[str, ...]
+    ids: tuple[str, ...] = ()
+    boxes: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+    id_rule: IdRule = "name"
+    repeats: int = 1
+    max_regions: int = REGIONS
+
+    def __post_init__(self) -> None:
+        check_options(self.sources, self.id_rule, repeats=self.repeats, max_regions=self.max_regions)
+        for option, files in (("ids", self.ids), ("boxes", self.boxes), ("sizes", self.sizes)):
+            if files and len(files) != len(self.sources):
+                raise UsageError(
+                    f"{len(self.sources)} arrays but {len(files)} files with --{option}: give one for each, in the same order"
+                )
+        if self.sizes and not self.boxes:
+            raise UsageError("--sizes is for regions: give --boxes as well, or leave --sizes out")
+
+    def open(self) -> ArrayFiles:
+        """Open the arrays and check their shapes."""
+        return ArrayFiles.open(self)
 
 
 def guess_ids(array: Path) -> Path:
-    """The list of image ids that lies beside an array: ``X.ids`` or ``X.txt``, ``S_ids.txt`` of ``S_ims.npy``, ``ids.txt``.
+    """Return the list of image ids beside an array: ``X.ids``, ``X.txt``, ``S_ids.txt`` for ``S_ims.npy``, or ``ids.txt``.
 
     Raises:
         UsageError: there is none.
@@ -36,41 +78,113 @@ def guess_ids(array: Path) -> Path:
     raise UsageError(f"no list of image ids beside {array.name!r} (looked for {', '.join(names)}): give one with --ids")
 
 
-def expand_ids(ids: list[str], rows: int, repeats: int, *, list_name: str, array_name: str) -> list[str]:
-    """The image id of each row.
+@dataclass(frozen=True)
+class ArrayFiles:
+    """Open arrays, concatenated.
 
-    Args:
-        ids: the ids of the list.
-        rows: number of rows.
-        repeats: how often each image stands in a row, in the array, the list, or both.
-        list_name: for messages.
-        array_name: for messages.
-
-    Raises:
-        InputError: list and array are of different lengths.
+    Attributes:
+        layout: the options.
+        paths: the arrays.
+        files: every file, array by array.
+        maps: the mapped arrays: ``values``, and for regions ``boxes`` and ``sizes``.
+        image_ids: image id of each row.
     """
-    if len(ids) == rows:
-        return ids
-    if repeats > 1 and len(ids) * repeats == rows:
-        return [image_id for image_id in ids for _ in range(repeats)]
-    if repeats > 1 and rows * repeats == len(ids):
-        first = ids[::repeats]
-        for number, image_id in enumerate(ids):
-            if image_id != first[number // repeats]:
-                raise InputError(
-                    f"{list_name}, line {number + 1}: image {image_id!r} among the {repeats} lines of image "
-                    f"{first[number // repeats]!r}: the images do not stand there {repeats} times each"
-                )
-        return first
-    small, large = sorted((len(ids), rows))
-    hint = f"; if each image stands {large // small} times in a row, give --repeats {large // small}"
-    raise InputError(
-        f"{list_name} has {len(ids):,} ids but {array_name} has {rows:,} rows: they do not belong together"
-        + (hint if repeats == 1 and small and large % small == 0 else "")
-    )
+
+    layout: NpyImport
+    paths: Sequence[Path]
+    files: Sequence[Path]
+    maps: Mapping[str, Sequence[np.ndarray]]
+    image_ids: Sequence[str]
+
+    @classmethod
+    def open(cls, layout: NpyImport) -> ArrayFiles:
+        """Map the arrays, check their shapes and read the lists of image ids.
+
+        Raises:
+            ImagepivotError: a file is missing, or they do not belong together.
+        """
+        paths = [local_file(location) for location in layout.sources]
+        lists = [local_file(location) for location in layout.ids] or [guess_ids(path) for path in paths]
+        extras = {name: [local_file(location) for location in getattr(layout, name)] for name in ("boxes", "sizes")}
+        maps = {name: [_map(path) for path in files] for name, files in {"values": paths, **extras}.items()}
+        _check_values(paths, maps["values"])
+        if layout.boxes:
+            _check_regions(paths, extras, maps, layout.max_regions)
+        image_ids: list[str] = []
+        for path, list_path, array in zip(paths, lists, maps["values"], strict=True):
+            ids = read_ids(list_path, layout.id_rule)
+            image_ids += expand_ids(ids, len(array), layout.repeats, list_name=list_path.name, array_name=path.name)
+        groups = zip(paths, lists, *(files for files in extras.values() if files), strict=True)
+        return cls(layout, paths, [file for group in groups for file in group], maps, image_ids)
+
+    @property
+    def kind(self) -> str:
+        """``regions`` if there are boxes, else ``features``."""
+        return "regions" if self.layout.boxes else "features"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row; for regions with the greatest number that is stored."""
+        shape = self.maps["values"][0].shape[1:]
+        return (self.layout.max_regions, *shape[1:]) if self.layout.boxes else shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the arrays."""
+        return self.maps["values"][0].dtype
+
+    @property
+    def inputs(self) -> list[dict[str, Any]]:
+        """Array, list, boxes and sizes, array by array."""
+        return [describe_file(path) for path in self.files]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The rule for image ids."""
+        return {"id_rule": self.layout.id_rule}
+
+    def place(self, row: int) -> str:
+        """Return file and row, counted from 0."""
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return f"{self.paths[number].name}, row {row - self._starts[number]}"
+
+    def columns(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
+        """Gather rows of the mapped arrays."""
+        values = self._take("values", rows)
+        if not self.layout.boxes:
+            return {"feature": values}
+        regions = self.layout.max_regions
+        boxes = self._take("boxes", rows).astype(np.float32)
+        used: np.ndarray = np.any(values, axis=2) | np.any(boxes, axis=2)
+        # Regions after the last one that is not all zero are padding.
+        num_regions = np.where(np.any(used, axis=1), used.shape[1] - used[:, ::-1].argmax(axis=1), 0)
+        sizes = self._take("sizes", rows) if self.layout.sizes else np.zeros((len(rows), 2))
+        zeros = np.zeros((len(rows), regions))
+        return {
+            "width": sizes[:, 0],
+            "height": sizes[:, 1],
+            "num_regions": num_regions,
+            "boxes": pad_regions(boxes, regions),
+            "features": pad_regions(values, regions),
+            **dict.fromkeys(("class_ids", "class_scores", "attribute_ids", "attribute_scores"), zeros),
+        }
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """The first row of each array, and the number of rows."""
+        return np.cumsum([0, *(len(array) for array in self.maps["values"])])
+
+    def _take(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        maps, wanted = self.maps[name], np.asarray(rows)
+        numbers = np.searchsorted(self._starts, wanted, side="right") - 1
+        taken = np.empty((len(wanted), *maps[0].shape[1:]), dtype=maps[0].dtype)
+        for number in np.unique(numbers):
+            in_array = numbers == number
+            taken[in_array] = maps[number][wanted[in_array] - self._starts[number]]
+        return taken
 
 
-def _open(path: Path) -> np.ndarray:
+def _map(path: Path) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
@@ -80,138 +194,39 @@ def _open(path: Path) -> np.ndarray:
     return array
 
 
-@dataclass
-class ArrayFiles:
-    """Arrays ``[N, ...]`` with one list of image ids each, put one behind the other.
-
-    Attributes:
-        arrays: the npy files.
-        lists: text files with the image ids of each array; looked for beside it when there are none.
-        boxes: npy files ``[N, R, 4]``, which make arrays ``[N, R, D]`` regions.
-        sizes: npy files ``[N, 2]`` of width and height of the images; 0 is stored when there are none.
-        id_rule: what of a file name is the image id.
-        repeats: how often each image stands in a row.
-        regions: most regions of an image that are stored.
-    """
-
-    arrays: Sequence[str]
-    lists: Sequence[str] = ()
-    boxes: Sequence[str] = ()
-    sizes: Sequence[str] = ()
-    id_rule: IdRule = "name"
-    repeats: int = 1
-    regions: int = 36
-    _rows: np.ndarray = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        for option, files in (("ids", self.lists), ("boxes", self.boxes), ("sizes", self.sizes)):
-            if files and len(files) != len(self.arrays):
-                raise UsageError(
-                    f"{len(self.arrays)} arrays but {len(files)} files with --{option}: give one for each, in the same order"
-                )
-        if self.sizes and not self.boxes:
-            raise UsageError("--sizes is for regions: give --boxes as well, or leave --sizes out")
-        paths = [local_file(each) for each in self.arrays]
-        lists = [local_file(each) for each in self.lists] or [guess_ids(path) for path in paths]
-        beside = {name: [local_file(each) for each in getattr(self, name)] for name in ("boxes", "sizes")}
-        self._paths = paths
-        self._files = [file for group in zip(paths, lists, *(b for b in beside.values() if b), strict=True) for file in group]
-        self._maps = {"values": [_open(path) for path in paths], **{n: [_open(p) for p in b] for n, b in beside.items()}}
-        self._check_shapes(beside)
-        self._image_ids: list[str] = []
-        for path, list_, array in zip(paths, lists, self._maps["values"], strict=True):
-            ids = read_ids(list_, self.id_rule)
-            self._image_ids += expand_ids(ids, len(array), self.repeats, list_name=list_.name, array_name=path.name)
-        self._rows = np.cumsum([0, *(len(array) for array in self._maps["values"])])
-
-    def _check_shapes(self, beside: dict[str, list[Path]]) -> None:
-        first = self._maps["values"][0]
-        for path, array in zip(self._paths, self._maps["values"], strict=True):
-            if array.ndim < 2 or not all(array.shape):
-                raise InputError(f"{path.name} has shape {array.shape}, expected a row an image: [N, D] or [N, R, D], none 0")
-            if array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
-                raise InputError(
-                    f"{path.name} has rows {array.dtype} {array.shape[1:]}, {self._paths[0].name} has {first.dtype} "
-                    f"{first.shape[1:]}: import arrays of one kind together, others into another dataset"
-                )
-        if not self.boxes:
-            return
-        if first.ndim != 3:
-            raise InputError(f"{self._paths[0].name} has shape {first.shape}, expected [N, R, D] as --boxes is given")
-        if first.shape[1] > self.regions:
+def _check_values(paths: Sequence[Path], arrays: Sequence[np.ndarray]) -> None:
+    first = arrays[0]
+    for path, array in zip(paths, arrays, strict=True):
+        if array.ndim < 2 or not all(array.shape):
             raise InputError(
-                f"{self._paths[0].name} has {first.shape[1]} regions an image, at most {self.regions} are stored: "
-                f"give --max-regions {first.shape[1]}"
+                f"{path.name} has shape {array.shape}, expected an array [N, D] or [N, R, D] with one row per image and no zero "
+                "dimension"
             )
-        for name, tail in (("boxes", (first.shape[1], 4)), ("sizes", (2,))):
-            for path, other, array in zip(beside[name], self._maps[name], self._maps["values"], strict=bool(beside[name])):
-                if other.shape != (len(array), *tail) or other.dtype.kind not in "fiu":
-                    raise InputError(
-                        f"{path.name} holds {other.dtype} {other.shape}, expected numbers {(len(array), *tail)}: one row of "
-                        f"{name} for each row of the array"
-                    )
+        if array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
+            raise InputError(
+                f"{path.name} has rows {array.dtype} {array.shape[1:]}, {paths[0].name} has {first.dtype} "
+                f"{first.shape[1:]}: import arrays of one kind together, others into another dataset"
+            )
 
-    @property
-    def kind(self) -> str:
-        """``regions`` when there are boxes."""
-        return "regions" if self.boxes else "features"
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one row; of regions always the most that are stored."""
-        shape = self._maps["values"][0].shape[1:]
-        return (self.regions, *shape[1:]) if self.boxes else shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of the arrays."""
-        return self._maps["values"][0].dtype
-
-    @property
-    def image_ids(self) -> Sequence[str]:
-        """The image id of each row."""
-        return self._image_ids
-
-    @property
-    def inputs(self) -> list[dict[str, Any]]:
-        """Array, list, boxes and sizes, array by array."""
-        return [ImportedFile(path).describe() for path in self._files]
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """What image ids are made of."""
-        return {"id_rule": self.id_rule}
-
-    def place(self, row: int) -> str:
-        """File and row, from 0."""
-        number = int(np.searchsorted(self._rows, row, side="right")) - 1
-        return f"{self._paths[number].name}, row {row - self._rows[number]}"
-
-    def columns(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
-        """Gathers rows of the mapped arrays."""
-        values = self._take("values", rows)
-        if not self.boxes:
-            return {"feature": values}
-        boxes = self._take("boxes", rows).astype(np.float32)
-        used: np.ndarray = np.any(values, axis=2) | np.any(boxes, axis=2)
-        # Regions behind the last one that holds anything are padding.
-        num_regions = np.where(np.any(used, axis=1), used.shape[1] - used[:, ::-1].argmax(axis=1), 0)
-        sizes = self._take("sizes", rows) if self.sizes else np.zeros((len(rows), 2))
-        zeros = np.zeros((len(rows), self.regions))
-        return {
-            "width": sizes[:, 0],
-            "height": sizes[:, 1],
-            "num_regions": num_regions,
-            "boxes": pad_regions(boxes, self.regions),
-            "features": pad_regions(values, self.regions),
-            **dict.fromkeys(("class_ids", "class_scores", "attribute_ids", "attribute_scores"), zeros),
-        }
-
-    def _take(self, name: str, rows: Sequence[int]) -> np.ndarray:
-        maps, wanted = self._maps[name], np.asarray(rows)
-        numbers = np.searchsorted(self._rows, wanted, side="right") - 1
-        taken = np.empty((len(wanted), *maps[0].shape[1:]), dtype=maps[0].dtype)
-        for number in np.unique(numbers):
-            here = numbers == number
-            taken[here] = maps[number][wanted[here] - self._rows[number]]
-        return taken
+def _check_regions(
+    paths: Sequence[Path],
+    extras: Mapping[str, Sequence[Path]],
+    maps: Mapping[str, Sequence[np.ndarray]],
+    max_regions: int,
+) -> None:
+    first = maps["values"][0]
+    if first.ndim != 3:
+        raise InputError(f"{paths[0].name} has shape {first.shape}, expected [N, R, D] as --boxes is given")
+    if first.shape[1] > max_regions:
+        raise InputError(
+            f"{paths[0].name} has {first.shape[1]} regions per image, at most {max_regions} are stored: "
+            f"give --max-regions {first.shape[1]}"
+        )
+    for name, tail in (("boxes", (first.shape[1], 4)), ("sizes", (2,))):
+        for path, extra, array in zip(extras[name], maps[name], maps["values"], strict=bool(extras[name])):
+            if extra.shape != (len(array), *tail) or extra.dtype.kind not in "fiu":
+                raise InputError(
+                    f"{path.name} holds {extra.dtype} {extra.shape}, expected numbers {(len(array), *tail)}: one row of "
+                    f"{name} for each row of the array"
+                )

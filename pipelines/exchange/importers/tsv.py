@@ -1,6 +1,6 @@
-"""Regions in the tsv files of bottom-up-attention and of its PyTorch port: one line an image, arrays in base64.
+"""Regions in the tsv files of bottom-up-attention and of its PyTorch port: one line per image, arrays in base64.
 
-The files are read twice: once to index and check every line, and once line by line as shards need them.
+The files are read twice: first to index and check every line, then line by line as shards need them.
 """
 
 from __future__ import annotations
@@ -9,35 +9,19 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from pipelines.exchange.importers.base import IdRule, local_file, make_image_id
+from pipelines.exchange.image_lists import IdRule, local_file, make_image_id
+from pipelines.exchange.importers.base import check_options
+from pipelines.exchange.tsv_columns import BOTTOM_UP, LXMERT
 from schemas.errors import InputError
+from schemas.kinds import REGIONS
 
-__all__ = ["BOTTOM_UP", "LXMERT", "TsvFiles"]
-
-BOTTOM_UP = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
-"""Columns as peteanderson80/bottom-up-attention writes them."""
-LXMERT = (
-    "img_id",
-    "img_h",
-    "img_w",
-    "objects_id",
-    "objects_conf",
-    "attrs_id",
-    "attrs_conf",
-    "num_boxes",
-    "boxes",
-    "features",
-)
-"""Columns as airsplay/lxmert and airsplay/py-bottom-up-attention write them, and LXMERT reads them. Height stands before width.
-
-Their ids of classes and attributes count from 0, without background and none, where those of `regions` count from 1.
-"""
+__all__ = ["TsvFiles", "TsvImport"]
 
 _NAMES = {
     "img_id": "image_id",
@@ -48,7 +32,7 @@ _NAMES = {
     "attrs_id": "attribute_ids",
     "attrs_conf": "attribute_scores",
 }
-# Column, type in the file, values a box.
+# Column -> type in the file and values per box.
 _ARRAYS: dict[str, tuple[np.dtype, int]] = {
     "boxes": (np.dtype("<f4"), 4),
     "class_ids": (np.dtype("<i8"), 1),
@@ -60,46 +44,75 @@ _ARRAYS: dict[str, tuple[np.dtype, int]] = {
 
 @dataclass(frozen=True)
 class _Line:
-    """Where a line begins, and what it says about its image."""
+    """The place of a line: number of the file, byte offset, number of the line from 1."""
 
     file: int
     offset: int
     number: int
 
 
-@dataclass
-class TsvFiles:
-    """tsv files with regions, one behind the other.
+@dataclass(frozen=True)
+class TsvImport:
+    """Import of tsv files with regions; several are concatenated.
 
     Attributes:
-        files: the files.
-        id_rule: what of a file name is the image id.
-        regions: most regions of an image that are stored.
+        sources: the tsv files.
+        id_rule: the part of an id in the file that is the image id.
+        max_regions: greatest number of regions that are stored per image.
     """
 
-    files: Sequence[str]
+    format: ClassVar[str] = "tsv"
+
+    sources: tuple[str, ...]
     id_rule: IdRule = "name"
-    regions: int = 36
-    _lines: list[_Line] = field(default_factory=list, init=False, repr=False)
-    _image_ids: list[str] = field(default_factory=list, init=False, repr=False)
-    _width: int = field(default=0, init=False, repr=False)
-    _most: tuple[int, str] = field(default=(0, ""), init=False, repr=False)
+    max_regions: int = REGIONS
 
     def __post_init__(self) -> None:
-        self._paths = [local_file(each) for each in self.files]
+        check_options(self.sources, self.id_rule, max_regions=self.max_regions)
+
+    def open(self) -> TsvFiles:
+        """Index and check the files."""
+        return TsvFiles.open(self)
+
+
+class TsvFiles:
+    """Indexed tsv files with regions, concatenated. Made by `TsvFiles.open`.
+
+    Args:
+        layout: the options.
+    """
+
+    def __init__(self, layout: TsvImport) -> None:
+        self._layout = layout
+        self._paths: list[Path] = []
         self._columns: list[list[str]] = []
         self._inputs: list[dict[str, Any]] = []
-        for number, path in enumerate(self._paths):
-            self._scan(number, path)
-        if not self._lines:
-            raise InputError(f"{self._paths[0].name} holds no images, expected one a line")
-        most, place = self._most
-        if most > self.regions:
+        self._lines: list[_Line] = []
+        self._image_ids: list[str] = []
+        self._width = 0
+        self._most = (0, "")
+
+    @classmethod
+    def open(cls, layout: TsvImport) -> TsvFiles:
+        """Read every line once, index it and check it.
+
+        Raises:
+            ImagepivotError: a file is missing or damaged, or the files do not belong together.
+        """
+        files = cls(layout)
+        files._paths = [local_file(location) for location in layout.sources]
+        for number, path in enumerate(files._paths):
+            files._scan(number, path)
+        if not files._lines:
+            raise InputError(f"{files._paths[0].name} holds no images, expected one per line")
+        most, place = files._most
+        if most > layout.max_regions:
             raise InputError(
-                f"{place}: an image with {most} regions, at most {self.regions} are stored: give --max-regions {most}"
+                f"{place}: an image with {most} regions, at most {layout.max_regions} are stored: give --max-regions {most}"
             )
-        if not self._width:
-            raise InputError(f"{self._paths[0].name} holds no regions at all, so that the size of a feature is not known")
+        if not files._width:
+            raise InputError(f"{files._paths[0].name} holds no regions at all, so the size of a feature is unknown")
+        return files
 
     def _scan(self, file: int, path: Path) -> None:
         digest, offset = hashlib.sha256(), 0
@@ -117,33 +130,33 @@ class TsvFiles:
             raise InputError(f"{path.name} is empty")
         self._inputs.append({"name": path.name, "bytes": offset, "sha256": digest.hexdigest()})
 
-    def _index(self, where: _Line, line: bytes) -> None:
-        row = self._parse(where, line)
+    def _index(self, entry: _Line, line: bytes) -> None:
+        row = self._parse(entry, line)
         width = row["features"].shape[1]
         if row["num_regions"] and self._width not in (0, width):
             raise InputError(
-                f"{self._place(where)}: image {row['image_id']!r} has features of {width} values, those before it "
+                f"{self._place(entry)}: image {row['image_id']!r} has features of {width} values, those before it "
                 f"{self._width}: the file holds features of several models, or is damaged"
             )
         self._width = self._width or width
         if row["num_regions"] > self._most[0]:
-            self._most = (row["num_regions"], self._place(where))
-        self._lines.append(where)
+            self._most = (row["num_regions"], self._place(entry))
+        self._lines.append(entry)
         self._image_ids.append(row["image_id"])
 
-    def _parse(self, where: _Line, line: bytes) -> dict[str, Any]:
-        place, names = self._place(where), self._columns[where.file]
+    def _parse(self, entry: _Line, line: bytes) -> dict[str, Any]:
+        place, names = self._place(entry), self._columns[entry.file]
         parts = line.rstrip(b"\r\n").split(b"\t")
         if len(parts) != len(names):
             raise InputError(f"{place} has {len(parts)} columns, expected {len(names)} ({', '.join(names)})")
         fields = dict(zip(names, parts, strict=True))
         try:
-            image_id = make_image_id(fields["image_id"].decode(), self.id_rule, place=place)
+            image_id = make_image_id(fields["image_id"].decode(), self._layout.id_rule, place=place)
             width, height, boxes = (int(fields[name]) for name in ("image_w", "image_h", "num_boxes"))
         except ValueError as error:
             raise InputError(f"{place}: width, height and num_boxes must be numbers and the image id UTF-8: {error}") from error
         if boxes < 0 or not (0 <= width < 2**31 and 0 <= height < 2**31):
-            raise InputError(f"{place}: width {width}, height {height} and num_boxes {boxes} are no sizes of an image")
+            raise InputError(f"{place}: width {width}, height {height} and num_boxes {boxes} are not sizes of an image")
         row: dict[str, Any] = {"image_id": image_id, "width": width, "height": height, "num_regions": boxes}
         for name, (dtype, values) in _ARRAYS.items():
             if name in fields:
@@ -154,8 +167,8 @@ class TsvFiles:
                 row[name] = _ids_from_one(row[name], place=place, name=name)
         return row
 
-    def _place(self, where: _Line) -> str:
-        return f"{self._paths[where.file].name}, line {where.number}"
+    def _place(self, entry: _Line) -> str:
+        return f"{self._paths[entry.file].name}, line {entry.number}"
 
     @property
     def kind(self) -> str:
@@ -164,8 +177,8 @@ class TsvFiles:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Regions that are stored, and values of one."""
-        return (self.regions, self._width)
+        """Greatest number of regions, and values per region."""
+        return (self._layout.max_regions, self._width)
 
     @property
     def dtype(self) -> np.dtype:
@@ -174,46 +187,47 @@ class TsvFiles:
 
     @property
     def image_ids(self) -> Sequence[str]:
-        """The image id of each line."""
+        """Image id of each line."""
         return self._image_ids
 
     @property
     def inputs(self) -> list[dict[str, Any]]:
-        """The files."""
+        """Name, size and SHA-256 of each file."""
         return self._inputs
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What image ids are made of, and what was done to the labels."""
+        """The rule for image ids, and the numbering of labels if there are any."""
         labelled = any("class_ids" in names for names in self._columns)
-        return {"id_rule": self.id_rule} | ({"labels": "from 1"} if labelled else {})
+        return {"id_rule": self._layout.id_rule} | ({"labels": "from 1"} if labelled else {})
 
     def place(self, row: int) -> str:
-        """File and line, from 1."""
+        """Return file and line, counted from 1."""
         return self._place(self._lines[row])
 
     def columns(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
-        """Reads these lines again."""
-        found: dict[str, np.ndarray] = {}
+        """Read lines again."""
+        regions = self._layout.max_regions
+        columns: dict[str, np.ndarray] = {}
         for name in ("width", "height", "num_regions"):
-            found[name] = np.zeros(len(rows), np.int32)
+            columns[name] = np.zeros(len(rows), np.int32)
         for name, (dtype, values) in _ARRAYS.items():
-            found[name] = np.zeros((len(rows), self.regions * values), dtype).reshape(len(rows), self.regions, values)
-        found["features"] = np.zeros((len(rows), self.regions, self._width), np.float32)
+            columns[name] = np.zeros((len(rows), regions, values), dtype)
+        columns["features"] = np.zeros((len(rows), regions, self._width), np.float32)
         streams = {number: self._paths[number].open("rb") for number in {self._lines[row].file for row in rows}}
         try:
             for target, row in enumerate(rows):
-                where = self._lines[row]
-                streams[where.file].seek(where.offset)
-                for name, value in self._parse(where, streams[where.file].readline()).items():
+                entry = self._lines[row]
+                streams[entry.file].seek(entry.offset)
+                for name, value in self._parse(entry, streams[entry.file].readline()).items():
                     if name in ("width", "height", "num_regions"):
-                        found[name][target] = value
+                        columns[name][target] = value
                     elif name != "image_id" and len(value):
-                        found[name][target, : len(value)] = value
+                        columns[name][target, : len(value)] = value
         finally:
             for stream in streams.values():
                 stream.close()
-        return found
+        return columns
 
 
 def _is_header(line: bytes) -> bool:
@@ -221,9 +235,9 @@ def _is_header(line: bytes) -> bool:
 
 
 def _columns_of(line: bytes, path: Path) -> list[str]:
-    """Names of the columns: those of the header, or by their number where there is none."""
+    """Return the names of the columns: from the header, or by their number if there is none."""
     parts = line.rstrip(b"\r\n").split(b"\t")
-    by_number: dict[int, Sequence[str]] = {len(each): each for each in (BOTTOM_UP, LXMERT)}
+    by_number: dict[int, Sequence[str]] = {len(columns): columns for columns in (BOTTOM_UP, LXMERT)}
     names = [part.decode(errors="replace") for part in parts] if _is_header(line) else by_number.get(len(parts), ())
     names = [_NAMES.get(name, name) for name in names]
     missing = [name for name in BOTTOM_UP if name not in names]
@@ -236,7 +250,7 @@ def _columns_of(line: bytes, path: Path) -> list[str]:
 
 
 def _ids_from_one(ids: np.ndarray, *, place: str, name: str) -> np.ndarray:
-    """From ids that count from 0, where -1 is none, to ids that count from 1."""
+    """Convert ids that count from 0, with -1 for none, to ids that count from 1, with 0 for none."""
     if len(ids) and (ids.min() < -1 or ids.max() >= 2**15 - 1):
         raise InputError(f"{place}: {name} lie between {ids.min()} and {ids.max()}, expected 0 to 32766, or -1 for none")
     return ids + 1
@@ -247,7 +261,7 @@ def _decode(text: bytes, dtype: np.dtype, boxes: int, width: int | None, *, plac
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise InputError(
-            f"{place}: column {name!r} is no base64 ({error}): the file is damaged or was written as text"
+            f"{place}: column {name!r} is not base64 ({error}): the file is damaged or was written as text"
         ) from error
     unit = dtype.itemsize * boxes * (width or 1)
     if (len(data) != unit) if width or not boxes else (not data or len(data) % unit):

@@ -92,7 +92,7 @@ def test_numerics_restore_after_an_error_and_touch_nothing_for_a_cpu():
 
 
 def test_one_thread_at_a_time_switches_a_gpu():
-    """Otherwise one would set back what another still computes with."""
+    """Otherwise one thread would restore switches that another still needs."""
     entered = Event()
 
     def other() -> None:

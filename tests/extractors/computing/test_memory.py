@@ -9,7 +9,7 @@ from extractors.computing.memory import release_unused_memory
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

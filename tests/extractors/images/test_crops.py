@@ -50,7 +50,7 @@ def test_nearest_is_torchvisions_ten_crop(size_hw):
 
 @pytest.mark.parametrize("size_hw", SIZES_HW)
 def test_floor_is_caffes_oversample(size_hw):
-    """Caffe's arithmetic in numpy: the centre minus half a crop, as a float, cut off; then the five mirrored."""
+    """Cut crops with Caffe's arithmetic: the centre minus half a crop, truncated; then the same five mirrored."""
     pixels = numbered(*size_hw)
     image, size = pixels.numpy().transpose(1, 2, 0), np.array(size_hw)
     corners = [(i, j) for i in (0, size[0] - 224) for j in (0, size[1] - 224)]

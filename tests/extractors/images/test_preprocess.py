@@ -131,7 +131,7 @@ ALIASED = dataclasses.replace(PREPROCESSING, antialias=False)
 
 
 def bilinear(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Bilinear interpolation at the pixels' centres, edges repeated, in the order of the formula; float64 [height, width, 3]."""
+    """Interpolate between the centres of pixels, edges repeated, in the order of the formula; float64 [height, width, 3]."""
     y = np.clip((np.arange(height) + 0.5) * len(pixels) / height - 0.5, 0, len(pixels) - 1)[:, None, None]
     x = np.clip((np.arange(width) + 0.5) * pixels.shape[1] / width - 0.5, 0, pixels.shape[1] - 1)[None, :, None]
     y0, x0 = np.floor(y).astype(int), np.floor(x).astype(int)
@@ -154,7 +154,7 @@ def test_without_antialias_is_the_bilinear_formula_rounded(size_wh):
 
 
 def test_without_antialias_by_hand():
-    """Two pixels made four: the outer ones stay, the inner ones lie a quarter of the way; ties go to the even value."""
+    """Two pixels become four: the outer ones stay, the inner ones lie a quarter of the way; ties go to the even value."""
     image = Image.fromarray(np.array([[[0, 100, 10], [8, 102, 12]], [[0, 100, 10], [8, 102, 12]]], dtype=np.uint8))
     rows = np.asarray(resize(image, dataclasses.replace(ALIASED, resize_short=4)))
     assert rows[2].tolist() == [[0, 100, 10], [2, 100, 10], [6, 102, 12], [8, 102, 12]]

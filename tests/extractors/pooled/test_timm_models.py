@@ -36,7 +36,7 @@ def images(photos) -> list[Image.Image]:
 
 
 def seeded(name: str, seed: int = 0) -> torch.nn.Module:
-    """Timm's own model for features, as anyone gets it."""
+    """Make timm's own model for features."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return timm.create_model(name, pretrained=False, num_classes=0).eval()
@@ -165,7 +165,7 @@ def test_weights_of_a_file_with_and_without_a_classifier(tmp_path, name, suffix)
 
 
 def test_names_of_the_models_origin_are_translated_by_timm(tmp_path):
-    """Facebook's names of ConvNeXt."""
+    """ConvNeXt with Facebook's names."""
     state = seeded("convnext_atto").state_dict()
     old = {}
     for name, value in state.items():

@@ -1,5 +1,8 @@
+import functools
 import json
 import pickle
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from safetensors.torch import save_file
 from torchvision import transforms
 
 import extractors
+from extractors.computing.passes import run_single_threaded
 from extractors.pooled import vgg19
 from extractors.pooled.vgg19 import VARIANTS, VGG19TenCrop
 from extractors.settings import Settings
@@ -23,7 +27,16 @@ ODD_WH = (85, 84)
 
 @pytest.fixture(scope="module")
 def weights() -> Weights:
-    return resolve_weights("random:0", VARIANTS["vgg19-10crop"].architecture)
+    """Weights of the usual sizes; torchvision takes seconds to draw its own, and does so in one test."""
+    random = torch.Generator().manual_seed(0)
+    with torch.device("meta"):
+        model = vgg19.build()
+    for layer in model.to_empty(device="cpu").requires_grad_(False).modules():
+        if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
+            bound = (6 / layer.weight[0].numel()) ** 0.5
+            layer.weight.uniform_(-bound, bound, generator=random)
+            layer.bias.uniform_(-0.1, 0.1, generator=random)
+    return Weights("random:0", "0" * 64, True, model.state_dict())
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +47,7 @@ def images(photos) -> list[Image.Image]:
 
 @pytest.fixture(scope="module")
 def loaded(weights) -> dict[str, VGG19TenCrop]:
-    """Both extractors, with the same weights and memory."""
+    """Both extractors, sharing the memory of their weights."""
     return {name: VGG19TenCrop(Settings(extractors.spec(name)), weights, torch.device("cpu")) for name in VARIANTS}
 
 
@@ -44,9 +57,17 @@ def pixels(loaded, images) -> dict[str, list[torch.Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def features(loaded, pixels) -> dict[str, np.ndarray]:
-    """Of the photograph alone, [1, 4096]: an image takes seconds."""
-    return {name: extractor.extract(extractor.collate(pixels[name][:1])) for name, extractor in loaded.items()}
+def features(loaded, pixels):
+    """A function that extracts only the photograph, [1, 4096], and only once: an image takes seconds."""
+    return functools.cache(lambda name: loaded[name].extract(loaded[name].collate(pixels[name][:1])))
+
+
+@pytest.fixture(scope="module")
+def first_crops(loaded, pixels) -> dict[str, torch.Tensor]:
+    """The output of each extractor for the first two crops of the photograph, [2, 4096]."""
+    with torch.inference_mode():
+        crops = {name: extractor._crops(pixels[name][0])[:2] for name, extractor in loaded.items()}
+        return {name: extractor._connected(extractor._convolve(crops[name])) for name, extractor in loaded.items()}
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +81,14 @@ def model(weights) -> torch.nn.Module:
 
 
 def torchvision_crops(image: Image.Image) -> torch.Tensor:
-    """Torchvision's own transforms: float32 [10, 3, 224, 224]."""
+    """Make crops with torchvision's own transforms: float32 [10, 3, 224, 224]."""
     to_input = transforms.Compose([transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
     crops = transforms.Compose([transforms.Resize(256), transforms.TenCrop(224)])(image)
     return torch.stack([to_input(crop) for crop in crops])
 
 
 def bilinear(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Bilinear interpolation at the pixels' centres, edges repeated, in the order of the formula; float64 [height, width, 3]."""
+    """Interpolate between the centres of pixels, edges repeated, in the order of the formula; float64 [height, width, 3]."""
     y = np.clip((np.arange(height) + 0.5) * len(pixels) / height - 0.5, 0, len(pixels) - 1)[:, None, None]
     x = np.clip((np.arange(width) + 0.5) * pixels.shape[1] / width - 0.5, 0, pixels.shape[1] - 1)[None, :, None]
     y0, x0 = np.floor(y).astype(int), np.floor(x).astype(int)
@@ -78,7 +99,7 @@ def bilinear(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def caffe_crops(image: Image.Image, *, rounded: bool = True) -> torch.Tensor:
-    """The steps of the Caffe script in plain numpy: float32 [10, 3, 224, 224]."""
+    """Make crops by the steps of the Caffe script in plain numpy: float32 [10, 3, 224, 224]."""
     rgb = np.asarray(image)
     height, width = rgb.shape[:2]
     height, width = (256, 256 * width // height) if height <= width else (256 * height // width, 256)
@@ -98,12 +119,12 @@ REFERENCES = {"vgg19-10crop": torchvision_crops, "vgg19-10crop-caffe": caffe_cro
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_features_equal_an_independent_reference(name, model, images, features):
-    found = features[name]
+def test_features_equal_an_independent_reference(model, images, features):
+    """One of the two is enough: they differ only in their inputs, which have tests of their own."""
+    found = features("vgg19-10crop")
     assert (found.dtype, found.shape) == (np.float32, (1, 4096))
     with torch.inference_mode():
-        expected = torch.stack([model(crop[None])[0] for crop in REFERENCES[name](images[0])]).mean(0).numpy()
+        expected = torch.stack([model(crop[None])[0] for crop in torchvision_crops(images[0])]).mean(0).numpy()
     assert np.abs(found[0] - expected).max() < 1e-4 * expected.max()
     assert np.isfinite(found).all()
     assert (found >= 0).all()
@@ -111,18 +132,28 @@ def test_features_equal_an_independent_reference(name, model, images, features):
 
 
 @pytest.mark.slow
-def test_features_are_the_same_bytes_in_one_thread(loaded, pixels, features):
-    name = "vgg19-10crop-caffe"
+@pytest.mark.parametrize("name", NAMES)
+def test_crops_equal_an_independent_reference(name, model, images, first_crops):
+    with torch.inference_mode():
+        expected = model(REFERENCES[name](images[0])[:2])
+    assert (first_crops[name] - expected).abs().max() < 1e-4 * expected.max()
+
+
+@pytest.mark.slow
+def test_convolutions_give_the_same_bytes_whatever_the_threads(loaded, pixels):
+    extractor = loaded["vgg19-10crop-caffe"]
+    crops = extractor._crops(pixels["vgg19-10crop-caffe"][0])[:3].split(vgg19.FORWARD_CROPS)
+    one = run_single_threaded(extractor._convolve, crops)
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(3)
     try:
-        found = loaded[name].extract(pixels[name][:1])
+        three = run_single_threaded(extractor._convolve, crops)
     finally:
         torch.set_num_threads(before)
-    assert found.tobytes() == features[name].tobytes()
+    assert [maps.numpy().tobytes() for maps in three] == [maps.numpy().tobytes() for maps in one]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_fully_connected_layers_give_the_same_bytes_whatever_the_threads_and_the_batch(loaded, monkeypatch, pixels, threads):
     extractor = loaded["vgg19-10crop"]
     monkeypatch.setattr(extractor, "_convolutions", PoolOnly())
@@ -137,14 +168,14 @@ def test_fully_connected_layers_give_the_same_bytes_whatever_the_threads_and_the
 
 
 class PoolOnly(torch.nn.Module):
-    """Stands for the convolutions: the input's 7×7 means, many times."""
+    """Stands in for the convolutions: repeats the 7×7 means of the input."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.adaptive_avg_pool2d(values, 7).repeat(1, 171, 1, 1)[:, :512]
 
 
 class Recorder(torch.nn.Module):
-    """Stands for the convolutions: notes its input, and returns the mean of each channel in the first numbers."""
+    """Stands in for the convolutions: records its input, and returns the mean of each channel in the first values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +190,7 @@ class Recorder(torch.nn.Module):
 
 @pytest.fixture
 def recorded(loaded, monkeypatch):
-    """The inputs of the model for some images, [10 B, 3, 224, 224], without the model's time; in one thread."""
+    """A function that returns the inputs of the model for images, [10 B, 3, 224, 224], in one thread, without running the model."""
 
     def record(name: str, batch: list[torch.Tensor]) -> torch.Tensor:
         recorder = Recorder()
@@ -222,9 +253,9 @@ def test_pure_red_reaches_the_channel_that_the_weights_expect(name, expected, lo
 
 
 @pytest.mark.slow
-def test_the_two_are_different_features(features, loaded):
-    first, second = (features[name][0] for name in NAMES)
-    assert np.abs(first - second).max() > 0.1 * first.max()
+def test_the_two_are_different_features(first_crops, loaded):
+    first, second = (first_crops[name] for name in NAMES)
+    assert (first - second).abs().max() > 0.1 * first.max()
     assert len({extractor.fingerprint for extractor in loaded.values()}) == 2
 
 
@@ -273,7 +304,7 @@ def test_other_batches_are_refused(loaded, image):
 
 
 def test_out_of_memory_on_a_device_halves_the_images(loaded, pixels, monkeypatch):
-    """The way of a GPU, on a CPU: the features of the halves are those of the other way."""
+    """Run the code for GPUs on a CPU: the features of the halves equal those of the code for CPUs."""
     name, sizes = "vgg19-10crop-caffe", []
     extractor = loaded[name]
     monkeypatch.setattr(extractor, "_convolutions", PoolOnly())
@@ -314,19 +345,20 @@ def test_parameters_hold_all_that_decides_the_values(name, loaded):
 
 
 @pytest.mark.slow
-def test_random_weights_are_those_of_a_seeded_torchvision_model(weights):
+def test_random_weights_are_those_of_a_seeded_torchvision_model():
+    found = resolve_weights("random:0", VARIANTS["vgg19-10crop"].architecture)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         expected = torchvision.models.vgg19(weights=None).state_dict()
     del expected["classifier.6.weight"], expected["classifier.6.bias"]
-    assert weights.sha256 == state_sha256(expected)
+    assert found.sha256 == state_sha256(expected)
 
 
 # --- weights -----------------------------------------------------------------------------------------------------------
 
 
 def tiny_state() -> dict[str, torch.Tensor]:
-    """Torchvision's names with numbers of our own; the shapes are not VGG19's."""
+    """Return torchvision's names with small tensors, all different."""
     with torch.device("meta"):
         names = list(torchvision.models.vgg19(weights=None).state_dict())
     return {name: torch.arange(3.0) + index for index, name in enumerate(names)}
@@ -356,7 +388,7 @@ def test_files_with_torchvisions_names_are_read_without_their_last_layer(tmp_pat
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_with_the_names_of_2016_are_read(tmp_path, name):
-    """As in jcjohnson's conversion: dropout came first, so the layers had other numbers; and torch.save wrote no zip file."""
+    """Jcjohnson's conversion is like this: dropout came first, so layers had other numbers, and torch.save wrote no zip file."""
     state = tiny_state()
     old = {key.replace("classifier.0", "classifier.1").replace("classifier.3", "classifier.4"): v for key, v in state.items()}
     torch.save(old, tmp_path / "w.pth", _use_new_zipfile_serialization=False)
@@ -372,7 +404,7 @@ def message(field: int, content: bytes) -> bytes:
 
 
 def net(layers: dict[str, list[np.ndarray]], *, old: bool) -> bytes:
-    """A .caffemodel; `test_caffemodel` has all its forms."""
+    """Write a .caffemodel; `test_caffemodel` covers all forms."""
     name_field, blobs_field, layers_field = (4, 6, 2) if old else (1, 7, 100)
     parts = []
     for name, arrays in layers.items():
@@ -391,7 +423,7 @@ CAFFE_NAMES += ["fc6", "fc7", "fc8"]
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("last", [True, False])
 def test_layers_of_a_caffemodel_get_torchvisions_names(tmp_path, old, last):
-    """Caffe's layers in the order of the net are torchvision's in the order of the state dict."""
+    """The order of Caffe's layers in the net is that of torchvision's in the state dict."""
     state = tiny_state()
     values = iter(state.values())
     layers = {name: [next(values).numpy(), next(values).numpy()] for name in CAFFE_NAMES}
@@ -416,15 +448,25 @@ def test_caffemodel_is_refused_for_torchvisions_extractor(tmp_path):
         extractors.describe("vgg19-10crop", weights=str(tmp_path / "w.caffemodel"))
 
 
-@pytest.mark.slow
-def test_caffemodel_and_state_dict_give_the_same_weights(tmp_path, weights):
-    architecture = VARIANTS["vgg19-10crop-caffe"].architecture
-    values = iter(weights.state.values())
+def test_caffemodel_and_state_dict_give_the_same_weights(tmp_path):
+    state = without_last(tiny_state())
+    model = SimpleNamespace(state_dict=lambda: state)
+    architecture = replace(VARIANTS["vgg19-10crop-caffe"].architecture, build=lambda weights: model)
+    values = iter(state.values())
     layers = {name: [next(values).numpy(), next(values).numpy()] for name in CAFFE_NAMES[:-1]}
     (tmp_path / "w.caffemodel").write_bytes(net(layers, old=True))
-    found = resolve_weights(str(tmp_path / "w.caffemodel"), architecture)
-    assert_same(found.state, weights.state)
-    assert (found.name, found.untrained) == ("file", False)
+    torch.save(state, tmp_path / "w.pth")
+    for file in ("w.caffemodel", "w.pth"):
+        found = resolve_weights(str(tmp_path / file), architecture)
+        assert_same(found.state, state)
+        assert (found.name, found.untrained) == ("file", False)
+
+
+def test_the_model_has_the_shapes_of_torchvisions():
+    with torch.device("meta"):
+        expected = without_last(torchvision.models.vgg19(weights=None).state_dict())
+        found = vgg19.build().state_dict()
+    assert {name: value.shape for name, value in found.items()} == {name: value.shape for name, value in expected.items()}
 
 
 def test_the_caffe_extractor_has_no_default_and_says_what_there_is():
@@ -478,4 +520,4 @@ def test_gpu_agrees_with_cpu(name, pixels, features, precision, tolerance, tmp_p
     torch.save(weights.state, tmp_path / "w.pth")
     on_gpu = extractors.load(name, weights=str(tmp_path / "w.pth"), device="cuda", precision=precision)
     found = on_gpu.extract(pixels[name])[:1]
-    assert np.abs(found - features[name]).max() < tolerance * features[name].max()
+    assert np.abs(found - features(name)).max() < tolerance * features(name).max()

@@ -1,4 +1,4 @@
-"""The detector of bottom-up attention once more, plain and slow, for comparison: functions of torch, and loops, over a state dict.
+"""A second, plain and slow implementation of the detector of bottom-up attention, for comparison: torch functions and loops.
 
 Written from the description of the original computation; shares nothing with the project but the names of the weights.
 """
@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 
 
 def detect(state, pixels, *, least=36, most=36, threshold=0.2, proposals=300):
-    """Regions of one image of uint8 [H, W, 3] RGB, chosen among its best proposals: a dict of numpy arrays."""
+    """Return the regions of an image, uint8 [H, W, 3] RGB, chosen among its best proposals, as a dict of numpy arrays."""
     with torch.inference_mode():
         image, scale = resize(pixels)
         maps = backbone(state, torch.from_numpy(image.transpose(2, 0, 1).copy())[None])
@@ -40,7 +40,7 @@ def detect(state, pixels, *, least=36, most=36, threshold=0.2, proposals=300):
 
 
 def resize(pixels):
-    """Float32 [H, W, 3] BGR less the mean, and the scale."""
+    """Return float32 [H, W, 3] BGR less the mean, and the scale."""
     image = pixels[:, :, ::-1].astype(np.float32)
     image -= np.array([[[102.9801, 115.9465, 122.7717]]])
     short, long = min(image.shape[:2]), max(image.shape[:2])
@@ -121,7 +121,7 @@ def propose(state, maps, width, height, scale):
 
 
 def nms(boxes, scores, threshold):
-    """Positions that are kept, the best first; one box after the other."""
+    """Return the positions of kept boxes, the best first, by looking at one box after the other."""
     order = np.argsort(-scores, kind="stable")
     areas = (boxes[:, 2] - boxes[:, 0] + 1) * (boxes[:, 3] - boxes[:, 1] + 1)
     gone = np.zeros(len(boxes), bool)
@@ -138,7 +138,7 @@ def nms(boxes, scores, threshold):
 
 
 def roi_pool(maps, box):
-    """[C, 14, 14] of one box in pixels of the input."""
+    """Pool a box, in pixels of the input, to [C, 14, 14]."""
     rows, columns = maps.shape[1:]
     # Halves are rounded away from zero, as C does.
     left, top, right, bottom = (math.floor(float(np.float32(v) * np.float32(1 / 16)) + 0.5) for v in box)
@@ -155,7 +155,7 @@ def roi_pool(maps, box):
 
 
 def classify(state, features):
-    """Probabilities of classes and attributes as numpy arrays."""
+    """Return probabilities of classes and attributes as numpy arrays."""
     scores = F.linear(features, state["head.classes.weight"], state["head.classes.bias"])
     embedded = state["head.attribute_embedding.weight"][scores.argmax(dim=1)]
     hidden = F.linear(
@@ -166,7 +166,7 @@ def classify(state, features):
 
 
 def best_scores(boxes, classes):
-    """Of each box its best probability among the classes (the first is background) in which NMS at 0.3 keeps it."""
+    """Return the best probability of each box among the classes in which NMS at 0.3 keeps it; the first class is background."""
     best = np.zeros(len(boxes), np.float32)
     for number in range(1, classes.shape[1]):
         kept = nms(boxes, classes[:, number], 0.3)

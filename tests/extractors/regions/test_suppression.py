@@ -8,7 +8,7 @@ from tests.extractors.regions.reference_detector import best_scores, nms
 
 
 def random_case(generator, *, boxes, classes):
-    """Boxes on a grid and scores of few levels, so that overlaps and scores tie, or plain ones."""
+    """Draw boxes and scores, sometimes on a grid and from few levels, so that overlaps and scores tie."""
     step = generator.choice([0, 4, 16])
     corners = generator.uniform(0, 120, (boxes, 2, 2))
     corners = np.round(corners / step) * step if step else corners
@@ -18,7 +18,7 @@ def random_case(generator, *, boxes, classes):
     return found, (np.round(scores * levels) / levels).astype(np.float32) if levels else scores
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_all_classes_at_once_equal_one_after_the_other(seed):
     generator = np.random.default_rng(seed)
     for _ in range(250):

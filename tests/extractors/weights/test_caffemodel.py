@@ -56,7 +56,7 @@ def layer(name: str, blobs: list[bytes], *, old: bool = False) -> bytes:
 
 
 def net(layers: dict[str, list[np.ndarray]], *, old: bool = False, **options: bool) -> bytes:
-    """A whole model with fields around the layers that nobody needs."""
+    """Write a whole model, with other fields around the layers."""
     head = message(1, b"VGG_ILSVRC_19_layers") + message(3, b"data") + number(4, 10) + varint(99 * 8 + 1) + bytes(8)
     body = b"".join(layer(name, [blob(array, **options) for array in arrays], old=old) for name, arrays in layers.items())
     return head + layer("relu1_1", [], old=old) + body + varint(98 * 8 + 5) + bytes(4)
@@ -170,12 +170,12 @@ def test_malformed_files_are_refused_and_named(tmp_path, data, problem):
 
 def test_size_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(caffemodel, "MAX_BYTES", 100)
-    with pytest.raises(InputError, match=r"bytes, expected 1 to 100 of a \.caffemodel"):
+    with pytest.raises(InputError, match=r"bytes, expected a \.caffemodel of 1 to 100"):
         read(tmp_path, net(LAYERS))
 
 
 def test_many_short_runs_stay_cheap(tmp_path):
-    """Single numbers with another field between each two; looking ahead to the end each time would take minutes."""
+    """Every other field is a single number; looking ahead to the end each time would take minutes."""
     pair = varint(5 * 8 + 5) + bytes(4) + number(1, 1)
     count = 30_000
     found = read(tmp_path, layer("x", [pair * count + message(7, number(1, count))]))

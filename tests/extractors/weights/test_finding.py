@@ -14,7 +14,7 @@ from schemas.errors import InputError, UsageError
 
 
 class Default:
-    """Stands for a member of torchvision's enumeration of weights."""
+    """Stands in for a member of torchvision's enumeration of weights."""
 
     url = "https://example.org/models/tiny-0123abcd.pth"
 
@@ -178,7 +178,7 @@ def test_known_wrong_files_are_refused_by_their_hash(tmp_path, state):
 
 
 def offer(monkeypatch, tmp_path, state) -> Architecture:
-    """An architecture whose default weights can be downloaded, from a file."""
+    """Make an architecture whose default weights are "downloaded" from a file."""
     source = tmp_path / "source.pth"
     torch.save(state, source)
     prefix = hashlib.sha256(source.read_bytes()).hexdigest()[:8]

@@ -1,32 +1,27 @@
-import io
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
-from rich.console import Console
 from typer.testing import CliRunner
 
-from pipelines.commands.exchange import register
+from pipelines.commands import exchange
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 
 
 @pytest.fixture
-def call():
+def call(monkeypatch):
     """Runs a command of an application that has only these; gives exit code and what was printed."""
-    app, file = typer.Typer(), io.StringIO()
-    made = []
-    console = Console(file=file, width=200)
-    register(app, console=console, notes=console, finish=lambda manifest, output: made.append((manifest.rows, output)))
+    for console in (exchange.console, exchange.notes):
+        monkeypatch.setattr(console, "_width", 200)
 
     def run(*arguments: str):
-        done = CliRunner().invoke(app, list(arguments), terminal_width=200, env={"COLUMNS": "200"})
+        done = CliRunner().invoke(exchange.app, list(arguments), terminal_width=200, env={"COLUMNS": "200"})
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
-        return done.exit_code, file.getvalue() + done.output
+        return done.exit_code, done.output
 
-    run.made = made
     return run
 
 
@@ -43,8 +38,8 @@ def test_import_export_and_diff_go_round(tmp_path, call):
     files = [str(tmp_path / f"{name}.npy") for name in ("train", "val")]
     lists = [part for name in ("train", "val") for part in ("--ids", str(tmp_path / f"{name}.lst"))]
     out = str(tmp_path / "features")
-    assert call("import", *files, out, "--name", "surrogate", "--source", "made up", "--shards", "2", *lists)[0] == 0
-    assert call.made == [(4, out)]
+    code, shown = call("import", *files, out, "--name", "surrogate", "--source", "made up", "--shards", "2", *lists)
+    assert (code, f"features: 4 rows in 2 shards in {out} (fingerprint " in shown) == (0, True)
     assert open_dataset(out).spec.source == "made up"
     np.testing.assert_array_equal(open_dataset(out).get("d")["feature"], values[3])
 
@@ -65,6 +60,35 @@ def test_import_export_and_diff_go_round(tmp_path, call):
 def test_wrong_usage_is_an_error_of_ours(tmp_path, call):
     with pytest.raises(UsageError, match="give their dataset with --captions"):
         call("export", "features", str(tmp_path), "--format", "scan")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("import x.tsv out --name toy --ids a", "--ids is for npy and hdf5, these files are tsv"),
+        ("import x.npy out --name toy --array a", "--array is for hdf5, these files are npy"),
+        ("import x.npy out --name toy --format hdf5 --sizes a", "--sizes is for npy, these files are hdf5"),
+        ("import x.h5 out --name toy --max-regions 10", "--max-regions is for npy and tsv, these files are hdf5"),
+        ("import x.tsv out --name toy --repeats 5", "--repeats is for npy and hdf5, these files are tsv"),
+        ("import x.h5 y.h5 out --name toy", "import one HDF5 file at a time"),
+        ("import x.bin out --name toy", "cannot tell the format of 'x.bin'"),
+        ("export data out --format npy --captions c", "--captions is for scan and webdataset, not for npy"),
+        ("export data out --format webdataset --l2", "--l2 is for scan and mulisera and npy, not for webdataset"),
+        ("export data out --format npy --columns lxmert", "--columns is for tsv, not for npy"),
+        ("export data out --format tsv --lists a", "--lists is for mulisera and npy, not for tsv"),
+        ("export data out --format webdataset --language de", "--language, --portion and --splits choose captions"),
+    ],
+)
+def test_options_that_do_not_go_with_the_format_are_refused(call, arguments, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        call(*arguments.split())
+
+
+@pytest.mark.parametrize("arguments", ["import x.npy out --name toy --format csv", "export data out --format zip"])
+def test_formats_are_listed(call, arguments):
+    code, shown = call(*arguments.split())
+    assert code == 2
+    assert "is not one of" in shown
 
 
 @pytest.mark.parametrize("name", ["import", "export", "diff"])

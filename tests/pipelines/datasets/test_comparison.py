@@ -1,5 +1,6 @@
 import hashlib
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pipelines.datasets.comparison import Comparison, ParameterDifference, Some, compare
+from pipelines.datasets.comparison import Comparison, DiffJob, KeySample, ParameterDifference, compare_datasets
 from pipelines.datasets.comparison_tables import comparison_table
 from schemas import batches
 from schemas.dataset import Dataset, open_dataset
@@ -73,6 +74,10 @@ def caption_rows() -> list[dict]:
     ]
 
 
+def compare(a: Dataset, b: Dataset, tolerance: float = 0.0) -> Comparison:
+    return compare_datasets(DiffJob(a.folder.location, b.folder.location, tolerance))
+
+
 def shown(comparison: Comparison) -> str:
     file = io.StringIO()
     Console(file=file, width=200).print(comparison_table(comparison))
@@ -84,9 +89,9 @@ def test_equal_features_in_any_number_of_shards(tmp_path, shards, monkeypatch):
     monkeypatch.setattr(batches, "_BATCH_BYTES", 1)
     a, b = (features(tmp_path / name, vectors(), shards=n) for name, n in zip("ab", shards, strict=True))
     found = compare(a, b)
-    assert not found.differs()
+    assert not found.differs
     assert (found.rows_a, found.rows_b, found.common) == (20, 20, 20)
-    assert found.missing_in_a == found.missing_in_b == found.differing == Some()
+    assert found.missing_in_a == found.missing_in_b == found.differing == KeySample()
     (feature,) = found.vectors
     assert (feature.rows, feature.largest, feature.mean, feature.relative, feature.cosine_mean) == (0, 0, 0, 0, 1)
     same = shards[0] == shards[1]
@@ -107,7 +112,7 @@ def test_differences_of_features_are_those_of_numpy(tmp_path, shards):
     gaps = np.abs(x - y)
     cosines = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
     assert found.common == 17
-    assert (found.missing_in_a, found.missing_in_b) == (Some(1, ("image-19",)), Some(2, found.missing_in_b.first))
+    assert (found.missing_in_a, found.missing_in_b) == (KeySample(1, ("image-19",)), KeySample(2, found.missing_in_b.first))
     assert set(found.missing_in_b.first) == {"image-00", "image-10"}
     assert found.differing.count == 6
     assert set(found.differing.first) < set(IMAGES[1:7])
@@ -120,16 +125,16 @@ def test_differences_of_features_are_those_of_numpy(tmp_path, shards):
     assert feature.cosine_mean == pytest.approx(cosines.mean())
     assert feature.cosine_least == pytest.approx(cosines.min())
     assert feature.cosine_least_key == common[cosines.argmin()]
-    assert found.differs(1e9)  # Keys are missing: no tolerance helps.
+    assert replace(found, tolerance=1e9).differs  # Keys are missing: no tolerance helps.
 
 
 def test_the_tolerance_is_the_largest_difference_that_counts_as_equal(tmp_path):
     right = vectors()
     right["image-03"] = right["image-03"].copy()
     right["image-03"][0] += np.float32(0.25)
-    found = compare(features(tmp_path / "a", vectors()), features(tmp_path / "b", right))
-    gap = found.vectors[0].largest
-    assert [found.differs(), found.differs(gap * 0.999), found.differs(gap)] == [True, True, False]
+    a, b = features(tmp_path / "a", vectors()), features(tmp_path / "b", right)
+    gap = compare(a, b).vectors[0].largest
+    assert [compare(a, b, tolerance).differs for tolerance in (0, gap * 0.999, gap)] == [True, True, False]
 
 
 def test_zero_vectors_have_a_cosine(tmp_path):
@@ -144,7 +149,7 @@ def test_float16_is_compared_with_float32_by_value(tmp_path):
     found = compare(features(tmp_path / "a", left), features(tmp_path / "b", right, dtype="float16"))
     assert 0 < found.vectors[0].largest < 2e-3
     assert found.parameters == (ParameterDifference("feature.dtype", "float32", "float16"),)
-    assert not found.differs(2e-3)
+    assert not replace(found, tolerance=2e-3).differs
 
 
 def test_parameters_and_inputs_are_named_by_their_path_and_do_not_count(tmp_path):
@@ -160,7 +165,7 @@ def test_parameters_and_inputs_are_named_by_their_path_and_do_not_count(tmp_path
         ParameterDifference("extractor.precision", "fp32", "bf16"),
         ParameterDifference("inputs.0.sha256", "1", "2"),
     )
-    assert not found.differs()
+    assert not found.differs
     assert "extractor.precision │ fp32 │ bf16" in shown(found)
     assert "extractor.more │ nothing │ 1" in shown(found)
 
@@ -168,13 +173,13 @@ def test_parameters_and_inputs_are_named_by_their_path_and_do_not_count(tmp_path
 def test_features_of_other_shapes_are_not_compared(tmp_path):
     found = compare(features(tmp_path / "a", vectors()), features(tmp_path / "b", vectors(width=7)))
     assert found.incomparable == "the features have shapes [6] and [7]"
-    assert (found.common, found.vectors, found.differs(1e9)) == (20, (), True)
+    assert (found.common, found.vectors, replace(found, tolerance=1e9).differs) == (20, (), True)
     assert "values not compared" in shown(found)
 
 
 def test_equal_regions(tmp_path):
     found = compare(regions_dataset(tmp_path / "a", region_rows()), regions_dataset(tmp_path / "b", region_rows(), shards=5))
-    assert not found.differs()
+    assert not found.differs
     assert [each.column for each in found.vectors] == ["boxes", "features", "class_scores", "attribute_scores"]
     assert [each.cosine_mean for each in found.vectors] == [None, pytest.approx(1), None, None]
 
@@ -194,7 +199,7 @@ def test_regions_are_compared_one_by_one_as_far_as_both_use_them(tmp_path):
         fewer[name][2] = 0
     found = compare(regions_dataset(tmp_path / "a", region_rows()), regions_dataset(tmp_path / "b", rows))
     assert found.columns == {"width": 0, "height": 0, "num_regions": 1, "class_ids": 1, "attribute_ids": 0}
-    assert found.differing == Some(2, found.differing.first)
+    assert found.differing == KeySample(2, found.differing.first)
     by_column = {each.column: each for each in found.vectors}
     assert by_column["boxes"].largest == pytest.approx(0.5, abs=1e-6)
     assert by_column["boxes"].largest_key == "image-04"
@@ -202,7 +207,7 @@ def test_regions_are_compared_one_by_one_as_far_as_both_use_them(tmp_path):
     used = sum(number % 5 for number in range(20)) - 1
     assert by_column["features"].cosine_mean == pytest.approx((used - 2) / used)
     assert by_column["class_scores"].rows == 0
-    assert found.differs(1e9)
+    assert replace(found, tolerance=1e9).differs
 
 
 def test_regions_of_another_padding_are_equal(tmp_path):
@@ -211,7 +216,7 @@ def test_regions_of_another_padding_are_equal(tmp_path):
         for name in ("boxes", "features", "class_ids", "class_scores", "attribute_ids", "attribute_scores"):
             row[name] = np.concatenate([row[name], np.zeros((2, *row[name].shape[1:]), row[name].dtype)])
     found = compare(regions_dataset(tmp_path / "a", region_rows()), regions_dataset(tmp_path / "b", wide, regions=REGIONS + 2))
-    assert not found.differs()
+    assert not found.differs
     assert found.parameters == (ParameterDifference("feature.shape", [4, 6], [6, 6]),)
 
 
@@ -224,7 +229,7 @@ def test_captions_that_differ_are_counted(tmp_path):
     found = compare(write(tmp_path / "a", "captions", caption_rows()), write(tmp_path / "b", "captions", rows, shards=4))
     assert (found.common, found.differing.count, len(found.differing.first)) == (40, 14, 5)
     assert found.columns == {"split": 1, "text": 14, "tokens": 0}
-    assert found.missing_in_a == Some(1, ("image-00/en/comparable/0",))
+    assert found.missing_in_a == KeySample(1, ("image-00/en/comparable/0",))
     text = shown(found)
     assert "only in B │ 1 │ image-00/en/comparable/0" in text
     assert "in both, with a difference │ 14" in text
@@ -243,10 +248,10 @@ def test_encoded_captions_and_vocabularies(tmp_path, kind):
         change = {"counts": [("en", 4)]}
     shards = 1 if kind == "vocabulary" else 3
     a = write(tmp_path / "a", kind, rows, shards=shards)
-    assert not compare(a, write(tmp_path / "b", kind, rows, shards=shards)).differs()
+    assert not compare(a, write(tmp_path / "b", kind, rows, shards=shards)).differs
     found = compare(a, write(tmp_path / "c", kind, [*rows[:4], {**rows[4], **change}, *rows[5:]], shards=shards))
-    assert found.differs()
-    assert found.differing == Some(1, ("image-04/de/comparable/0" if kind == "encoded" else "4",))
+    assert found.differs
+    assert found.differing == KeySample(1, ("image-04/de/comparable/0" if kind == "encoded" else "4",))
     assert {name: count for name, count in found.columns.items() if count} == dict.fromkeys(change, 1)
 
 

@@ -11,7 +11,7 @@ from extractors.images.preprocess import Preprocessing, resize_and_crop
 from pipelines.commands import app as cli
 from pipelines.datasets import viewing
 from pipelines.datasets.drawing import LabelledBox, draw_boxes
-from pipelines.datasets.viewing import center_crop_box, draw_view
+from pipelines.datasets.viewing import ViewJob, center_crop_box
 from pipelines.inputs.images import open_images
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
@@ -62,26 +62,35 @@ REGIONS = FeatureSpec("fake-regions", (4, 2))
 FAILED = {"key": "broken", "uri": "broken.jpg", "stage": "decode", "reason": "truncated", "message": "ends too early"}
 
 
+@pytest.fixture(scope="module")
+def photo_files() -> dict[str, bytes]:
+    generator = np.random.default_rng(1)
+    files = {}
+    for name, (width, height) in {"cat": (640, 480), "dog-01": (900, 600), "thin": (20, 2000)}.items():
+        small, file = generator.integers(0, 256, (5, 5, 3), dtype=np.uint8), io.BytesIO()
+        Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(file, "PNG", compress_level=1)
+        files[f"{name}.png"] = file.getvalue()
+    return files
+
+
 @pytest.fixture
-def photos_here(tmp_path) -> Path:
+def photos_here(tmp_path, photo_files) -> Path:
     folder = tmp_path / "photos"
     folder.mkdir()
-    generator = np.random.default_rng(1)
-    for name, (width, height) in {"cat": (640, 480), "dog-01": (900, 600), "thin": (20, 2000)}.items():
-        small = generator.integers(0, 256, (5, 5, 3), dtype=np.uint8)
-        Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(folder / f"{name}.png")
+    for name, data in photo_files.items():
+        (folder / name).write_bytes(data)
     return folder
 
 
-@pytest.fixture
-def regions(tmp_path):
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory):
     rows = {
         "cat": region_row(),
         "thin": region_row((20, 2000)),
         "nowhere": region_row(),
         "dog-01": region_row((900, 600), used=0),
     }
-    return write(tmp_path / "regions", "regions", rows, REGIONS, failures=[FAILED])
+    return write(tmp_path_factory.mktemp("viewing") / "regions", "regions", rows, REGIONS, failures=[FAILED])
 
 
 def pixels(path) -> np.ndarray:
@@ -100,6 +109,10 @@ def drawn(monkeypatch) -> list:
 
     monkeypatch.setattr(viewing, "draw_boxes", record)
     return seen
+
+
+def draw_view(dataset, images, image_id: str, output: str, **options) -> str:
+    return viewing.draw_view(ViewJob(dataset.folder.location, images, image_id, output, **options))
 
 
 # --- regions ---------------------------------------------------------------------------------------------------------
@@ -267,8 +280,8 @@ def test_imported_features_have_nothing_to_draw(photos_here, tmp_path):
 
 
 def test_other_kinds_have_nothing_to_draw(photos_here, tmp_path):
-    dataset = features_of(tmp_path / "f", CAFFE)
-    object.__setattr__(dataset.manifest, "kind", "captions")
+    key = {"language": "de", "portion": "comparable", "index": 0, "split": "train"}
+    dataset = write(tmp_path / "f", "captions", {"cat": {**key, "text": "Eine Katze", "tokens": ["eine", "katze"]}}, None)
     with pytest.raises(DatasetError, match="holds captions, expected regions or features"):
         draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "out.png"))
 

@@ -237,14 +237,18 @@ def test_pictures_survive_jpeg(folder):
                 assert len(patches(picture, group.colour)) == group.count
 
 
-def test_two_runs_are_byte_equal(folder, tmp_path):
-    write_scenes(tmp_path, count=30)
-    write_scenes(tmp_path, count=30)
-    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    assert len(files) == 31
-    assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()} == set(files)
-    for path in files:
-        assert (tmp_path / path).read_bytes() == (folder / path).read_bytes()
+def test_two_runs_are_byte_equal_and_a_smaller_one_is_the_beginning(folder, tmp_path):
+    write_scenes(tmp_path, count=8)
+    write_scenes(tmp_path, count=8)
+    images = [f"images/scene-{number:05d}.jpg" for number in range(8)]
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()} == {
+        "captions.tsv",
+        *images,
+    }
+    for name in images:
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+    table = (folder / "captions.tsv").read_bytes()
+    assert (tmp_path / "captions.tsv").read_bytes() == b"".join(table.splitlines(keepends=True)[: 1 + 8 * 14])
 
 
 def test_seed_changes_the_folder(folder, tmp_path):

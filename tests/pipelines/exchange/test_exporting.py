@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.exchange.exporters import arrays
+from pipelines.exchange.exporters import MuliseraLayout, NpyLayout, ScanLayout, TsvLayout, WebdatasetLayout, arrays, npy
 from pipelines.exchange.exporting import ExportJob, export_dataset, parse_split_names
+from pipelines.exchange.importers import NpyImport, TsvImport
 from pipelines.exchange.importing import ImportJob, import_features
 from schemas import batches
 from schemas.dataset import open_dataset
@@ -107,7 +108,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 def scan_job(tmp_path, features, captions, **options) -> ExportJob:
-    return ExportJob("scan", str(features), str(tmp_path / "out"), captions=str(captions), **options)
+    return ExportJob(ScanLayout(str(captions), **options), str(features), str(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("text", ["text", "tokens"])
@@ -150,7 +151,7 @@ def test_scan_goes_back_to_the_same_bytes(tmp_path, features, captions):
     path, values = features
     export_dataset(scan_job(tmp_path, path, captions))
     sources = tuple(str(tmp_path / "out" / f"{split}_ims.npy") for split in ("train", "val"))
-    import_features(ImportJob(sources=sources, output=str(tmp_path / "back"), name="toy", shards=SHARDS))
+    import_features(ImportJob(NpyImport(sources), output=str(tmp_path / "back"), name="toy", shards=SHARDS))
     back = open_dataset(tmp_path / "back")
     assert sorted(back.image_ids()) == sorted(IMAGES)
     for shard in range(SHARDS):
@@ -217,7 +218,7 @@ def test_mulisera_rows_follow_the_lists(tmp_path, features):
     (tmp_path / "test_2016_flickr.txt").write_text("9.jpg#11\n猫.jpg\n9.jpg#12\n", encoding="utf-8")
     lists = tuple(str(tmp_path / name) for name in ("train.txt", "test_2016_flickr.txt"))
     names = (("test_2016_flickr", "test_2016"),)
-    export_dataset(ExportJob("mulisera", str(path), str(tmp_path / "imgfeats"), lists=lists, split_names=names))
+    export_dataset(ExportJob(MuliseraLayout(lists, names), str(path), str(tmp_path / "imgfeats")))
     for split, images in (("train", ["x", "30"]), ("test_2016", ["9", "猫", "9"])):
         array = np.load(tmp_path / "imgfeats" / f"{split}-resnet50-avgpool.npy")
         assert array.dtype == np.float16
@@ -229,41 +230,41 @@ def test_mulisera_goes_back_to_the_same_bytes(tmp_path):
     path, values = make_features(tmp_path / "half", dtype="float16")
     (tmp_path / "train.txt").write_text("".join(f"{each}.jpg\n" for each in IMAGES), encoding="utf-8")
     list_ = str(tmp_path / "train.txt")
-    (array,) = export_dataset(ExportJob("mulisera", str(path), str(tmp_path / "out"), lists=(list_,)))
-    import_features(ImportJob(sources=(str(array),), ids=(list_,), output=str(tmp_path / "back"), name="toy", shards=1))
+    (array,) = export_dataset(ExportJob(MuliseraLayout((list_,)), str(path), str(tmp_path / "out")))
+    import_features(ImportJob(NpyImport((str(array),), (list_,)), output=str(tmp_path / "back"), name="toy", shards=1))
     for image_id, value in values.items():
         assert open_dataset(tmp_path / "back").get(image_id)["feature"].tobytes() == value.tobytes()
 
 
 def test_mulisera_refuses_what_it_cannot_hold(tmp_path, features, regions):
-    job = {"format": "mulisera", "output": str(tmp_path / "out")}
+    out = str(tmp_path / "out")
     (tmp_path / "train.txt").write_text("30\nnot-there\n")
     lists = (str(tmp_path / "train.txt"),)
     with pytest.raises(UsageError, match="give the lists with --lists"):
-        export_dataset(ExportJob(dataset=str(features[0]), **job))
+        export_dataset(ExportJob(MuliseraLayout(), str(features[0]), out))
     with pytest.raises(DatasetError, match=r"1 of 2 images of split 'train' have no row in .*'not-there'"):
-        export_dataset(ExportJob(dataset=str(features[0]), lists=lists, **job))
+        export_dataset(ExportJob(MuliseraLayout(lists), str(features[0]), out))
     with pytest.raises(DatasetError, match=r"does not hold features \[D\]"):
-        export_dataset(ExportJob(dataset=str(regions[0]), lists=lists, **job))
+        export_dataset(ExportJob(MuliseraLayout(lists), str(regions[0]), out))
     with pytest.raises(UsageError, match="two of the lists are for the same split"):
-        export_dataset(ExportJob(dataset=str(features[0]), lists=lists * 2, **job))
+        export_dataset(ExportJob(MuliseraLayout(lists * 2), str(features[0]), out))
     large, _ = make_features(tmp_path / "large", scale=1e6)
     (tmp_path / "train.txt").write_text("30\n")
     with pytest.raises(DatasetError, match="a value of image '30' is too large for float16"):
-        export_dataset(ExportJob(dataset=str(large), lists=lists, **job))
+        export_dataset(ExportJob(MuliseraLayout(lists), str(large), out))
     assert files_of(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_npy_goes_back_to_the_same_dataset(tmp_path, dtype):
     path, values = make_features(tmp_path / "features", 2, 3, dtype=dtype)
-    written = export_dataset(ExportJob("npy", str(path), str(tmp_path / "out")))
+    written = export_dataset(ExportJob(NpyLayout(), str(path), str(tmp_path / "out")))
     assert [each.name for each in written] == ["features.npy", "ids.txt"]
     array, ids = np.load(written[0]), written[1].read_text(encoding="utf-8").splitlines()
     assert (array.dtype, array.shape) == (np.dtype(dtype), (6, 2, 3))
     for image_id, row in zip(ids, array, strict=True):
         assert row.tobytes() == values[image_id].tobytes()
-    import_features(ImportJob(sources=(str(written[0]),), output=str(tmp_path / "back"), name="toy", shards=SHARDS))
+    import_features(ImportJob(NpyImport((str(written[0]),)), output=str(tmp_path / "back"), name="toy", shards=SHARDS))
     for shard in range(SHARDS):
         assert open_dataset(tmp_path / "back").shard(shard).equals(open_dataset(path).shard(shard))
 
@@ -272,15 +273,16 @@ def test_npy_in_the_order_of_a_list_whatever_the_batches(tmp_path, features, mon
     path, values = features
     monkeypatch.setattr(arrays, "_BATCH_BYTES", 1)
     (tmp_path / "order.txt").write_text("猫\n30\n", encoding="utf-8")
-    written = export_dataset(ExportJob("npy", str(path), str(tmp_path / "out"), lists=(str(tmp_path / "order.txt"),)))
+    written = export_dataset(ExportJob(NpyLayout((str(tmp_path / "order.txt"),)), str(path), str(tmp_path / "out")))
     np.testing.assert_array_equal(np.load(written[0]), np.stack([values["猫"], values["30"]]))
 
 
 def test_regions_as_npy_go_back(tmp_path, regions):
     path, rows = regions
-    written = export_dataset(ExportJob("npy", str(path), str(tmp_path / "out")))
+    written = export_dataset(ExportJob(NpyLayout(), str(path), str(tmp_path / "out")))
     array, _, boxes, sizes = map(str, written)
-    job = ImportJob((array,), str(tmp_path / "back"), "toy", boxes=(boxes,), sizes=(sizes,), max_regions=REGIONS, shards=SHARDS)
+    files = NpyImport((array,), boxes=(boxes,), sizes=(sizes,), max_regions=REGIONS)
+    job = ImportJob(files, str(tmp_path / "back"), "toy", shards=SHARDS)
     import_features(job)
     back = open_dataset(tmp_path / "back", kind="regions")
     for image_id, row in rows.items():
@@ -311,7 +313,7 @@ TSV_LXMERT = [
 @pytest.mark.parametrize("columns", ["bottom-up", "lxmert"])
 def test_a_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns):
     path, rows = regions
-    (file,) = export_dataset(ExportJob("tsv", str(path), str(tmp_path / "out"), columns=columns))
+    (file,) = export_dataset(ExportJob(TsvLayout(columns), str(path), str(tmp_path / "out")))
     csv.field_size_limit(sys.maxsize)
     fields = TSV if columns == "bottom-up" else TSV_LXMERT
     with file.open(encoding="utf-8") as stream:
@@ -335,15 +337,15 @@ def test_a_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns):
 
 def test_a_tsv_with_classes_goes_back_to_the_same_dataset(tmp_path, regions):
     path, _ = regions
-    (file,) = export_dataset(ExportJob("tsv", str(path), str(tmp_path / "out"), columns="lxmert"))
-    import_features(ImportJob((str(file),), str(tmp_path / "back"), "toy", max_regions=REGIONS, shards=SHARDS))
+    (file,) = export_dataset(ExportJob(TsvLayout("lxmert"), str(path), str(tmp_path / "out")))
+    import_features(ImportJob(TsvImport((str(file),), max_regions=REGIONS), str(tmp_path / "back"), "toy", shards=SHARDS))
     for shard in range(SHARDS):
         assert open_dataset(tmp_path / "back").shard(shard).equals(open_dataset(path).shard(shard))
 
 
 def test_a_tsv_holds_regions_only(tmp_path, features):
     with pytest.raises(DatasetError, match="holds features, expected regions"):
-        export_dataset(ExportJob("tsv", str(features[0]), str(tmp_path / "out")))
+        export_dataset(ExportJob(TsvLayout(), str(features[0]), str(tmp_path / "out")))
 
 
 # --- webdataset ------------------------------------------------------------------------------------------------------
@@ -366,7 +368,7 @@ def test_webdataset_samples_hold_feature_and_captions(tmp_path, features, shards
     path, values = features
     monkeypatch.setattr(batches, "_BATCH_BYTES", 1)
     captions = make_captions(tmp_path / "captions", shards=shards)
-    written = export_dataset(ExportJob("webdataset", str(path), str(tmp_path / "out"), captions=str(captions)))
+    written = export_dataset(ExportJob(WebdatasetLayout(str(captions)), str(path), str(tmp_path / "out")))
     assert [each.name for each in written] == [f"part-{n:05d}.tar" for n in range(SHARDS)]
     samples = samples_of(tmp_path / "out")
     assert set(samples) == set(IMAGES)
@@ -384,13 +386,13 @@ def test_webdataset_samples_hold_feature_and_captions(tmp_path, features, shards
             "tokens": ["ein", "hund", image_id, "2"],
         }
     first = {each.name: each.read_bytes() for each in written}
-    export_dataset(ExportJob("webdataset", str(path), str(tmp_path / "again"), captions=str(captions)))
+    export_dataset(ExportJob(WebdatasetLayout(str(captions)), str(path), str(tmp_path / "again")))
     assert {each.name: each.read_bytes() for each in (tmp_path / "again").iterdir()} == first
 
 
 def test_webdataset_takes_the_chosen_split_only(tmp_path, features, captions):
     notes = []
-    job = ExportJob("webdataset", str(features[0]), str(tmp_path / "out"), captions=str(captions), splits=("val",))
+    job = ExportJob(WebdatasetLayout(str(captions), splits=("val",)), str(features[0]), str(tmp_path / "out"))
     export_dataset(job, note=notes.append)
     assert set(samples_of(tmp_path / "out")) == {"9", "bild-ä"}
     assert notes == ["4 images without a chosen caption were left out"]
@@ -398,7 +400,7 @@ def test_webdataset_takes_the_chosen_split_only(tmp_path, features, captions):
 
 def test_webdataset_of_regions(tmp_path, regions):
     path, rows = regions
-    export_dataset(ExportJob("webdataset", str(path), str(tmp_path / "out")))
+    export_dataset(ExportJob(WebdatasetLayout(), str(path), str(tmp_path / "out")))
     for image_id, sample in samples_of(tmp_path / "out").items():
         assert list(sample) == ["boxes.npy", "feature.npy", "regions.json"]
         np.testing.assert_array_equal(np.load(io.BytesIO(sample["boxes.npy"])), rows[image_id]["boxes"])
@@ -411,18 +413,18 @@ def test_webdataset_of_regions(tmp_path, regions):
 @pytest.mark.parametrize("image_id", ["a.b", "/etc/x", "a//b", "../x"])
 def test_webdataset_refuses_ids_that_it_would_cut(tmp_path, image_id):
     path, _ = make_features(tmp_path / "features", images=["30", image_id])
-    with pytest.raises(DatasetError, match=rf"image id {image_id!r} holds a dot or is no relative path"):
-        export_dataset(ExportJob("webdataset", str(path), str(tmp_path / "out")))
+    with pytest.raises(DatasetError, match=rf"image id {image_id!r} holds a dot or is not a relative path"):
+        export_dataset(ExportJob(WebdatasetLayout(), str(path), str(tmp_path / "out")))
     assert files_of(tmp_path / "out") == []
 
 
 def test_fewer_tar_files_leave_none_of_the_old(tmp_path, features):
-    export_dataset(ExportJob("webdataset", str(features[0]), str(tmp_path / "out")))
+    export_dataset(ExportJob(WebdatasetLayout(), str(features[0]), str(tmp_path / "out")))
     rows = [{"image_id": "30", "feature": np.zeros(WIDTH, "float32")}]
     small = write_dataset(tmp_path / "small", "features", rows, FeatureSpec("toy", (WIDTH,)), shards=1)
     with pytest.raises(DatasetError, match=r"holds 'part-00000.tar' already"):
-        export_dataset(ExportJob("webdataset", str(small), str(tmp_path / "out")))
-    export_dataset(ExportJob("webdataset", str(small), str(tmp_path / "out"), overwrite=True))
+        export_dataset(ExportJob(WebdatasetLayout(), str(small), str(tmp_path / "out")))
+    export_dataset(ExportJob(WebdatasetLayout(), str(small), str(tmp_path / "out"), overwrite=True))
     assert files_of(tmp_path / "out") == ["part-00000.tar"]
 
 
@@ -430,60 +432,57 @@ def test_fewer_tar_files_leave_none_of_the_old(tmp_path, features):
 
 
 def test_files_are_not_overwritten_unasked_and_never_half(tmp_path, features, monkeypatch):
-    job = {"format": "npy", "dataset": str(features[0]), "output": str(tmp_path / "out")}
-    export_dataset(ExportJob(**job))
+    job = {"dataset": str(features[0]), "output": str(tmp_path / "out")}
+    export_dataset(ExportJob(NpyLayout(), **job))
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     with pytest.raises(DatasetError, match=r"holds 'features.npy' already: nothing was written.*--overwrite"):
-        export_dataset(ExportJob(**job))
+        export_dataset(ExportJob(NpyLayout(), **job))
 
     def fail(path, image_ids):
         raise DatasetError("stopped on the way")
 
     with monkeypatch.context() as patch:
-        patch.setattr(arrays, "write_ids", fail)
+        patch.setattr(npy, "write_ids", fail)
         with pytest.raises(DatasetError, match="stopped"):
-            export_dataset(ExportJob(**job, l2=True, overwrite=True))
+            export_dataset(ExportJob(NpyLayout(l2=True), **job, overwrite=True))
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-    export_dataset(ExportJob(**job, l2=True, overwrite=True))
+    export_dataset(ExportJob(NpyLayout(l2=True), **job, overwrite=True))
     np.testing.assert_allclose(np.linalg.norm(np.load(tmp_path / "out" / "features.npy"), axis=1), 1, rtol=1e-6)
 
 
 def test_ids_with_line_breaks_do_not_go_into_lists(tmp_path):
     path, _ = make_features(tmp_path / "features", images=["a\nb"])
     with pytest.raises(DatasetError, match="cannot stand on a line of its own"):
-        export_dataset(ExportJob("npy", str(path), str(tmp_path / "out")))
+        export_dataset(ExportJob(NpyLayout(), str(path), str(tmp_path / "out")))
 
 
 def test_other_kinds_are_refused(tmp_path, features, captions):
-    for format_ in ("npy", "webdataset"):
+    for layout in (NpyLayout(), WebdatasetLayout()):
         with pytest.raises(DatasetError, match="holds captions, expected features or regions"):
-            export_dataset(ExportJob(format_, str(captions), str(tmp_path / "out")))
+            export_dataset(ExportJob(layout, str(captions), str(tmp_path / "out")))
     with pytest.raises(DatasetError, match="holds features, expected captions"):
         export_dataset(scan_job(tmp_path, features[0], features[0]))
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("layout", "options", "message"),
     [
-        ({"format": "zip"}, "--format is 'zip', expected one of scan, mulisera, tsv, webdataset, npy"),
-        ({"format": "scan"}, "give their dataset with --captions"),
-        ({"format": "scan", "captions": "c", "text": "raw"}, "--text is 'raw', expected one of text, tokens"),
-        ({"format": "tsv", "columns": "all"}, "--columns is 'all'"),
-        ({"format": "npy", "captions": "c"}, "--captions is for scan and webdataset, not for npy"),
-        ({"format": "webdataset", "l2": True}, "--l2 is for scan and mulisera and npy, not for webdataset"),
-        ({"format": "webdataset", "language": "de"}, "--language, --portion and --splits choose captions"),
-        ({"format": "npy", "lists": ("a", "b")}, "npy takes one list for the order of the rows, found 2"),
-        ({"format": "scan", "captions": "c", "captions_per_image": -1}, "--captions-per-image is -1"),
+        (ScanLayout, {}, "give their dataset with --captions"),
+        (ScanLayout, {"captions": "c", "text": "raw"}, "--text is 'raw', expected one of text, tokens"),
+        (TsvLayout, {"columns": "all"}, "--columns is 'all', expected one of bottom-up, lxmert"),
+        (WebdatasetLayout, {"language": "de"}, "--language, --portion and --splits choose captions"),
+        (NpyLayout, {"lists": ("a", "b")}, "npy takes one list for the order of the rows, found 2"),
+        (ScanLayout, {"captions": "c", "captions_per_image": -1}, "--captions-per-image is -1"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options, message):
+def test_options_that_make_no_sense_are_refused(layout, options, message):
     with pytest.raises(UsageError, match=re.escape(message)):
-        ExportJob(**{"dataset": "d", "output": "o", **options})
+        layout(**options)
 
 
 def test_exports_are_local(tmp_path, features):
     with pytest.raises(UsageError, match="cannot export to 'gs://bucket/x': give a local folder"):
-        export_dataset(ExportJob("npy", str(features[0]), "gs://bucket/x"))
+        export_dataset(ExportJob(NpyLayout(), str(features[0]), "gs://bucket/x"))
 
 
 def test_split_names_are_pairs(tmp_path, features, captions):

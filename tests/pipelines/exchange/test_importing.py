@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from pipelines.exchange import importing
-from pipelines.exchange.importers.base import make_image_id
+from pipelines.exchange.image_lists import make_image_id
+from pipelines.exchange.importers import LAYOUTS, Hdf5Import, NpyImport, TsvImport
 from pipelines.exchange.importing import ImportJob, format_of, import_features
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
+from schemas.storage import Folder
 from schemas.validation import validate
 
 IDS = ["1000092795", "bild-ä", "猫", "a.b", "x1", "x2", "x3", "x4", "x5", "x6"]
@@ -34,9 +36,11 @@ def write_pair(folder: Path, stem: str, values: np.ndarray, ids: list[str], *, e
 
 
 def npy_job(folder: Path, values: np.ndarray, ids: list[str], **options) -> ImportJob:
+    """A job for one array; options of the job or of the layout."""
     array, list_ = write_pair(folder, "train", values, ids)
+    job = {name: options.pop(name) for name in ("output", "source", "overwrite") if name in options}
     return ImportJob(
-        **{"sources": (array,), "output": str(folder / "out"), "name": "toy", "ids": (list_,), "shards": 3, **options}
+        NpyImport((array,), (list_,), **options), **{"output": str(folder / "out"), "name": "toy", "shards": 3, **job}
     )
 
 
@@ -92,7 +96,7 @@ def test_several_arrays_become_one_dataset(tmp_path):
     first, second = make_rows(4, WIDTH, seed=1), make_rows(6, WIDTH, seed=2)
     pairs = [write_pair(tmp_path, "train", first, IDS[:4]), write_pair(tmp_path, "val", second, IDS[4:])]
     arrays, lists = zip(*pairs, strict=True)
-    import_features(ImportJob(sources=arrays, ids=lists, output=str(tmp_path / "out"), name="toy", shards=2))
+    import_features(ImportJob(NpyImport(arrays, lists), output=str(tmp_path / "out"), name="toy", shards=2))
     dataset = open_dataset(tmp_path / "out")
     both = dict(zip(IDS, [*first, *second], strict=True))
     for image_id, row in both.items():
@@ -111,7 +115,7 @@ def test_several_arrays_become_one_dataset(tmp_path):
 def test_the_list_beside_an_array_is_found(tmp_path, array, list_):
     np.save(tmp_path / array, make_rows(2, WIDTH))
     (tmp_path / list_).write_text("a.jpg\nb.jpg\n")
-    import_features(ImportJob(sources=(str(tmp_path / array),), output=str(tmp_path / "out"), name="toy"))
+    import_features(ImportJob(NpyImport((str(tmp_path / array),)), output=str(tmp_path / "out"), name="toy"))
     assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["a", "b"]
 
 
@@ -174,7 +178,7 @@ def test_image_ids_are_made_of_entries(entry, rule, image_id):
 
 @pytest.mark.parametrize("entry", ["", "  ", ".jpg", "a\tb", "folder/"])
 def test_entries_that_are_no_image_ids_are_refused(entry):
-    with pytest.raises(InputError, match=r"list, line 3: .* is no image id"):
+    with pytest.raises(InputError, match=r"list, line 3: .* is not an image id"):
         make_image_id(entry, "name", place="list, line 3")
 
 
@@ -186,12 +190,10 @@ def test_the_same_command_again_keeps_finished_shards(tmp_path, monkeypatch):
     (tmp_path / "out" / "manifest.json").unlink()
     (tmp_path / "out" / "part-00001-of-00003.parquet").unlink()
     written = []
-    whole = importing.write_shard
-    monkeypatch.setattr(
-        importing, "write_shard", lambda folder, name, *a, **k: (written.append(name), whole(folder, name, *a, **k))
-    )
+    replace = Folder.replace
+    monkeypatch.setattr(Folder, "replace", lambda folder, name: (written.append(name), replace(folder, name))[1])
     import_features(job)
-    assert written == ["part-00001-of-00003.parquet"]
+    assert written == ["part-00001-of-00003.parquet", "manifest.json"]
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
@@ -217,17 +219,17 @@ def test_another_dataset_is_not_overwritten_unasked(tmp_path):
     [
         (lambda v, i: (v, i[:-1]), "train.txt has 9 ids but train.npy has 10 rows: they do not belong together$"),
         (lambda v, i: (v, i[:5]), "has 5 ids but train.npy has 10 rows: .* give --repeats 2"),
-        (lambda v, i: (v, [i[0], *i[:9]]), r"image '1000092795' stands at train.npy, row 0 and again, .* at train.npy, row 1"),
+        (lambda v, i: (v, [i[0], *i[:9]]), r"image '1000092795' occurs at train.npy, row 0 and again, .* at train.npy, row 1"),
         (
             lambda v, i: (np.where(np.arange(10)[:, None] == 3, np.nan, v), i),
             r"6 values of 1 images .*'a.b' \(train.npy, row 3",
         ),
         (lambda v, i: (v.astype("float64") * 1e300, i), "not finite as float32, first of image '1000092795'"),
         (lambda v, i: (v.astype(int), i), "holds int64, expected float16, float32 or float64"),
-        (lambda v, i: (v[:, 0], i), r"train.npy has shape \(10,\), expected a row an image"),
-        (lambda v, i: (v[:0], []), r"has shape \(0, 6\), expected a row"),
+        (lambda v, i: (v[:, 0], i), r"train.npy has shape \(10,\), expected an array .* with one row per image"),
+        (lambda v, i: (v[:0], []), r"has shape \(0, 6\), expected an array"),
         (lambda v, i: (v.astype(object), i), "cannot be read as an npy array of numbers"),
-        (lambda v, i: (v, [*i[:4], "", *i[5:]]), "train.txt, line 5: '' is no image id"),
+        (lambda v, i: (v, [*i[:4], "", *i[5:]]), "train.txt, line 5: '' is not an image id"),
     ],
 )
 def test_broken_arrays_are_refused_and_nothing_is_written(tmp_path, change, message):
@@ -235,7 +237,7 @@ def test_broken_arrays_are_refused_and_nothing_is_written(tmp_path, change, mess
     array, list_ = str(tmp_path / "train.npy"), tmp_path / "train.txt"
     np.save(array, values)
     list_.write_text("".join(f"{each}\n" for each in ids))
-    job = ImportJob(sources=(array,), ids=(str(list_),), output=str(tmp_path / "out"), name="toy")
+    job = ImportJob(NpyImport((array,), (str(list_),)), output=str(tmp_path / "out"), name="toy")
     with pytest.raises(InputError, match=message):
         import_features(job)
     assert not (tmp_path / "out").exists()
@@ -251,62 +253,102 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path):
     two = write_pair(tmp_path, "two", make_rows(2, WIDTH + 1), ["c", "d"])
     job = {"output": str(tmp_path / "out"), "name": "toy"}
     with pytest.raises(InputError, match=r"two.npy has rows float32 \(7,\), one.npy has float32 \(6,\)"):
-        import_features(ImportJob(sources=(one[0], two[0]), **job))
+        import_features(
+            ImportJob(
+                NpyImport(
+                    (
+                        one[0],
+                        two[0],
+                    )
+                ),
+                **job,
+            )
+        )
     with pytest.raises(UsageError, match="2 arrays but 1 files with --ids"):
-        import_features(ImportJob(sources=(one[0], two[0]), ids=(one[1],), **job))
+        import_features(
+            ImportJob(
+                NpyImport(
+                    (
+                        one[0],
+                        two[0],
+                    ),
+                    ids=(one[1],),
+                ),
+                **job,
+            )
+        )
     with pytest.raises(InputError, match=r"no such file: .*nothing\.npy"):
-        import_features(ImportJob(sources=(str(tmp_path / "nothing.npy"),), **job))
+        import_features(ImportJob(NpyImport((str(tmp_path / "nothing.npy"),)), **job))
     with pytest.raises(UsageError, match="copy them to this machine first"):
-        import_features(ImportJob(sources=("gs://bucket/x.npy",), **job))
+        import_features(ImportJob(NpyImport(("gs://bucket/x.npy",)), **job))
     np.save(tmp_path / "lonely.npy", make_rows(2, WIDTH))
     with pytest.raises(UsageError, match=r"no list of image ids beside 'lonely.npy' \(looked for lonely.ids, lonely.txt\)"):
-        import_features(ImportJob(sources=(str(tmp_path / "lonely.npy"),), **job))
+        import_features(ImportJob(NpyImport((str(tmp_path / "lonely.npy"),)), **job))
     with pytest.raises(InputError, match=r"one.npy has shape \(2, 6\), expected \[N, R, D\] as --boxes is given"):
-        import_features(ImportJob(sources=(one[0],), boxes=(one[0],), **job))
+        import_features(ImportJob(NpyImport((one[0],), boxes=(one[0],)), **job))
     with pytest.raises(UsageError, match="--sizes is for regions"):
-        import_features(ImportJob(sources=(one[0],), sizes=(one[0],), **job))
+        import_features(ImportJob(NpyImport((one[0],), sizes=(one[0],)), **job))
     (tmp_path / "latin.txt").write_bytes(b"\xe4.jpg\nb.jpg\n")
-    with pytest.raises(InputError, match=r"latin\.txt' is no text in UTF-8"):
-        import_features(ImportJob(sources=(one[0],), ids=(str(tmp_path / "latin.txt"),), **job))
+    with pytest.raises(InputError, match=r"latin\.txt' is not text in UTF-8"):
+        import_features(ImportJob(NpyImport((one[0],), ids=(str(tmp_path / "latin.txt"),)), **job))
     np.savez(tmp_path / "z.npz", a=np.zeros(2))
     with pytest.raises(InputError, match="is an npz archive"):
-        import_features(ImportJob(sources=(str(tmp_path / "z.npz"),), format="npy", ids=(one[1],), **job))
+        import_features(ImportJob(NpyImport((str(tmp_path / "z.npz"),), ids=(one[1],)), **job))
 
 
 def test_boxes_of_other_shapes_are_refused(tmp_path):
     array, _ = write_pair(tmp_path, "r", make_rows(2, 37, 4), ["a", "b"])
     np.save(tmp_path / "boxes.npy", np.zeros((2, 36, 4)))
-    job = {"sources": (array,), "boxes": (str(tmp_path / "boxes.npy"),), "output": str(tmp_path / "out"), "name": "toy"}
-    with pytest.raises(InputError, match="has 37 regions an image, at most 36 are stored: give --max-regions 37"):
-        import_features(ImportJob(**job))
+    job = {"output": str(tmp_path / "out"), "name": "toy"}
+    boxes = (str(tmp_path / "boxes.npy"),)
+    with pytest.raises(InputError, match="has 37 regions per image, at most 36 are stored: give --max-regions 37"):
+        import_features(ImportJob(NpyImport((array,), boxes=boxes), **job))
     with pytest.raises(InputError, match=r"boxes.npy holds float64 \(2, 36, 4\), expected numbers \(2, 37, 4\)"):
-        import_features(ImportJob(**job, max_regions=37))
+        import_features(ImportJob(NpyImport((array,), boxes=boxes, max_regions=37), **job))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "csv"}, "format 'csv' is unknown, expected one of npy, tsv, hdf5"),
         ({"name": "my name"}, "--name is 'my name'"),
         ({"name": ""}, "--name is ''"),
-        ({"repeats": 0}, "--repeats is 0, expected 1 or more"),
-        ({"max_regions": 0}, "--max-regions is 0"),
         ({"shards": 0}, "the number of shards is 0"),
-        ({"sources": ()}, "no files are given"),
-        ({"sources": ("x.bin",)}, "cannot tell the format of 'x.bin'"),
-        ({"id_rule": "other"}, "--id-rule is 'other'"),
-        ({"sources": ("x.tsv",), "ids": ("a",)}, "--ids is for npy and hdf5, these files are tsv"),
-        ({"array": "a"}, "--array is for hdf5, these files are npy"),
-        ({"sources": ("x.h5", "y.h5")}, "of hdf5 one file is imported at a time"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options, message):
+def test_jobs_that_make_no_sense_are_refused(options, message):
     with pytest.raises(UsageError, match=re.escape(message)):
-        ImportJob(**{"sources": ("x.npy",), "output": "out", "name": "toy", **options})
+        ImportJob(**{"files": NpyImport(("x.npy",)), "output": "out", "name": "toy", **options})
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "message"),
+    [
+        *((layout, {"sources": ()}, "no files are given") for layout in LAYOUTS.values()),
+        *((layout, {"id_rule": "other"}, "--id-rule is 'other'") for layout in LAYOUTS.values()),
+        *((layout, {"repeats": 0}, "--repeats is 0, expected 1 or more") for layout in (NpyImport, Hdf5Import)),
+        *((layout, {"max_regions": 0}, "--max-regions is 0") for layout in (NpyImport, TsvImport)),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(layout, options, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        layout(**{"sources": ("x.npy",), **options})
+
+
+@pytest.mark.parametrize("options", [{"sources": ("x.h5", "y.h5")}, {"sources": ("x.h5",), "ids": ("a", "b")}])
+def test_hdf5_is_one_file_with_one_list(options):
+    with pytest.raises(UsageError, match="import one HDF5 file at a time, with at most one list of ids"):
+        Hdf5Import(**options)
+
+
+def test_jobs_and_layouts_touch_no_file():
+    for layout in (NpyImport(("none.npy",)), TsvImport(("none.tsv",)), Hdf5Import(("none.h5",))):
+        assert ImportJob(layout, output="out", name="toy").files.sources == layout.sources
 
 
 def test_the_format_is_known_by_the_extension():
     assert [format_of(name) for name in ("a.npy", "B.TSV", "c.h5", "d.hdf5")] == ["npy", "tsv", "hdf5", "hdf5"]
+    with pytest.raises(UsageError, match=r"cannot tell the format of 'x\.bin' from its name: give --format npy, tsv, hdf5"):
+        format_of("x.bin")
 
 
 # --- tsv -------------------------------------------------------------------------------------------------------------
@@ -322,7 +364,7 @@ def test_a_bottom_up_tsv_becomes_regions(tmp_path, header):
     names = [["image_id", "image_w", "image_h", "num_boxes", "boxes", "features"]] if header else []
     lines = [tsv_line(image_id, *arrays) for image_id, arrays in images.items()]
     path = write_tsv(tmp_path / "trainval.tsv", [*names, *lines])
-    manifest = import_features(ImportJob(sources=(path,), output=str(tmp_path / "out"), name="faster-rcnn-36", shards=2))
+    manifest = import_features(ImportJob(TsvImport((path,)), output=str(tmp_path / "out"), name="faster-rcnn-36", shards=2))
     assert validate(tmp_path / "out") == []
     assert manifest.inputs[0]["sha256"] == hashlib.sha256(Path(path).read_bytes()).hexdigest()
     dataset = open_dataset(tmp_path / "out", kind="regions")
@@ -342,7 +384,7 @@ def test_the_lxmert_tsv_brings_classes_and_attributes(tmp_path):
     boxes, features = regions_of(1, 3)
     labels = ([7, 1599, 0], [0.5, 0.25, 1], [399, -1, 2], [0.125, 0.5, 0.75])
     path = write_tsv(tmp_path / "a.tsv", [tsv_line("a.jpg", boxes, features, lxmert=labels)])
-    import_features(ImportJob(sources=(path,), output=str(tmp_path / "out"), name="x", max_regions=4))
+    import_features(ImportJob(TsvImport((path,), max_regions=4), output=str(tmp_path / "out"), name="x"))
     row = open_dataset(tmp_path / "out").get("a")
     assert (row["width"], row["height"]) == (640, 480)
     # argmax over the probabilities without background in the file, so 0 is the first class; here that is 1, and 0 is none.
@@ -354,7 +396,7 @@ def test_the_lxmert_tsv_brings_classes_and_attributes(tmp_path):
 
 def test_an_image_without_regions_is_a_row_of_zeros(tmp_path):
     lines = [tsv_line("a", *regions_of(1, 2)), tsv_line("b", np.zeros((0, 4)), np.zeros((0, 8)))]
-    import_features(ImportJob(sources=(write_tsv(tmp_path / "a.tsv", lines),), output=str(tmp_path / "out"), name="x"))
+    import_features(ImportJob(TsvImport((write_tsv(tmp_path / "a.tsv", lines),)), output=str(tmp_path / "out"), name="x"))
     assert validate(tmp_path / "out") == []
     assert open_dataset(tmp_path / "out").get("b")["num_regions"] == 0
 
@@ -362,11 +404,11 @@ def test_an_image_without_regions_is_a_row_of_zeros(tmp_path):
 def test_lines_that_stand_in_two_files_become_one_row(tmp_path):
     line = tsv_line("a", *regions_of(1, 2))
     paths = [write_tsv(tmp_path / "0.tsv", [line]), write_tsv(tmp_path / "1.tsv", [line, tsv_line("b", *regions_of(2, 2))])]
-    import_features(ImportJob(sources=tuple(paths), output=str(tmp_path / "out"), name="x"))
+    import_features(ImportJob(TsvImport(tuple(paths)), output=str(tmp_path / "out"), name="x"))
     assert len(open_dataset(tmp_path / "out")) == 2
     write_tsv(tmp_path / "1.tsv", [tsv_line("a", *regions_of(3, 2))])
-    with pytest.raises(InputError, match=r"image 'a' stands at 0.tsv, line 1 and again, with other values, at 1.tsv, line 1"):
-        import_features(ImportJob(sources=tuple(paths), output=str(tmp_path / "other"), name="x"))
+    with pytest.raises(InputError, match=r"image 'a' occurs at 0.tsv, line 1 and again, with other values, at 1.tsv, line 1"):
+        import_features(ImportJob(TsvImport(tuple(paths)), output=str(tmp_path / "other"), name="x"))
 
 
 GOOD = tsv_line("a", *regions_of(1, 2))
@@ -377,11 +419,11 @@ GOOD = tsv_line("a", *regions_of(1, 2))
     [
         ([GOOD[:5]], "t.tsv has 5 columns and lacks image_id, .*expected the 6 columns of bottom-up-attention"),
         ([GOOD, GOOD[:5]], "t.tsv, line 2 has 5 columns, expected 6"),
-        ([[*GOOD[:5], "AAA"]], "t.tsv, line 1: column 'features' is no base64"),
+        ([[*GOOD[:5], "AAA"]], "t.tsv, line 1: column 'features' is not base64"),
         ([[*GOOD[:4], "AAAA", GOOD[5]]], "column 'boxes' has 3 bytes, expected 32 for 2 boxes"),
         ([[*GOOD[:5], "AAAA"]], "column 'features' has 3 bytes, expected a multiple of 8 for 2 boxes"),
         ([["a", "wide", *GOOD[2:]]], "width, height and num_boxes must be numbers"),
-        ([["a", -1, *GOOD[2:]]], "width -1, .* are no sizes"),
+        ([["a", -1, *GOOD[2:]]], "width -1, .* are not sizes"),
         ([GOOD, tsv_line("b", *regions_of(2, 2, width=9))], "line 2: image 'b' has features of 9 values, those before it 8"),
         ([tsv_line("b", *regions_of(2, 40))], "t.tsv, line 1: an image with 40 regions, .* give --max-regions 40"),
         ([tsv_line("b", np.zeros((0, 4)), [])], "holds no regions at all"),
@@ -392,7 +434,7 @@ GOOD = tsv_line("a", *regions_of(1, 2))
     ],
 )
 def test_broken_tsv_files_are_refused(tmp_path, lines, message):
-    job = ImportJob(sources=(write_tsv(tmp_path / "t.tsv", lines),), output=str(tmp_path / "out"), name="x")
+    job = ImportJob(TsvImport((write_tsv(tmp_path / "t.tsv", lines),)), output=str(tmp_path / "out"), name="x")
     with pytest.raises(InputError, match=message):
         import_features(job)
     assert not (tmp_path / "out").exists()
@@ -410,7 +452,7 @@ def hdf5(tmp_path):
         with h5py.File(tmp_path / "f.h5", "w") as file:
             for name, values in arrays.items():
                 file[name] = values
-        return ImportJob(sources=(str(tmp_path / "f.h5"),), output=str(tmp_path / "out"), name="toy", shards=2, **options)
+        return ImportJob(Hdf5Import((str(tmp_path / "f.h5"),), **options), output=str(tmp_path / "out"), name="toy", shards=2)
 
     return write
 
@@ -454,9 +496,9 @@ def test_one_hdf5_array_an_image(tmp_path, hdf5, group):
             InputError,
             "f.h5:i has 1 ids but f.h5:x has 2 rows",
         ),
-        ({"x": np.ones((2, 3)), "i": [[1]]}, {"array": "x", "id_array": "i"}, InputError, "f.h5:i is no list of image ids"),
+        ({"x": np.ones((2, 3)), "i": [[1]]}, {"array": "x", "id_array": "i"}, InputError, "f.h5:i is not a list of image ids"),
         ({"x": np.ones(2), "i": [1, 2]}, {"array": "x", "id_array": "i"}, InputError, r"f.h5:x has shape \(2,\)"),
-        ({"x": np.ones((2, 3)), "i": [1, 2]}, {}, InputError, "expected arrays of one shape, one an image"),
+        ({"x": np.ones((2, 3)), "i": [1, 2]}, {}, InputError, "expected arrays of one shape, one per image"),
         ({"x/y": np.ones(3)}, {}, InputError, "f.h5:/ holds no datasets"),
         ({"x": np.ones(3)}, {"id_array": "i"}, UsageError, "name the array with --array"),
         ({"x": np.ones(3, dtype=int)}, {}, InputError, "holds int64"),

@@ -1,5 +1,6 @@
 import io
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,12 +85,26 @@ def job_of(images, output, **more) -> FeaturesJob:
     )
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("extract")
+
+
+@pytest.fixture
+def extracted(images, shared, tmp_path) -> Path:
+    """Folder ``f`` with the features of ``images``: the first test that asks for it extracts, all get a copy."""
+    if not (shared / "manifest.json").exists():
+        extract_features(job_of(images, shared), ONE)
+    return shutil.copytree(shared, tmp_path / "f")
+
+
 def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_each_image_has_its_feature_in_the_shard_of_its_id(images, colours, tmp_path):
+def test_each_image_has_its_feature_in_the_shard_of_its_id_and_the_model_is_loaded_once(images, colours, tmp_path):
     manifest = extract_features(job_of(images, tmp_path / "f", batch_size=3), ONE)
+    assert FakeExtractor.loaded == 1
     dataset = open_dataset(tmp_path / "f")
     for number in range(4):
         expected = [
@@ -107,17 +122,12 @@ def test_each_image_has_its_feature_in_the_shard_of_its_id(images, colours, tmp_
     assert manifest.statistics == {"images": 40, "failed": 0, "listing": whole.shards[0]}
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 100])
-def test_bytes_do_not_depend_on_the_batch(images, tmp_path, batch_size):
+def test_bytes_do_not_depend_on_the_batch(images, tmp_path):
     (images / "bad.png").write_bytes(b"")
     extract_features(job_of(images, tmp_path / "f", batch_size=16), ONE)
-    extract_features(job_of(images, tmp_path / "g", batch_size=batch_size), ONE)
-    assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
-
-
-def test_the_model_is_loaded_once(images, tmp_path):
-    extract_features(job_of(images, tmp_path / "f"), ONE)
-    assert FakeExtractor.loaded == 1
+    for batch_size in (1, 5, 100):
+        extract_features(job_of(images, tmp_path / f"{batch_size}", batch_size=batch_size), ONE)
+        assert snapshot(tmp_path / "f") == snapshot(tmp_path / f"{batch_size}"), batch_size
 
 
 def test_shards_without_images_are_written(images, tmp_path):
@@ -128,11 +138,15 @@ def test_shards_without_images_are_written(images, tmp_path):
     assert validate(tmp_path / "f") == []
 
 
-def test_failures_are_rows_of_their_own(images, colours, tmp_path):
+def test_failures_are_rows_of_their_own_and_the_meter_counts_them(images, colours, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.running.progress._WRITE_SECONDS", -1.0)
+    (tmp_path / "meter").mkdir()
+    meter = Meter(str(tmp_path / "meter"))
     (images / "empty.png").write_bytes(b"")
     (images / "page.jpg").write_bytes(b"<html>not found</html>")
     (images / "dangling.jpg").symlink_to(images / "none")
-    manifest = extract_features(job_of(images, tmp_path / "f"), ONE)
+    manifest = extract_features(job_of(images, tmp_path / "f"), ONE, meter)
+    assert {name: meter.total()[name] for name in ("images", "failed")} == {"images": 43, "failed": 3}
     failures = {row["key"]: row for row in open_dataset(tmp_path / "f").failures().to_pylist()}
     assert {key: (row["uri"], row["stage"], row["reason"]) for key, row in failures.items()} == {
         "empty": ("empty.png", "decode", "empty"),
@@ -168,15 +182,14 @@ def test_finished_shards_are_not_made_again(images, tmp_path):
     assert (again.st_mtime_ns, again.st_ino) == (stamp.st_mtime_ns, stamp.st_ino)
 
 
-def test_a_complete_dataset_is_returned_as_it_is(images, tmp_path):
-    first = extract_features(job_of(images, tmp_path / "f"), ONE)
+def test_a_complete_dataset_is_returned_as_it_is(images, extracted, tmp_path):
+    first = open_dataset(extracted).manifest
     for path in images.rglob("*.png"):
         path.write_bytes(path.read_bytes()[::-1])  # Of the same size: nothing is read again.
     assert extract_features(job_of(images, tmp_path / "f"), ONE) == first
 
 
-def test_a_new_image_is_refused_unless_one_says_what_to_do(images, tmp_path):
-    extract_features(job_of(images, tmp_path / "f"), ONE)
+def test_a_new_image_is_refused_unless_one_says_what_to_do(images, extracted, tmp_path):
     before = snapshot(tmp_path / "f")
     (images / "new.png").write_bytes(picture((1, 2, 3)))
     with pytest.raises(DatasetError, match=r"made from other images.*in 1 of 4 shards.*Give --update"):
@@ -212,15 +225,13 @@ def test_update_of_nothing_makes_everything(images, tmp_path):
     assert extract_features(job_of(images, tmp_path / "f", update=True), ONE).rows == 40
 
 
-def test_update_keeps_images_that_are_gone(images, tmp_path):
-    extract_features(job_of(images, tmp_path / "f"), ONE)
+def test_update_keeps_images_that_are_gone(images, extracted, tmp_path):
     (images / "image000.png").unlink()
     assert extract_features(job_of(images, tmp_path / "f", update=True), ONE).rows == 40
     assert open_dataset(tmp_path / "f").get("image000")["image_id"] == "image000"
 
 
-def test_update_goes_on_after_a_kill(images, tmp_path):
-    extract_features(job_of(images, tmp_path / "f"), ONE)
+def test_update_goes_on_after_a_kill(images, extracted, tmp_path):
     for number in range(9):
         (images / f"new{number}.png").write_bytes(picture((number, 2, 3)))
     extract_features(job_of(images, tmp_path / "g"), ONE)
@@ -332,8 +343,8 @@ def test_a_listing_that_was_made_is_not_made_again(images, tmp_path, monkeypatch
     assert extract_features(job, ONE, listing=listing).rows == 40
 
 
-def test_the_fingerprint_is_that_of_the_feature_space(images, tmp_path):
-    first = extract_features(job_of(images, tmp_path / "f"), ONE)
+def test_the_fingerprint_is_that_of_the_feature_space(images, extracted, tmp_path):
+    first = open_dataset(extracted).manifest
     second = extract_features(job_of(images / "more", tmp_path / "g"), ONE)
     assert first.fingerprint == second.fingerprint
     assert first.statistics["listing"] != second.statistics["listing"]
@@ -341,16 +352,6 @@ def test_the_fingerprint_is_that_of_the_feature_space(images, tmp_path):
         images=open_images(images), output="h", extractor=ExtractorRequest("resnet50-pool", weights="5"), device="cpu", shards=4
     )
     assert plan_features(job, list_images(job)).identity.fingerprint != first.fingerprint
-
-
-def test_the_meter_counts_images_and_failures(images, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.running.progress._WRITE_SECONDS", -1.0)
-    (images / "empty.png").write_bytes(b"")
-    (tmp_path / "meter").mkdir()
-    meter = Meter(str(tmp_path / "meter"))
-    extract_features(job_of(images, tmp_path / "f"), ONE, meter)
-    total = meter.total()
-    assert (total["images"], total["failed"]) == (41, 1)
 
 
 def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
@@ -397,8 +398,7 @@ def test_an_error_of_the_extractor_is_the_users_with_its_message(images, tmp_pat
 
 
 @pytest.mark.parametrize("more", [{"precision": "fp16"}, {"compile": True}, {"device": "cuda:7"}])
-def test_what_the_device_cannot_do_is_said_before_anything_is_replaced(images, tmp_path, more):
-    extract_features(job_of(images, tmp_path / "f"), ONE)
+def test_what_the_device_cannot_do_is_said_before_anything_is_replaced(images, extracted, tmp_path, more):
     before = snapshot(tmp_path / "f")
     job = job_of(images, tmp_path / "f", shards=3, overwrite=True)
     if "device" in more:
@@ -424,10 +424,9 @@ def test_a_folder_that_may_not_be_written(images, tmp_path):
     assert (tmp_path / "file").stat().st_size == 0
 
 
-def test_a_list_that_changes_during_the_run_is_an_error_and_the_next_run_goes_on(images, tmp_path):
+def test_a_list_that_changes_during_the_run_is_an_error_and_the_next_run_goes_on(images, extracted, tmp_path):
     """The launcher and a worker both list the images: a shard that lacks some must not count as whole."""
-    extract_features(job_of(images, tmp_path / "expected"), ONE)
-    job = job_of(images, tmp_path / "f")
+    job = job_of(images, tmp_path / "g")
     listing = list_images(job)
     (images / "image003.png").rename(tmp_path / "image003.png")
     shard = shard_of("image003", 4)
@@ -435,10 +434,10 @@ def test_a_list_that_changes_during_the_run_is_an_error_and_the_next_run_goes_on
         InputError, match=rf"changed while the run was going on: shard {shard} has \d+ images now.*finished shards"
     ):
         extract_features(job, ONE, listing=listing)
-    assert not (tmp_path / "f" / "manifest.json").exists()
+    assert not (tmp_path / "g" / "manifest.json").exists()
     (tmp_path / "image003.png").rename(images / "image003.png")
     extract_features(job, ONE)
-    assert snapshot(tmp_path / "f") == snapshot(tmp_path / "expected")
+    assert snapshot(tmp_path / "g") == snapshot(extracted)
 
 
 def test_a_folder_that_vanishes_before_it_is_listed_again(images, tmp_path):

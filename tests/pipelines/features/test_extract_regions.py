@@ -2,6 +2,7 @@
 
 import io
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ from PIL import Image
 
 from extractors import Description, Extractor, ExtractorRequest
 from extractors.settings import RegionOptions
-from pipelines.datasets.comparison import compare
+from pipelines.datasets.comparison import DiffJob, compare_datasets
 from pipelines.datasets.inspection import describe as inspect
 from pipelines.datasets.region_names import RegionNames
+from pipelines.exchange.exporters import NpyLayout, TsvLayout
 from pipelines.exchange.exporting import ExportJob, export_dataset
+from pipelines.exchange.importers import NpyImport, TsvImport
 from pipelines.exchange.importing import ImportJob, import_features
 from pipelines.features.extract import extract_features, list_images, plan_features
 from pipelines.features.job import FeaturesJob
@@ -124,6 +127,27 @@ def job_of(images, output, **more) -> FeaturesJob:
     return FeaturesJob(images=open_images(images), output=str(output), extractor=request, **options)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("regions")
+
+
+@pytest.fixture
+def extracted(images, shared, tmp_path) -> Path:
+    """Folder ``r`` with the regions of ``images``: the first test that asks for it extracts, all get a copy."""
+    if not (shared / "r" / "manifest.json").exists():
+        extract_features(job_of(images, shared / "r"), ONE)
+    return shutil.copytree(shared / "r", tmp_path / "r")
+
+
+@pytest.fixture
+def extracted_with_names(images, names, shared, tmp_path) -> Path:
+    """Folder ``r`` with the regions of ``images`` and the names; see ``extracted``."""
+    if not (shared / "named" / "manifest.json").exists():
+        extract_features(job_of(images, shared / "named", regions=names), ONE)
+    return shutil.copytree(shared / "named", tmp_path / "r")
+
+
 def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -168,8 +192,7 @@ def test_failures_are_rows_of_their_own(images, tmp_path):
     assert validate(tmp_path / "r") == []
 
 
-def test_an_update_gives_what_a_fresh_run_gives(images, tmp_path):
-    extract_features(job_of(images, tmp_path / "r"), ONE)
+def test_an_update_gives_what_a_fresh_run_gives(images, extracted, tmp_path):
     for name in ("aaa", "image105", "zzz"):
         (images / f"{name}.png").write_bytes(picture((6, 5, 4)))
     FakeRegions.batches.clear()
@@ -207,8 +230,8 @@ def test_libraries_name_what_made_the_regions(images):
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_names_lie_beside_the_shards_and_change_nothing_else(images, names, tmp_path):
-    plain = extract_features(job_of(images, tmp_path / "r"), ONE)
+def test_names_lie_beside_the_shards_and_change_nothing_else(images, names, extracted, tmp_path):
+    plain = open_dataset(extracted).manifest
     named = extract_features(job_of(images, tmp_path / "s", regions=names), ONE)
     assert named.fingerprint == plain.fingerprint
     assert [shard.sha256 for shard in named.shards] == [shard.sha256 for shard in plain.shards]
@@ -220,8 +243,7 @@ def test_names_lie_beside_the_shards_and_change_nothing_else(images, names, tmp_
     assert RegionNames.of(open_dataset(tmp_path / "r")) == RegionNames()
 
 
-def test_names_can_be_given_later_and_are_kept(images, names, tmp_path):
-    extract_features(job_of(images, tmp_path / "r"), ONE)
+def test_names_can_be_given_later_and_are_kept(images, names, extracted, tmp_path):
     before = shards_of(tmp_path / "r")
     extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
     assert shards_of(tmp_path / "r") == before
@@ -239,8 +261,7 @@ def test_names_can_be_given_later_and_are_kept(images, names, tmp_path):
     assert validate(tmp_path / "r") == []
 
 
-def test_a_run_with_names_goes_on_after_a_kill(images, names, tmp_path):
-    extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
+def test_a_run_with_names_goes_on_after_a_kill(images, names, extracted_with_names, tmp_path):
     before = snapshot(tmp_path / "r")
     (tmp_path / "r" / "manifest.json").unlink()
     (tmp_path / "r" / "part-00001-of-00003.parquet").unlink()
@@ -258,8 +279,7 @@ def test_names_that_another_extractor_left_are_not_taken_over(images, tmp_path):
     assert RegionNames.of(open_dataset(tmp_path / "r")) == RegionNames(attributes=("blue", "old"))
 
 
-def test_names_of_an_overwritten_dataset_go(images, names, tmp_path):
-    extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
+def test_names_of_an_overwritten_dataset_go(images, extracted_with_names, tmp_path):
     with pytest.raises(DatasetError, match="holds another dataset"):
         extract_features(job_of(images, tmp_path / "r", weights="1"), ONE)
     extract_features(job_of(images, tmp_path / "r", weights="1", overwrite=True), ONE)
@@ -281,8 +301,7 @@ def test_names_of_what_the_extractor_does_not_tell(images, names, tmp_path, monk
         extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
 
 
-def test_names_that_are_lost_are_an_error(images, names, tmp_path):
-    extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
+def test_names_that_are_lost_are_an_error(images, names, extracted_with_names, tmp_path):
     (tmp_path / "r" / "names" / "classes.txt").unlink()
     with pytest.raises(DatasetError, match="are listed in the manifest but not there: copy the whole folder again"):
         inspect(open_dataset(tmp_path / "r"))
@@ -334,28 +353,22 @@ def test_sample_rows_show_the_best_regions_by_name(tmp_path, names):
 
 
 @pytest.mark.parametrize("layout", ["npy", "tsv"])
-def test_exported_and_imported_again_the_rows_are_the_same(images, tmp_path, layout):
-    extract_features(job_of(images, tmp_path / "r"), ONE)
+def test_exported_and_imported_again_the_rows_are_the_same(extracted, tmp_path, layout):
     dataset = open_dataset(tmp_path / "r")
     paths = export_dataset(
         ExportJob(
-            format=layout,
+            layout=NpyLayout() if layout == "npy" else TsvLayout(columns="lxmert"),
             dataset=str(tmp_path / "r"),
             output=str(tmp_path / "out"),
-            **({"columns": "lxmert"} if layout == "tsv" else {}),
         )
     )
     more = {"boxes": (str(tmp_path / "out" / "boxes.npy"),), "sizes": (str(tmp_path / "out" / "sizes.npy"),)}
     source = next(path for path in paths if path.name in ("features.npy", "regions.tsv"))
-    again = ImportJob(
-        sources=(str(source),),
-        output=str(tmp_path / "again"),
-        name="fake-regions",
-        max_regions=R,
-        shards=2,
-        **(more if layout == "npy" else {}),
-    )
-    import_features(again)
+    if layout == "npy":
+        files = NpyImport((str(source),), max_regions=R, **more)
+    else:
+        files = TsvImport((str(source),), max_regions=R)
+    import_features(ImportJob(files, output=str(tmp_path / "again"), name="fake-regions", shards=2))
     assert validate(tmp_path / "again") == []
     back = open_dataset(tmp_path / "again")
     columns = ["boxes", "features"] if layout == "npy" else list(dataset.schema.names[1:])
@@ -364,14 +377,13 @@ def test_exported_and_imported_again_the_rows_are_the_same(images, tmp_path, lay
         for column in (*columns, "width", "height"):
             np.testing.assert_array_equal(after[column], before[column], err_msg=f"{image_id} {column}")
     if layout == "tsv":
-        assert not compare(dataset, back).differs()
+        assert not compare_datasets(DiffJob(str(tmp_path / "r"), str(tmp_path / "again"))).differs
 
 
-def test_a_difference_of_regions_is_found(images, tmp_path):
-    extract_features(job_of(images, tmp_path / "r"), ONE)
+def test_a_difference_of_regions_is_found(images, extracted, tmp_path):
     extract_features(job_of(images, tmp_path / "s", shards=5), ONE)
-    assert not compare(open_dataset(tmp_path / "r"), open_dataset(tmp_path / "s")).differs()
+    assert not compare_datasets(DiffJob(str(tmp_path / "r"), str(tmp_path / "s"))).differs
     (images / "image03.png").write_bytes(picture((3, 99, 99)))
     extract_features(job_of(images, tmp_path / "t"), ONE)
-    found = compare(open_dataset(tmp_path / "r"), open_dataset(tmp_path / "t"))
+    found = compare_datasets(DiffJob(str(tmp_path / "r"), str(tmp_path / "t")))
     assert found.differing.first == ("image03",)

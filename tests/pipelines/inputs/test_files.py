@@ -11,7 +11,7 @@ import random
 import pytest
 
 from pipelines.inputs import files
-from pipelines.inputs.files import count_lines, inventory, iter_json, list_files, read_lines
+from pipelines.inputs.files import count_lines, input_errors, inventory, iter_json, list_files, read_lines
 from schemas.errors import InputError
 from schemas.storage import Folder
 
@@ -86,6 +86,20 @@ def test_broken_gzip(tmp_path, damage, reader):
 def test_missing_file(tmp_path):
     with pytest.raises(InputError, match=r"/nothing' is not there: check the path"):
         list(read_lines(Folder(str(tmp_path)), "nothing"))
+
+
+@pytest.mark.parametrize(
+    ("location", "error", "message"),
+    [
+        ("/a/b", FileNotFoundError(2, "No such file"), "'/a/b' is not there: check the path"),
+        ("/a/b", PermissionError(13, "Permission denied"), "'/a/b' may not be read: give this user"),
+        ("/a/b", OSError(5, "Input/output error"), "cannot use '/a/b': OSError: .*Input/output error"),
+        ("gs://a/b", OSError("google::cloud::Status(UNAVAILABLE: curl)"), "cannot use 'gs://a/b': it cannot be reached: check"),
+    ],
+)
+def test_errors_of_reading_are_input_errors(location, error, message):
+    with pytest.raises(InputError, match=message), input_errors(location):
+        raise error
 
 
 def test_names_are_sorted_files(tmp_path):

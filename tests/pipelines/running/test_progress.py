@@ -3,6 +3,7 @@ import json
 import multiprocessing
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -13,14 +14,14 @@ from pipelines.running.progress import Meter, Snapshot, show_progress
 
 @pytest.fixture
 def always(monkeypatch):
-    """Lets a meter write at each call, and not only five times a second."""
+    """Let a meter write at every call instead of five times a second."""
     monkeypatch.setattr(progress, "_WRITE_SECONDS", -1.0)
 
 
 def wait_for(condition, seconds=20.0):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it never came"
+        assert time.monotonic() < deadline, "the condition never became true"
         time.sleep(0.01)
 
 
@@ -73,26 +74,32 @@ def test_meters_of_two_runs_do_not_mix(tmp_path, always):
     assert (first.total(), second.total()) == ({"images": 1}, {"images": 10})
 
 
-def test_few_files_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "_WRITE_SECONDS", 1000.0)
+@pytest.mark.parametrize("start", [0.0, 0.5, 1e6])
+def test_counts_are_written_at_once_and_then_five_times_a_second(tmp_path, monkeypatch, start):
+    """The monotonic clock may start at any number, even at zero."""
+    now = start
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
     meter = Meter(str(tmp_path))
-    for _ in range(5):
+    totals = []
+    for seconds in (0.0, 0.1, 0.15, 0.25, 0.35, 0.5):
+        now = start + seconds
         meter.add(images=1)
-    assert meter.total() == {"images": 1}
+        totals.append(meter.total()["images"])
+    assert totals == [1, 1, 1, 4, 4, 6]
 
 
-def test_a_folder_that_has_gone_stops_nothing(tmp_path, always):
+def test_a_deleted_folder_does_not_stop_the_work(tmp_path, always):
     Meter(str(tmp_path / "gone")).add(images=1)
     assert Meter(str(tmp_path / "gone")).total() == {}
 
 
-def test_a_file_that_is_half_written_is_skipped(tmp_path):
+def test_a_half_written_file_is_skipped(tmp_path):
     (tmp_path / "1.json").write_text('{"images": 4}')
     (tmp_path / "2.json").write_text('{"ima')
     assert Meter(str(tmp_path)).total() == {"images": 4}
 
 
-def test_lines_elsewhere_than_on_a_terminal(monkeypatch, always):
+def test_plain_lines_outside_a_terminal(monkeypatch, always):
     monkeypatch.setattr(progress, "_PLAIN_SECONDS", 0.05)
     file = io.StringIO()
     with show_progress(Console(file=file, width=200), "captions", unit="captions", total=10) as meter:
@@ -116,7 +123,7 @@ def test_a_terminal_gets_a_live_line(always):
     assert "2 failed" in file.getvalue()
 
 
-def test_a_short_run_says_nothing():
+def test_a_short_run_prints_nothing():
     file = io.StringIO()
     with show_progress(Console(file=file), "captions", unit="captions"):
         pass
@@ -165,7 +172,7 @@ def test_the_bottleneck_is_named(waited, worked, expected):
     assert Snapshot("x", "images", counts, 1.0).bottleneck == expected
 
 
-def test_counts_that_were_not_yet_written_are_flushed(tmp_path, monkeypatch):
+def test_unwritten_counts_are_flushed(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "_WRITE_SECONDS", 1000.0)
     meter = Meter(str(tmp_path))
     for _ in range(5):

@@ -14,13 +14,13 @@ MESSAGE = "caption key 'a/en/x/0' occurs twice: 'it''s [odd]' and \"b\": remove 
 
 
 def carried_text(error: Exception, label: str = "Make/Shard") -> str:
-    """The text in which Beam brings an error from a worker process: the traceback, and that of what it raised because of it."""
+    """Return the text with which Beam reports an error of a worker process: its traceback and that of the error it caused."""
     try:
         try:
             raise error
         except Exception as cause:
             raise type(cause)(f"{cause} [while running '{label}']") from cause
-    except Exception:  # noqa: BLE001 -- any, as Beam does
+    except Exception:  # noqa: BLE001 -- Beam catches any error, too
         return f"bundle inst_7 stage-id failed:{traceback.format_exc()}\nmore of Beam's text\n"
 
 
@@ -32,7 +32,7 @@ def test_an_error_of_a_worker_process_keeps_its_class_and_message(kind):
 
 
 @pytest.mark.parametrize("error", [ValueError("schemas are wrong"), RuntimeError("errors.InputError")])
-def test_an_error_of_ours_stays_what_it_is(error):
+def test_an_internal_error_stays_as_it_is(error):
     assert _carried(carried_text(error)) is None
 
 
@@ -45,7 +45,7 @@ def test_an_error_of_ours_stays_what_it_is(error):
         ("", ""),
     ],
 )
-def test_the_label_of_the_step_is_no_part_of_a_message(text, expected):
+def test_the_label_of_the_step_is_removed_from_a_message(text, expected):
     assert _without_label(text) == expected
 
 
@@ -62,7 +62,7 @@ def test_an_error_in_a_pipeline_keeps_its_class_and_message(kind):
     assert type(caught.value) is kind
 
 
-def test_a_fault_of_ours_keeps_its_traceback():
+def test_an_internal_error_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError, match="modulo by zero"):
         run_pipeline(lambda p: p | beam.Create([0]) | beam.Map(lambda x: 1 // x), ONE)
 
@@ -75,7 +75,7 @@ def test_a_pipeline_is_run_to_its_end(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["45"]
 
 
-def test_what_a_user_can_mend_is_not_logged_with_a_traceback(caplog):
+def test_an_error_of_the_user_is_not_logged_with_a_traceback(caplog):
     caplog.set_level(logging.DEBUG)
     with pytest.raises(InputError, match=r"^broken$"):
         run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(lambda _: _raise(InputError("broken"))), ONE)
@@ -98,12 +98,12 @@ def test_levels_of_logging_are_as_before():
         (("--runners=x",), True),
     ],
 )
-def test_a_runner_among_the_flags_runs_elsewhere(flags, local):
+def test_a_runner_among_the_flags_is_not_local(flags, local):
     assert Execution(beam_flags=flags).is_local == local
 
 
 def test_flags_reach_beam():
-    """With a runner named, it is Beam that takes it."""
+    """A runner that the flags name is chosen by Beam."""
     seen = []
 
     def build(pipeline):
@@ -113,14 +113,14 @@ def test_flags_reach_beam():
     assert seen == [("BundleBasedDirectRunner", "mine")]
 
 
-def test_workers_are_those_asked_for_or_one_a_core(monkeypatch):
+def test_workers_default_to_one_per_core(monkeypatch):
     assert Execution(workers=3).local_workers == 3
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 4, 5}, raising=False)
     assert Execution().local_workers == 3
     assert Execution(workers=2).local_workers == 2
 
 
-def test_workers_where_the_system_does_not_tell_the_cores(monkeypatch):
+def test_workers_on_a_system_without_affinity(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert Execution().local_workers == 8
@@ -128,7 +128,7 @@ def test_workers_where_the_system_does_not_tell_the_cores(monkeypatch):
 
 
 def test_the_keyboard_interrupts_a_pipeline():
-    """Beam wraps what a function raises; Ctrl-C must come out as itself."""
+    """Beam wraps the errors of functions; Ctrl-C must be raised as itself."""
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(lambda _: signal.raise_signal(signal.SIGINT)), ONE)

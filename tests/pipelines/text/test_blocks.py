@@ -79,7 +79,7 @@ def test_blocks_stream():
     assert next(blocks_of(endless(), 0)).num_rows == caption_blocks.BLOCK_ROWS
 
 
-def test_a_table_survives_its_way_through_bytes():
+def test_a_table_survives_serialization():
     table = block(*random_captions(2))
     assert from_ipc(to_ipc(table)).equals(table)
     assert from_ipc(to_ipc(BLOCK.empty_table())).equals(BLOCK.empty_table())
@@ -93,9 +93,9 @@ def test_a_block_is_cut_by_the_shard_of_the_image(shards):
     expected: dict[int, list[dict]] = defaultdict(list)
     for row in table.to_pylist():
         expected[shard_of(row["image_id"], shards)].append(row)
-    found = list(split_by_shard(table, shards, frozenset()))
-    assert {number: rows.to_pylist() for number, rows in found} == expected
-    assert len(found) == len(expected)
+    pieces = list(split_by_shard(table, shards, frozenset()))
+    assert {number: rows.to_pylist() for number, rows in pieces} == expected
+    assert len(pieces) == len(expected)
 
 
 def test_finished_shards_are_left_out():
@@ -110,15 +110,15 @@ def test_finished_shards_are_left_out():
 def test_forms_are_counted_by_language_in_the_training_splits():
     captions = random_captions(5)
     expected: dict[str, Counter] = defaultdict(Counter)
-    for each in captions:
-        if each.split == "train":
-            for form, weight in count_forms(prepare(each.text, each.language, TRUECASE)):
-                expected[each.language][form] += weight
+    for raw in captions:
+        if raw.split == "train":
+            for form, weight in count_forms(prepare(raw.text, raw.language, TRUECASE)):
+                expected[raw.language][form] += weight
     assert block_forms(block(*captions), TRUECASE, frozenset({"train"})) == expected
     assert set(expected) == {"en", "de"}
 
 
-def test_forms_of_no_training_split_are_none():
+def test_without_a_training_split_no_forms_are_counted():
     assert block_forms(block(*random_captions(5)), TRUECASE, frozenset({"test"})) == {}
 
 
@@ -147,7 +147,7 @@ def test_captions_are_numbered_in_the_order_of_the_source_whatever_the_order_of_
     assert sort_captions(blocks).to_pylist() == expected
 
 
-def test_an_index_that_is_given_is_kept():
+def test_given_indices_are_kept():
     captions = [caption(index=index, text=str(index)) for index in (7, 0, 32767)]
     table = sort_captions([block(*captions)])
     assert list(zip(table["index"].to_pylist(), table["text"].to_pylist(), strict=True)) == [
@@ -163,7 +163,7 @@ def test_keys_are_ordered_by_code_point():
     assert table["image_id"].to_pylist() == sorted(names)
 
 
-def test_nothing_to_sort():
+def test_no_captions_are_sorted_to_an_empty_table():
     assert sort_captions([]).equals(BLOCK.empty_table())
     assert sort_captions([BLOCK.empty_table()]).num_rows == 0
 
@@ -174,7 +174,7 @@ def test_a_key_that_occurs_twice_is_named_with_both_captions(apart):
     blocks = [block(first, part=0), block(second, part=1)] if apart else [block(first, second)]
     message = (
         r"caption key 'a/en/translation/4' \(image_id/language/portion/index\) occurs twice: 'one' in split 'train' and 'two' "
-        r"in split 'val'. Remove one of them, or leave the index out"
+        r"in split 'val'. Remove one of them, or leave out the index so that"
     )
     with pytest.raises(InputError, match=message):
         sort_captions([block(caption(image_id="b", index=0)), *blocks])
@@ -192,7 +192,9 @@ def test_the_same_index_in_another_language_portion_or_image_is_no_duplicate():
 
 
 def test_numbers_and_given_indices_do_not_mix():
-    with pytest.raises(InputError, match="some captions have an index and some have none"):
+    with pytest.raises(
+        InputError, match="some captions have an index and some have none: give every caption an index, or none"
+    ):
         sort_captions([block(caption(), caption(), caption(index=0))])
 
 
@@ -200,7 +202,8 @@ def test_too_many_captions_of_one_image_are_refused():
     many = 32_769
     columns = [["a"] * many, ["en"] * many, ["p"] * many, [-1] * many, ["s"] * many, ["t"] * many, range(many)]
     table = pa.table(dict(zip(BLOCK.names, columns, strict=True)), schema=BLOCK)
-    with pytest.raises(InputError, match="image 'a' has more than 32,767 captions in language 'en'"):
+    message = r"^image 'a' has more than 32,768 captions of portion 'p' in language 'en': .*16-bit.* Remove some of them$"
+    with pytest.raises(InputError, match=message):
         sort_captions([table])
     assert sort_captions([table.slice(0, many - 1)])["index"].to_pylist()[-1] == 32767
 
@@ -212,8 +215,8 @@ def test_too_many_captions_of_one_image_are_refused():
 def test_tokens_are_those_of_the_recipe(recipe):
     captions = random_captions(6, 50)
     table, failures = tokenize_captions(block(*captions), recipe)
-    assert table["tokens"].to_pylist() == [prepare(each.text, each.language, recipe) for each in captions]
-    assert table["text"].to_pylist() == [each.text for each in captions]
+    assert table["tokens"].to_pylist() == [prepare(raw.text, raw.language, recipe) for raw in captions]
+    assert table["text"].to_pylist() == [raw.text for raw in captions]
     assert failures == []
 
 
@@ -245,9 +248,9 @@ def test_each_language_has_its_own_truecaser():
     assert any(tokens[0] == "the" for tokens in expected)
 
 
-@pytest.mark.parametrize(("models", "there"), [({}, "no language"), ({"fr": TruecaseModel({}, {})}, "fr")])
-def test_a_language_without_a_truecaser_is_an_error(models, there):
-    message = rf"no truecaser for language 'de': there are models for {there}\. .*--truecaser, .*--train-splits"
+@pytest.mark.parametrize(("models", "languages"), [({}, "no language"), ({"fr": TruecaseModel({}, {})}, "fr")])
+def test_a_language_without_a_truecaser_is_an_error(models, languages):
+    message = rf"no truecaser for language 'de': there are models for {languages}\. .*--truecaser, .*--train-splits"
     with pytest.raises(InputError, match=message):
         tokenize_captions(block(caption(language="en"), caption(language="de")), TRUECASE, models)
 

@@ -1,4 +1,5 @@
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -8,18 +9,18 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
 
 from pipelines.inputs.captions import RawCaption, Selection, open_source
-from pipelines.running.jobs import sum_statistics
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
 from pipelines.text.blocks import blocks_of, to_ipc
-from pipelines.text.captions import CaptionsJob, SumCounters, TrainTruecasers, prepare_captions
-from pipelines.text.moses import RECIPES, prepare
+from pipelines.text.captions import CaptionsJob, TrainTruecasers, prepare_captions
+from pipelines.text.moses import DEFAULT_RECIPE, RECIPES, prepare
 from pipelines.text.truecasing import TruecaseModel, count_forms
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import shard_of
 from schemas.shards import Footer
 from schemas.validation import validate
+from schemas.writing import sum_statistics
 
 ONE = Execution(workers=1)
 HEADER = ("image_id", "language", "portion", "split", "text")
@@ -55,6 +56,14 @@ def table(rows, tmp_path) -> Path:
     return write_table(tmp_path / "captions.tsv", rows)
 
 
+@pytest.fixture(scope="module")
+def prepared(rows, tmp_path_factory) -> Path:
+    """Folder of the captions of ``rows``, prepared once; tests that change it take a copy."""
+    folder = tmp_path_factory.mktemp("captions")
+    prepare_captions(job_of(write_table(folder / "captions.tsv", rows), folder / "c"), ONE)
+    return folder / "c"
+
+
 def job_of(table: Path, output: Path, **more) -> CaptionsJob:
     return CaptionsJob(source=open_source("table", table), output=str(output), **{"shards": 4, **more})
 
@@ -65,30 +74,32 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 def brute(rows, *, shard: int, shards: int = 4, recipe: str = "multi30k-lc") -> list[dict]:
     seen: Counter = Counter()
-    found = []
+    expected = []
     for image_id, language, portion, split, text in rows:
         index = seen[image_id, language, portion]
         seen[image_id, language, portion] += 1
         values = (image_id, language, portion, index, split, text, prepare(text, language, RECIPES[recipe]))
-        found.append(dict(zip(("image_id", "language", "portion", "index", "split", "text", "tokens"), values, strict=True)))
-    found = [row for row in found if shard_of(row["image_id"], shards) == shard]
-    return sorted(found, key=lambda row: (row["image_id"], row["language"], row["portion"], row["index"]))
+        expected.append(dict(zip(("image_id", "language", "portion", "index", "split", "text", "tokens"), values, strict=True)))
+    expected = [row for row in expected if shard_of(row["image_id"], shards) == shard]
+    return sorted(expected, key=lambda row: (row["image_id"], row["language"], row["portion"], row["index"]))
 
 
 @pytest.mark.parametrize("recipe", ["multi30k-lc", "raw"])
-def test_shards_are_those_of_a_plain_loop(rows, table, tmp_path, recipe):
-    manifest = prepare_captions(job_of(table, tmp_path / "c", recipe=recipe), ONE)
-    dataset = open_dataset(tmp_path / "c")
+def test_shards_are_those_of_a_plain_loop(rows, table, prepared, tmp_path, recipe):
+    if recipe != DEFAULT_RECIPE:
+        prepared = tmp_path / "c"
+        prepare_captions(job_of(table, prepared, recipe=recipe), ONE)
+    dataset = open_dataset(prepared)
     for number in range(4):
         assert dataset.shard(number).to_pylist() == brute(rows, shard=number, recipe=recipe)
-    assert validate(tmp_path / "c") == []
-    assert manifest.rows == 200
-    assert manifest.parameters["recipe"] == recipe
-    assert [each["name"] for each in manifest.inputs] == ["captions.tsv"]
+    assert validate(prepared) == []
+    assert dataset.manifest.rows == 200
+    assert dataset.manifest.parameters["recipe"] == recipe
+    assert [source["name"] for source in dataset.manifest.inputs] == ["captions.tsv"]
 
 
-def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, table, tmp_path):
-    statistics = prepare_captions(job_of(table, tmp_path / "c"), ONE).statistics
+def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, prepared):
+    statistics = open_dataset(prepared).manifest.statistics
     for key, counts in statistics["captions"].items():
         portion, split, language = key.split("/")
         texts = [row[4] for row in rows if (row[2], row[3], row[1]) == (portion, split, language)]
@@ -106,9 +117,13 @@ def test_a_selection_leaves_the_rest_out(rows, table, tmp_path):
     assert [manifest.parameters[name] for name in ("languages", "portions", "splits")] == [["de"], ["comparable"], ["val"]]
 
 
-def test_captions_without_tokens_are_failures(rows, tmp_path):
+def test_captions_without_tokens_are_failures_which_the_meter_counts(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.running.progress._WRITE_SECONDS", -1.0)
+    (tmp_path / "meter").mkdir()
+    meter = Meter(str(tmp_path / "meter"))
     more = [("img1", "en", "comparable", "train", " "), ("new", "de", "translation", "val", "")]
-    manifest = prepare_captions(job_of(write_table(tmp_path / "t.tsv", [*rows, *more]), tmp_path / "c"), ONE)
+    manifest = prepare_captions(job_of(write_table(tmp_path / "t.tsv", [*rows, *more]), tmp_path / "c"), ONE, meter)
+    assert meter.total() == {"captions": 202, "failed": 2}
     failures = {row["key"]: row["message"] for row in open_dataset(tmp_path / "c").failures().to_pylist()}
     index = sum(row[:3] == ("img1", "en", "comparable") for row in rows)
     assert failures == {
@@ -119,8 +134,8 @@ def test_captions_without_tokens_are_failures(rows, tmp_path):
     assert validate(tmp_path / "c") == []
 
 
-def test_finished_shards_are_kept(table, tmp_path):
-    prepare_captions(job_of(table, tmp_path / "c"), ONE)
+def test_finished_shards_are_kept(table, prepared, tmp_path):
+    shutil.copytree(prepared, tmp_path / "c")
     before = snapshot(tmp_path / "c")
     kept = tmp_path / "c" / "part-00002-of-00004.parquet"
     stamp = kept.stat()
@@ -131,7 +146,7 @@ def test_finished_shards_are_kept(table, tmp_path):
     assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == (stamp.st_mtime_ns, stamp.st_ino)
 
 
-def test_an_error_leaves_no_manifest(rows, tmp_path):
+def test_an_error_leaves_no_manifest(tmp_path):
     table = tmp_path / "t.tsv"
     table.write_text("image_id\tindex\ttext\na\t0\tone\na\t0\ttwo\n")
     with pytest.raises(InputError, match=r"^caption key 'a/en/comparable/0' .* occurs twice: .* numbered in their order$"):
@@ -145,8 +160,8 @@ def test_a_broken_row_is_named(tmp_path):
         prepare_captions(job_of(tmp_path / "t.tsv", tmp_path / "c"), ONE)
 
 
-def test_changed_captions_are_another_dataset(rows, table, tmp_path):
-    prepare_captions(job_of(table, tmp_path / "c"), ONE)
+def test_changed_captions_are_another_dataset(rows, table, prepared, tmp_path):
+    shutil.copytree(prepared, tmp_path / "c")
     write_table(table, rows[1:])
     with pytest.raises(DatasetError, match=r"holds another dataset .*--overwrite"):
         prepare_captions(job_of(table, tmp_path / "c"), ONE)
@@ -154,54 +169,28 @@ def test_changed_captions_are_another_dataset(rows, table, tmp_path):
     assert validate(tmp_path / "c") == []
 
 
-def test_where_the_table_lies_does_not_matter(rows, table, tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    copy = write_table(tmp_path / "elsewhere" / "captions.tsv", rows)
+def test_the_folder_of_the_table_does_not_matter(table, prepared, tmp_path):
+    assert table.parent != prepared.parent
     prepare_captions(job_of(table, tmp_path / "c"), ONE)
-    prepare_captions(job_of(copy, tmp_path / "d"), ONE)
-    assert snapshot(tmp_path / "c") == snapshot(tmp_path / "d")
-
-
-def test_the_meter_counts_captions_and_failures(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.running.progress._WRITE_SECONDS", -1.0)
-    table = write_table(tmp_path / "t.tsv", [*rows, ("x", "en", "comparable", "val", "")])
-    (tmp_path / "meter").mkdir()
-    meter = Meter(str(tmp_path / "meter"))
-    prepare_captions(job_of(table, tmp_path / "c"), ONE, meter)
-    assert meter.total() == {"captions": 201, "failed": 1}
+    assert snapshot(tmp_path / "c") == snapshot(prepared)
 
 
 @pytest.mark.parametrize("splits", [("train",), ("train", "val")])
-def test_truecasers_are_learned_from_the_splits_named(rows, splits):
+def test_truecasers_learn_from_the_named_splits(rows, splits):
     recipe = RECIPES["moses-truecase"]
     captions = [RawCaption(image_id, language, portion, -1, split, text) for image_id, language, portion, split, text in rows]
     blocks = [to_ipc(block) for start in range(0, 200, 30) for block in blocks_of(captions[start : start + 30], start)]
     expected = []
     for language in ("de", "en"):
         counts: Counter = Counter()
-        for each in captions:
-            if each.language == language and each.split in splits:
-                for form, weight in count_forms(prepare(each.text, language, recipe)):
+        for caption in captions:
+            if caption.language == language and caption.split in splits:
+                for form, weight in count_forms(prepare(caption.text, language, recipe)):
                     counts[form] += weight
         expected.append((language, TruecaseModel.from_counts(counts).to_text()))
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         models = pipeline | beam.Create(blocks) | TrainTruecasers(recipe, splits)
         assert_that(models, equal_to(expected))
-
-
-def test_counters_add_up_in_any_grouping():
-    generator = random.Random(4)
-    counters = [Counter(generator.choices("abcdef", k=5)) for _ in range(30)]
-    combine = SumCounters()
-    accumulators = []
-    for start in range(0, 30, 7):
-        accumulator = combine.create_accumulator()
-        for counter in counters[start : start + 7]:
-            accumulator = combine.add_input(accumulator, counter)
-        accumulators.append(accumulator)
-    merged = combine.merge_accumulators(iter(accumulators))
-    assert combine.extract_output(merged) == sum(counters, Counter())
-    assert combine.create_accumulator() == Counter()
 
 
 def test_statistics_of_shards_add_up():
@@ -222,12 +211,12 @@ def test_statistics_of_shards_add_up():
         ({"truecaser": "models", "recipe": "nonsense"}, "nonsense"),
     ],
 )
-def test_arguments_that_make_no_sense(table, arguments, message):
+def test_invalid_arguments_are_refused(table, arguments, message):
     with pytest.raises(UsageError, match=message):
         job_of(table, Path("c"), **arguments)
 
 
-def test_an_unknown_recipe_is_wrong_usage(table, tmp_path):
+def test_an_unknown_recipe_is_refused(table, tmp_path):
     with pytest.raises(UsageError, match=r"nonsense.*multi30k-lc"):
         prepare_captions(job_of(table, tmp_path / "c", recipe="nonsense"), ONE)
     assert not (tmp_path / "c").exists()

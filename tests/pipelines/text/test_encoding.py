@@ -1,4 +1,6 @@
 import random
+import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -83,6 +85,13 @@ def job_of(inputs, output, **more) -> EncodeJob:
     return EncodeJob(str(inputs / "captions"), str(inputs / "vocabulary"), str(output), **more)
 
 
+@pytest.fixture(scope="module")
+def encoded(inputs) -> Path:
+    """Folder of the captions, encoded once with the default length; tests that change it take a copy."""
+    encode_captions(job_of(inputs, inputs / "encoded"), ONE)
+    return inputs / "encoded"
+
+
 def test_the_pipeline_encodes_each_caption_in_its_place(inputs, tmp_path):
     manifest = encode_captions(job_of(inputs, tmp_path / "e", max_length=4), ONE)
     captions, vocabulary = open_dataset(inputs / "captions"), open_dataset(inputs / "vocabulary")
@@ -100,13 +109,13 @@ def test_the_pipeline_encodes_each_caption_in_its_place(inputs, tmp_path):
         "vocabulary_size": len(known) + 4,
         "text": {"recipe": "raw", "lowercase": False, "normalize": False, "tokenizer": "whitespace", "truecase": False},
     }
-    assert [each["fingerprint"] for each in manifest.inputs] == [captions.fingerprint, vocabulary.fingerprint]
+    assert [source["fingerprint"] for source in manifest.inputs] == [captions.fingerprint, vocabulary.fingerprint]
     assert manifest.statistics["captions"] == len(captions)
     assert manifest.statistics["captions_cut"] == 4
 
 
-def test_finished_shards_are_kept(inputs, tmp_path):
-    encode_captions(job_of(inputs, tmp_path / "e"), ONE)
+def test_finished_shards_are_kept(inputs, encoded, tmp_path):
+    shutil.copytree(encoded, tmp_path / "e")
     before = {path.name: path.read_bytes() for path in (tmp_path / "e").iterdir()}
     kept = tmp_path / "e" / "part-00001-of-00005.parquet"
     stamp = kept.stat()
@@ -117,14 +126,14 @@ def test_finished_shards_are_kept(inputs, tmp_path):
     assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == (stamp.st_mtime_ns, stamp.st_ino)
 
 
-def test_all_shards_finished_and_no_manifest(inputs, tmp_path):
-    first = encode_captions(job_of(inputs, tmp_path / "e"), ONE)
+def test_all_shards_finished_and_no_manifest(inputs, encoded, tmp_path):
+    shutil.copytree(encoded, tmp_path / "e")
     (tmp_path / "e" / "manifest.json").unlink()
-    assert encode_captions(job_of(inputs, tmp_path / "e"), ONE) == first
+    assert encode_captions(job_of(inputs, tmp_path / "e"), ONE) == open_dataset(encoded).manifest
 
 
-def test_another_length_is_another_dataset(inputs, tmp_path):
-    encode_captions(job_of(inputs, tmp_path / "e"), ONE)
+def test_another_length_is_another_dataset(inputs, encoded, tmp_path):
+    shutil.copytree(encoded, tmp_path / "e")
     with pytest.raises(DatasetError, match=r"holds another dataset \(max_length: there 100, now 5\).*--overwrite"):
         encode_captions(job_of(inputs, tmp_path / "e", max_length=5), ONE)
     encode_captions(job_of(inputs, tmp_path / "e", max_length=5, overwrite=True), ONE)
@@ -132,13 +141,13 @@ def test_another_length_is_another_dataset(inputs, tmp_path):
     assert validate(tmp_path / "e") == []
 
 
-def test_the_two_inputs_must_not_be_swapped(inputs, tmp_path):
+def test_swapped_inputs_are_refused(inputs, tmp_path):
     job = EncodeJob(str(inputs / "vocabulary"), str(inputs / "captions"), str(tmp_path / "e"))
     with pytest.raises(DatasetError, match="holds vocabulary, expected captions: give the folder of the captions"):
         encode_captions(job, ONE)
     assert not (tmp_path / "e").exists()
 
 
-def test_no_tokens_at_all_make_no_sense():
+def test_a_length_of_zero_is_refused():
     with pytest.raises(UsageError, match="--max-length is 0, expected 1 or more"):
         EncodeJob("c", "v", "e", max_length=0)

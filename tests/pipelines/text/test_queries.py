@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pipelines.text.moses import RECIPES, recipe
 from pipelines.text.queries import tokenize_query
 from pipelines.text.truecasing import TruecaseModel
 from schemas.errors import InputError, UsageError
+from schemas.parameters import TextRecipe
 
 
 def test_a_query_goes_through_the_recipe_of_the_captions():
@@ -14,8 +17,8 @@ def test_a_query_goes_through_the_recipe_of_the_captions():
     assert tokenize_query("Two  Dogs.", "en", recipe("raw").parameters()) == ["Two", "Dogs."]
 
 
-def test_another_version_of_the_tokenizer_is_no_obstacle():
-    steps = {**recipe("multi30k-lc").parameters(), "sacremoses": "0.1.0"}
+def test_another_version_of_the_tokenizer_is_accepted():
+    steps = replace(recipe("multi30k-lc").parameters(), sacremoses="0.1.0")
     assert tokenize_query("A dog.", "en", steps) == ["a", "dog", "."]
 
 
@@ -32,15 +35,16 @@ def test_a_recipe_that_truecases_takes_the_models_of_the_captions(tmp_path):
         tokenize_query("ein Hund", "de", steps, str(tmp_path / "nothing"))
 
 
-def test_a_truecaser_that_would_change_nothing_is_refused():
+def test_a_truecaser_without_a_recipe_that_truecases_is_refused():
     with pytest.raises(UsageError, match="'raw' does not truecase: leave --truecaser out"):
         tokenize_query("a dog", "en", RECIPES["raw"].parameters(), "somewhere")
 
 
-def test_captions_of_which_nothing_is_known():
-    with pytest.raises(UsageError, match=r"encoded by an earlier version.*--tokenized"):
-        tokenize_query("a dog", "en", {})
+def test_captions_of_an_unknown_or_changed_recipe_are_refused():
+    message = r"^the run does not state how its captions were tokenized: .*an earlier version.*--tokenized$"
+    with pytest.raises(UsageError, match=message):
+        tokenize_query("a dog", "en", None)
     with pytest.raises(UsageError, match="unknown recipe 'multi30k'"):
-        tokenize_query("a dog", "en", {"recipe": "multi30k"})
-    with pytest.raises(UsageError, match=r"no longer what the captions of this run went through \(lowercase differ\)"):
-        tokenize_query("a dog", "en", {**RECIPES["raw"].parameters(), "lowercase": True})
+        tokenize_query("a dog", "en", TextRecipe("multi30k"))
+    with pytest.raises(UsageError, match=r"has changed since the captions of this run were tokenized \(lowercase differ\)"):
+        tokenize_query("a dog", "en", replace(RECIPES["raw"].parameters(), lowercase=True))

@@ -22,12 +22,12 @@ def test_models_of_a_folder_or_of_a_dataset(tmp_path, below):
     assert load_truecasers(str(tmp_path)) == Truecasers({"en": EN, "de": DE})
 
 
-def test_tags_come_in_their_usual_case(tmp_path):
+def test_language_tags_are_normalized(tmp_path):
     (tmp_path / "PT-br.model").write_text(EN)
     assert list(load_truecasers(str(tmp_path)).texts) == ["pt-BR"]
 
 
-def test_names():
+def test_the_name_of_a_truecaser():
     assert truecaser_name("pt-BR") == "truecaser/pt-BR.model"
 
 
@@ -55,7 +55,7 @@ def test_no_folder_is_an_error(tmp_path):
 
 def test_a_broken_model_is_named_with_its_line(tmp_path):
     (tmp_path / "en.model").write_text("the (2/2)\ndog (3/4)\n")
-    with pytest.raises(InputError, match=r"en\.model, line 2: the counts add up to 3, not to the total 4"):
+    with pytest.raises(InputError, match=r"en\.model, line 2: the counts add up to 3, expected the total 4"):
         load_truecasers(str(tmp_path))
 
 

@@ -195,7 +195,7 @@ def test_the_best_form_of_a_model_file_stays_whatever_the_tie_rule() -> None:
     assert model.to_text() == "us (3/9) US (3) Us (3)\n"
 
 
-def test_models_load_without_a_final_line_end_and_empty() -> None:
+def test_models_load_without_a_final_line_end_and_from_an_empty_file() -> None:
     assert TruecaseModel.from_text(SORTED_MODEL.removesuffix("\n")) == MODEL
     assert TruecaseModel.from_text("") == TruecaseModel.from_counts({})
     assert TruecaseModel.from_counts({}).to_text() == ""
@@ -222,15 +222,15 @@ def test_models_pickle() -> None:
         ("dog (4/6) Dog (2) ", "expected ' other (count)' at column 18"),
         ("dog (4/6) Dog (2)\r", "expected ' other (count)' at column 18"),
         ("dog (4/6) Dog (x)", "expected ' other (count)' at column 10"),
-        ("dog (4/6) dog (2)", "the form 'dog' stands on the line twice"),
-        ("dog (4/6)", "the counts add up to 4, not to the total 6"),
-        ("dog (0.4/6) Dog (2.1)", "the counts add up to 2.5, not to the total 6"),
+        ("dog (4/6) dog (2)", "the line has the form 'dog' twice"),
+        ("dog (4/6)", "the counts add up to 4, expected the total 6"),
+        ("dog (0.4/6) Dog (2.1)", "the counts add up to 2.5, expected the total 6"),
         ("dog (4/6) Cat (2)", "expected forms of one word, 'dog' in lower case, found one of 'cat'"),
-        ("A (1/1)", "forms of 'a' stand on an earlier line too"),
+        ("A (1/1)", "an earlier line also has forms of 'a'"),
     ],
 )
 def test_a_broken_model_line_is_named(line: str, problem: str) -> None:
-    message = f"models/truecase.en, line 2: {problem}; the line is {line!r}; train the model again or copy it afresh"
+    message = f"models/truecase.en, line 2: {problem}; the line is {line!r}; train the model again or copy it again"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         TruecaseModel.from_text(f"a (3/3)\n{line}\nin (1/1)\n", source="models/truecase.en")
 

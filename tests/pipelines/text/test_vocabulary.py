@@ -1,6 +1,9 @@
 import random
+import shutil
 from collections import Counter, defaultdict
+from functools import cache
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +50,19 @@ def captions(rows, tmp_path_factory) -> str:
     return str(folder / "captions")
 
 
+@pytest.fixture(scope="module")
+def built(captions, tmp_path_factory):
+    """Function that returns the folder of a vocabulary, built once per set of options; tests that change it take a copy."""
+
+    @cache
+    def build(**options) -> Path:
+        folder = tmp_path_factory.mktemp("vocabulary") / "v"
+        build_vocabulary(VocabularyJob(captions, str(folder), **options), ONE)
+        return folder
+
+    return build
+
+
 def brute_counts(rows, *, splits=("train",), languages=(), portions=()) -> dict[str, Counter]:
     counts: dict[str, Counter] = defaultdict(Counter)
     for _, language, portion, split, text in rows:
@@ -70,14 +86,14 @@ def brute_vocabulary(counts, min_count, scope) -> list[str]:
 
 def test_counts_of_all_shards_are_those_of_a_plain_loop(rows, captions):
     dataset = open_dataset(captions)
-    found: dict[tuple, Counter] = defaultdict(Counter)
+    counts: dict[tuple, Counter] = defaultdict(Counter)
     for shard in range(dataset.num_shards):
         for key, counter in count_tokens(dataset, shard).items():
-            found[key].update(counter)
+            counts[key].update(counter)
     expected: dict[tuple, Counter] = defaultdict(Counter)
     for _, language, portion, split, text in rows:
         expected[portion, split, language].update(text.split())
-    assert found == expected
+    assert counts == expected
 
 
 def statistics_of(counts, *, min_count, scope):
@@ -142,27 +158,26 @@ def test_statistics_of_one_language_have_no_pairs():
         ({"splits": ("train", "val")}, 4, "language"),
     ],
 )
-def test_a_vocabulary_is_what_a_plain_loop_finds(rows, captions, tmp_path, selection, min_count, scope):
-    job = VocabularyJob(captions, str(tmp_path / "v"), min_count=min_count, count_scope=scope, **selection)
-    manifest = build_vocabulary(job, ONE)
+def test_a_vocabulary_is_what_a_plain_loop_finds(rows, captions, built, selection, min_count, scope):
+    folder = built(min_count=min_count, count_scope=scope, **selection)
+    manifest = open_dataset(folder).manifest
     counts = brute_counts(rows, **selection)
     tokens = brute_vocabulary(counts, min_count, scope)
-    table = open_dataset(tmp_path / "v").table().to_pylist()
+    table = open_dataset(folder).table().to_pylist()
     assert [row["token"] for row in table] == [*SPECIALS, *tokens]
     assert [row["id"] for row in table] == list(range(len(tokens) + 4))
     for row in table[4:]:
         by_language = {language: counter[row["token"]] for language, counter in counts.items() if counter[row["token"]]}
         assert dict(row["counts"]) == by_language
         assert row["count"] == sum(by_language.values())
-    assert (tmp_path / "v" / "vocabulary.txt").read_text() == "".join(f"{token}\n" for token in [*SPECIALS, *tokens])
-    assert validate(tmp_path / "v") == []
+    assert (folder / "vocabulary.txt").read_text() == "".join(f"{token}\n" for token in [*SPECIALS, *tokens])
+    assert validate(folder) == []
     assert manifest.parameters["min_count"] == min_count
-    assert [each["fingerprint"] for each in manifest.inputs] == [open_dataset(captions).fingerprint]
+    assert [source["fingerprint"] for source in manifest.inputs] == [open_dataset(captions).fingerprint]
 
 
-def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, captions, tmp_path):
-    job = VocabularyJob(captions, str(tmp_path / "v"), min_count=4, portions=("translation",))
-    statistics = build_vocabulary(job, ONE).statistics
+def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, built):
+    statistics = open_dataset(built(min_count=4, count_scope="language", portions=("translation",))).manifest.statistics
     counts = brute_counts(rows, portions=("translation",))
     own = {language: {t for t, n in counter.items() if n >= 4} for language, counter in counts.items()}
     assert statistics["tokens"] == {language: len(tokens) for language, tokens in own.items()}
@@ -184,42 +199,42 @@ def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, captions, tm
             assert statistics["unknown"][language][split] == pytest.approx(share, rel=1e-15)
 
 
-def test_a_second_run_changes_nothing(captions, tmp_path):
-    job = VocabularyJob(captions, str(tmp_path / "v"))
-    first = build_vocabulary(job, ONE)
+def test_a_second_run_changes_nothing(captions, built, tmp_path):
+    shutil.copytree(built(), tmp_path / "v")
     before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "v").iterdir()}
-    assert build_vocabulary(job, ONE) == first
+    assert build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE) == open_dataset(built()).manifest
     assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "v").iterdir()} == before
 
 
-def test_a_run_that_lost_its_manifest_commits_what_is_there(captions, tmp_path):
-    job = VocabularyJob(captions, str(tmp_path / "v"))
-    build_vocabulary(job, ONE)
+def test_a_run_that_lost_its_manifest_commits_the_finished_files(captions, built, tmp_path):
+    shutil.copytree(built(), tmp_path / "v")
     before = {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()}
     (tmp_path / "v" / "manifest.json").unlink()
-    build_vocabulary(job, ONE)
+    build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE)
     assert {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()} == before
 
 
-def test_a_run_that_was_killed_before_its_shard_starts_afresh(captions, tmp_path):
-    job = VocabularyJob(captions, str(tmp_path / "v"))
-    build_vocabulary(job, ONE)
+def test_a_run_that_was_killed_before_its_shard_starts_again(captions, built, tmp_path):
+    shutil.copytree(built(), tmp_path / "v")
     before = {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()}
     for name in ("manifest.json", "part-00000-of-00001.parquet"):
         (tmp_path / "v" / name).unlink()
     (tmp_path / "v" / "vocabulary.txt").write_text("half")
-    build_vocabulary(job, ONE)
+    build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE)
     assert {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()} == before
 
 
 @pytest.mark.parametrize(
     ("selection", "message"),
     [
-        ({"splits": ("trian",)}, "no captions of split 'trian': there are test, train, val. Choose with --splits"),
-        ({"languages": ("cs",)}, "no captions of language 'cs': there are de, en, fr. Choose with --languages"),
-        ({"portions": ("task1",)}, "no captions of portion 'task1': there are comparable, translation"),
-        ({"portions": ("comparable",), "languages": ("fr",)}, "none of all together: there are comparable/test/de, "),
-        ({"splits": ()}, "none of all together"),
+        ({"splits": ("trian",)}, "no captions of split 'trian': it has test, train, val. Choose with --splits"),
+        ({"languages": ("cs",)}, "no captions of language 'cs': it has de, en, fr. Choose with --languages"),
+        ({"portions": ("task1",)}, "no captions of portion 'task1': it has comparable, translation"),
+        (
+            {"portions": ("comparable",), "languages": ("fr",)},
+            "no captions of the selected portions, splits and languages together: it has comparable/test/de, ",
+        ),
+        ({"splits": ()}, "no captions of the selected portions, splits and languages together"),
     ],
 )
 def test_a_selection_without_captions_is_an_error(captions, tmp_path, selection, message):
@@ -232,21 +247,20 @@ def test_captions_without_rows_are_an_error(tmp_path):
     (tmp_path / "captions.tsv").write_text("image_id\ttext\na\t \n")
     source = open_source("table", tmp_path / "captions.tsv")
     prepare_captions(CaptionsJob(source=source, output=str(tmp_path / "c"), shards=1), ONE)
-    with pytest.raises(DatasetError, match="holds no captions: there is nothing to count"):
+    with pytest.raises(DatasetError, match=r"holds no captions, so there is nothing to count: .* prepare the captions again$"):
         build_vocabulary(VocabularyJob(str(tmp_path / "c"), str(tmp_path / "v")), ONE)
 
 
-def test_another_kind_is_refused(captions, tmp_path):
-    build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE)
+def test_another_kind_is_refused(built, tmp_path):
     with pytest.raises(DatasetError, match="holds vocabulary, expected captions"):
-        build_vocabulary(VocabularyJob(str(tmp_path / "v"), str(tmp_path / "w")), ONE)
+        build_vocabulary(VocabularyJob(str(built()), str(tmp_path / "w")), ONE)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [({"min_count": 0}, "--min-count is 0, expected 1 or more"), ({"count_scope": "both"}, "--count-scope is 'both'")],
 )
-def test_arguments_that_make_no_sense(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(UsageError, match=message):
         VocabularyJob("c", "v", **arguments)
 

@@ -71,7 +71,7 @@ def test_evaluate_maps_features_that_do_not_fit(command, write_run, toy, tmp_pat
     assert len(list((tmp_path / "map").iterdir())) == 1
 
 
-def test_embed_says_what_it_wrote(command, write_run, toy, tmp_path):
+def test_embed_prints_the_written_datasets(command, write_run, toy, tmp_path):
     out, _ = command("embed", write_run("my-run"), tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
     images, captions = (open_dataset(tmp_path / "e" / name) for name in ("images", "captions"))
     assert f"features: {len(images)} rows in 3 shards" in out
@@ -90,7 +90,7 @@ def test_search_lists_images(command, write_run, toy, tmp_path):
     arguments = ("search", folder, "1 2", "--language", "en", "--top", "4")
     out, notes = command(*arguments, "--features", toy.features, "--json")
     assert json.loads(out) == expected
-    assert "not in the vocabulary: enraw" in notes  # What the recipe of the run's captions made of it.
+    assert "not in the vocabulary: enraw" in notes  # The tokenizer got the recipe of the run's captions.
     command("embed", folder, tmp_path / "e", "--features", toy.features)
     assert json.loads(command(*arguments, "--embeddings", tmp_path / "e", "--json")[0]) == expected
     tokenized = command("search", folder, "en1 en2", "--language", "en", "--tokenized", "--features", toy.features)
@@ -98,7 +98,7 @@ def test_search_lists_images(command, write_run, toy, tmp_path):
     assert tokenized[1] == ""
 
 
-def test_search_knows_the_language_of_a_run_that_has_one(command, write_run, toy):
+def test_search_needs_no_language_for_a_run_with_one(command, write_run, toy):
     folder = write_run(languages=("de",))
     out, _ = command("search", folder, "1", "--features", toy.features, "--truecaser", "2", "--json")
     run = open_run(folder)
@@ -106,16 +106,16 @@ def test_search_knows_the_language_of_a_run_that_has_one(command, write_run, toy
     assert [hit["image_id"] for hit in json.loads(out)] == [hit.image_id for hit in expected]
 
 
-def test_search_says_what_is_missing(command, write_run, toy):
+def test_search_reports_missing_options(command, write_run, toy):
     folder = write_run()
-    with pytest.raises(UsageError, match="--language is '', this run knows en, de"):
+    with pytest.raises(UsageError, match="--language is '', but this run knows only en, de"):
         command("search", folder, "1", "--features", toy.features)
     for places in ((), ("--features", toy.features, "--embeddings", "e")):
         with pytest.raises(UsageError, match="give either --features or --embeddings"):
             command("search", folder, "1", "--language", "en", *places)
 
 
-def test_search_takes_only_tokens_where_nothing_tokenizes(command, write_run, toy):
+def test_search_without_a_tokenizer_takes_only_tokens(command, write_run, toy):
     arguments = ("search", write_run(), "en1", "--language", "en", "--features", toy.features, "--device", "cpu")
     with pytest.raises(UsageError, match=r"pip install 'imagepivot\[pipelines\]'"):
         command(*arguments, obj=None)

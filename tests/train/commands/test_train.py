@@ -88,7 +88,7 @@ def test_wrong_usage(command, arguments, message):
         command(*arguments)
 
 
-def test_a_dataset_that_is_not_there(command, datasets, tmp_path):
+def test_a_missing_dataset_is_refused(command, datasets, tmp_path):
     with pytest.raises(DatasetError, match=r"nowhere.* is not a dataset"):
         command("vsepp", str(tmp_path / "run"), *datasets, "--features", str(tmp_path / "nowhere"))
     assert not (tmp_path / "run").exists()

@@ -10,7 +10,7 @@ SMALL = '[data]\nportions = { en = ["comparable"] }\n'
 
 
 def leaves(value, prefix=""):
-    """Every key of a configuration with its value."""
+    """Return every key of a configuration with its value."""
     for item in fields(value):
         inner = getattr(value, item.name)
         if is_dataclass(inner):
@@ -22,7 +22,7 @@ def leaves(value, prefix=""):
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_said_has_its_default():
+def test_missing_values_have_defaults():
     config = from_toml(SMALL, "a.toml")
     assert config == Config(data=DataConfig(portions={"en": ("comparable",)}))
     assert config.data.languages == ("en",)
@@ -103,10 +103,10 @@ def test_a_file_extends_a_preset(tmp_path):
     path.write_text(
         'extends = "kadar2018/bilingual-c2c"\n[model]\nembedding = 64\n[data]\nportions = { de = ["translation"], en = ["x"] }'
     )
-    mine, base = resolve(str(path)), resolve("kadar2018/bilingual-c2c")
-    assert mine.model == replace(base.model, embedding=64)
-    assert mine.loss == base.loss
-    assert mine.data.portions == {"de": ("translation",), "en": ("x",)}  # A value is replaced, not mixed with the preset's.
+    config, base = resolve(str(path)), resolve("kadar2018/bilingual-c2c")
+    assert config.model == replace(base.model, embedding=64)
+    assert config.loss == base.loss
+    assert config.data.portions == {"de": ("translation",), "en": ("x",)}  # A value is replaced, not mixed with the preset's.
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_a_file_extends_a_preset(tmp_path):
         (SMALL + "[optimizer]\nbetas = [0.9]", "optimizer.betas has 1 values, expected 2"),
         (SMALL + "[optimizer]\nbetas = [0.9, 'b']", r"optimizer.betas\[1\] is 'b', expected a number"),
         (SMALL + "[optimizer]\nbetas = [0.9, 1]", "optimizer.betas is .0.9, 1.0., expected 0 to less than 1"),
-        (SMALL + "[schedule]\nmonitor = ['de']", "schedule.monitor names de, the languages are en"),
+        (SMALL + "[schedule]\nmonitor = ['de']", "schedule.monitor names de, but the languages are en"),
         (SMALL + "[schedule]\npatience = 0", "training would never end"),
         (SMALL + "[schedule]\nmax_steps = -1", "schedule.max_steps is -1, expected 0 or more"),
         ("loss = 3\n" + SMALL, "loss is 3, expected a table"),
@@ -173,7 +173,7 @@ def test_an_impossible_configuration_is_refused(text, message):
         from_toml(text, "mine")
 
 
-def test_a_preset_or_file_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_preset_or_file_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"there is no file 'no\.toml'"):
         resolve("no.toml")
     with pytest.raises(UsageError, match="there is no preset 'gella2017'"):
@@ -189,7 +189,7 @@ def test_an_override_below_a_value_is_refused():
         from_toml(SMALL, "mine", {"loss.x": "1"})
 
 
-def test_the_budget_is_no_part_of_what_must_last():
+def test_the_lasting_configuration_excludes_the_budget():
     config = from_toml(SMALL, "a.toml")
     longer = replace(config, schedule=ScheduleConfig(max_steps=5, max_epochs=4, patience=0), description="x")
     assert to_toml(longer.lasting) == to_toml(config.lasting)
@@ -226,7 +226,7 @@ def test_a_preset_is_a_configuration(name):
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if name != "demo"])
-def test_a_preset_of_a_paper_leaves_no_number_to_a_default(name):
+def test_presets_of_papers_state_every_number(name):
     config = resolve(name)
     text, extended = read_preset(name), ""
     while 'extends = "' in text:
@@ -239,7 +239,7 @@ def test_a_preset_of_a_paper_leaves_no_number_to_a_default(name):
 
 
 @pytest.mark.parametrize("name", sorted(GELLA))
-def test_gellas_numbers(name):
+def test_numbers_of_gella_2017(name):
     config = resolve(f"gella2017/{name}")
     asymmetric = name.startswith("oe") or name.endswith("asym")
     assert (config.model.embedding, config.model.words, config.model.shared) == (1024, 300, False)
@@ -254,7 +254,7 @@ def test_gellas_numbers(name):
 
 
 @pytest.mark.parametrize("name", sorted(KADAR))
-def test_kadars_numbers(name):
+def test_numbers_of_kadar_2018(name):
     config = resolve(f"kadar2018/{name}")
     assert (config.model.embedding, config.model.words, config.model.shared, config.model.similarity) == (
         1024,
@@ -290,17 +290,17 @@ def test_kadars_numbers(name):
         ("multilingual-comparable-c2c-cs", {"en": "comparable", "de": "comparable", "fr": "translation", "cs": "translation"}),
     ],
 )
-def test_kadars_portions(name, portions):
+def test_portions_of_kadar_2018(name, portions):
     assert resolve(f"kadar2018/{name}").data.portions == {language: (portion,) for language, portion in portions.items()}
 
 
-def test_a_file_that_is_no_text(tmp_path):
+def test_a_binary_file_is_refused(tmp_path):
     (tmp_path / "x.toml").write_bytes(b"\xff\xfe[data]")
     with pytest.raises(UsageError, match=r"cannot read .*x\.toml.*utf-8"):
         resolve(str(tmp_path / "x.toml"))
 
 
-def test_a_file_that_nobody_may_read(tmp_path, monkeypatch):
+def test_an_unreadable_file_is_refused(tmp_path, monkeypatch):
     def denied(*arguments, **keywords):
         raise PermissionError(13, "Permission denied")
 
@@ -310,5 +310,5 @@ def test_a_file_that_nobody_may_read(tmp_path, monkeypatch):
         resolve(str(tmp_path / "x.toml"))
 
 
-def test_an_epoch_of_gella_is_five_of_the_implementation_that_it_names():
+def test_an_epoch_of_gella_is_five_epochs_of_the_named_implementation():
     assert resolve("gella2017/pivot-sym").schedule.max_epochs == 20

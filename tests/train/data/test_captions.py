@@ -21,7 +21,7 @@ PORTIONS = {"en": ("comparable", "translation"), "fr": ("translation",)}
 def expected_rows(path: str, split: str, portions) -> list[dict]:
     rows = [row for row in open_dataset(path).table().to_pylist() if row["split"] == split]
     rows = [row for row in rows if row["portion"] in portions.get(row["language"], ())]
-    # Stable and without the language's name: languages keep their order in the shards, which is that of their names.
+    # A stable sort without the language: languages keep their order in the shards, which is by name.
     return sorted(rows, key=lambda row: tuple(row[name] for name in KEY))
 
 
@@ -68,14 +68,14 @@ def test_row_groups_with_dictionaries_of_their_own(toy, tmp_path: Path):
         table = pq.read_table(path)
         with pq.ParquetWriter(path, table.schema) as writer:
             for start in range(0, table.num_rows, 5):
-                part = table.slice(start, 5).to_pylist()  # Made backwards, so that its dictionaries are in another order.
+                part = table.slice(start, 5).to_pylist()  # Reversed, so that its dictionaries are in another order.
                 writer.write_table(pa.Table.from_pylist(part[::-1], schema=table.schema).take(list(range(len(part)))[::-1]))
         assert pq.read_table(path)["language"].num_chunks > 5
     captions = read_captions(open_dataset(folder), split="val", portions=PORTIONS)
     assert found_rows(captions) == expected_rows(toy.captions, "val", PORTIONS)
 
 
-def test_languages_and_portions_may_be_left_to_the_split(toy):
+def test_languages_and_portions_default_to_those_of_the_split(toy):
     dataset = open_dataset(toy.captions)
     everything = {"de": ("comparable",), "en": ("comparable", "translation"), "fr": ("translation",)}
     captions = read_captions(dataset, split="val")
@@ -101,11 +101,11 @@ def test_selected_captions_keep_their_tokens(toy):
     assert nothing.compact().image_ids == ()
 
 
-def test_compact_captions_know_only_their_own_images(toy):
+def test_compact_captions_list_only_their_own_images(toy):
     captions = read_captions(open_dataset(toy.captions), split="train", portions=PORTIONS)
-    some = captions.select(captions.images % 2 == 1)
-    compact = some.compact()
-    assert found_rows(compact) == found_rows(some)
+    half = captions.select(captions.images % 2 == 1)
+    compact = half.compact()
+    assert found_rows(compact) == found_rows(half)
     assert compact.image_ids == captions.image_ids[1::2]
     assert compact.images.dtype == np.int32
 
@@ -119,7 +119,7 @@ def test_rows_of_a_language(toy):
     assert captions.rows_of("de").tolist() == []
 
 
-def test_what_is_not_there_is_listed(toy):
+def test_missing_captions_are_an_error_that_lists_the_available_ones(toy):
     dataset = open_dataset(toy.captions)
     listing = "It has: test: de comparable 18, en comparable 27, en translation 9, fr translation 9; train: de comparable 80, "
     for arguments, what in [
@@ -136,7 +136,7 @@ def test_what_is_not_there_is_listed(toy):
         assert listing in str(caught.value)
 
 
-def test_arguments_that_contradict_each_other(toy):
+def test_contradictory_arguments_are_refused(toy):
     dataset = open_dataset(toy.captions)
     with pytest.raises(UsageError, match="languages are en, en: name each once"):
         read_captions(dataset, split="val", languages=["en", "en"])

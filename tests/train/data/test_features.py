@@ -30,20 +30,20 @@ def features(new_dataset, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("l2", [False, True])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_rows_come_in_the_order_that_was_asked_for(features, tmp_path, dtype, l2, mapped):
+def test_rows_come_in_the_requested_order(features, tmp_path, dtype, l2, mapped):
     dataset, by_id = features(spec=FeatureSpec("toy", (2, 3), dtype))
     ids = [IDS[n] for n in np.random.default_rng(1).permutation(len(IDS))[:17]]
     arguments = {"memory_map": tmp_path / "cache", "memory_share": 0} if mapped else {}
-    found = read_features(dataset, ids, l2=l2, **arguments)
-    assert isinstance(found.array, np.memmap) == mapped
-    assert (found.array.dtype, found.array.shape, found.width, len(found)) == (np.float32, (17, 6), 6, 17)
-    for row, image_id in zip(found.array, ids, strict=True):
+    result = read_features(dataset, ids, l2=l2, **arguments)
+    assert isinstance(result.array, np.memmap) == mapped
+    assert (result.array.dtype, result.array.shape, result.width, len(result)) == (np.float32, (17, 6), 6, 17)
+    for row, image_id in zip(result.array, ids, strict=True):
         values = by_id[image_id].astype(np.float64)
         norm = sum(value**2 for value in values) ** 0.5
         np.testing.assert_allclose(row, values / norm if l2 and norm else values, rtol=2e-7)
 
 
-def test_a_feature_of_zeros_has_no_direction(features):
+def test_a_feature_of_zeros_stays_zero(features):
     dataset, _ = features()
     assert read_features(dataset, [IDS[3]], l2=True).array.tolist() == [[0] * 6]
 
@@ -64,7 +64,7 @@ def test_a_mapped_file_is_used_again(features, tmp_path):
     assert np.array_equal(first.array, again.array)
     with pytest.raises(ValueError, match="read-only"):
         again.array[0] = 0
-    # Other images, another order, another scale or other data are other files.
+    # Other images, another order, another scale or other data need other files.
     read_features(dataset, IDS[:4], **arguments)
     read_features(dataset, IDS[4::-1], **arguments)
     read_features(dataset, IDS[:5], l2=True, **arguments)
@@ -84,7 +84,7 @@ def test_a_torn_mapped_file_never_appears(features, tmp_path, monkeypatch):
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_too_large_for_the_memory(features):
+def test_features_too_large_for_memory(features):
     dataset, _ = features()
     with pytest.raises(
         UsageError, match=r"27 images take 0\.0 GB, more than 0% of this .* memory: name a folder .*--memory-map"
@@ -115,5 +115,5 @@ def test_other_kinds_are_refused(toy, new_dataset, tmp_path):
         with pytest.raises(DatasetError, match="holds encoded, expected features: give the folder of the features"):
             function(open_dataset(toy.captions))
     new_dataset(tmp_path / "regions", "regions", [], parameters={}, spec=FeatureSpec("faster-rcnn-36", (36, 2048)))
-    with pytest.raises(DatasetError, match="holds regions, the models of this package take one vector an image"):
+    with pytest.raises(DatasetError, match="holds regions, but the models here take one vector per image"):
         read_features(open_dataset(tmp_path / "regions"), [])

@@ -8,13 +8,13 @@ from train.data.packing import PackedCaptions, pack
 
 
 def flat(captions: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids one after the other, and offsets."""
+    """Return token ids one after the other, and offsets."""
     token_ids = np.array([token for caption in captions for token in caption], dtype=np.int32)
     return token_ids, np.cumsum([0, *map(len, captions)], dtype=np.int64)
 
 
 def unpacked(packed: PackedCaptions) -> list[list[int]]:
-    """The captions again, each walked from its end to the root."""
+    """Rebuild the captions, walking each from its end to the root."""
     captions = []
     for number in packed.ends.tolist():
         caption = []
@@ -26,7 +26,7 @@ def unpacked(packed: PackedCaptions) -> list[list[int]]:
 
 
 def check(captions: list[list[int]], rows: list[int]) -> PackedCaptions:
-    """Packs and compares with a plain set of prefixes."""
+    """Pack captions and compare with a plain set of prefixes."""
     packed = pack(*flat(captions), np.array(rows, dtype=np.int64))
     chosen = [captions[row] for row in rows]
     prefixes = {tuple(caption[: end + 1]) for caption in chosen for end in range(len(caption))}
@@ -61,12 +61,12 @@ def test_all_captions_of_few_tokens():
     assert packed.step_sizes == (3, 9, 27)
 
 
-def test_a_caption_that_begins_another_has_its_own_end():
+def test_a_caption_that_is_a_prefix_of_another_has_its_own_end():
     packed = check([[3], [3, 3], [3, 3, 3]], [2, 0, 1])
     assert packed.ends.tolist() == [3, 1, 2]
 
 
-def test_parents_are_of_the_step_before():
+def test_parents_belong_to_the_previous_step():
     packed = check([[1, 4, 2], [1, 5, 2], [1, 4, 4, 2]], [0, 1, 2])
     first = np.cumsum([0, *packed.step_sizes])
     for step, parents in enumerate(packed.steps(packed.parents)):
@@ -86,7 +86,7 @@ def test_no_captions():
     assert (len(packed), packed.step_sizes, packed.tokens.numel()) == (0, (), 0)
 
 
-def test_a_caption_without_tokens_is_named():
+def test_a_caption_without_tokens_is_an_error_that_names_it():
     token_ids, offsets = flat([[1, 2], [], [1, 2]])
     with pytest.raises(ValueError, match="caption 1 has no tokens"):
         pack(token_ids, offsets, np.array([0, 1, 2]))

@@ -9,7 +9,7 @@ import pytest
 
 from train.data.pairs import ByImage, caption_pairs
 
-# By language the captions of each image; the images lack some.
+# Number of captions of each image, by language; a few images have none.
 COUNTS = {"en": [5, 0, 2, 1, 0], "de": [5, 3, 0, 1, 0], "fr": [1, 2, 3, 1, 1], "cs": [1, 1, 1, 0, 0]}
 
 

@@ -1,4 +1,4 @@
-"""Data regimes: counts, seeds, and that nothing but seed and image ids decides."""
+"""Data regimes: counts, seeds, and dependence on seed and image ids alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def images_of(captions: Captions, language: str) -> set[str]:
 
 
 def bilingual_rows(images: int) -> list[tuple[str, str, str, int, list[int]]]:
-    """Five captions of each image in each of two languages, as the comparable portion of Multi30K."""
+    """Five captions per image in each of two languages, like the comparable portion of Multi30K."""
     return [
         (f"image-{image:04d}", language, "comparable", index, [1, 4 + index, 2])
         for image in range(images)
@@ -53,14 +53,14 @@ def test_one_caption_of_each_image_and_language(bilingual):
     assert [key for key in keys(bilingual) if key in drawn] == keys(chosen)  # The order stays.
 
 
-def test_every_caption_is_drawn_as_often(bilingual):
+def test_every_caption_is_equally_likely(bilingual):
     chosen = keys(one_caption_per_image(bilingual, 0))
     for language in ("en", "de"):
-        counts = Counter(index for _, found, _, index in chosen if found == language)
+        counts = Counter(index for _, other, _, index in chosen if other == language)
         # 200 expected, standard deviation 12.6.
         assert sorted(counts) == [0, 1, 2, 3, 4]
         assert all(150 <= count <= 250 for count in counts.values())
-    # Independent of each other: the two languages agree in a fifth of the images, not in all.
+    # The draws are independent: the two languages agree for a fifth of the images, not for all.
     drawn = {(image, language): index for image, language, _, index in chosen}
     same = sum(drawn[image, "en"] == drawn[image, "de"] for image in bilingual.image_ids)
     assert 150 <= same <= 250
@@ -75,9 +75,9 @@ def test_one_caption_of_portions_together(new_captions):
     ]
     captions = new_captions(rows)
     drawn = [keys(one_caption_per_image(captions, seed)) for seed in range(40)]
-    assert {len(found) for found in drawn} == {3}
-    assert all(("a", "fr", "translation", 0) in found and ("b", "en", "translation", 0) in found for found in drawn)
-    assert {portion for found in drawn for image, language, portion, _ in found if (image, language) == ("a", "en")} == {
+    assert {len(draw) for draw in drawn} == {3}
+    assert all(("a", "fr", "translation", 0) in draw and ("b", "en", "translation", 0) in draw for draw in drawn)
+    assert {portion for draw in drawn for image, language, portion, _ in draw if (image, language) == ("a", "en")} == {
         "comparable",
         "translation",
     }
@@ -100,7 +100,7 @@ def test_disjoint_halves(bilingual):
 
 
 def test_disjoint_halves_need_two_languages(bilingual, new_captions):
-    with pytest.raises(UsageError, match="divided between two languages, there are 1: en"):
+    with pytest.raises(UsageError, match="divided between two languages, but there are 1: en"):
         disjoint_halves(new_captions([("a", "en", "comparable", 0, [1])]), 0)
 
 
@@ -116,12 +116,12 @@ def test_the_order_of_rows_and_images_without_captions_make_no_difference(biling
     shuffled = [rows[n] for n in np.random.default_rng(0).permutation(len(rows))]
     expected = sorted(keys(regime(new_captions(rows, ("en", "de")), 1)))
     assert sorted(keys(regime(new_captions(shuffled, ("en", "de")), 1))) == expected
-    # Here 940 images are known that have no caption any more.
+    # Here 940 images no longer have a caption.
     assert sorted(keys(regime(bilingual.select(bilingual.images < 60), 1))) == expected
 
 
 @pytest.mark.parametrize("regime", [one_caption_per_image, half_of_images])
-def test_another_language_makes_no_difference(bilingual, regime):
+def test_draws_do_not_depend_on_other_languages(bilingual, regime):
     alone = bilingual.select(bilingual.rows_of("en"))
     assert keys(regime(alone, 2)) == [key for key in keys(regime(bilingual, 2)) if key[1] == "en"]
 
@@ -136,7 +136,7 @@ def test_no_captions(bilingual, regime):
 
 @pytest.fixture(scope="module")
 def multi30k_training() -> Captions:
-    """As many images and captions as Multi30K has for training: comparable English and German, French and Czech translations."""
+    """As many images and captions as the training split of Multi30K: comparable English and German, translated French and Czech."""
     images, counts = 29_000, {"en": 5, "de": 5, "fr": 1, "cs": 1}
     languages = np.repeat(np.arange(4), list(counts.values()))
     return Captions(

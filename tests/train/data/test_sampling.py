@@ -1,4 +1,4 @@
-"""Samplers: what a pass holds, how tasks and languages are mixed, and that a restored sampler goes on the same."""
+"""Samplers: the rows of a pass, the mix of tasks and languages, and restored samplers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from train.data.sampling import POOL, ImageSampler, ShuffledRows, TaskSampler
 
 @pytest.fixture
 def rows(new_captions):
-    """Captions of 23 images: five English and three German each, one French of all but three."""
+    """Captions of 23 images: five English and three German ones per image, and one French one for all but three images."""
 
     def make(**counts: int):
         rng = np.random.default_rng(0)
-        found = [
+        captions = [
             (f"image-{image:02d}", language, "comparable", index, [1] * int(rng.integers(2, 9)))
             for image in range(23)
             for language, count in (counts or {"en": 5, "de": 3, "fr": 1}).items()
             for index in range(count)
             if (language, image) not in {("fr", 3), ("fr", 7), ("fr", 22)}
         ]
-        return new_captions(found, tuple(counts or ("en", "de", "fr")))
+        return new_captions(captions, tuple(counts or ("en", "de", "fr")))
 
     return make
 
@@ -64,7 +64,7 @@ def test_a_pass_holds_every_row_once(count, size, by_length):
         assert passes[0] != passes[1] != passes[2]
 
 
-def test_rows_of_like_length_come_together_but_not_in_order_of_length():
+def test_rows_of_similar_length_come_together_but_not_in_order_of_length():
     lengths = np.random.default_rng(0).integers(3, 40, size=64 * 8 * POOL + 5)
     shuffled = ShuffledRows(len(lengths), 8, (0,), lengths=lengths)
     batches = [shuffled.next() for _ in range(shuffled.epoch_steps)]
@@ -110,7 +110,7 @@ def test_an_epoch_of_one_language_holds_every_caption_once(rows):
             assert batch.images.tolist() == captions.images[batch.captions[0]].tolist()
 
 
-def test_languages_are_drawn_evenly_and_run_out_alone(rows):
+def test_languages_are_equally_likely_and_run_out_independently(rows):
     captions = rows()
     sampler = TaskSampler(captions, 4, seed=0)
     assert sampler.epoch_steps == 29 + 18 + 5
@@ -118,9 +118,9 @@ def test_languages_are_drawn_evenly_and_run_out_alone(rows):
     counts = Counter(batch.languages[0] for batch in batches)
     assert all(430 <= counts[language] <= 570 for language in ("en", "de", "fr"))  # 500, standard deviation 18.
     for language, steps in {"en": 29, "de": 18, "fr": 5}.items():
-        mine = [batch.captions[0].tolist() for batch in batches if batch.languages == (language,)]
-        for start in range(0, len(mine) - steps, steps):
-            assert sorted(chain.from_iterable(mine[start : start + steps])) == captions.rows_of(language).tolist()
+        rows_of_batches = [batch.captions[0].tolist() for batch in batches if batch.languages == (language,)]
+        for start in range(0, len(rows_of_batches) - steps, steps):
+            assert sorted(chain.from_iterable(rows_of_batches[start : start + steps])) == captions.rows_of(language).tolist()
 
 
 def test_tasks_are_drawn_with_their_probability_and_pairs_come_once_a_pass(rows):
@@ -133,8 +133,8 @@ def test_tasks_are_drawn_with_their_probability_and_pairs_come_once_a_pass(rows)
     pairs = caption_pairs(captions)
     everything = sorted(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
     steps = -(-len(everything) // 4)
-    found = [pair for batch in between[:steps] for pair in zip(*(side.tolist() for side in batch.captions), strict=True)]
-    assert sorted(found) == everything
+    sampled = [pair for batch in between[:steps] for pair in zip(*(side.tolist() for side in batch.captions), strict=True)]
+    assert sorted(sampled) == everything
     for batch in between:
         sides = [captions.languages[side] for side in batch.captions]
         assert (sides[0] < sides[1]).all()
@@ -154,7 +154,7 @@ def test_pairs_of_two_languages_have_a_language_on_each_side(rows):
     assert {sampler.next().languages for _ in range(40)} == {("en", "de")}
 
 
-def test_pairs_of_like_length_come_together(rows):
+def test_pairs_of_similar_length_come_together(rows):
     captions = rows(en=5, de=5)
     spreads = []
     for bucket in (False, True):
@@ -166,7 +166,7 @@ def test_pairs_of_like_length_come_together(rows):
     assert spreads[1] < 0.4 * spreads[0]
 
 
-def test_pairs_that_are_not_there(rows):
+def test_missing_pairs_are_refused(rows):
     with pytest.raises(UsageError, match="no image has captions in two languages"):
         TaskSampler(rows(en=2), 8, seed=0, c2c_probability=0.5)
 
@@ -189,8 +189,8 @@ def test_an_epoch_of_images_holds_every_caption_once(rows):
                 assert (captions.languages[side] == language).all()
                 assert captions.images[side].tolist() == batch.images.tolist()
         for language in range(2):
-            found = np.concatenate([batch.captions[language] for batch in batches])
-            assert sorted(found.tolist()) == captions.rows_of(captions.language_names[language]).tolist()
+            sampled = np.concatenate([batch.captions[language] for batch in batches])
+            assert sorted(sampled.tolist()) == captions.rows_of(captions.language_names[language]).tolist()
         assert [len(batch.images) for batch in batches] == [4, 4, 4, 4, 4, 3] * 5
         matches.append({pair for batch in batches for pair in zip(*(side.tolist() for side in batch.captions), strict=True)})
     assert matches[0] != matches[1]
@@ -200,7 +200,7 @@ def test_fewer_captions_in_one_language_are_shown_again_in_turn(rows, caplog):
     captions = rows()
     with caplog.at_level(logging.WARNING):
         sampler = ImageSampler(captions, 64, seed=0)
-    assert "3 images lack captions in some language; training goes on with 20" in caplog.text
+    assert "3 images lack captions in some language; training continues with 20" in caplog.text
     assert sampler.epoch_steps == 5
     batches = [sampler.next() for _ in range(5)]
     assert [len(batch.images) for batch in batches] == [20] * 5
@@ -240,7 +240,7 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("step", [0, 1, 17, 25, 60, 333])
-def test_a_restored_sampler_goes_on_the_same(rows, name, step):
+def test_a_restored_sampler_returns_the_same_batches(rows, name, step):
     captions, make = rows(), SAMPLERS[name]
     sampler = make(captions, 7)
     for _ in range(step):
@@ -256,7 +256,7 @@ def test_a_restored_sampler_goes_on_the_same(rows, name, step):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_seed_decides_all(rows, name):
+def test_batches_depend_on_the_seed_alone(rows, name):
     captions, make = rows(), SAMPLERS[name]
     first, again, other = make(captions, 0), make(captions, 0), make(captions, 1)
     batches = [(first.next(), again.next(), other.next()) for _ in range(20)]

@@ -1,4 +1,4 @@
-"""Captions and features joined, and everything that is refused before a training starts."""
+"""Joining captions and features, and everything that is refused before a training starts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_without_a_vocabulary(toy):
     assert data.fingerprints["vocabulary"] == open_dataset(toy.vocabulary).fingerprint
 
 
-def test_features_have_length_one_when_asked_for(toy):
+def test_features_have_length_one_on_request(toy):
     data = open_data(toy.captions, toy.features, split="val", l2=True)
     np.testing.assert_allclose((data.features.array**2).sum(1), 1, rtol=1e-6)
 
@@ -63,7 +63,7 @@ def test_regimes(toy, arguments, regime):
     data = open_data(toy.captions, toy.features, split="train", portions=COMPARABLE, seed=4, **arguments)
     captions = read_captions(open_dataset(toy.captions), split="train", portions=COMPARABLE)
     assert same_captions(data.captions, regime(captions, 4).compact())
-    # Only what is trained on is read.
+    # Only the training data is read.
     assert len(data.features) == len(data.captions.image_ids) == (20 if arguments.get("images") == "half" else 40)
 
 
@@ -86,7 +86,7 @@ def test_another_vocabulary(toy, other_toy):
         open_data(toy.captions, toy.features, other_toy.vocabulary, split="val")
 
 
-def test_a_vocabulary_without_a_language_of_the_captions(toy, new_dataset, tmp_path):
+def test_a_vocabulary_that_lacks_a_language_is_refused(toy, new_dataset, tmp_path):
     rows = open_dataset(toy.vocabulary).table().to_pylist()
     fingerprint = new_dataset(tmp_path / "voc", "vocabulary", rows, parameters={"languages": ["de", "en"]}, shards=1)
     inputs = ({"name": "vocabulary", "fingerprint": fingerprint},)
@@ -98,7 +98,7 @@ def test_a_vocabulary_without_a_language_of_the_captions(toy, new_dataset, tmp_p
         open_data(*folders, split="val")
 
 
-def test_captions_that_do_not_name_their_vocabulary(toy, new_dataset, tmp_path):
+def test_captions_without_a_stated_vocabulary_are_refused(toy, new_dataset, tmp_path):
     new_dataset(tmp_path / "encoded", "encoded", open_dataset(toy.captions).table().to_pylist(), parameters={})
     with pytest.raises(DatasetError, match="does not name the vocabulary that made it: encode the captions again"):
         open_data(str(tmp_path / "encoded"), toy.features, split="val")
@@ -118,7 +118,7 @@ def test_images_without_features(toy, new_dataset, tmp_path):
         open_data(toy.captions, str(tmp_path / "none"), split="val")
 
 
-def test_folders_of_other_kinds(toy, tmp_path):
+def test_datasets_of_other_kinds_are_refused(toy, tmp_path):
     with pytest.raises(DatasetError, match="holds features, expected encoded"):
         open_data(toy.features, toy.features, split="val")
     with pytest.raises(DatasetError, match="holds vocabulary, expected features"):
@@ -138,13 +138,14 @@ def test_folders_of_other_kinds(toy, tmp_path):
         ("features", "is not the dataset of features that was used before"),
     ],
 )
-def test_fingerprints_that_were_expected(toy, name, message):
-    found = open_data(toy.captions, toy.features, split="val").fingerprints
-    assert open_data(toy.captions, toy.features, split="val", expected=found).fingerprints == found
-    with pytest.raises(DatasetError, match=rf"{message}.* \(fingerprint {found[name][:12]}\.\.\., expected 0123\.\.\.\)"):
-        open_data(toy.captions, toy.features, split="val", expected={**found, name: "0123"})
+def test_unexpected_fingerprints_are_refused(toy, name, message):
+    fingerprints = open_data(toy.captions, toy.features, split="val").fingerprints
+    assert open_data(toy.captions, toy.features, split="val", expected=fingerprints).fingerprints == fingerprints
+    shown = rf"\(fingerprint {fingerprints[name][:12]}\.\.\., expected 0123\.\.\.\)"
+    with pytest.raises(DatasetError, match=f"{message}.* {shown}"):
+        open_data(toy.captions, toy.features, split="val", expected={**fingerprints, name: "0123"})
     with pytest.raises(DatasetError, match=message):
-        check_fingerprints(found, {name: "0123"}, captions="c", features="f")
+        check_fingerprints(fingerprints, {name: "0123"}, captions="c", features="f")
 
 
 def test_nothing_large_is_read_before_all_is_checked(toy, new_dataset, tmp_path, monkeypatch):

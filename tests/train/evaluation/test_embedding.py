@@ -53,12 +53,12 @@ def test_every_caption_of_a_known_language_has_its_embedding(run, toy, job):
         for row in open_dataset(toy.captions).table().to_pylist()
     }
     known = {key: row for key, row in rows.items() if key[1] in ("en", "de")}
-    found = written.table().drop_columns("embedding").to_pylist()
-    assert {(row["image_id"], row["language"], row["portion"], row["index"]): row["split"] for row in found} == {
+    keys = written.table().drop_columns("embedding").to_pylist()
+    assert {(row["image_id"], row["language"], row["portion"], row["index"]): row["split"] for row in keys} == {
         key: row["split"] for key, row in known.items()
     }
     assert manifest.statistics == {"captions": len(known), "captions_left_out": len(rows) - len(known)}
-    for row, embedding in zip(found, written.numpy("embedding"), strict=True):
+    for row, embedding in zip(keys, written.numpy("embedding"), strict=True):
         ids = np.array(known[row["image_id"], row["language"], row["portion"], row["index"]]["token_ids"])
         with torch.no_grad():
             packed = pack(ids, np.array([0, len(ids)]), np.array([0]))
@@ -66,7 +66,7 @@ def test_every_caption_of_a_known_language_has_its_embedding(run, toy, job):
         np.testing.assert_allclose(embedding, expected.numpy(), atol=1e-6)
 
 
-def test_shards_lie_beside_those_of_the_source(toy, job):
+def test_shards_hold_the_images_of_the_source_shards(toy, job):
     embed(job)
     for number in range(3):
         source = {row["image_id"] for row in open_dataset(toy.captions).shard(number).to_pylist()}
@@ -74,7 +74,7 @@ def test_shards_lie_beside_those_of_the_source(toy, job):
             assert {row["image_id"] for row in open_dataset(f"{job.output}/{kind}").shard(number).to_pylist()} <= source
 
 
-def test_the_same_run_gives_the_same_bytes_and_goes_on_where_it_was(job):
+def test_the_same_run_gives_the_same_bytes_and_resumes(job):
     def content() -> dict[str, bytes]:
         root = Path(job.output)
         return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
@@ -108,7 +108,7 @@ def test_another_model_is_another_dataset(run, write_run, job):
         embed_run(other, job.output, name=job.name, features=job.features)
 
 
-def test_a_job_says_what_to_embed_and_on_what():
+def test_a_job_needs_something_to_embed_and_a_known_device():
     with pytest.raises(UsageError, match="nothing to embed: give --features, --captions, or both"):
         EmbedJob(run="run", output="out")
     with pytest.raises(UsageError, match="device is 'gpu', expected 'cpu'"):
@@ -117,7 +117,7 @@ def test_a_job_says_what_to_embed_and_on_what():
     assert names == {"runs/c2c": "c2c", "c2c/": "c2c", "c2c": "c2c", "/": "run"}
 
 
-def test_what_does_not_belong_to_the_run_is_refused(run, toy, other_toy, tmp_path):
+def test_data_that_does_not_belong_to_the_run_is_refused(run, toy, other_toy, tmp_path):
     with pytest.raises(DatasetError, match="encoded with another vocabulary"):
         embed_run(run, str(tmp_path / "o"), name="run", features=toy.features, captions=other_toy.captions)
     with pytest.raises(DatasetError, match="made by another extractor"):
@@ -127,7 +127,7 @@ def test_what_does_not_belong_to_the_run_is_refused(run, toy, other_toy, tmp_pat
     assert not (tmp_path / "o").exists()
 
 
-def test_features_are_normalised_where_the_training_did(write_run, toy, tmp_path):
+def test_features_are_normalised_as_in_training(write_run, toy, tmp_path):
     run = open_run(write_run(l2=True))
     embed_run(run, str(tmp_path / "o"), name="run", features=toy.features)
     with torch.no_grad():

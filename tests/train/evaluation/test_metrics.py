@@ -19,7 +19,7 @@ def order(images: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
 
 
 def plain_ranks(scores: list[list[float]], image_of_caption: list[int]) -> tuple[list[int], list[int]]:
-    """The definition, one comparison after the other."""
+    """Compute ranks by the definition, one comparison at a time."""
     image_to_text = []
     for image, row in enumerate(scores):
         places = []
@@ -41,44 +41,44 @@ def plain_ranks(scores: list[list[float]], image_of_caption: list[int]) -> tuple
 @pytest.mark.parametrize(
     ("images", "captions", "values"), [(1, 1, 3), (1, 4, 3), (5, 5, 2), (7, 23, 2), (9, 20, 3), (13, 6, 40)]
 )
-def test_ranks_are_those_of_the_definition(similarity, scores_at_once, images, captions, values):
+def test_ranks_equal_the_definition(similarity, scores_at_once, images, captions, values):
     generator = torch.Generator().manual_seed(images * 100 + captions)
     left = torch.randint(values, (images, 3), generator=generator).float()
     right = torch.randint(values, (captions, 3), generator=generator).float()
     owner = torch.randint(images, (captions,), generator=generator)
-    found = ranks_of(similarity, left, right, owner, scores_at_once=scores_at_once)
+    ranks = ranks_of(similarity, left, right, owner, scores_at_once=scores_at_once)
     expected = plain_ranks(similarity(left, right).tolist(), owner.tolist())
-    assert (found.image_to_text.tolist(), found.text_to_image.tolist()) == expected
+    assert (ranks.image_to_text.tolist(), ranks.text_to_image.tolist()) == expected
 
 
 def test_random_real_scores_give_the_ranks_of_a_full_sort():
     generator = torch.Generator().manual_seed(1)
     images, captions = torch.randn(40, 16, generator=generator), torch.randn(200, 16, generator=generator)
     owner = torch.arange(200) // 5
-    found = ranks_of(dot, images, captions, owner, scores_at_once=999)
+    ranks = ranks_of(dot, images, captions, owner, scores_at_once=999)
     scores = (images.double() @ captions.double().T).numpy()
     place = np.empty_like(scores, dtype=int)
     np.put_along_axis(place, np.argsort(-scores, axis=1), np.arange(200)[None], axis=1)
     # As in the published code: the best place of the five in the sorted list, from 0.
-    assert found.image_to_text.tolist() == [place[i, 5 * i : 5 * i + 5].min() + 1 for i in range(40)]
+    assert ranks.image_to_text.tolist() == [place[i, 5 * i : 5 * i + 5].min() + 1 for i in range(40)]
     place = np.argsort(np.argsort(-scores, axis=0), axis=0)
-    assert found.text_to_image.tolist() == [place[c // 5, c] + 1 for c in range(200)]
+    assert ranks.text_to_image.tolist() == [place[c // 5, c] + 1 for c in range(200)]
 
 
-def test_a_model_that_scores_all_alike_ranks_last():
+def test_a_model_with_equal_scores_ranks_last():
     images, captions, owner = torch.ones(6, 2), torch.ones(12, 2), torch.arange(12) // 2
-    found = ranks_of(dot, images, captions, owner)
-    assert found.image_to_text.tolist() == [11] * 6  # Ten captions of other images come first.
-    assert found.text_to_image.tolist() == [6] * 12
+    ranks = ranks_of(dot, images, captions, owner)
+    assert ranks.image_to_text.tolist() == [11] * 6  # Ten captions of other images come first.
+    assert ranks.text_to_image.tolist() == [6] * 12
 
 
 @pytest.mark.parametrize("scores_at_once", [1, 100])
-def test_scores_that_are_no_numbers_rank_last(scores_at_once):
+def test_scores_that_are_not_numbers_rank_last(scores_at_once):
     images, captions = torch.eye(3), torch.eye(3)
     captions[1, 1] = torch.nan
-    found = ranks_of(dot, images, captions, torch.arange(3), scores_at_once=scores_at_once)
-    assert found.text_to_image.tolist() == [1, 3, 1]
-    assert found.image_to_text.tolist() == [2, 3, 2]
+    ranks = ranks_of(dot, images, captions, torch.arange(3), scores_at_once=scores_at_once)
+    assert ranks.text_to_image.tolist() == [1, 3, 1]
+    assert ranks.image_to_text.tolist() == [2, 3, 2]
 
 
 def test_the_order_of_the_captions_does_not_matter():
@@ -86,17 +86,17 @@ def test_the_order_of_the_captions_does_not_matter():
     images, captions = torch.randn(4, 3, generator=generator), torch.randn(5, 3, generator=generator)
     owner = torch.tensor([2, 0, 3, 0, 1])
     straight = ranks_of(dot, images, captions, owner)
-    for each in list(permutations(range(5)))[::17]:
-        chosen = torch.tensor(each)
-        found = ranks_of(dot, images, captions[chosen], owner[chosen], scores_at_once=6)
-        assert torch.equal(found.image_to_text, straight.image_to_text)
-        assert torch.equal(found.text_to_image, straight.text_to_image[chosen])
+    for order_of_captions in list(permutations(range(5)))[::17]:
+        chosen = torch.tensor(order_of_captions)
+        shuffled = ranks_of(dot, images, captions[chosen], owner[chosen], scores_at_once=6)
+        assert torch.equal(shuffled.image_to_text, straight.image_to_text)
+        assert torch.equal(shuffled.text_to_image, straight.text_to_image[chosen])
 
 
-def test_an_image_without_captions_is_a_candidate_and_no_query():
+def test_an_image_without_captions_is_a_candidate_but_not_a_query():
     images = torch.tensor([[1.0], [5.0], [0.0]])
-    found = retrieval(dot, images, torch.tensor([[1.0], [1.0]]), torch.tensor([0, 2]))
-    assert found.image_to_text.queries == 2
+    result = retrieval(dot, images, torch.tensor([[1.0], [1.0]]), torch.tensor([0, 2]))
+    assert result.image_to_text.queries == 2
     assert ranks_of(dot, images, torch.tensor([[1.0], [1.0]]), torch.tensor([0, 2])).text_to_image.tolist() == [2, 3]
 
 
@@ -111,11 +111,11 @@ def test_an_image_without_captions_is_a_candidate_and_no_query():
     ],
 )
 def test_recalls_and_median(ranks, expected):
-    found = Direction.of(torch.tensor(ranks))
-    assert found.recalls == expected
-    assert found.median_rank == int(np.floor(np.median(np.array(ranks) - 1))) + 1  # as the published code writes it
-    assert found.median_rank == int(median(ranks))
-    assert found.queries == len(ranks)
+    direction = Direction.of(torch.tensor(ranks))
+    assert direction.recalls == expected
+    assert direction.median_rank == int(np.floor(np.median(np.array(ranks) - 1))) + 1  # as the published code writes it
+    assert direction.median_rank == int(median(ranks))
+    assert direction.queries == len(ranks)
 
 
 def test_recall_of_nothing_is_an_error():
@@ -123,14 +123,14 @@ def test_recall_of_nothing_is_an_error():
         Direction.of(torch.zeros(0, dtype=torch.int64))
 
 
-def test_the_sum_of_recalls_is_of_six():
+def test_the_sum_of_recalls_has_six_terms():
     one = Direction(recall_at_1=1, recall_at_5=2, recall_at_10=3, median_rank=50, queries=7)
     two = Direction(recall_at_1=10, recall_at_5=20, recall_at_10=30, median_rank=5, queries=7)
     assert Retrieval(image_to_text=one, text_to_image=two).sum_of_recalls == 66
     assert Retrieval(image_to_text=one, text_to_image=two).to_dict()["text_to_image"]["recall_at_5"] == 20
 
 
-def test_rows_that_do_not_fit_together_are_refused():
+def test_rows_that_do_not_match_are_refused():
     with pytest.raises(ValueError, match="2 captions but 3 images of captions"):
         ranks_of(dot, torch.ones(3, 1), torch.ones(2, 1), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="images 0 to 3 of 3"):
@@ -138,9 +138,9 @@ def test_rows_that_do_not_fit_together_are_refused():
 
 
 @pytest.mark.parametrize(("cutoff", "right", "items"), [(1, 1, 4), (2, 1, 4), (2, 2, 5), (3, 3, 5), (5, 2, 5), (10, 1, 4)])
-def test_chance_is_the_share_of_all_orders(cutoff, right, items):
+def test_chance_equals_the_share_among_all_orders(cutoff, right, items):
     orders = list(permutations(range(items)))
-    hits = sum(any(item < right for item in each[:cutoff]) for each in orders)
+    hits = sum(any(item < right for item in ordered[:cutoff]) for ordered in orders)
     assert chance_recall(cutoff, right, items) == pytest.approx(100 * hits / len(orders))
 
 

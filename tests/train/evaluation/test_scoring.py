@@ -50,7 +50,7 @@ def test_a_job_opens_the_run(write_run, toy):
         replace(job, device="gpu")
 
 
-def test_features_are_normalised_where_the_training_did(write_run, toy):
+def test_features_are_normalised_as_in_training(write_run, toy):
     plain, unit = (open_run(write_run(f"run-{l2}", l2=l2)) for l2 in (False, True))
     scores = score_run(unit, captions=toy.captions, features=toy.features, splits=["test"], portion="comparable")
     expected = open_data(toy.captions, toy.features, split="test", languages=["de"], portions=["comparable"], l2=True)
@@ -64,13 +64,13 @@ def test_a_language_and_a_portion(run, write_run, toy):
     assert [(score.language, score.portion) for score in chosen] == [("en", "translation")]
     fewer = open_run(write_run("fewer", languages=("de",)))
     assert {score.language for score in score_run(fewer, **arguments)} == {"de"}
-    with pytest.raises(UsageError, match="--languages names fr, this run knows de"):
+    with pytest.raises(UsageError, match="--languages names fr, but this run knows only de"):
         score_run(fewer, **arguments, languages=["de", "fr"])
-    with pytest.raises(UsageError, match=r"nothing to evaluate: split 'val' has languages .* the run knows de"):
+    with pytest.raises(UsageError, match=r"nothing to evaluate: split 'val' has languages .* but the run knows only de"):
         score_run(fewer, **arguments, portion="translation")
 
 
-def test_what_does_not_belong_to_the_run_is_refused(run, toy, other_toy):
+def test_data_that_does_not_belong_to_the_run_is_refused(run, toy, other_toy):
     with pytest.raises(DatasetError, match="encoded with another vocabulary"):
         score_run(run, captions=other_toy.captions, features=toy.features, splits=["test"])
     with pytest.raises(DatasetError, match="made by another extractor"):
@@ -79,57 +79,57 @@ def test_what_does_not_belong_to_the_run_is_refused(run, toy, other_toy):
         score_run(run, captions=toy.captions, features=toy.features, splits=["nothing"])
 
 
-def test_a_score_says_what_chance_reaches(run, toy):
+def test_a_score_includes_chance(run, toy):
     (score,) = score_run(run, captions=toy.captions, features=toy.features, splits=["test"], languages=["fr"])
     assert score.chance["text_to_image"][0] == pytest.approx(100 / 9)
     assert replace(score, chance={}).to_dict()["chance"] == {}
 
 
-def test_without_a_split_it_is_the_test_images_of_2016(run, toy):
+def test_the_default_split_is_the_test_images_of_2016(run, toy):
     with pytest.raises(UsageError, match="no split test_2016 or test_2016_flickr: choose with --split of test, train, val"):
         score_run(run, captions=toy.captions, features=toy.features)
     scores = score_run(run, captions=toy.captions, features=toy.features, splits=["val", "test"], languages=["fr"])
     assert [(score.split, score.retrieval.text_to_image.queries) for score in scores] == [("val", 12), ("test", 9)]
 
 
-def found(run, data, **arguments) -> list[tuple[str, str, str]]:
+def scored(run, data, **arguments) -> list[tuple[str, str, str]]:
     scores = score_run(run, captions=data.captions, features=data.features, **arguments)
     return [(score.split, score.language, score.portion) for score in scores]
 
 
-def test_captions_of_the_test_images_may_lie_in_two_splits(run, write_run, multi30k):
+def test_test_captions_may_be_in_two_splits(run, write_run, multi30k):
     comparable = [("test_2016", "de", "comparable"), ("test_2016", "en", "comparable")]
     translations = [("test_2016_flickr", "en", "translation"), ("test_2016_flickr", "fr", "translation")]
-    assert found(run, multi30k) == comparable + translations
-    assert found(run, multi30k, portion="comparable") == comparable
-    assert found(run, multi30k, portion="translation") == translations
-    assert found(run, multi30k, languages=["fr"]) == translations[1:]
-    assert found(run, multi30k, languages=["fr", "de"]) == [comparable[0], translations[1]]
-    assert found(open_run(write_run("french", languages=("fr",))), multi30k) == translations[1:]
-    assert found(open_run(write_run("german", languages=("de",))), multi30k) == comparable[:1]
+    assert scored(run, multi30k) == comparable + translations
+    assert scored(run, multi30k, portion="comparable") == comparable
+    assert scored(run, multi30k, portion="translation") == translations
+    assert scored(run, multi30k, languages=["fr"]) == translations[1:]
+    assert scored(run, multi30k, languages=["fr", "de"]) == [comparable[0], translations[1]]
+    assert scored(open_run(write_run("french", languages=("fr",))), multi30k) == translations[1:]
+    assert scored(open_run(write_run("german", languages=("de",))), multi30k) == comparable[:1]
 
 
-def test_a_split_that_is_named_must_hold_something(run, write_run, multi30k):
-    with pytest.raises(UsageError, match=r"nothing to evaluate: split 'test_2016' has .* the run knows en, de, fr"):
-        found(run, multi30k, splits=["test_2016_flickr", "test_2016"], languages=["fr"])
+def test_a_requested_split_must_hold_captions(run, write_run, multi30k):
+    with pytest.raises(UsageError, match=r"nothing to evaluate: split 'test_2016' has .* but the run knows only en, de, fr"):
+        scored(run, multi30k, splits=["test_2016_flickr", "test_2016"], languages=["fr"])
     with pytest.raises(DatasetError, match="has no captions of split 'nothing'"):
-        found(run, multi30k, splits=["test_2016", "nothing"])
+        scored(run, multi30k, splits=["test_2016", "nothing"])
     german = open_run(write_run("german", languages=("de",)))
     message = (
         r"split 'test_2016' has .* de comparable, en comparable; split 'test_2016_flickr' has .* en translation, fr translation"
     )
-    with pytest.raises(UsageError, match=rf"nothing to evaluate: {message}, the run knows de"):
-        found(german, multi30k, portion="translation")
+    with pytest.raises(UsageError, match=rf"nothing to evaluate: {message}, but the run knows only de"):
+        scored(german, multi30k, portion="translation")
 
 
-def test_a_language_that_is_named_must_have_captions(write_run, multi30k):
+def test_a_requested_language_must_have_captions(write_run, multi30k):
     run = open_run(write_run("czech", languages=("en", "cs")))
-    assert {language for _, language, _ in found(run, multi30k)} == {"en"}
+    assert {language for _, language, _ in scored(run, multi30k)} == {"en"}
     with pytest.raises(UsageError, match="nothing to evaluate in cs: split 'test_2016' has"):
-        found(run, multi30k, languages=["en", "cs"])
+        scored(run, multi30k, languages=["en", "cs"])
 
 
-def test_only_what_is_scored_is_read(run, multi30k, monkeypatch):
+def test_only_evaluated_captions_are_read(run, multi30k, monkeypatch):
     read = []
 
     def spy(*arguments, **keywords):
@@ -137,7 +137,7 @@ def test_only_what_is_scored_is_read(run, multi30k, monkeypatch):
         return open_data(*arguments, **keywords)
 
     monkeypatch.setattr("train.evaluation.scoring.open_data", spy)
-    found(run, multi30k, languages=["en"], memory_map="somewhere")
+    scored(run, multi30k, languages=["en"], memory_map="somewhere")
     assert read == [
         ("test_2016", {"en": ("comparable",)}, "somewhere"),
         ("test_2016_flickr", {"en": ("translation",)}, "somewhere"),

@@ -25,7 +25,7 @@ def gallery(run, toy):
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "order"])
-def test_the_best_images_are_those_of_a_full_sort(write_run, toy, similarity):
+def test_the_best_images_equal_those_of_a_full_sort(write_run, toy, similarity):
     run = open_run(write_run(similarity=similarity))
     features = open_dataset(toy.features)
     ids = np.array(run.vocabulary.encode(["en1", "en2", "nothing"]))
@@ -43,12 +43,12 @@ def test_equal_scores_keep_the_order_of_the_gallery(run):
     assert [hit.image_id for hit in search_gallery(run, ["en1"], "en", gallery)] == ["b", "a", "c"]
 
 
-def test_embeddings_that_were_written_give_the_same(run, gallery, toy, tmp_path):
+def test_written_embeddings_give_the_same_hits(run, gallery, toy, tmp_path):
     embed_run(run, str(tmp_path / "out"), name="run", features=toy.features, captions=toy.captions)
     expected = search_gallery(run, ["de3"], "de", gallery)
     for folder in ("out", "out/images"):
-        found = search_gallery(run, ["de3"], "de", read_gallery(run, str(tmp_path / folder)))
-        assert [hit.image_id for hit in found] == [hit.image_id for hit in expected]
+        hits = search_gallery(run, ["de3"], "de", read_gallery(run, str(tmp_path / folder)))
+        assert [hit.image_id for hit in hits] == [hit.image_id for hit in expected]
 
 
 def test_images_of_another_model_are_refused(run, write_run, toy, other_toy, tmp_path):
@@ -64,8 +64,8 @@ def test_images_of_another_model_are_refused(run, write_run, toy, other_toy, tmp
         read_gallery(run, str(tmp_path / "nothing"))
 
 
-def test_a_query_that_cannot_be_answered(run, gallery):
-    with pytest.raises(UsageError, match="--language is 'fr', this run knows en, de"):
+def test_a_query_without_an_answer_is_refused(run, gallery):
+    with pytest.raises(UsageError, match="--language is 'fr', but this run knows only en, de: give one of these"):
         search_gallery(run, ["fr1"], "fr", gallery)
     with pytest.raises(UsageError, match="knows no word of 'cats and dogs'"):
         search_gallery(run, ["cats", "and", "dogs"], "en", gallery)

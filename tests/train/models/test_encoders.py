@@ -10,7 +10,7 @@ def packed(captions: list[list[int]]):
     return pack(np.concatenate(captions), np.cumsum([0, *map(len, captions)]), np.arange(len(captions)))
 
 
-def test_images_are_mapped_affinely_and_start_as_vsepp():
+def test_images_are_mapped_affinely_and_initialized_as_in_vsepp():
     torch.manual_seed(0)
     encoder = ImageEncoder(200, 100)
     bound = (6 / 300) ** 0.5
@@ -30,7 +30,7 @@ def test_words_start_uniform_in_a_tenth():
     assert words.mean().abs() < 0.002
 
 
-def test_a_sentence_is_the_state_after_its_last_token_whatever_else_is_in_the_batch():
+def test_a_sentence_is_the_state_after_its_last_token_in_any_batch():
     torch.manual_seed(0)
     encoder = SentenceEncoder(9, 5, 6)
     captions = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]]
@@ -40,7 +40,7 @@ def test_a_sentence_is_the_state_after_its_last_token_whatever_else_is_in_the_ba
     assert torch.equal(together[0], together[3])
 
 
-def test_a_language_of_its_own_has_only_its_words_and_reads_others_as_unknown():
+def test_an_unshared_encoder_has_only_the_words_of_its_language():
     torch.manual_seed(0)
     encoder = SentenceEncoder(9, 5, 6, ids=[0, 1, 2, 3, 5, 7])
     assert encoder.words.weight.shape == (6, 5)
@@ -53,7 +53,7 @@ def test_a_language_of_its_own_has_only_its_words_and_reads_others_as_unknown():
     torch.testing.assert_close(encoder(packed(captions)), whole(packed(known)))
 
 
-def test_its_state_holds_no_more_than_what_is_trained():
+def test_the_state_holds_only_trained_parameters():
     encoder = SentenceEncoder(9, 5, 6, ids=[0, 1, 2, 3, 5])
     assert set(encoder.state_dict()) == {name for name, _ in encoder.named_parameters()}
     assert list(encoder.state_dict()) == ["words.weight", *(f"gru.{name}" for name in torch.nn.GRU(5, 6).state_dict())]

@@ -18,7 +18,7 @@ def packed(rows=range(4)):
     return pack(np.concatenate(CAPTIONS), np.cumsum([0, *map(len, CAPTIONS)]), np.array(rows, dtype=np.int64))
 
 
-def test_defaults_are_those_of_the_papers():
+def test_defaults_come_from_the_papers():
     config = ModelConfig(("en",), 9, 2048)
     assert (config.embedding, config.words, config.shared, config.similarity) == (1024, 300, True, "cosine")
 
@@ -33,7 +33,7 @@ def test_embeddings_have_length_one(similarity):
         assert (embeddings.min() >= 0) == (similarity == "order")
 
 
-def test_order_takes_the_absolute_value_of_what_cosine_takes():
+def test_order_uses_absolute_values_of_the_cosine_embeddings():
     features = torch.randn(4, 7)
     cosine, order = build(), build(similarity="order")
     torch.testing.assert_close(order.embed_images(features), cosine.embed_images(features).abs())
@@ -45,14 +45,14 @@ def test_captions_come_in_the_order_of_the_request():
     assert torch.equal(model.embed_captions(packed([3, 1, 0, 2]), "en"), model.embed_captions(packed(), "en")[[3, 1, 0, 2]])
 
 
-def test_similarity_is_that_of_the_config():
+def test_similarity_comes_from_the_configuration():
     images, captions = (torch.nn.functional.normalize(torch.rand(n, 6)) for n in (2, 3))
     torch.testing.assert_close(build().similarity(images, captions), images @ captions.T)
     expected = -(captions[None] - images[:, None]).clamp(min=0).pow(2).sum(2)
     torch.testing.assert_close(build(similarity="order").similarity(images, captions), expected)
 
 
-def test_one_encoder_for_all_languages_or_one_for_each():
+def test_one_shared_encoder_or_one_per_language():
     shared, own = build(), build(shared=False)
     assert torch.equal(shared.embed_captions(packed(), "en"), shared.embed_captions(packed(), "de"))
     assert not torch.equal(own.embed_captions(packed(), "en"), own.embed_captions(packed(), "de"))
@@ -61,7 +61,7 @@ def test_one_encoder_for_all_languages_or_one_for_each():
     assert trained == {"1"}
 
 
-def test_a_language_has_the_words_that_it_uses():
+def test_a_language_has_only_the_words_that_it_uses():
     model = build(shared=False, language_ids={"de": [0, 1, 2, 3, 7]})
     assert [len(encoder.words.weight) for encoder in model.sentences] == [9, 5]
     # 4 is not one of its words, so to it "4" is "<unk>".
@@ -91,7 +91,7 @@ def test_no_images_and_no_captions():
     assert model.similarity(images, captions).shape == (0, 0)
 
 
-def test_features_of_zeros_are_no_division_by_zero():
+def test_features_of_zeros_cause_no_division_by_zero():
     model = build()
     embeddings = model.embed_images(torch.zeros(1, 7))
     embeddings.sum().backward()

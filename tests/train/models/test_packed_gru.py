@@ -10,12 +10,12 @@ from train.models import packed_gru as gru_module
 from train.models.packed_gru import PackedGRU
 
 WORDS, UNITS, TOKENS = 7, 12, 9
-# How often each token occurs.
+# Number of occurrences of each token.
 SKEWED = np.array([0, 0, 0, 0.5, 0.2, 0.1, 0.1, 0.05, 0.05])
 
 
 def batch(seed: int, count: int, longest: int = 8) -> list[list[int]]:
-    """Captions of few distinct tokens, so that many share their beginning, and some are equal."""
+    """Draw captions with few distinct tokens, so that many share prefixes and a few are equal."""
     generator = np.random.default_rng(seed)
     return [[1, *generator.choice(TOKENS, p=SKEWED, size=generator.integers(0, longest)).tolist(), 2] for _ in range(count)]
 
@@ -25,7 +25,7 @@ def packed(captions: list[list[int]]):
 
 
 def run(captions: list[list[int]], *, dtype: torch.dtype, words: int = WORDS, units: int = UNITS):
-    """Final states and gradients of ours and of ``torch.nn.GRU``, with the same parameters and the same upstream gradient."""
+    """Return final states and gradients of both GRUs, with the same parameters and upstream gradient."""
     generator = torch.Generator().manual_seed(len(captions))
     theirs = torch.nn.GRU(words, units).to(dtype)
     ours = PackedGRU(words, units).to(dtype)
@@ -55,7 +55,7 @@ def test_states_and_gradients_equal_torchs(count, dtype, tolerance):
         assert (ours[name] - expected).abs().max() <= tolerance * expected.abs().max(), name
 
 
-def test_they_do_at_the_size_of_the_papers():
+def test_states_and_gradients_equal_torchs_at_the_size_of_the_papers():
     theirs, ours = run(batch(0, 40), dtype=torch.float32, words=300, units=1024)
     for name, expected in theirs.items():
         assert (ours[name] - expected).abs().max() <= 1e-6 * expected.abs().max(), name
@@ -78,7 +78,7 @@ def test_no_captions():
     assert all(parameter.grad.abs().sum() == 0 for parameter in gru.parameters())
 
 
-def test_gradients_are_those_of_finite_differences():
+def test_gradients_equal_finite_differences():
     torch.manual_seed(0)
     gru = PackedGRU(3, 4).double()
     collected = packed(batch(3, 5, longest=4))
@@ -99,7 +99,7 @@ def test_two_batches_in_one_graph_do_not_disturb_each_other():
 
     def gradient(*batches):
         gru.zero_grad()
-        sum(gru(table[each.tokens], each).sum() for each in batches).backward()
+        sum(gru(table[captions.tokens], captions).sum() for captions in batches).backward()
         return gru.weight_hh_l0.grad
 
     torch.testing.assert_close(gradient(first, second), gradient(first) + gradient(second), rtol=1e-5, atol=1e-5)
@@ -137,7 +137,7 @@ def test_without_gradients_the_states_are_the_same():
     assert torch.equal(states, gru(words, collected))
 
 
-def test_without_gradients_a_step_is_forgotten_at_once(monkeypatch):
+def test_without_gradients_no_step_is_kept(monkeypatch):
     made, alive = [], []
     advance = gru_module._advance
 
@@ -159,7 +159,7 @@ def test_without_gradients_a_step_is_forgotten_at_once(monkeypatch):
     assert max(alive) <= 1
 
 
-def test_a_compiled_caller_leaves_it_alone():
+def test_a_compiled_caller_does_not_compile_it():
     collected = packed(batch(5, 30))
     gru = PackedGRU(WORDS, UNITS)
     words = torch.randn(len(collected.tokens), WORDS)
@@ -182,11 +182,11 @@ def test_autocast_multiplies_in_bfloat16_and_keeps_the_rest():
     exact.sum().backward()
     assert {tensor.dtype for tensor in (rounded, *gradients)} == {torch.float32}
     assert 0 < (rounded - exact).abs().max() < 0.02
-    for found, parameter in zip(gradients, (words, *gru.parameters()), strict=True):
-        assert 0 < (found - parameter.grad).abs().max() < 0.05 * parameter.grad.abs().max()
+    for gradient, parameter in zip(gradients, (words, *gru.parameters()), strict=True):
+        assert 0 < (gradient - parameter.grad).abs().max() < 0.05 * parameter.grad.abs().max()
 
 
-def test_parameters_start_as_torchs():
+def test_parameters_are_initialized_as_in_torch():
     torch.manual_seed(0)
     theirs = {name: parameter.shape for name, parameter in torch.nn.GRU(WORDS, 100).named_parameters()}
     gru = PackedGRU(WORDS, 100)

@@ -29,13 +29,13 @@ def test_order_equals_brute_force_in_blocks_of_any_size(shape, numbers, monkeypa
 
 
 @pytest.mark.parametrize("numbers", [1, 10, 25, 2**19])
-def test_gradients_of_order_are_those_of_finite_differences(numbers, monkeypatch):
+def test_gradients_of_order_equal_finite_differences(numbers, monkeypatch):
     monkeypatch.setitem(similarity._NUMBERS_AT_ONCE, "cpu", numbers)
     a, b = positive(4, 6).requires_grad_(), positive(5, 6, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(order, (a, b))
 
 
-def test_gradients_of_order_are_those_of_the_plain_formula():
+def test_gradients_of_order_equal_those_of_the_plain_formula():
     a, b = positive(20, 30).float().requires_grad_(), positive(17, 30, seed=1).float().requires_grad_()
     weights = positive(20, 17, seed=2).float()
     (order(a, b) * weights).sum().backward()
@@ -61,8 +61,8 @@ def test_nothing_to_compare(rows, columns):
     assert a.grad.abs().sum() == b.grad.abs().sum() == 0
 
 
-def test_order_holds_a_few_blocks_and_not_all_differences():
-    """The largest tensor that is made on the way, forward and backward, is a block."""
+def test_order_holds_a_few_blocks_rather_than_all_differences():
+    """The largest tensor created in either pass is one block."""
     sizes = []
 
     class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
@@ -80,5 +80,5 @@ def test_order_holds_a_few_blocks_and_not_all_differences():
 def test_cosine_of_unit_vectors():
     a, b = positive(3, 5), positive(4, 5, seed=1)
     expected = torch.nn.functional.cosine_similarity(a[:, None], b[None], dim=2)
-    found = cosine(torch.nn.functional.normalize(a), torch.nn.functional.normalize(b))
-    torch.testing.assert_close(found, expected)
+    scores = cosine(torch.nn.functional.normalize(a), torch.nn.functional.normalize(b))
+    torch.testing.assert_close(scores, expected)

@@ -5,7 +5,7 @@ from train.objectives.ranking import ranking_loss
 
 
 def brute_force(scores: list[list[float]], rows: list[int], columns: list[int], margin: float, hinges: str) -> float:
-    """The loss one pair at a time."""
+    """Compute the loss one pair at a time."""
     total, together = 0.0, sum if hinges == "sum" else max
     for i in range(len(scores)):
         true = scores[i][i]
@@ -17,9 +17,9 @@ def brute_force(scores: list[list[float]], rows: list[int], columns: list[int], 
 
 def check(scores: torch.Tensor, images: list[int], margin: float, hinges: str) -> None:
     ids = torch.tensor(images)
-    found = ranking_loss(scores, ids, ids, margin=margin, hinges=hinges)
-    assert found.shape == ()
-    assert float(found) == pytest.approx(brute_force(scores.tolist(), images, images, margin, hinges), rel=1e-12, abs=1e-12)
+    loss = ranking_loss(scores, ids, ids, margin=margin, hinges=hinges)
+    assert loss.shape == ()
+    assert float(loss) == pytest.approx(brute_force(scores.tolist(), images, images, margin, hinges), rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("hinges", ["sum", "max"])
@@ -30,12 +30,12 @@ def test_loss_equals_brute_force(hinges, size, seed):
     scores = torch.randn(size, size, generator=generator, dtype=torch.float64)
     check(scores, torch.randint(0, size, (size,), generator=generator).tolist(), 0.2, hinges)
     check(scores, list(range(size)), 0.05, hinges)
-    # Scores of few values: hinges that are equal, and some that are exactly zero.
+    # Scores with few distinct values give equal hinges, and hinges of exactly zero.
     check(scores.round(), list(range(size)), 1.0, hinges)
 
 
 @pytest.mark.parametrize("hinges", ["sum", "max"])
-def test_captions_of_one_image_are_no_negatives(hinges):
+def test_captions_of_one_image_are_not_negatives(hinges):
     check(torch.zeros(4, 4, dtype=torch.float64), [7, 7, 7, 7], 0.2, hinges)
     ids = torch.tensor([7, 7, 7])
     assert ranking_loss(torch.randn(3, 3), ids, ids, margin=5.0, hinges=hinges) == 0
@@ -55,13 +55,13 @@ def test_by_hand(hinges):
 
 
 @pytest.mark.parametrize("hinges", ["sum", "max"])
-def test_gradients_are_those_of_finite_differences(hinges):
+def test_gradients_equal_finite_differences(hinges):
     scores = torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     ids = torch.tensor([0, 1, 1, 2, 3, 4])
     assert torch.autograd.gradcheck(lambda s: ranking_loss(s, ids, ids, margin=0.2, hinges=hinges), scores)
 
 
-def test_of_equally_large_hinges_the_first_has_the_gradient():
+def test_the_first_of_equally_large_hinges_has_the_gradient():
     scores = torch.zeros(3, 3, requires_grad=True)
     ids = torch.arange(3)
     ranking_loss(scores, ids, ids, margin=0.2, hinges="max").backward()

@@ -29,14 +29,14 @@ def objective(model, *, parallel=False):
 
 
 def score(model, a, b):
-    """Of one pair of embeddings, by the papers' formulas."""
+    """Compute the similarity of one pair of embeddings by the papers' formulas."""
     if model.config.similarity == "cosine":
         return float(sum(x * y for x, y in zip(a.tolist(), b.tolist(), strict=True)))
     return -float(sum(max(0.0, y - x) ** 2 for x, y in zip(a.tolist(), b.tolist(), strict=True)))
 
 
 def by_hand(model, a, b, images, hinges="sum"):
-    """The ranking loss of pairs (a, b), in both directions, one hinge at a time."""
+    """Compute the ranking loss of pairs (a, b) in both directions, one hinge at a time."""
     total = 0.0
     for r in range(len(a)):
         true = score(model, a[r], b[r])
@@ -48,12 +48,12 @@ def by_hand(model, a, b, images, hinges="sum"):
 
 
 def embed(model, data, rows):
-    """Embeddings of captions, each read by itself in its own language."""
-    captions, found = data.captions, []
+    """Embed captions one by one, each in its own language."""
+    captions, embeddings = data.captions, []
     for row in rows:
         language = captions.language_names[captions.languages[row]]
-        found.append(model.embed_captions(pack(captions.token_ids, captions.offsets, np.array([row])), language)[0])
-    return torch.stack(found)
+        embeddings.append(model.embed_captions(pack(captions.token_ids, captions.offsets, np.array([row])), language)[0])
+    return torch.stack(embeddings)
 
 
 def images_of(model, data, images):
@@ -76,7 +76,7 @@ def test_captions_against_captions(data, model, hinges):
     sampler = TaskSampler(data.captions, 17, seed=0, c2c_probability=1.0)
     batch = sampler.next()
     assert batch.task == "c2c"
-    assert batch.languages == (None, None) or None in batch.languages  # Pairs of all languages are one data set.
+    assert batch.languages == (None, None) or None in batch.languages  # Pairs of all languages form one pool.
     loss = objective(model)(gather(data, batch, torch.device("cpu")), hinges)
     a, b = (embed(model, data, rows) for rows in batch.captions)
     assert loss.item() == pytest.approx(by_hand(model, a, b, batch.images, hinges), rel=1e-5)
@@ -101,8 +101,8 @@ def test_equation_2_is_over_all_pairs_of_languages(data, model):
     assert objective(model, parallel=True)(inputs, "sum").item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_captions_of_the_same_image_are_no_negatives(data, model):
-    """A batch of one image has nothing to be told apart from."""
+def test_captions_of_the_same_image_are_not_negatives(data, model):
+    """A batch of one image has no negatives."""
     captions = data.captions
     rows = np.flatnonzero((captions.images == 0) & (captions.languages == 0))
     assert len(rows) == 3

@@ -14,7 +14,7 @@ def find(table: str, name: str, language: str):
     return row
 
 
-def test_every_number_of_the_tables_is_there():
+def test_every_number_of_the_tables_is_included():
     counted = {}
     for row in ROWS:
         values = [value for side in (row.image_to_text, row.text_to_image) for value in vars(side).values()]
@@ -33,7 +33,7 @@ def test_every_number_of_the_tables_is_there():
     }
 
 
-def test_numbers_stand_where_the_papers_have_them():
+def test_numbers_are_in_the_columns_of_the_papers():
     vse, *_, asym = [row for row in ROWS if (row.paper, row.table) == ("gella2017", "table 2")]
     assert (vse.image_to_text, vse.text_to_image) == (Measures(29.3, 58.1, 71.8, 4), Measures(20.3, 47.2, 60.1, 6))
     assert (asym.name, asym.text_to_image.median_rank, asym.image_to_text.median_rank) == ("PARALLEL-ASYM", 5, 3)
@@ -47,9 +47,9 @@ def test_numbers_stand_where_the_papers_have_them():
 def test_recalls_rise_with_the_cutoff():
     for row in ROWS:
         for side in (row.image_to_text, row.text_to_image):
-            found = [value for value in (side.recall_at_1, side.recall_at_5, side.recall_at_10) if value is not None]
-            assert found == sorted(found)
-            assert all(0 < value < 100 for value in found)
+            recalls = [value for value in (side.recall_at_1, side.recall_at_5, side.recall_at_10) if value is not None]
+            assert recalls == sorted(recalls)
+            assert all(0 < value < 100 for value in recalls)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table} {row.name} {row.language}")
@@ -58,6 +58,6 @@ def test_the_preset_of_a_row_trains_its_language(row):
     assert row.language in resolve(row.preset).data.languages
 
 
-def test_a_paper_without_tables():
+def test_an_unknown_paper_is_refused():
     with pytest.raises(UsageError, match="no tables of 'huang2019': expected one of gella2017, kadar2018"):
         rows_of_paper("huang2019")

@@ -34,7 +34,7 @@ def job_of(toy, output, **more) -> TablesJob:
 
 
 def run(job: TablesJob) -> list[tuple[str, int]]:
-    """Runs a job; gives the runs in the order in which they ended."""
+    """Run a job, and return its runs in the order in which they ended."""
     ended = []
     run_tables(job, lambda done: ended.append((done.task.preset, done.task.seed)))
     return ended
@@ -48,7 +48,7 @@ def finished(toy_2016, tmp_path_factory) -> Path:
     return output
 
 
-def test_a_result_is_what_evaluating_the_run_gives(finished, toy_2016):
+def test_a_result_equals_an_evaluation_of_the_run(finished, toy_2016):
     for seed in (0, 1):
         name = f"gella2017/pivot-asym/seed-{seed}"
         result = json.loads((finished / "results" / f"{name}.json").read_text())
@@ -61,7 +61,7 @@ def test_a_result_is_what_evaluating_the_run_gives(finished, toy_2016):
         assert not (finished / "runs" / name / "last.pt").exists()
 
 
-def test_what_is_there_is_kept_and_the_rest_is_done(finished, toy_2016):
+def test_existing_results_are_kept_and_the_rest_is_done(finished, toy_2016):
     def stamps() -> dict[str, int]:
         return {str(path): path.stat().st_mtime_ns for path in finished.rglob("*.json")}
 
@@ -69,7 +69,7 @@ def test_what_is_there_is_kept_and_the_rest_is_done(finished, toy_2016):
     gone = finished / "results" / "gella2017" / "vse-en" / "seed-1.json"
     text = gone.read_text()
     gone.unlink()
-    with pytest.raises(UsageError, match=r"seed-1' holds a run, but has no last\.pt to go on from"):
+    with pytest.raises(UsageError, match=r"seed-1' holds a run, but has no last\.pt to resume from"):
         run(job_of(toy_2016, finished))
     shutil.rmtree(finished / "runs" / "gella2017" / "vse-en" / "seed-1")
     ended = run(job_of(toy_2016, finished))
@@ -118,8 +118,8 @@ def test_features_that_lack_images_are_refused_before_training(multi30k, new_dat
     assert not (tmp_path / "o").exists()
 
 
-def test_features_are_needed_of_what_is_read_only(multi30k, new_dataset, tmp_path):
-    """Of an image with a French caption alone a row of German has no use."""
+def test_only_images_that_are_read_need_features(multi30k, new_dataset, tmp_path):
+    """A German row needs no features of an image that has only a French caption."""
     source, rows = open_dataset(multi30k.captions), []
     for row in source.table().to_pylist():
         rows.append(row)
@@ -133,14 +133,14 @@ def test_features_are_needed_of_what_is_read_only(multi30k, new_dataset, tmp_pat
         run(replace(german, paper="kadar2018", rows=("monolingual-translation-fr",)))
 
 
-def test_a_row_whose_test_captions_lie_in_one_split(multi30k, tmp_path):
+def test_a_row_with_test_captions_in_only_one_split(multi30k, tmp_path):
     job = replace(job_of(multi30k, tmp_path / "o", seeds=1), paper="kadar2018", rows=("monolingual-translation-fr",))
     run(job)
     result = json.loads((tmp_path / "o/results/kadar2018/monolingual-translation-fr/seed-0.json").read_text())
     assert [(score["split"], score["language"]) for score in result["scores"]] == [("test_2016_flickr", "fr")]
 
 
-def test_the_home_folder_may_stand_in_the_output(toy_2016, tmp_path, monkeypatch):
+def test_the_output_may_start_with_the_home_folder(toy_2016, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     run(job_of(toy_2016, "~/o", seeds=1, rows=("vse-en",)))
@@ -178,7 +178,7 @@ def test_the_report_has_means_deviations_and_published_numbers(finished):
     assert "6 runs" in markdown
 
 
-def test_tables_without_a_trained_row_are_left_out_of_what_is_begun(finished):
+def test_begun_leaves_out_tables_without_trained_rows(finished):
     assert read_report(str(finished), "kadar2018").begun.sections == ()
     report = read_report(str(finished), "gella2017")
     assert report.begun == report  # Both tables have rows that are trained.
@@ -220,20 +220,35 @@ def test_the_plot_is_a_picture(finished, tmp_path, paper):
         assert len(image.convert("L").getcolors()) > 10
 
 
+@pytest.fixture
+def front_door_log(tmp_path, monkeypatch) -> Path:
+    """A stand-in for the module ``imagepivot``; each process that imports it logs which of our packages it has loaded before."""
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "imagepivot.py").write_text(
+        "import os, sys\n"
+        "with open(os.environ['FRONT_DOOR_LOG'], 'a') as log:\n"
+        "    print([name for name in ('schemas', 'train') if name in sys.modules], file=log)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "library")
+    monkeypatch.setenv("FRONT_DOOR_LOG", str(tmp_path / "log"))
+    return tmp_path / "log"
+
+
 @pytest.mark.slow
-def test_several_at_a_time_give_the_same(finished, toy_2016, tmp_path):
+def test_several_runs_at_a_time_give_the_same_results(finished, toy_2016, tmp_path, front_door_log):
     run(job_of(toy_2016, tmp_path / "o", workers=2, seeds=1, rows=("pivot-*",)))
     for name in ("pivot-sym", "pivot-asym"):
         path = Path("results", "gella2017", name, "seed-0.json")
-        found, expected = (json.loads((folder / path).read_text()) for folder in (tmp_path / "o", finished))
-        assert found == expected
+        ours, expected = (json.loads((folder / path).read_text()) for folder in (tmp_path / "o", finished))
+        assert ours == expected
+    assert front_door_log.read_text() == "[]\n" * 2  # Each process imports it before anything of ours.
 
 
 @pytest.mark.slow
-def test_an_error_of_a_run_is_the_error_of_the_command(toy_2016, tmp_path):
-    job = job_of(toy_2016, tmp_path / "o", workers=2, seeds=2, rows=("vse-en",))
-    (tmp_path / "o" / "runs" / "gella2017" / "vse-en").mkdir(parents=True)
-    (tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0").mkdir()
-    (tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0" / "last.pt").write_bytes(b"nothing")
-    with pytest.raises(DatasetError, match="damaged, or no checkpoint"):
-        run(job)
+def test_an_error_of_a_run_is_the_error_of_the_command(toy_2016, tmp_path, front_door_log):
+    damaged = tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0"
+    damaged.mkdir(parents=True)
+    (damaged / "last.pt").write_bytes(b"nothing")
+    with pytest.raises(DatasetError, match="damaged, or not a checkpoint"):
+        run(job_of(toy_2016, tmp_path / "o", workers=2, seeds=1, rows=("vse-en",)))
+    assert front_door_log.exists()

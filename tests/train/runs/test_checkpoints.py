@@ -30,18 +30,18 @@ def folder(tmp_path):
     return Folder(str(tmp_path))
 
 
-def test_a_checkpoint_is_read_as_it_was_written(folder):
+def test_a_checkpoint_survives_a_round_trip(folder):
     write_checkpoint(folder, LAST, CHECKPOINT)
-    found = read_checkpoint(folder, LAST)
+    stored = read_checkpoint(folder, LAST)
     for name in ("config", "tokens", "fingerprints", "captions", "seed", "precision", "standing", "sampler", "model_config"):
-        assert getattr(found, name) == getattr(CHECKPOINT, name), name
-    assert found.model["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert found.model["b"].view(torch.int32).tolist() == CHECKPOINT.model["b"].view(torch.int32).tolist()
-    assert found.optimizer["param_groups"] == CHECKPOINT.optimizer["param_groups"]
+        assert getattr(stored, name) == getattr(CHECKPOINT, name), name
+    assert stored.model["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert stored.model["b"].view(torch.int32).tolist() == CHECKPOINT.model["b"].view(torch.int32).tolist()
+    assert stored.optimizer["param_groups"] == CHECKPOINT.optimizer["param_groups"]
     assert folder.names() == [LAST]
 
 
-def test_a_write_that_fails_leaves_the_old_one(folder, monkeypatch):
+def test_a_failed_write_leaves_the_old_checkpoint(folder, monkeypatch):
     write_checkpoint(folder, LAST, CHECKPOINT)
     before = folder.read(LAST)
 
@@ -56,13 +56,13 @@ def test_a_write_that_fails_leaves_the_old_one(folder, monkeypatch):
     assert folder.names() == [LAST]
 
 
-def test_there_is_none(folder):
+def test_a_missing_checkpoint(folder):
     with pytest.raises(FileNotFoundError):
         read_checkpoint(folder, BEST)
 
 
 class Evil:
-    """Runs code where it is unpickled without care."""
+    """Runs code when it is unpickled without care."""
 
     def __reduce__(self):
         return print, ("pwned",)
@@ -76,9 +76,9 @@ class Evil:
     ],
     ids=["empty", "text", "zip", "pickle", "evil", "hello", "a", "key", "struct", "unicode", "type"],
 )
-def test_what_is_no_checkpoint_is_refused(folder, data, capfd):
+def test_a_file_that_is_not_a_checkpoint_is_refused(folder, data, capfd):
     folder.write(BEST, data)
-    with pytest.raises(DatasetError, match=r"best\.pt is (damaged, or )?no checkpoint"):
+    with pytest.raises(DatasetError, match=r"best\.pt is (damaged, or )?not a checkpoint"):
         read_checkpoint(folder, BEST)
     assert "pwned" not in "".join(capfd.readouterr())
 
@@ -87,14 +87,14 @@ def test_what_is_no_checkpoint_is_refused(folder, data, capfd):
 def test_a_torn_checkpoint_is_refused(folder, cut):
     write_checkpoint(folder, BEST, CHECKPOINT)
     folder.write(BEST, folder.read(BEST)[:-cut])
-    with pytest.raises(DatasetError, match=r"best\.pt is damaged, or no checkpoint"):
+    with pytest.raises(DatasetError, match=r"best\.pt is damaged, or not a checkpoint"):
         read_checkpoint(folder, BEST)
 
 
-def test_a_checkpoint_with_code_runs_none(folder, capfd):
+def test_code_in_a_checkpoint_does_not_run(folder, capfd):
     with folder.replace(BEST) as file:
         torch.save({"format": "imagepivot run", "version": 1, "model": Evil()}, file)
-    with pytest.raises(DatasetError, match="damaged, or no checkpoint"):
+    with pytest.raises(DatasetError, match="damaged, or not a checkpoint"):
         read_checkpoint(folder, BEST)
     assert "pwned" not in "".join(capfd.readouterr())
 
@@ -106,8 +106,8 @@ def test_a_checkpoint_with_code_runs_none(folder, capfd):
             {"format": "imagepivot run", "version": 2},
             r"best\.pt has version 2, this imagepivot reads up to 1: update imagepivot",
         ),
-        ({"state_dict": {}}, "is no checkpoint of a run: give the folder that imagepivot train wrote"),
-        ([1, 2], "is no checkpoint of a run"),
+        ({"state_dict": {}}, "is not a checkpoint of a run: give the folder that imagepivot train wrote"),
+        ([1, 2], "is not a checkpoint of a run"),
         ({"format": "imagepivot run", "version": 1, "seed": 3}, r"best\.pt is damaged"),
     ],
 )

@@ -21,7 +21,7 @@ def test_lines(tmp_path):
     assert second == {"event": "evaluation", "step": 20, "score": 3.0, "en": {"é": [1, 2]}}
 
 
-def test_what_will_be_done_again_is_dropped(tmp_path):
+def test_lines_of_steps_to_be_repeated_are_dropped(tmp_path):
     with RunLog(tmp_path, step=0, tensorboard=False) as log:
         for step in (10, 20, 30):
             log.write("step", step, {})
@@ -33,13 +33,13 @@ def test_what_will_be_done_again_is_dropped(tmp_path):
     assert (tmp_path / LOG).read_text().count("again") == 1
 
 
-def test_what_is_kept_is_on_disk_before_anything_is_written(tmp_path):
+def test_kept_lines_are_on_disk_before_anything_is_written(tmp_path):
     with RunLog(tmp_path, step=0, tensorboard=False) as log:
         for step in (10, 20, 30):
             log.write("step", step, {})
     for _ in range(2):
         with RunLog(tmp_path, step=20, tensorboard=False):
-            assert steps(tmp_path) == [10, 20]  # What a process leaves that is killed here.
+            assert steps(tmp_path) == [10, 20]  # These lines are left if the process is killed here.
     with RunLog(tmp_path, step=20, tensorboard=False) as log:
         log.write("step", 30, {})
     assert steps(tmp_path) == [10, 20, 30]
@@ -56,7 +56,7 @@ def test_a_damaged_line_is_an_error(tmp_path, line):
     assert (tmp_path / LOG).read_bytes() == before
 
 
-def test_a_line_may_hold_what_others_take_for_the_end_of_a_line(tmp_path):
+def test_a_line_may_hold_unicode_line_separators(tmp_path):
     with RunLog(tmp_path, step=0, tensorboard=False) as log:
         log.write("evaluation", 10, {"a\u2028b\x85": 1})
     before = (tmp_path / LOG).read_bytes()
@@ -69,12 +69,12 @@ def test_events_for_tensorboard(tmp_path):
     with RunLog(tmp_path, step=0, tensorboard=True) as log:
         log.write("step", 10, {"loss": 1.5, "name": "no curve"})
         log.write("evaluation", 10, {"en": {"text_to_image": {"recall_at_1": 12.0}}})
-    found = reading.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert set(found.Tags()["scalars"]) == {"step/loss", "evaluation/en/text_to_image/recall_at_1"}
-    assert [(each.step, each.value) for each in found.Scalars("step/loss")] == [(10, 1.5)]
+    events = reading.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert set(events.Tags()["scalars"]) == {"step/loss", "evaluation/en/text_to_image/recall_at_1"}
+    assert [(scalar.step, scalar.value) for scalar in events.Scalars("step/loss")] == [(10, 1.5)]
 
 
-def test_tensorboard_that_is_not_installed_is_an_error(tmp_path, monkeypatch):
+def test_missing_tensorboard_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UsageError, match=r"pip install 'imagepivot\[train\]', or leave its events out with --no-tensorboard"):
         RunLog(tmp_path, step=0, tensorboard=True)

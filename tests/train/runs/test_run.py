@@ -5,7 +5,7 @@ from schemas.errors import DatasetError
 from train.runs.run import open_run
 
 
-def test_a_run(write_run, toy):
+def test_open_run(write_run, toy):
     path = write_run(languages=("de", "en"), similarity="order", seed=3)
     state = torch.random.get_rng_state()
     run = open_run(path)
@@ -22,7 +22,7 @@ def test_a_run(write_run, toy):
     assert all(torch.equal(a, b) for a, b in zip(run.model.parameters(), again.model.parameters(), strict=True))
 
 
-def test_what_is_no_run_is_refused(write_run, tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused(write_run, tmp_path):
     with pytest.raises(DatasetError, match=r"is not a run: it holds no best\.pt"):
         open_run(tmp_path / "nothing")
     with pytest.raises(DatasetError, match=r"is not a run: it holds no last\.pt"):

@@ -51,7 +51,7 @@ def test_without_memory_there_are_shapes_alone():
 @pytest.mark.parametrize(
     ("height", "width", "rows", "columns"),
     # Half, rounded up; half of that, rounded up without padding; then twice half, rounded up.
-    [(600, 33, 38, 2), (562, 33, 35, 2), (10, 1000, 1, 63), (33, 49, 2, 3), (35, 16, 3, 1)],
+    [(74, 33, 5, 2), (66, 33, 4, 2), (10, 1000, 1, 63), (33, 49, 2, 3), (35, 16, 3, 1)],
 )
 def test_size_of_the_map(detector, height, width, rows, columns):
     seen = {}

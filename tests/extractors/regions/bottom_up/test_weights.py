@@ -1,4 +1,4 @@
-"""The truth: names as torchvision has them for the ResNet, mapped to those of the releases by plain rules of text here."""
+"""Expected names are torchvision's for the ResNet, mapped to those of the releases by plain text rules in this file."""
 
 import io
 import os
@@ -29,7 +29,7 @@ BOXES = {"weight": (6404, 2048), "bias": (6404,)}
 
 @pytest.fixture(scope="module")
 def state() -> dict[str, Tensor]:
-    """The detector's state with all its names and small tensors, all different."""
+    """The state of the detector: all names, with small tensors, all different."""
     with torch.device("meta"):
         names = [name for name in torchvision.models.resnet101().state_dict() if not name.startswith("fc.")]
     names = [("head." if name.startswith("layer4") else "backbone.") + name for name in names if "num_batches" not in name]
@@ -53,7 +53,7 @@ HEADS = {
 
 
 def milvlg(state: dict[str, Tensor], *, counters: bool = True, anchors: Tensor | None = None) -> dict[str, Tensor]:
-    """As ``GeneralizedBUARCNN.state_dict()`` has it, with the regression of boxes."""
+    """Return the names and tensors of ``GeneralizedBUARCNN.state_dict()``, with the regression of boxes."""
     out: dict[str, Tensor] = OrderedDict()
     for name, tensor in state.items():
         module, _, kind = name.rpartition(".")
@@ -78,7 +78,7 @@ def milvlg(state: dict[str, Tensor], *, counters: bool = True, anchors: Tensor |
 
 
 def airsplay(state: dict[str, Tensor], **options) -> dict[str, Tensor]:
-    """As ``GeneralizedRCNN.state_dict()`` of the port with attributes has it: background and none last, one logit a proposal."""
+    """Do so for ``GeneralizedRCNN`` of the port with attributes: background and none last, one logit per proposal."""
     out = milvlg(state, **options)
     predictor = "roi_heads.box_predictor."
     for old, new in (("cls_embed", "cls_embedding"), ("attr_linear1", "fc_attr"), ("attr_linear2", "attr_score")):
@@ -92,7 +92,7 @@ def airsplay(state: dict[str, Tensor], **options) -> dict[str, Tensor]:
 
 
 def caffe(state: dict[str, Tensor], *, factor: float = 4.0) -> dict[str, list[np.ndarray]]:
-    """The layers of the original's ``test.prototxt``."""
+    """Return the layers of the original's ``test.prototxt``."""
     out: dict[str, list[np.ndarray]] = {"bbox_pred": [np.ones((28, 6), np.float32), np.ones(28, np.float32)]}
     heads = ("rpn_conv/3x3", "rpn_cls_score", "rpn_bbox_pred", "cls_score", "cls_embedding", "fc_attr", "attr_score")
     for ours, theirs in zip(HEADS, heads, strict=True):
@@ -115,7 +115,7 @@ def caffe(state: dict[str, Tensor], *, factor: float = 4.0) -> dict[str, list[np
 
 
 def written(path, content):
-    """Write names and tensors or arrays in the way that the end of the path asks for."""
+    """Write names and tensors or arrays in the format of the path's suffix."""
     if path.suffix == ".safetensors":
         save_file({name: tensor.contiguous() for name, tensor in content.items()}, path)
     elif path.suffix in (".pkl", ".bin"):
@@ -228,7 +228,7 @@ def test_airsplay_numbers_background_last_and_has_one_logit(tmp_path, state, nam
 
 @pytest.mark.parametrize("own", [True, False], ids=["anchors in the file", "anchors of the configuration"])
 def test_airsplay_anchors_decode_as_there(tmp_path, state, own):
-    """Both decodings written out, over the anchors of detectron2, whose far corners lie outside."""
+    """Compare with detectron2's decoding, written out; the far corners of its anchors lie outside of the boxes."""
     sizes = [(size, ratio) for size in (64, 128, 256, 512) for ratio in (0.5, 1, 2)]
     corners = [(size * ratio**-0.5 / 2, size * ratio**0.5 / 2) for size, ratio in sizes]
     theirs = torch.tensor([(-x, -y, x, y) for x, y in corners])

@@ -45,7 +45,7 @@ def overlaps(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def check_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    """The same regions of one image, in any order."""
+    """Check that the regions of one image are the same, in any order."""
     count = int(expected["num_regions"][0])
     assert {column: array[0] for column, array in found.items() if array.ndim == 1} == {
         column: array[0] for column, array in expected.items() if array.ndim == 1
@@ -123,5 +123,5 @@ def test_the_backend_is_in_the_parameters_and_in_nothing_else():
 
 
 def test_compiling_is_refused():
-    with pytest.raises(UsageError, match=r"--compile is not for models of detectron2's.*--backend torchvision"):
+    with pytest.raises(UsageError, match=r"--compile does not work with detectron2's models.*--backend torchvision"):
         extractors.describe(NAME, weights="random:0", compile=True, regions=RegionOptions(backend="detectron2"))

@@ -75,7 +75,7 @@ def name(config: Path, weights: Path | str) -> str:
 
 
 def predicted(config: Path, checkpoint: Path, image: Image.Image) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Proposals in pixels of the image, features and class probabilities (background first), out of detectron2's own predictor."""
+    """Return proposals in pixels of the image, features and class probabilities (background first) of detectron2's predictor."""
     cfg = get_cfg()
     cfg.merge_from_file(str(config))
     cfg.MODEL.DEVICE, cfg.MODEL.WEIGHTS = "cpu", str(checkpoint)
@@ -94,7 +94,7 @@ def predicted(config: Path, checkpoint: Path, image: Image.Image) -> tuple[np.nd
 
 
 def chosen(boxes: np.ndarray, classes: np.ndarray, options: RegionOptions) -> list[int]:
-    """The rule of bottom-up attention, box by box."""
+    """Choose regions by the rule of bottom-up attention, box by box."""
 
     def covers(a: np.ndarray, b: np.ndarray) -> bool:
         width = min(a[2], b[2]) - max(a[0], b[0]) + 1
@@ -255,11 +255,11 @@ def test_models_of_other_kinds_are_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("MODEL: {BUA: {CAFFE: true}}", "none of detectron2's.*BUA"),
-        ("MODEL: [", "none of detectron2's.*ParserError"),
-        ("plain text", "none of detectron2's"),
-        ("_BASE_: nowhere.yaml", "none of detectron2's.*nowhere.yaml"),
-        ("MODEL: {DEVICE: !!python/object/apply:os.getcwd []}", "none of detectron2's.*ConstructorError"),
+        ("MODEL: {BUA: {CAFFE: true}}", "not a detectron2 config.*BUA"),
+        ("MODEL: [", "not a detectron2 config.*ParserError"),
+        ("plain text", "not a detectron2 config"),
+        ("_BASE_: nowhere.yaml", "not a detectron2 config.*nowhere.yaml"),
+        ("MODEL: {DEVICE: !!python/object/apply:os.getcwd []}", "not a detectron2 config.*ConstructorError"),
     ],
 )
 def test_broken_configs_are_refused_and_nothing_in_them_is_run(tmp_path, text, message):
@@ -284,7 +284,7 @@ def test_weights_are_given_once(config, checkpoint):
 
 
 def test_compiling_is_refused(config):
-    with pytest.raises(UsageError, match="--compile is not for models of detectron2's"):
+    with pytest.raises(UsageError, match="--compile does not work with detectron2's models"):
         extractors.describe(name(config, "random:0"), compile=True)
 
 

@@ -342,11 +342,13 @@ def _peak(path) -> int:
     return peak
 
 
-@pytest.mark.parametrize("kind", ["csv.gz", "jsonl", "parquet"])
-def test_memory_does_not_grow_with_the_table(tmp_path, kind):
-    small = _save(tmp_path / f"small.{kind}", _random_rows(seed=4, count=9_000), COLUMNS)
-    large = _save(tmp_path / f"large.{kind}", _random_rows(seed=4, count=27_000), COLUMNS)
-    _peak(small)
+# Parquet is read in batches of 4,096 rows: two at least.
+@pytest.mark.parametrize(("kind", "count"), [("csv.gz", 2_000), ("jsonl", 2_000), ("parquet", 9_000)])
+def test_memory_does_not_grow_with_the_table(tmp_path, kind, count):
+    rows = _random_rows(seed=4, count=count)
+    small = _save(tmp_path / f"small.{kind}", rows, COLUMNS)
+    large = _save(tmp_path / f"large.{kind}", rows * 3, COLUMNS)
+    _peak(_save(tmp_path / f"first.{kind}", rows[:100], COLUMNS))  # Whatever is kept from a first reading.
     assert _peak(large) < 1.2 * _peak(small) + 100_000
 
 

@@ -1,0 +1,103 @@
+"""Lists of image ids: text files with one id or file name per line, as imports and exports share them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from schemas.errors import InputError, UsageError
+from schemas.storage import is_remote
+
+__all__ = ["IdRule", "expand_ids", "local_file", "make_image_id", "read_ids"]
+
+IdRule = Literal["name", "path", "exact"]
+"""The part of a list entry that is the image id: ``name``: its last component, ``path``: all of it, both without ``#N`` and the
+extension of an image; ``exact``: the entry unchanged."""
+
+_EXTENSION = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?)$", re.IGNORECASE)
+_CAPTION = re.compile(r"#\d+$")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def local_file(location: str) -> Path:
+    """Return the path of an existing local file.
+
+    Raises:
+        UsageError: it is in an object store.
+        InputError: there is no such file.
+    """
+    if is_remote(location):
+        raise UsageError(f"cannot import {location!r}: the files are mapped into memory, copy them to this machine first")
+    path = Path(location).expanduser()
+    if not path.is_file():
+        raise InputError(f"no such file: {location!r}{' is a folder' if path.is_dir() else ''}; check the path")
+    return path
+
+
+def make_image_id(text: str, rule: IdRule, *, place: str) -> str:
+    """Return the image id that a list entry stands for.
+
+    >>> make_image_id("flickr30k/1000092795.jpg#3", "name", place="line 1")
+    '1000092795'
+
+    Args:
+        text: the entry.
+        rule: the part of the entry that is the id.
+        place: file and line, for the message.
+
+    Raises:
+        InputError: the id would be empty or contain a control character.
+    """
+    image_id = text if rule == "exact" else _EXTENSION.sub("", _CAPTION.sub("", text.strip()))
+    image_id = image_id.rpartition("/")[2] if rule == "name" else image_id
+    if not image_id or _CONTROL.search(image_id):
+        raise InputError(f"{place}: {text!r} is not an image id, expected an id or file name of an image")
+    return image_id
+
+
+def read_ids(path: Path, rule: IdRule) -> list[str]:
+    """Read the image ids of a text file, one per line.
+
+    Raises:
+        InputError: it is not UTF-8, or a line is not an image id.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{str(path)!r} is not text in UTF-8 ({error}): give a list of image ids, one per line") from error
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [make_image_id(line, rule, place=f"{path.name}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def expand_ids(ids: list[str], rows: int, repeats: int, *, list_name: str, array_name: str) -> list[str]:
+    """Return the image id of each row of an array.
+
+    Args:
+        ids: the ids of the list.
+        rows: number of rows of the array.
+        repeats: how many times in a row each image occurs, in the array, the list or both.
+        list_name: name of the list, for messages.
+        array_name: name of the array, for messages.
+
+    Raises:
+        InputError: list and array are of different lengths.
+    """
+    if len(ids) == rows:
+        return ids
+    if repeats > 1 and len(ids) * repeats == rows:
+        return [image_id for image_id in ids for _ in range(repeats)]
+    if repeats > 1 and rows * repeats == len(ids):
+        images = ids[::repeats]
+        for number, image_id in enumerate(ids):
+            if image_id != images[number // repeats]:
+                raise InputError(
+                    f"{list_name}, line {number + 1}: image {image_id!r} among the {repeats} lines of image "
+                    f"{images[number // repeats]!r}: not every image occurs {repeats} times in a row"
+                )
+        return images
+    small, large = sorted((len(ids), rows))
+    hint = ""
+    if repeats == 1 and small and large % small == 0:
+        hint = f"; if each image occurs {large // small} times in a row, give --repeats {large // small}"
+    raise InputError(f"{list_name} has {len(ids):,} ids but {array_name} has {rows:,} rows: they do not belong together{hint}")
