@@ -1,0 +1,236 @@
+"""The documentation is true: snippets run, commands and options exist, links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+import imagepivot
+from pipelines.commands.app import app
+from pipelines.demo.writing import write_scenes
+from train.reports.published import PAPERS
+
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+README_LINES = 150
+TREE_COLUMN = 25  # Of CONTRIBUTING's tree: what follows is about the folder.
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+HEADING = re.compile(r"^#+ (.+)$", flags=re.MULTILINE)
+MAKE_TARGET = re.compile(r"^([a-z]+):", flags=re.MULTILINE)
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+OUR_PACKAGES = {"schemas", "extractors", "pipelines", "train"}
+BEAM_FLAGS = {"--runner", "--project", "--experiments"}
+OTHER_PROGRAMS = ("pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return [text for name, text in BLOCK.findall(PAGES[page]) if name == language]
+
+
+def code_spans(page: str) -> list[str]:
+    return CODE.findall(BLOCK.sub("", PAGES[page]))
+
+
+def shell_lines(page: str) -> list[str]:
+    return [line for block in blocks(page, "sh") for line in block.splitlines() if line.strip()]
+
+
+def options_of(command: str) -> set[str]:
+    return {option for parameter in COMMANDS[command].params for option in parameter.opts + parameter.secondary_opts} | {
+        "--help"
+    }
+
+
+def anchors(page: str) -> Iterator[str]:
+    """Yield the anchors of a page as GitHub makes them."""
+    for heading in HEADING.findall(BLOCK.sub("", PAGES[page])):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+# --- snippets --------------------------------------------------------------------------------------------------------
+
+WITH_SNIPPETS = [page for page in PAGES if blocks(page, "python")]
+RUN_ALL = "import runpy, sys\nfor path in sys.argv[1:]:\n    runpy.run_path(path, run_name='__main__')"
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with what ``imagepivot demo`` leaves in ``build/demo``, except for regions, which take the most time."""
+    folder = tmp_path_factory.mktemp("docs")
+    build = folder / "build/demo"
+    captions, vocabulary, encoded, features = (str(build / name) for name in ("captions", "vocabulary", "encoded", "features"))
+    one = imagepivot.Execution(workers=1)
+    write_scenes(build / "scenes", count=20)
+    source = imagepivot.open_captions("table", build / "scenes/captions.tsv")
+    imagepivot.prepare_captions(imagepivot.CaptionsJob(source=source, output=captions, shards=4), one)
+    imagepivot.build_vocabulary(imagepivot.VocabularyJob(captions=captions, output=vocabulary), one)
+    imagepivot.encode_captions(imagepivot.EncodeJob(captions=captions, vocabulary=vocabulary, output=encoded), one)
+    images, extractor = (
+        imagepivot.open_images(build / "scenes/images"),
+        imagepivot.ExtractorRequest("resnet50-pool", "random:0"),
+    )
+    imagepivot.extract_features(imagepivot.FeaturesJob(images, features, extractor=extractor, device="cpu", shards=4), one)
+    config = imagepivot.resolve_config("demo", {"schedule.max_steps": "20"})
+    corpus = imagepivot.Corpus(captions=encoded, features=features, vocabulary=vocabulary)
+    imagepivot.train(imagepivot.TrainJob(config=config, corpus=corpus, output=str(build / "run"), device="cpu"))
+    return folder
+
+
+def test_pages_with_snippets() -> None:
+    assert {page: len(blocks(page, "python")) for page in WITH_SNIPPETS} == {
+        "README.md": 2,
+        "docs/datasets.md": 6,
+        "docs/python.md": 9,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_SNIPPETS)
+def test_snippets_run(page: str, demo: Path) -> None:
+    paths = []
+    for number, block in enumerate(blocks(page, "python"), 1):
+        paths.append(demo / f"{Path(page).stem}_{number}.py")
+        paths[-1].write_text(block, encoding="utf-8")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(demo / "hf")}
+    # One process for all blocks of a page, each with names of its own: loading torch and Beam takes longer than they do.
+    done = subprocess.run([sys.executable, "-c", RUN_ALL, *paths], cwd=demo, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", WITH_SNIPPETS)
+def test_snippets_import_the_front_door_only(page: str) -> None:
+    for block in blocks(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not OUR_PACKAGES & {name.partition(".")[0] for name in names}, block
+
+
+def test_every_name_of_the_front_door_is_documented() -> None:
+    text = "".join(PAGES[page] for page in PAGES if page.startswith("docs/"))
+    assert [name for name in imagepivot.__all__ if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_names_on_the_python_page_exist() -> None:
+    table = [line for line in PAGES["docs/python.md"].splitlines() if line.startswith("| `")]
+    named = {name for line in table for name in CODE.findall(line.split("|", 2)[2])}
+    assert len(table) == 13
+    assert named - set(imagepivot.__all__) == set()
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if shell_lines(page)])
+def test_shell_lines_are_accepted(page: str) -> None:
+    targets = set(MAKE_TARGET.findall((ROOT / "Makefile").read_text(encoding="utf-8")))
+    for line in shell_lines(page):
+        program, *arguments = shlex.split(line, comments=True)
+        if program == "imagepivot":
+            COMMANDS[arguments[0]].make_context(arguments[0], arguments[1:])  # Parses and checks values, and runs nothing.
+        elif program == "make":
+            assert set(arguments) <= targets, line
+        else:
+            assert line.startswith(OTHER_PROGRAMS), line
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_options_in_the_text_exist(page: str) -> None:
+    every_option = set().union(*map(options_of, COMMANDS), BEAM_FLAGS, {"--version"})
+    for span in code_spans(page):
+        if span.startswith(OTHER_PROGRAMS):
+            continue
+        known = every_option
+        if span.startswith("imagepivot "):
+            command = span.split()[1]
+            assert command in COMMANDS, span
+            known = options_of(command) | BEAM_FLAGS
+        assert set(OPTION.findall(span)) <= known, span
+
+
+def test_every_command_is_documented() -> None:
+    assert [name for name in COMMANDS if f"`imagepivot {name}`" not in PAGES["README.md"]] == []
+
+
+# --- the map of the code ---------------------------------------------------------------------------------------------
+
+
+def source_folders() -> set[str]:
+    files = [path for package in OUR_PACKAGES for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".toml")]
+    return {path.parent.relative_to(ROOT).as_posix() for path in files}
+
+
+def test_the_tree_names_every_folder() -> None:
+    [tree] = [block for block in blocks("CONTRIBUTING.md", "") if "schemas/" in block]
+    named: set[str] = set()
+    above: list[str] = []
+    for line in tree.splitlines():
+        name = line[:TREE_COLUMN].rstrip(" /")
+        above = [*above[: (len(name) - len(name.lstrip())) // 2], name.strip()]
+        named.add("/".join(above))
+    papers = {f"train/presets/{paper}" for paper in PAPERS}
+    assert {folder for folder in named if not (ROOT / folder).is_dir()} == set()
+    assert source_folders() - named == papers
+
+
+def test_paths_in_contributing_exist() -> None:
+    paths = [span for span in code_spans("CONTRIBUTING.md") if span.partition("/")[0] in {*OUR_PACKAGES, "docs", "tests"}]
+    assert len(paths) > 20
+    assert [path for path in paths if not any(ROOT.glob(path))] == []
+
+
+def test_names_in_contributing_exist() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for folder in source_folders() for path in (ROOT / folder).glob("*.py"))
+    walked = PAGES["CONTRIBUTING.md"].partition("## How to add")[2].partition("## House style")[0]
+    names = {part for span in CODE.findall(walked) if re.fullmatch(r"[A-Za-z_.]+", span) for part in span.split(".")}
+    assert {name for name in names if not re.search(rf"\b{name}\b", source)} == set()
+
+
+@pytest.mark.parametrize("walk", ["`shards`", "`weights`", "`precision`", "The bytes of an image", "The text of a caption"])
+def test_a_walk_takes_four_lines(walk: str) -> None:
+    [paragraph] = [text for text in PAGES["CONTRIBUTING.md"].split("\n\n") if text.startswith(f"**{walk}.**")]
+    assert len(paragraph.splitlines()) <= 4
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for link in LINK.findall(BLOCK.sub("", PAGES[page])):
+        if re.match(r"https?://", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(str(target.resolve().relative_to(ROOT))), link
+
+
+def test_the_readme_links_every_page() -> None:
+    assert [page for page in PAGES if page != "README.md" and f"({page})" not in PAGES["README.md"]] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= README_LINES
+
+
+def test_pictures_are_small() -> None:
+    assert [path.name for path in (ROOT / "docs/images").iterdir() if path.stat().st_size > 150_000] == []
