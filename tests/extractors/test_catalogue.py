@@ -15,6 +15,7 @@ def test_names_and_specs():
     assert list(extractors.names()) == sorted(extractors.names())
     for name in extractors.names():
         assert extractors.spec(name).name == name
+        assert extractors.ExtractorRequest(name).spec() == extractors.spec(name)
     assert extractors.spec("resnet50-pool").shape == (2048,)
 
 
