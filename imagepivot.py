@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from schemas import Dataset as Dataset
     from schemas import DatasetError as DatasetError
     from schemas import FeatureSpec as FeatureSpec
+    from schemas import Folder as Folder
     from schemas import Identity as Identity
     from schemas import ImagepivotError as ImagepivotError
     from schemas import InputError as InputError
@@ -128,6 +129,7 @@ __all__ = [
     "ExtractorRequest",
     "FeatureSpec",
     "FeaturesJob",
+    "Folder",
     "Hdf5Import",
     "Identity",
     "ImagepivotError",
@@ -267,6 +269,7 @@ _MODULES = {
         "Dataset",
         "DatasetError",
         "FeatureSpec",
+        "Folder",
         "Identity",
         "ImagepivotError",
         "InputError",

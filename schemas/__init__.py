@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from schemas.keys import shard_of as shard_of
     from schemas.manifest import Manifest as Manifest
     from schemas.output import Output as Output
+    from schemas.storage import Folder as Folder
     from schemas.validation import validate as validate
     from schemas.vocabulary import Vocabulary as Vocabulary
     from schemas.writing import ShardWriter as ShardWriter
@@ -32,6 +33,7 @@ __all__ = [
     "Dataset",
     "DatasetError",
     "FeatureSpec",
+    "Folder",
     "Identity",
     "ImagepivotError",
     "InputError",
@@ -55,6 +57,7 @@ _MODULES = {
     "keys": ("CaptionKey", "shard_of"),
     "manifest": ("Manifest",),
     "output": ("Output",),
+    "storage": ("Folder",),
     "validation": ("validate",),
     "vocabulary": ("Vocabulary",),
     "writing": ("ShardWriter", "open_shard", "write_dataset"),
