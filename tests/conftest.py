@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+# Several test processes share the cores: with more threads in each they wait for one another and take four times as long. Set
+# before torch is imported, and inherited by the commands that tests start; tests about threads set their own number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # --- real data -------------------------------------------------------------------------------------------------------
 
 

@@ -6,17 +6,18 @@ import ast
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 import imagepivot
 from pipelines.commands.app import app
-from pipelines.demo.writing import write_scenes
 from train.reports.published import PAPERS
 
 ROOT = Path(__file__).parent.parent
@@ -70,26 +71,11 @@ WITH_SNIPPETS = [page for page in PAGES if blocks(page, "python")]
 RUN_ALL = "import runpy, sys\nfor path in sys.argv[1:]:\n    runpy.run_path(path, run_name='__main__')"
 
 
-@pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with what ``imagepivot demo`` leaves in ``build/demo``, except for regions, which take the most time."""
+@pytest.fixture(scope="module")
+def folder(demo: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with what ``imagepivot demo`` left in ``build/demo``."""
     folder = tmp_path_factory.mktemp("docs")
-    build = folder / "build/demo"
-    captions, vocabulary, encoded, features = (str(build / name) for name in ("captions", "vocabulary", "encoded", "features"))
-    one = imagepivot.Execution(workers=1)
-    write_scenes(build / "scenes", count=20)
-    source = imagepivot.open_captions("table", build / "scenes/captions.tsv")
-    imagepivot.prepare_captions(imagepivot.CaptionsJob(source=source, output=captions, shards=4), one)
-    imagepivot.build_vocabulary(imagepivot.VocabularyJob(captions=captions, output=vocabulary), one)
-    imagepivot.encode_captions(imagepivot.EncodeJob(captions=captions, vocabulary=vocabulary, output=encoded), one)
-    images, extractor = (
-        imagepivot.open_images(build / "scenes/images"),
-        imagepivot.ExtractorRequest("resnet50-pool", "random:0"),
-    )
-    imagepivot.extract_features(imagepivot.FeaturesJob(images, features, extractor=extractor, device="cpu", shards=4), one)
-    config = imagepivot.resolve_config("demo", {"schedule.max_steps": "20"})
-    corpus = imagepivot.Corpus(captions=encoded, features=features, vocabulary=vocabulary)
-    imagepivot.train(imagepivot.TrainJob(config=config, corpus=corpus, output=str(build / "run"), device="cpu"))
+    shutil.copytree(demo.folder / "build", folder / "build")
     return folder
 
 
@@ -103,14 +89,14 @@ def test_pages_with_snippets() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_SNIPPETS)
-def test_snippets_run(page: str, demo: Path) -> None:
+def test_snippets_run(page: str, folder: Path) -> None:
     paths = []
     for number, block in enumerate(blocks(page, "python"), 1):
-        paths.append(demo / f"{Path(page).stem}_{number}.py")
+        paths.append(folder / f"{Path(page).stem}_{number}.py")
         paths[-1].write_text(block, encoding="utf-8")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(demo / "hf")}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
     # One process for all blocks of a page, each with names of its own: loading torch and Beam takes longer than they do.
-    done = subprocess.run([sys.executable, "-c", RUN_ALL, *paths], cwd=demo, env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", RUN_ALL, *paths], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,15 +25,6 @@ SPLITS = {"train": 40, "val": 12, "test": 9}
 COLLECTIONS = {("en", "comparable"): 3, ("de", "comparable"): 2, ("en", "translation"): 1, ("fr", "translation"): 1}
 WORDS = 30
 SHARDS = 3
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Compute with one thread: several threads gain nothing on models this small, and lose much if other tests run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def write_dataset(folder: Path, kind: str, rows: list[dict], *, parameters: dict, spec=None, inputs=(), shards=SHARDS) -> str:
