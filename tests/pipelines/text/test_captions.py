@@ -175,22 +175,23 @@ def test_the_folder_of_the_table_does_not_matter(table, prepared, tmp_path):
     assert snapshot(tmp_path / "c") == snapshot(prepared)
 
 
-@pytest.mark.parametrize("splits", [("train",), ("train", "val")])
-def test_truecasers_learn_from_the_named_splits(rows, splits):
+def test_truecasers_learn_from_the_named_splits(rows):
     recipe = RECIPES["moses-truecase"]
     captions = [RawCaption(image_id, language, portion, -1, split, text) for image_id, language, portion, split, text in rows]
     blocks = [to_ipc(block) for start in range(0, 200, 30) for block in blocks_of(captions[start : start + 30], start)]
-    expected = []
-    for language in ("de", "en"):
-        counts: Counter = Counter()
-        for caption in captions:
-            if caption.language == language and caption.split in splits:
-                for form, weight in count_forms(prepare(caption.text, language, recipe)):
-                    counts[form] += weight
-        expected.append((language, TruecaseModel.from_counts(counts).to_text()))
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        models = pipeline | beam.Create(blocks) | TrainTruecasers(recipe, splits)
-        assert_that(models, equal_to(expected))
+        source = pipeline | beam.Create(blocks)
+        for splits in (("train",), ("train", "val")):
+            expected = []
+            for language in ("de", "en"):
+                counts: Counter = Counter()
+                for caption in captions:
+                    if caption.language == language and caption.split in splits:
+                        for form, weight in count_forms(prepare(caption.text, language, recipe)):
+                            counts[form] += weight
+                expected.append((language, TruecaseModel.from_counts(counts).to_text()))
+            models = source | f"Train{len(splits)}" >> TrainTruecasers(recipe, splits)
+            assert_that(models, equal_to(expected), label=f"Check{len(splits)}")
 
 
 def test_statistics_of_shards_add_up():

@@ -1,7 +1,7 @@
 import random
 import shutil
 from collections import Counter, defaultdict
-from functools import cache
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -53,12 +53,15 @@ def captions(rows, tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def built(captions, tmp_path_factory):
     """Function that returns the folder of a vocabulary, built once per set of options; tests that change it take a copy."""
+    folders: dict[VocabularyJob, Path] = {}
 
-    @cache
     def build(**options) -> Path:
-        folder = tmp_path_factory.mktemp("vocabulary") / "v"
-        build_vocabulary(VocabularyJob(captions, str(folder), **options), ONE)
-        return folder
+        job = VocabularyJob(captions, "", **options)
+        if job not in folders:
+            folder = tmp_path_factory.mktemp("vocabulary") / "v"
+            build_vocabulary(replace(job, output=str(folder)), ONE)
+            folders[job] = folder
+        return folders[job]
 
     return build
 
