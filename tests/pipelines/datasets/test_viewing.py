@@ -229,8 +229,8 @@ def test_one_crop_is_drawn_over_the_picture(photos_here, tmp_path, drawn, transf
     [
         ("dog-1", r"'dog-1' is not in '.*regions': did you mean 'dog-01'\?"),
         ("cat.png", r"did you mean 'cat'\?"),
-        ("zebra", r"ids there are such as 'cat', 'dog-01', 'nowhere'"),
-        ("broken", r"'broken' is not in '.*': it failed there with truncated, 'ends too early'"),
+        ("zebra", r"its ids are such as 'cat', 'dog-01', 'nowhere'"),
+        ("broken", r"'broken' is not in '.*': it failed with truncated, 'ends too early'"),
         ("nowhere", r"'nowhere' is not among the images in '.*photos': .*--ids path makes ids of whole paths"),
     ],
 )
@@ -261,7 +261,7 @@ def test_a_picture_that_cannot_be_read(regions, photos_here, tmp_path, spoil, me
 
 def test_a_file_that_is_there(regions, photos_here, tmp_path):
     original = (photos_here / "cat.png").read_bytes()
-    with pytest.raises(UsageError, match=r"cat.png' is there: give --overwrite"):
+    with pytest.raises(UsageError, match=r"cat.png' already exists: give --overwrite"):
         draw_view(regions, open_images(photos_here), "cat", str(photos_here / "cat.png"))
     assert (photos_here / "cat.png").read_bytes() == original
     draw_view(regions, open_images(photos_here), "cat", str(photos_here / "cat.png"), overwrite=True)

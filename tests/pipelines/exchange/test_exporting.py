@@ -452,7 +452,7 @@ def test_files_are_not_overwritten_unasked_and_never_half(tmp_path, features, mo
 
 def test_ids_with_line_breaks_do_not_go_into_lists(tmp_path):
     path, _ = make_features(tmp_path / "features", images=["a\nb"])
-    with pytest.raises(DatasetError, match="cannot stand on a line of its own"):
+    with pytest.raises(DatasetError, match="contains a line break: this layout lists one id per line"):
         export_dataset(ExportJob(NpyLayout(), str(path), str(tmp_path / "out")))
 
 

@@ -175,7 +175,7 @@ def test_open_source_refuses(tmp_path, format_, arguments, error, message):
 
 @pytest.mark.parametrize("format_", ["multi30k", "karpathy", "coco", "table"])
 def test_open_source_of_nothing(tmp_path, format_):
-    with pytest.raises(InputError, match=r"the source '.*/nothing.csv' is not there: check the path"):
+    with pytest.raises(InputError, match=r"the source '.*/nothing.csv' does not exist: check the path"):
         open_source(format_, tmp_path / "nothing.csv")
 
 

@@ -127,9 +127,12 @@ def test_other_names_and_defaults(tmp_path, name):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({}, r"has no column 'image_id'; there are 'img', 'caption': say which .* --columns image_id=\.\.\.,text=\.\.\."),
-        ({"image_id": "img"}, r"has no column 'text'; there are 'img', 'caption'"),
-        ({"image_id": "id"}, r"has no column 'id'; there are 'img', 'caption': write the columns as image_id=id"),
+        (
+            {},
+            r"has no column 'image_id'; its columns are 'img', 'caption': name them, .* --columns image_id=\.\.\.,text=\.\.\.",
+        ),
+        ({"image_id": "img"}, r"has no column 'text'; its columns are 'img', 'caption'"),
+        ({"image_id": "id"}, r"has no column 'id'; its columns are 'img', 'caption': write the columns as image_id=id"),
         ({"image_id": "img", "text": "caption", "split": "fold"}, r"has no column 'fold'"),
     ],
 )
@@ -290,7 +293,7 @@ def test_broken_parquet_file(tmp_path):
     with pytest.raises(InputError, match=r"is not a whole Parquet file"):
         _read(source)
     path.unlink()
-    with pytest.raises(InputError, match=r"a.parquet' is not there"):
+    with pytest.raises(InputError, match=r"a.parquet' does not exist"):
         _read(source)
 
 

@@ -172,7 +172,7 @@ def test_a_tar_with_a_broken_header_is_refused(tmp_path):
     data = bytearray(path.read_bytes())
     data[1536:1600] = b"\xff" * 64
     path.write_bytes(data)
-    with pytest.raises(InputError, match="not a whole tar: at byte 1536: neither a member nor the end mark of a tar is there"):
+    with pytest.raises(InputError, match="not a whole tar: at byte 1536: found neither a member nor the end mark of a tar"):
         list(open_images(path).refs())
     path.write_bytes(b"no tar at all" * 100)
     with pytest.raises(InputError, match="not a whole tar: at byte 0"):
@@ -197,7 +197,7 @@ def test_names_of_members_are_utf8(tmp_path):
 
 def test_a_folder_named_as_a_tar_is_refused(tmp_path):
     write_tar(tmp_path / "x.tar" / "a.tar", {"a.jpg": b"1"})
-    with pytest.raises(InputError, match=r"lies in a folder whose name ends in '.tar': rename the folder"):
+    with pytest.raises(InputError, match=r"is in a folder whose name ends in '.tar': rename the folder"):
         list(open_images(tmp_path).refs())
 
 
@@ -275,13 +275,16 @@ def test_a_table_of_addresses_stays_one(tmp_path):
     [
         (
             {"name": ["a"], "image": [b"x"]},
-            "has no column of image ids; there are 'name', 'image'. Name one of them 'image_id', 'id'",
+            "has no column of image ids; its columns are 'name', 'image'. Name one of them 'image_id', 'id'",
         ),
         ({"image_id": ["a", None], "image": [b"x", b"y"]}, "row 2: image_id is None, expected text or a whole number"),
         ({"image_id": [""], "image": [b"x"]}, "row 1: image_id is ''"),
         ({"image_id": [1.5], "image": [b"x"]}, "row 1: image_id is 1.5"),
         ({"image": [{"bytes": b"x", "path": None}]}, "row 1: image.path is None"),
-        ({"image_id": ["a"], "image": ["text"]}, "has no column of image bytes; there are 'image_id', 'image'. Name a binary"),
+        (
+            {"image_id": ["a"], "image": ["text"]},
+            "has no column of image bytes; its columns are 'image_id', 'image'. Name a binary",
+        ),
     ],
 )
 def test_parquet_files_that_lack_something(tmp_path, table, message):

@@ -227,7 +227,7 @@ def test_files_that_cannot_be_read_raise_what_extraction_expects(tree):
 
 
 def test_nothing_there_is_an_error(tmp_path):
-    with pytest.raises(InputError, match=r"the images .*/none' are not there: check the path"):
+    with pytest.raises(InputError, match=r"the images .*/none' do not exist: check the path"):
         open_images(tmp_path / "none")
 
 
