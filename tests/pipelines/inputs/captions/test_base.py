@@ -1,4 +1,4 @@
-"""What all readers of captions share: selection, language tags, columns, opening by format."""
+"""The basis of all readers of captions: selection, language tags, columns, opening by format."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _random_rows(seed: int, count: int) -> list[dict]:
 
 
 def _save(path, rows, columns):
-    """Writes the rows with the standard tools of each format; the last two letters of a name may be ``gz``."""
+    """Write the rows with the standard tools of each format; the last two letters of a name may be ``gz``."""
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if kind == "parquet":
         pq.write_table(pa.Table.from_pylist([{c: row[c] for c in columns} for row in rows]), path, row_group_size=100)
@@ -345,7 +345,7 @@ def _peak(path) -> int:
     return peak
 
 
-# Parquet is read in batches of 4,096 rows: two at least.
+# Parquet is read in batches of 4,096 rows: at least two.
 @pytest.mark.parametrize(("kind", "count"), [("csv.gz", 2_000), ("jsonl", 2_000), ("parquet", 9_000)])
 def test_memory_does_not_grow_with_the_table(tmp_path, kind, count):
     rows = _random_rows(seed=4, count=count)
