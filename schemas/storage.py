@@ -54,7 +54,7 @@ _DENIED = (
 
 # pyarrow passes on only the text of a store's answer; the first pattern that matches it counts.
 _REMOTE_ADVICE = (
-    ("NO_SUCH_BUCKET", "there is no such bucket: check its name, or make it first"),
+    ("NO_SUCH_BUCKET", "there is no such bucket: check its name, or create it first"),
     (_DENIED, "access denied: check the credentials of this machine and what they allow"),
     (
         "NETWORK_CONNECTION|CURL error|UNAVAILABLE|DEADLINE_EXCEEDED",
@@ -275,7 +275,9 @@ class Folder:
                     raise
                 exists = True  # Permission to write objects does not include permission to look at the bucket itself.
         if not exists:
-            raise DatasetError(f"cannot use {self.location!r}: there is no bucket {bucket!r}: check its name, or make it first")
+            raise DatasetError(
+                f"cannot use {self.location!r}: there is no bucket {bucket!r}: check its name, or create it first"
+            )
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""

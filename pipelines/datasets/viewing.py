@@ -68,7 +68,7 @@ def draw_view(job: ViewJob) -> str:
     folder = Folder(str(path.parent))
     dataset = open_dataset(job.dataset)
     if not job.overwrite and folder.size(path.name) is not None:
-        raise UsageError(f"{job.output!r} is there: give --overwrite to replace it, or another name")
+        raise UsageError(f"{job.output!r} already exists: give --overwrite to replace it, or another name")
     if dataset.kind not in ("regions", "features"):
         raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions or features")
     row = _row(dataset, job.image_id)
@@ -110,7 +110,7 @@ def _row(dataset: Dataset, image_id: str) -> dict[str, Any]:
     place = f"image {image_id!r} is not in {dataset.folder.location!r}"
     failed = next((row for row in dataset.failures().to_pylist() if row["key"] == image_id), None)
     if failed is not None:
-        raise InputError(f"{place}: it failed there with {failed['reason']}, {failed['message']!r}")
+        raise InputError(f"{place}: it failed with {failed['reason']}, {failed['message']!r}")
     raise InputError(f"{place}{_alike(image_id, dataset.image_ids())}")
 
 
@@ -121,7 +121,7 @@ def _alike(image_id: str, known: Iterable[str]) -> str:
     close = [without_extension] if without_extension in ids else difflib.get_close_matches(image_id, ids, n=3)
     if close:
         return f": did you mean {' or '.join(map(repr, close))}?"
-    return f": ids there are such as {', '.join(map(repr, ids[:3]))}" if ids else ": there is none"
+    return f": its ids are such as {', '.join(map(repr, ids[:3]))}" if ids else ": it has no ids at all"
 
 
 def _picture(images: ImageSource, image_id: str) -> Image.Image:

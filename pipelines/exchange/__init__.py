@@ -1,1 +1,1 @@
-"""Features in from, and out to, the layouts of other code bases."""
+"""Exchange with other code bases: importing their features and exporting to their layouts."""

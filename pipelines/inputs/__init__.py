@@ -1,1 +1,1 @@
-"""What users bring, read without Beam: files, tables, captions and images."""
+"""Whatever users bring: files, tables, captions and images, read without Beam."""

@@ -125,10 +125,12 @@ def input_errors(location: str) -> Iterator[None]:
         with storage_errors(location):
             yield
     except FileNotFoundError as error:
-        raise InputError(f"{location!r} is not there: check the path, or fetch the file again") from error
+        raise InputError(f"{location!r} does not exist: check the path, or fetch the file again") from error
     except DatasetError as error:
         if isinstance(error.__cause__, PermissionError):
-            raise InputError(f"{location!r} may not be read: give this user (or the workers) the right to read it") from error
+            raise InputError(
+                f"{location!r} cannot be read: permission denied; give this user (or the workers) permission to read it"
+            ) from error
         raise InputError(str(error)) from error
 
 

@@ -111,10 +111,12 @@ class _Table:
                     raise InputError(f"{location!r} has {header.count(theirs)} columns {theirs!r}: rename all but one")
                 resolved[ours] = theirs
             elif ours in self.required or ours in self.renamed:
-                advice = f"write the columns as {ours}={theirs},... with a name that is there"
+                advice = f"write the columns as {ours}={theirs},... with one of these names"
                 if ours not in self.renamed:
-                    advice = f"say which they are, such as --columns {','.join(f'{name}=...' for name in self.required)}"
-                raise InputError(f"{location!r} has no column {theirs!r}; there are {', '.join(map(repr, header))}: {advice}")
+                    advice = f"name them, such as --columns {','.join(f'{name}=...' for name in self.required)}"
+                raise InputError(
+                    f"{location!r} has no column {theirs!r}; its columns are {', '.join(map(repr, header))}: {advice}"
+                )
         return resolved
 
     def csv_rows(self, *, delimiter: str) -> Iterator[Row]:

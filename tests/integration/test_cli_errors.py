@@ -111,7 +111,7 @@ def test_two_workers_that_succeed_write_nothing_to_standard_error(forked, made, 
 
 
 def test_no_source(fails, tmp_path):
-    one_line(fails(*captions(tmp_path / "none.tsv", tmp_path / "o"), says="none.tsv' is not there: check the path"))
+    one_line(fails(*captions(tmp_path / "none.tsv", tmp_path / "o"), says="none.tsv' does not exist: check the path"))
     assert not (tmp_path / "o").exists()
 
 
@@ -170,7 +170,7 @@ def test_a_gzip_file_that_was_cut(fails, tmp_path):
 
 def test_a_table_without_the_columns(fails, tmp_path):
     (tmp_path / "t.csv").write_text("file,caption\na,b\n")
-    says = "has no column 'image_id'; there are 'file', 'caption': say which they are, such as --columns image_id=...,text=..."
+    says = "has no column 'image_id'; its columns are 'file', 'caption': name them, such as --columns image_id=...,text=..."
     one_line(fails(*captions(tmp_path / "t.csv", tmp_path / "o"), says=says))
 
 

@@ -263,10 +263,10 @@ def test_a_missing_bucket(store, table, imagepivot, tmp_path):
     captions = ("captions", "--format", "table")
     refused(
         lambda: imagepivot(captions[0], table, missing, *captions[1:], code=1),
-        f"cannot use '{missing}': there is no bucket 'no-such-bucket': check its name, or make it first",
+        f"cannot use '{missing}': there is no bucket 'no-such-bucket': check its name, or create it first",
     )
     refused(lambda: imagepivot(captions[0], f"{missing}/t.csv", tmp_path / "o", *captions[1:], code=1), missing)
-    refused(lambda: features(imagepivot, missing, tmp_path / "f", code=1), f"the images '{missing}' are not there")
+    refused(lambda: features(imagepivot, missing, tmp_path / "f", code=1), f"the images '{missing}' do not exist")
     refused(lambda: imagepivot("inspect", missing, code=1), missing)
 
 

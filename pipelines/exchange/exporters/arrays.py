@@ -72,7 +72,7 @@ def write_ids(path: Path, image_ids: Sequence[str]) -> None:
     """
     broken = next((image_id for image_id in image_ids if len(image_id.splitlines()) != 1), None)
     if broken is not None:
-        raise DatasetError(f"image id {broken!r} cannot stand on a line of its own: this layout cannot hold it")
+        raise DatasetError(f"image id {broken!r} contains a line break: this layout lists one id per line and cannot hold it")
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{image_id}\n" for image_id in image_ids)
 

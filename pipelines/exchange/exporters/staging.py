@@ -48,7 +48,7 @@ class Staging:
             if existing and not self.overwrite:
                 raise DatasetError(
                     f"{self.location!r} holds {existing[0]!r} already: nothing was written. Choose another folder, or give "
-                    "--overwrite to replace what is there"
+                    "--overwrite to replace the existing files"
                 )
             folder.mkdir(parents=True, exist_ok=True)
             temporary = [folder / f".{name}{TEMPORARY_MARK}{os.getpid()}" for name in names]

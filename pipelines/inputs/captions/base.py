@@ -198,7 +198,7 @@ def require_selected(selection: Selection, kinds: Iterable[tuple[str, str, str]]
             for value in wanted[field]:
                 if value not in existing:
                     rest = "".join(f" {nouns[i]} {' or '.join(values)}" for i, values in others)
-                    listed = f"there are {', '.join(sorted(existing))}" if existing else "there are none of any"
+                    listed = f"there are {', '.join(sorted(existing))}" if existing else "there are none at all"
                     raise InputError(f"no captions {noun} {value!r}{rest} in {location!r}: {listed}; change the selection")
 
 

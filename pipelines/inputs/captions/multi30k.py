@@ -102,7 +102,7 @@ class Multi30kSource(CaptionSource):
         for part in parts:
             if part.images not in lists:
                 raise InputError(
-                    f"{self.folder.path_of(part.name)!r} has no image list: {self.folder.path_of(part.images)!r} is not there. "
+                    f"{self.folder.path_of(part.name)!r} has no image list: {self.folder.path_of(part.images)!r} does not exist. "
                     f"Fetch it, or remove the text file from 'raw'"
                 )
         return parts

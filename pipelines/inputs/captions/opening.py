@@ -50,7 +50,7 @@ def open_source(
         )
     location = locate(path)
     if kind_of(location) == "nothing":
-        raise InputError(f"the source {location!r} is not there: check the path")
+        raise InputError(f"the source {location!r} does not exist: check the path")
     match format:
         case "multi30k":
             return Multi30kSource.open(location)

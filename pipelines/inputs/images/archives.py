@@ -146,7 +146,7 @@ class _Archives(ImageSource):
         try:
             return self.folder.open(name)
         except FileNotFoundError as error:
-            raise InputError(f"{self.folder.path_of(name)!r} is not there any more: run the command again") from error
+            raise InputError(f"{self.folder.path_of(name)!r} no longer exists: run the command again") from error
 
     def _image_id(self, path: str) -> str:
         pure = PurePosixPath(path)
@@ -184,7 +184,7 @@ class ImagesInTars(_Archives):
     def _refs_in(self, name: str) -> Iterator[ImageRef]:
         location = self.folder.path_of(name)
         if _tar_of(f"{name}/") != name:
-            raise InputError(f"{location!r} lies in a folder whose name ends in '.tar': rename the folder")
+            raise InputError(f"{location!r} is in a folder whose name ends in '.tar': rename the folder")
         with storage_errors(location), self._open(name) as raw:
             file = raw if self.folder.is_local else io.BufferedReader(raw, _REMOTE_BUFFER)
             for member in _members(cast("BinaryIO", file), raw.size(), location):
@@ -223,9 +223,7 @@ def _members(file: BinaryIO, size: int, location: str) -> Iterator[tarfile.TarIn
     file.seek(position)
     end = file.read(_BLOCK)
     if end != bytes(_BLOCK):
-        raise _broken(
-            location, position, "neither a member nor the end mark of a tar is there" if end else "it has no end mark"
-        )
+        raise _broken(location, position, "found neither a member nor the end mark of a tar" if end else "it has no end mark")
 
 
 def _broken(location: str, position: int, detail: str) -> InputError:
@@ -348,8 +346,8 @@ def _ids_column(schema: pa.Schema, location: str) -> str:
     images = _bytes_column(schema)
     if images is None:
         raise InputError(
-            f"{location!r} has no column of image bytes; there are {', '.join(map(repr, schema.names))}. Name a binary column "
-            f"one of {', '.join(map(repr, _BYTES_COLUMNS))}"
+            f"{location!r} has no column of image bytes; its columns are {', '.join(map(repr, schema.names))}. Name a binary "
+            f"column one of {', '.join(map(repr, _BYTES_COLUMNS))}"
         )
     for name in (name for name in _ID_COLUMNS if schema.names.count(name) == 1):
         return name
@@ -357,6 +355,6 @@ def _ids_column(schema: pa.Schema, location: str) -> str:
     if struct != images and schema.field(struct).type.get_field_index("path") >= 0:
         return f"{struct}.path"
     raise InputError(
-        f"{location!r} has no column of image ids; there are {', '.join(map(repr, schema.names))}. Name one of them "
+        f"{location!r} has no column of image ids; its columns are {', '.join(map(repr, schema.names))}. Name one of them "
         f"{', '.join(map(repr, _ID_COLUMNS[:-1]))} or {_ID_COLUMNS[-1]!r}"
     )

@@ -45,7 +45,7 @@ def open_images(location: str | os.PathLike[str], *, ids: IdRule = "name") -> Im
         if archive is not None:
             return open_archives(Folder(root), archive, pattern=pattern, ids=ids)
         return ImagesInFolder(Folder(root), pattern=pattern, ids=ids)
-    raise InputError(f"the images {path!r} are not there: check the path")
+    raise InputError(f"the images {path!r} do not exist: check the path")
 
 
 def _open_folder(folder: Folder, ids: IdRule) -> ImageSource:

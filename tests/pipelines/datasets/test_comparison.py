@@ -33,12 +33,12 @@ def shard_of(image_id: str, shards: int) -> int:
 
 def vectors(images=IMAGES, width: int = WIDTH, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    return {each: rng.standard_normal(width).astype("float32") for each in images}
+    return {image_id: rng.standard_normal(width).astype("float32") for image_id in images}
 
 
 def features(path: Path, values: dict[str, np.ndarray], *, dtype: str = "float32", **options: Any) -> Dataset:
     spec = FeatureSpec("toy", next(iter(values.values())).shape, dtype)
-    rows = [{"image_id": each, "feature": value.astype(dtype)} for each, value in values.items()]
+    rows = [{"image_id": image_id, "feature": value.astype(dtype)} for image_id, value in values.items()]
     return write(path, "features", rows, spec, **options)
 
 
@@ -61,15 +61,15 @@ def regions_dataset(path: Path, rows: list[dict], regions: int = REGIONS, **opti
 def caption_rows() -> list[dict]:
     return [
         {
-            "image_id": each,
+            "image_id": image_id,
             "language": "de",
             "portion": "comparable",
             "index": n,
             "split": "train",
-            "text": f"{each} {n}",
-            "tokens": [each],
+            "text": f"{image_id} {n}",
+            "tokens": [image_id],
         }
-        for each in IMAGES
+        for image_id in IMAGES
         for n in range(2)
     ]
 
@@ -88,14 +88,14 @@ def shown(comparison: Comparison) -> str:
 def test_equal_features_in_any_number_of_shards(tmp_path, shards, monkeypatch):
     monkeypatch.setattr(batches, "_BATCH_BYTES", 1)
     a, b = (features(tmp_path / name, vectors(), shards=n) for name, n in zip("ab", shards, strict=True))
-    found = compare(a, b)
-    assert not found.differs
-    assert (found.rows_a, found.rows_b, found.common) == (20, 20, 20)
-    assert found.missing_in_a == found.missing_in_b == found.differing == KeySample()
-    (feature,) = found.vectors
+    comparison = compare(a, b)
+    assert not comparison.differs
+    assert (comparison.rows_a, comparison.rows_b, comparison.common) == (20, 20, 20)
+    assert comparison.missing_in_a == comparison.missing_in_b == comparison.differing == KeySample()
+    (feature,) = comparison.vectors
     assert (feature.rows, feature.largest, feature.mean, feature.relative, feature.cosine_mean) == (0, 0, 0, 0, 1)
     same = shards[0] == shards[1]
-    assert found.parameters == (() if same else (ParameterDifference("shards", *shards),))
+    assert comparison.parameters == (() if same else (ParameterDifference("shards", *shards),))
 
 
 @pytest.mark.parametrize("shards", [(3, 3), (4, 6)])
@@ -106,17 +106,20 @@ def test_differences_of_features_are_those_of_numpy(tmp_path, shards):
         right[image_id] = right[image_id] + rng.standard_normal(WIDTH).astype("float32") / 10
     del left["image-19"], right["image-00"], right["image-10"]
     a, b = features(tmp_path / "a", left, shards=shards[0]), features(tmp_path / "b", right, shards=shards[1])
-    found = compare(a, b)
-    common = [each for each in IMAGES if each in left and each in right]
-    x, y = (np.stack([side[each] for each in common]).astype("float64") for side in (left, right))
+    comparison = compare(a, b)
+    common = [image_id for image_id in IMAGES if image_id in left and image_id in right]
+    x, y = (np.stack([side[image_id] for image_id in common]).astype("float64") for side in (left, right))
     gaps = np.abs(x - y)
     cosines = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
-    assert found.common == 17
-    assert (found.missing_in_a, found.missing_in_b) == (KeySample(1, ("image-19",)), KeySample(2, found.missing_in_b.first))
-    assert set(found.missing_in_b.first) == {"image-00", "image-10"}
-    assert found.differing.count == 6
-    assert set(found.differing.first) < set(IMAGES[1:7])
-    (feature,) = found.vectors
+    assert comparison.common == 17
+    assert (comparison.missing_in_a, comparison.missing_in_b) == (
+        KeySample(1, ("image-19",)),
+        KeySample(2, comparison.missing_in_b.first),
+    )
+    assert set(comparison.missing_in_b.first) == {"image-00", "image-10"}
+    assert comparison.differing.count == 6
+    assert set(comparison.differing.first) < set(IMAGES[1:7])
+    (feature,) = comparison.vectors
     assert feature.rows == 6
     assert feature.largest == gaps.max()
     assert feature.largest_key == common[gaps.max(1).argmax()]
@@ -125,7 +128,7 @@ def test_differences_of_features_are_those_of_numpy(tmp_path, shards):
     assert feature.cosine_mean == pytest.approx(cosines.mean())
     assert feature.cosine_least == pytest.approx(cosines.min())
     assert feature.cosine_least_key == common[cosines.argmin()]
-    assert replace(found, tolerance=1e9).differs  # Keys are missing: no tolerance helps.
+    assert replace(comparison, tolerance=1e9).differs  # Keys are missing: no tolerance helps.
 
 
 def test_the_tolerance_is_the_largest_difference_that_counts_as_equal(tmp_path):
@@ -138,18 +141,18 @@ def test_the_tolerance_is_the_largest_difference_that_counts_as_equal(tmp_path):
 
 
 def test_zero_vectors_have_a_cosine(tmp_path):
-    left = {each: np.zeros(WIDTH, "float32") for each in IMAGES[:2]}
+    left = {image_id: np.zeros(WIDTH, "float32") for image_id in IMAGES[:2]}
     right = {"image-00": left["image-00"], "image-01": np.ones(WIDTH, "float32")}
     (feature,) = compare(features(tmp_path / "a", left), features(tmp_path / "b", right)).vectors
     assert (feature.cosine_mean, feature.cosine_least, feature.cosine_least_key) == (0.5, 0, "image-01")
 
 
 def test_float16_is_compared_with_float32_by_value(tmp_path):
-    left, right = vectors(), {each: value.astype("float16") for each, value in vectors().items()}
-    found = compare(features(tmp_path / "a", left), features(tmp_path / "b", right, dtype="float16"))
-    assert 0 < found.vectors[0].largest < 2e-3
-    assert found.parameters == (ParameterDifference("feature.dtype", "float32", "float16"),)
-    assert not replace(found, tolerance=2e-3).differs
+    left, right = vectors(), {image_id: value.astype("float16") for image_id, value in vectors().items()}
+    comparison = compare(features(tmp_path / "a", left), features(tmp_path / "b", right, dtype="float16"))
+    assert 0 < comparison.vectors[0].largest < 2e-3
+    assert comparison.parameters == (ParameterDifference("feature.dtype", "float32", "float16"),)
+    assert not replace(comparison, tolerance=2e-3).differs
 
 
 def test_parameters_and_inputs_are_named_by_their_path_and_do_not_count(tmp_path):
@@ -159,29 +162,31 @@ def test_parameters_and_inputs_are_named_by_their_path_and_do_not_count(tmp_path
         "inputs": [{"name": "x", "sha256": "2"}],
     }
     a, b = features(tmp_path / "a", vectors(), **one), features(tmp_path / "b", vectors(), **two)
-    found = compare(a, b)
-    assert found.parameters == (
+    comparison = compare(a, b)
+    assert comparison.parameters == (
         ParameterDifference("extractor.more", None, 1),
         ParameterDifference("extractor.precision", "fp32", "bf16"),
         ParameterDifference("inputs.0.sha256", "1", "2"),
     )
-    assert not found.differs
-    assert "extractor.precision │ fp32 │ bf16" in shown(found)
-    assert "extractor.more │ nothing │ 1" in shown(found)
+    assert not comparison.differs
+    assert "extractor.precision │ fp32 │ bf16" in shown(comparison)
+    assert "extractor.more │ nothing │ 1" in shown(comparison)
 
 
 def test_features_of_other_shapes_are_not_compared(tmp_path):
-    found = compare(features(tmp_path / "a", vectors()), features(tmp_path / "b", vectors(width=7)))
-    assert found.incomparable == "the features have shapes [6] and [7]"
-    assert (found.common, found.vectors, replace(found, tolerance=1e9).differs) == (20, (), True)
-    assert "values not compared" in shown(found)
+    comparison = compare(features(tmp_path / "a", vectors()), features(tmp_path / "b", vectors(width=7)))
+    assert comparison.incomparable == "the features have shapes [6] and [7]"
+    assert (comparison.common, comparison.vectors, replace(comparison, tolerance=1e9).differs) == (20, (), True)
+    assert "values not compared" in shown(comparison)
 
 
 def test_equal_regions(tmp_path):
-    found = compare(regions_dataset(tmp_path / "a", region_rows()), regions_dataset(tmp_path / "b", region_rows(), shards=5))
-    assert not found.differs
-    assert [each.column for each in found.vectors] == ["boxes", "features", "class_scores", "attribute_scores"]
-    assert [each.cosine_mean for each in found.vectors] == [None, pytest.approx(1), None, None]
+    comparison = compare(
+        regions_dataset(tmp_path / "a", region_rows()), regions_dataset(tmp_path / "b", region_rows(), shards=5)
+    )
+    assert not comparison.differs
+    assert [column.column for column in comparison.vectors] == ["boxes", "features", "class_scores", "attribute_scores"]
+    assert [column.cosine_mean for column in comparison.vectors] == [None, pytest.approx(1), None, None]
 
 
 def test_regions_are_compared_one_by_one_as_far_as_both_use_them(tmp_path):
@@ -197,17 +202,17 @@ def test_regions_are_compared_one_by_one_as_far_as_both_use_them(tmp_path):
     for name in ("boxes", "features", "class_ids", "class_scores", "attribute_ids", "attribute_scores"):
         fewer[name] = fewer[name].copy()
         fewer[name][2] = 0
-    found = compare(regions_dataset(tmp_path / "a", region_rows()), regions_dataset(tmp_path / "b", rows))
-    assert found.columns == {"width": 0, "height": 0, "num_regions": 1, "class_ids": 1, "attribute_ids": 0}
-    assert found.differing == KeySample(2, found.differing.first)
-    by_column = {each.column: each for each in found.vectors}
+    comparison = compare(regions_dataset(tmp_path / "a", region_rows()), regions_dataset(tmp_path / "b", rows))
+    assert comparison.columns == {"width": 0, "height": 0, "num_regions": 1, "class_ids": 1, "attribute_ids": 0}
+    assert comparison.differing == KeySample(2, comparison.differing.first)
+    by_column = {difference.column: difference for difference in comparison.vectors}
     assert by_column["boxes"].largest == pytest.approx(0.5, abs=1e-6)
     assert by_column["boxes"].largest_key == "image-04"
     assert (by_column["features"].rows, by_column["features"].cosine_least) == (1, pytest.approx(-1))
     used = sum(number % 5 for number in range(20)) - 1
     assert by_column["features"].cosine_mean == pytest.approx((used - 2) / used)
     assert by_column["class_scores"].rows == 0
-    assert replace(found, tolerance=1e9).differs
+    assert replace(comparison, tolerance=1e9).differs
 
 
 def test_regions_of_another_padding_are_equal(tmp_path):
@@ -215,9 +220,11 @@ def test_regions_of_another_padding_are_equal(tmp_path):
     for row in wide:
         for name in ("boxes", "features", "class_ids", "class_scores", "attribute_ids", "attribute_scores"):
             row[name] = np.concatenate([row[name], np.zeros((2, *row[name].shape[1:]), row[name].dtype)])
-    found = compare(regions_dataset(tmp_path / "a", region_rows()), regions_dataset(tmp_path / "b", wide, regions=REGIONS + 2))
-    assert not found.differs
-    assert found.parameters == (ParameterDifference("feature.shape", [4, 6], [6, 6]),)
+    comparison = compare(
+        regions_dataset(tmp_path / "a", region_rows()), regions_dataset(tmp_path / "b", wide, regions=REGIONS + 2)
+    )
+    assert not comparison.differs
+    assert comparison.parameters == (ParameterDifference("feature.shape", [4, 6], [6, 6]),)
 
 
 def test_captions_that_differ_are_counted(tmp_path):
@@ -226,11 +233,11 @@ def test_captions_that_differ_are_counted(tmp_path):
         row["text"] = row["text"].upper()
     rows[3]["split"] = "val"
     rows.append({**rows[0], "language": "en"})
-    found = compare(write(tmp_path / "a", "captions", caption_rows()), write(tmp_path / "b", "captions", rows, shards=4))
-    assert (found.common, found.differing.count, len(found.differing.first)) == (40, 14, 5)
-    assert found.columns == {"split": 1, "text": 14, "tokens": 0}
-    assert found.missing_in_a == KeySample(1, ("image-00/en/comparable/0",))
-    text = shown(found)
+    comparison = compare(write(tmp_path / "a", "captions", caption_rows()), write(tmp_path / "b", "captions", rows, shards=4))
+    assert (comparison.common, comparison.differing.count, len(comparison.differing.first)) == (40, 14, 5)
+    assert comparison.columns == {"split": 1, "text": 14, "tokens": 0}
+    assert comparison.missing_in_a == KeySample(1, ("image-00/en/comparable/0",))
+    text = shown(comparison)
     assert "only in B │ 1 │ image-00/en/comparable/0" in text
     assert "in both, with a difference │ 14" in text
     assert "text differs │ 14" in text
@@ -240,19 +247,19 @@ def test_captions_that_differ_are_counted(tmp_path):
 def test_encoded_captions_and_vocabularies(tmp_path, kind):
     if kind == "encoded":
         key = {"language": "de", "portion": "comparable", "index": 0, "split": "train"}
-        rows = [{"image_id": each, **key, "token_ids": [1, 5, 2], "length": 3} for each in IMAGES]
+        rows = [{"image_id": image_id, **key, "token_ids": [1, 5, 2], "length": 3} for image_id in IMAGES]
         change: dict[str, Any] = {"token_ids": [1, 6, 2]}
     else:
         tokens = ["<pad>", "<start>", "<end>", "<unk>", "hund", "dog"]
-        rows = [{"id": n, "token": each, "count": n, "counts": [("de", n)]} for n, each in enumerate(tokens)]
+        rows = [{"id": n, "token": token, "count": n, "counts": [("de", n)]} for n, token in enumerate(tokens)]
         change = {"counts": [("en", 4)]}
     shards = 1 if kind == "vocabulary" else 3
     a = write(tmp_path / "a", kind, rows, shards=shards)
     assert not compare(a, write(tmp_path / "b", kind, rows, shards=shards)).differs
-    found = compare(a, write(tmp_path / "c", kind, [*rows[:4], {**rows[4], **change}, *rows[5:]], shards=shards))
-    assert found.differs
-    assert found.differing == KeySample(1, ("image-04/de/comparable/0" if kind == "encoded" else "4",))
-    assert {name: count for name, count in found.columns.items() if count} == dict.fromkeys(change, 1)
+    comparison = compare(a, write(tmp_path / "c", kind, [*rows[:4], {**rows[4], **change}, *rows[5:]], shards=shards))
+    assert comparison.differs
+    assert comparison.differing == KeySample(1, ("image-04/de/comparable/0" if kind == "encoded" else "4",))
+    assert {name: count for name, count in comparison.columns.items() if count} == dict.fromkeys(change, 1)
 
 
 def test_the_table_names_the_worst_image(tmp_path):

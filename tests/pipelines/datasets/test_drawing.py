@@ -12,7 +12,7 @@ def plain(width: int, height: int) -> Image.Image:
 
 
 def of_colour(image: Image.Image, colour: tuple[int, int, int]) -> np.ndarray:
-    """Where an image has exactly this colour, ``[H, W]``."""
+    """Return the mask of the pixels of exactly this colour, ``[H, W]``."""
     return (np.asarray(image) == colour).all(axis=2)
 
 

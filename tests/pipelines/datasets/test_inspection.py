@@ -13,9 +13,9 @@ from tests.builders import write_rows
 SPEC = FeatureSpec("fake", (6,))
 
 
-def shown(what, width: int = 160) -> str:
+def shown(renderable, width: int = 160) -> str:
     file = io.StringIO()
-    Console(file=file, width=width).print(what)
+    Console(file=file, width=width).print(renderable)
     return file.getvalue()
 
 

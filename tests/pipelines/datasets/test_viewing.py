@@ -34,7 +34,7 @@ CAFFE = {
 
 
 def write(folder: Path, kind: str, columns: dict[str, dict], spec: FeatureSpec, extractor=None, files=None, failures=()):
-    """A dataset of two shards whose rows are given by image id."""
+    """Write a dataset of two shards whose rows are given by image id."""
     rows = [{"image_id": image_id, **row} for image_id, row in columns.items()]
     parameters = {"extractor": extractor} if extractor else {}
     write_rows(folder, kind, rows, spec, parameters=parameters, shards=2, files=files, failures=failures)
@@ -100,7 +100,7 @@ def pixels(path) -> np.ndarray:
 
 @pytest.fixture
 def drawn(monkeypatch) -> list:
-    """What was handed to the drawing: picture and boxes."""
+    """The picture and boxes of every drawing."""
     seen = []
 
     def record(image, boxes):
@@ -189,7 +189,7 @@ def test_a_mirrored_crop_of_other_columns_has_a_box_of_its_own(photos_here, tmp_
 
 @pytest.mark.parametrize("size_wh", [(512, 512), (700, 500), (301, 803), (256, 256)])
 def test_the_centre_crop_is_where_the_model_looks(size_wh):
-    """A picture whose pixels say where they are: what the crop shows at its edges is what the box says."""
+    """The pixels of this picture are their own coordinates: the edges of the crop must be those of the box."""
     width, height = size_wh
     across = np.linspace(0, 255, width, dtype=np.float64)
     down = np.linspace(0, 255, height, dtype=np.float64)
@@ -197,8 +197,8 @@ def test_the_centre_crop_is_where_the_model_looks(size_wh):
     preprocessing = Preprocessing(resize_short=256, crop=224, mean=(0, 0, 0), std=(1, 1, 1))
     crop = resize_and_crop(Image.fromarray(np.rint(rows).astype(np.uint8)), preprocessing).to(torch.float64)
     box = center_crop_box(size_wh, resize_short=256, crop_wh=(224, 224))
-    found = (crop[0, 112, 0], crop[1, 0, 112], crop[0, 112, -1], crop[1, -1, 112])
-    for value, edge, side in zip(found, box, (width, height, width, height), strict=True):
+    edges = (crop[0, 112, 0], crop[1, 0, 112], crop[0, 112, -1], crop[1, -1, 112])
+    for value, edge, side in zip(edges, box, (width, height, width, height), strict=True):
         assert value.item() / 255 * (side - 1) == pytest.approx(edge, abs=2.5 * side / 224)
 
 
@@ -229,8 +229,8 @@ def test_one_crop_is_drawn_over_the_picture(photos_here, tmp_path, drawn, transf
     [
         ("dog-1", r"'dog-1' is not in '.*regions': did you mean 'dog-01'\?"),
         ("cat.png", r"did you mean 'cat'\?"),
-        ("zebra", r"ids there are such as 'cat', 'dog-01', 'nowhere'"),
-        ("broken", r"'broken' is not in '.*': it failed there with truncated, 'ends too early'"),
+        ("zebra", r"its ids are such as 'cat', 'dog-01', 'nowhere'"),
+        ("broken", r"'broken' is not in '.*': it failed with truncated, 'ends too early'"),
         ("nowhere", r"'nowhere' is not among the images in '.*photos': .*--ids path makes ids of whole paths"),
     ],
 )
@@ -261,7 +261,7 @@ def test_a_picture_that_cannot_be_read(regions, photos_here, tmp_path, spoil, me
 
 def test_a_file_that_is_there(regions, photos_here, tmp_path):
     original = (photos_here / "cat.png").read_bytes()
-    with pytest.raises(UsageError, match=r"cat.png' is there: give --overwrite"):
+    with pytest.raises(UsageError, match=r"cat.png' already exists: give --overwrite"):
         draw_view(regions, open_images(photos_here), "cat", str(photos_here / "cat.png"))
     assert (photos_here / "cat.png").read_bytes() == original
     draw_view(regions, open_images(photos_here), "cat", str(photos_here / "cat.png"), overwrite=True)

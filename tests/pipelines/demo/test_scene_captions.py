@@ -60,7 +60,7 @@ OBJECTS = {
     },
 }
 
-# Frames of template 1 with two groups, and what follows them: the dative, "de", the genitive and the instrumental.
+# Frames of template 1 with two groups, and the words after them: the dative, "de", the genitive and the instrumental.
 DOUBLE_FRAMES = {
     ("de", "left"): "Das Bild zeigt einen kleinen roten Kreis links von {}, und der Hintergrund ist weiß.",
     ("fr", "left"): "L'image montre un petit cercle rouge à gauche {}, et le fond est blanc.",
@@ -216,26 +216,29 @@ def test_portions():
     for _, scene in make_scenes(40, seed=1):
         made = captions(scene)
         assert made == captions(scene)
-        keys = [(each.language, each.portion, each.index) for each in made]
+        keys = [(sentence.language, sentence.portion, sentence.index) for sentence in made]
         comparable = [(language, "comparable", index) for language in ("en", "de") for index in range(5)]
         assert keys == comparable + [(language, "translation", 0) for language in ("en", "de", "fr", "cs")]
         for language in ("en", "de"):
-            assert len({each.text for each in made if each.language == language and each.portion == "comparable"}) == 5
-        translations = [each.text for each in made if each.portion == "translation"]
+            assert (
+                len({sentence.text for sentence in made if sentence.language == language and sentence.portion == "comparable"})
+                == 5
+            )
+        translations = [sentence.text for sentence in made if sentence.portion == "translation"]
         assert translations in [
             [caption(scene, language, template) for language in LANGUAGES] for template in range(FULL_TEMPLATES)
         ]
 
 
 def test_translations_tell_scenes_apart():
-    told = {each.text for _, scene in make_scenes(500) for each in captions(scene) if each.portion == "translation"}
+    told = {sentence.text for _, scene in make_scenes(500) for sentence in captions(scene) if sentence.portion == "translation"}
     assert len(told) == 4 * 500
 
 
 def test_languages_choose_independently():
     same = total = 0
     for _, scene in make_scenes(200):
-        made = {(each.language, each.portion, each.index): each.text for each in captions(scene)}
+        made = {(sentence.language, sentence.portion, sentence.index): sentence.text for sentence in captions(scene)}
         patterns = {
             language: [caption(scene, language, template, with_size=size) for size in (True, False) for template in range(9)]
             for language in ("en", "de")

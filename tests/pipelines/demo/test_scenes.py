@@ -1,6 +1,5 @@
-"""Drawn scenes: what stands where in the pictures, and the folder that is written."""
+"""Drawn scenes: the contents of the pictures, and the folder of a data set."""
 
-import csv
 import hashlib
 import math
 
@@ -21,10 +20,9 @@ from pipelines.demo.scenes import (
     make_scenes,
     picture_size_wh,
 )
-from pipelines.demo.writing import split_of, write_scenes
-from schemas.errors import UsageError
+from pipelines.demo.writing import write_scenes
 
-TOLERANCE = 42  # of each channel: shapes are shaded and pictures compressed
+TOLERANCE = 42  # Of each channel: shapes are shaded and pictures compressed.
 
 
 def single(shape="circle", colour="red", size="large", count=1, position="left", background="white", variant=0):
@@ -32,11 +30,11 @@ def single(shape="circle", colour="red", size="large", count=1, position="left",
 
 
 def patches(picture, colour):
-    """Find the connected patches of a colour, each a set of pixels; specks are left out."""
+    """Find the connected patches of a colour, each a set of pixels; specks are omitted."""
     red, green, blue = ImageChops.difference(picture, Image.new("RGB", picture.size, COLOURS[colour])).split()
     distance = ImageChops.lighter(ImageChops.lighter(red, green), blue).tobytes()
     left = {divmod(i, picture.width)[::-1] for i, value in enumerate(distance) if value <= TOLERANCE}
-    found = []
+    connected = []
     while left:
         queue = [left.pop()]
         patch = set(queue)
@@ -47,20 +45,8 @@ def patches(picture, colour):
                     left.remove(other)
                     patch.add(other)
                     queue.append(other)
-        found.append(patch)
-    return [patch for patch in found if len(patch) >= 40]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("scenes") / "new" / "demo"
-    write_scenes(path, count=30)
-    return path
-
-
-def rows_of(folder):
-    with (folder / "captions.tsv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t"))
+        connected.append(patch)
+    return [patch for patch in connected if len(patch) >= 40]
 
 
 @pytest.mark.parametrize("variant", [0, 1, 2])
@@ -101,10 +87,10 @@ def test_patches_count_as_told():
     for _, scene in make_scenes(25, seed=7):
         picture = draw(scene)
         for group in scene.groups:
-            found = patches(picture, group.colour)
-            assert len(found) == group.count, scene
+            shapes = patches(picture, group.colour)
+            assert len(shapes) == group.count, scene
             box = POSITIONS[group.position]
-            for patch in found:
+            for patch in shapes:
                 x = sum(x for x, _ in patch) / len(patch) / picture.width
                 y = sum(y for _, y in patch) / len(patch) / picture.height
                 assert box[0] <= x <= box[2], scene
@@ -156,7 +142,7 @@ def test_scenes_are_distinct_and_numbered():
 
 
 def test_captions_of_seed_0_never_change():
-    text = "".join(f"{each.text}\n" for _, scene in make_scenes(300) for each in captions(scene))
+    text = "".join(f"{caption.text}\n" for _, scene in make_scenes(300) for caption in captions(scene))
     assert hashlib.sha256(text.encode()).hexdigest() == "d04c42820673c2564d5b1230487bc9862d55264523e6692d552f84a7de1a829c"
 
 
@@ -198,99 +184,8 @@ def test_captions_of_seed_0_never_change():
     ],
 )
 def test_first_translations_of_seed_0(language, texts):
-    made = [each for _, scene in make_scenes(3) for each in captions(scene) if each.portion == "translation"]
-    assert [each.text for each in made if each.language == language] == texts
-
-
-def test_splits():
-    assert [split_of(number) for number in range(11)] == ["train"] * 8 + ["val", "test", "train"]
-
-
-def test_folder(folder):
-    assert sorted(path.name for path in folder.iterdir()) == ["captions.tsv", "images"]
-    image_ids = [f"scene-{number:05d}" for number in range(30)]
-    assert sorted(path.name for path in (folder / "images").iterdir()) == [f"{image_id}.jpg" for image_id in image_ids]
-    lines = (folder / "captions.tsv").read_bytes().decode("utf-8").split("\n")
-    assert lines[0] == "image_id\tlanguage\tportion\tindex\tsplit\ttext"
-    assert lines[-1] == ""
-    assert lines[1:-1] == sorted(lines[1:-1])
-    rows = rows_of(folder)
-    assert len(rows) == 30 * 14
-    splits = {row["image_id"]: row["split"] for row in rows}
-    assert [list(splits.values()).count(split) for split in ("train", "val", "test")] == [24, 3, 3]
-
-
-def test_table_holds_the_captions(folder):
-    made = {
-        (image_id, each.language, each.portion, str(each.index)): each.text
-        for image_id, scene in make_scenes(30)
-        for each in captions(scene)
-    }
-    assert {(row["image_id"], row["language"], row["portion"], row["index"]): row["text"] for row in rows_of(folder)} == made
-
-
-def test_pictures_survive_jpeg(folder):
-    for image_id, scene in list(make_scenes(30))[:6]:
-        with Image.open(folder / "images" / f"{image_id}.jpg") as picture:
-            assert (picture.format, picture.mode, picture.size) == ("JPEG", "RGB", picture_size_wh(scene))
-            for group in scene.groups:
-                assert len(patches(picture, group.colour)) == group.count
-
-
-def test_two_runs_are_byte_equal_and_a_smaller_one_is_the_beginning(folder, tmp_path):
-    write_scenes(tmp_path, count=8)
-    write_scenes(tmp_path, count=8)
-    images = [f"images/scene-{number:05d}.jpg" for number in range(8)]
-    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()} == {
-        "captions.tsv",
-        *images,
-    }
-    for name in images:
-        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
-    table = (folder / "captions.tsv").read_bytes()
-    assert (tmp_path / "captions.tsv").read_bytes() == b"".join(table.splitlines(keepends=True)[: 1 + 8 * 14])
-
-
-def test_seed_changes_the_folder(folder, tmp_path):
-    write_scenes(tmp_path, count=1, seed=1)
-    name = "images/scene-00000.jpg"
-    assert (tmp_path / name).read_bytes() != (folder / name).read_bytes()
-    assert rows_of(tmp_path) != [row for row in rows_of(folder) if row["image_id"] == "scene-00000"]
-
-
-@pytest.mark.parametrize("count", [0, -1, 100_001])
-def test_count_out_of_range(tmp_path, count):
-    with pytest.raises(UsageError, match=f"from 1 to 100000, found {count}"):
-        write_scenes(tmp_path / "demo", count=count)
-    assert not (tmp_path / "demo").exists()
-    with pytest.raises(UsageError, match="count of scenes"):
-        make_scenes(count)
-
-
-def test_folder_with_other_pictures_is_refused(tmp_path):
-    write_scenes(tmp_path, count=3)
-    before = (tmp_path / "captions.tsv").read_bytes()
-    with pytest.raises(UsageError, match=r"found 'scene-00002.jpg'.*give an empty folder"):
-        write_scenes(tmp_path, count=2)
-    assert (tmp_path / "captions.tsv").read_bytes() == before
-
-
-def test_file_in_place_of_the_folder_is_refused(tmp_path):
-    (tmp_path / "demo").write_text("x")
-    with pytest.raises(UsageError, match="found a file"):
-        write_scenes(tmp_path / "demo", count=1)
-
-
-def test_broken_run_leaves_no_table(tmp_path, monkeypatch):
-    write_scenes(tmp_path, count=2)
-
-    def fail(scene):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("pipelines.demo.writing.draw", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_scenes(tmp_path, count=2)
-    assert not (tmp_path / "captions.tsv").exists()
+    made = [caption for _, scene in make_scenes(3) for caption in captions(scene) if caption.portion == "translation"]
+    assert [caption.text for caption in made if caption.language == language] == texts
 
 
 @pytest.mark.parametrize(
@@ -313,3 +208,12 @@ def test_scene_refuses_what_cannot_be_told():
     with pytest.raises(ValueError, match="opposite sides"):
         Scene("white", (left, Group("ring", "blue", "small", 1, "top")))
     assert Scene("white", (left, right)).groups == (left, right)
+
+
+def test_pictures_survive_jpeg(tmp_path):
+    write_scenes(tmp_path, count=6)
+    for image_id, scene in make_scenes(6):
+        with Image.open(tmp_path / "images" / f"{image_id}.jpg") as picture:
+            assert (picture.format, picture.mode, picture.size) == ("JPEG", "RGB", picture_size_wh(scene))
+            for group in scene.groups:
+                assert len(patches(picture, group.colour)) == group.count

@@ -1,4 +1,4 @@
-"""The loaders here read as the code bases do that the layouts are for, with numpy, csv, base64 and tarfile only."""
+"""The loaders here read the layouts as their code bases do, with numpy, csv, base64 and tarfile only."""
 
 import base64
 import csv
@@ -41,8 +41,8 @@ def features(tmp_path):
 def make_features(path: Path, *shape: int, dtype: str = "float32", scale: float = 1.0, images=IMAGES):
     shape = shape or (WIDTH,)
     rng = np.random.default_rng(3)
-    values = {each: (scale * rng.standard_normal(shape)).astype(dtype) for each in images}
-    rows = [{"image_id": each, "feature": value} for each, value in values.items()]
+    values = {image_id: (scale * rng.standard_normal(shape)).astype(dtype) for image_id in images}
+    rows = [{"image_id": image_id, "feature": value} for image_id, value in values.items()]
     return write_dataset(path, "features", rows, FeatureSpec("toy", shape, dtype)), values
 
 
@@ -87,7 +87,7 @@ def captions(tmp_path):
 
 
 class PrecompLoader:
-    """Reads a split as the loaders of VSE++ and SCAN do: by line and row number."""
+    """A split read as the loaders of VSE++ and SCAN read it: by line and row number."""
 
     def __init__(self, folder: Path, split: str) -> None:
         self.captions = [line.strip().decode() for line in (folder / f"{split}_caps.txt").open("rb")]
@@ -117,18 +117,18 @@ def test_scan_files_pair_images_with_their_captions(tmp_path, features, captions
     notes = []
     job = scan_job(tmp_path, path, captions, split_names=(("val", "dev"),), text=text)
     written = export_dataset(job, note=notes.append)
-    assert sorted(each.name for each in written) == files_of(tmp_path / "out")
+    assert sorted(path.name for path in written) == files_of(tmp_path / "out")
     assert files_of(tmp_path / "out") == [f"{s}_{e}" for s in ("dev", "train") for e in ("caps.txt", "ids.txt", "ims.npy")]
     for split, name in (("train", "train"), ("val", "dev")):
         loader = PrecompLoader(tmp_path / "out", name)
-        images = sorted(each for each in IMAGES if SPLITS[each] == split)
+        images = sorted(image_id for image_id in IMAGES if SPLITS[image_id] == split)
         assert loader.ids == images
         assert loader.images.dtype == np.float32
         assert len(loader.captions) == 5 * len(images)
         for number, image_id in enumerate(images):
             for index in range(5):
-                image, caption, found = loader[5 * number + index]
-                assert found == image_id
+                image, caption, listed_id = loader[5 * number + index]
+                assert listed_id == image_id
                 assert image.tobytes() == values[image_id].tobytes()
                 expected = f"Ein Hund , {image_id} {index}" if text == "text" else f"ein hund {image_id} {index}"
                 assert caption == expected
@@ -172,7 +172,7 @@ def test_one_caption_an_image_and_the_first_of_several(tmp_path, features):
         export_dataset(scan_job(tmp_path, path, captions, captions_per_image=5, splits=("train",)))
     export_dataset(scan_job(tmp_path, path, captions, captions_per_image=1))
     loader = PrecompLoader(tmp_path / "out", "train")
-    assert [loader[number][1:] for number in range(3)] == [(f"Ein Hund , {each} 0", each) for each in loader.ids]
+    assert [loader[number][1:] for number in range(3)] == [(f"Ein Hund , {image_id} 0", image_id) for image_id in loader.ids]
 
 
 def test_scan_needs_one_language_and_portion(tmp_path, features):
@@ -222,13 +222,13 @@ def test_mulisera_rows_follow_the_lists(tmp_path, features):
     for split, images in (("train", ["x", "30"]), ("test_2016", ["9", "猫", "9"])):
         array = np.load(tmp_path / "imgfeats" / f"{split}-resnet50-avgpool.npy")
         assert array.dtype == np.float16
-        expected = np.stack([values[each].astype(np.float16) for each in images])
+        expected = np.stack([values[image_id].astype(np.float16) for image_id in images])
         np.testing.assert_array_equal(array.astype("float32"), expected.astype("float32"))
 
 
 def test_mulisera_goes_back_to_the_same_bytes(tmp_path):
     path, values = make_features(tmp_path / "half", dtype="float16")
-    (tmp_path / "train.txt").write_text("".join(f"{each}.jpg\n" for each in IMAGES), encoding="utf-8")
+    (tmp_path / "train.txt").write_text("".join(f"{image_id}.jpg\n" for image_id in IMAGES), encoding="utf-8")
     list_ = str(tmp_path / "train.txt")
     (array,) = export_dataset(ExportJob(MuliseraLayout((list_,)), str(path), str(tmp_path / "out")))
     import_features(ImportJob(NpyImport((str(array),), (list_,)), output=str(tmp_path / "back"), name="toy", shards=1))
@@ -259,7 +259,7 @@ def test_mulisera_refuses_what_it_cannot_hold(tmp_path, features, regions):
 def test_npy_goes_back_to_the_same_dataset(tmp_path, dtype):
     path, values = make_features(tmp_path / "features", 2, 3, dtype=dtype)
     written = export_dataset(ExportJob(NpyLayout(), str(path), str(tmp_path / "out")))
-    assert [each.name for each in written] == ["features.npy", "ids.txt"]
+    assert [path.name for path in written] == ["features.npy", "ids.txt"]
     array, ids = np.load(written[0]), written[1].read_text(encoding="utf-8").splitlines()
     assert (array.dtype, array.shape) == (np.dtype(dtype), (6, 2, 3))
     for image_id, row in zip(ids, array, strict=True):
@@ -286,11 +286,11 @@ def test_regions_as_npy_go_back(tmp_path, regions):
     import_features(job)
     back = open_dataset(tmp_path / "back", kind="regions")
     for image_id, row in rows.items():
-        found = back.get(image_id)
+        imported = back.get(image_id)
         for name in ("width", "height", "num_regions"):
-            assert found[name] == row[name]
+            assert imported[name] == row[name]
         for name in ("boxes", "features"):
-            assert found[name].tobytes() == row[name].tobytes()
+            assert imported[name].tobytes() == row[name].tobytes()
 
 
 # --- tsv -------------------------------------------------------------------------------------------------------------
@@ -327,11 +327,11 @@ def test_a_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns):
         prefix = "image" if columns == "bottom-up" else "img"
         assert (int(item[f"{prefix}_w"]), int(item[f"{prefix}_h"]), boxes) == (row["width"], row["height"], row["num_regions"])
         for theirs, ours in names.items():
-            found = np.frombuffer(base64.b64decode(item[theirs]), np.int64 if theirs.endswith("_id") else np.float32)
+            values = np.frombuffer(base64.b64decode(item[theirs]), np.int64 if theirs.endswith("_id") else np.float32)
             if theirs.endswith("_id"):
-                found = found + 1  # Theirs count from 0.
+                values = values + 1  # Theirs count from 0.
             np.testing.assert_array_equal(
-                found.reshape(boxes, -1) if boxes else found, row[ours][:boxes].reshape(boxes, -1) if boxes else []
+                values.reshape(boxes, -1) if boxes else values, row[ours][:boxes].reshape(boxes, -1) if boxes else []
             )
 
 
@@ -352,7 +352,7 @@ def test_a_tsv_holds_regions_only(tmp_path, features):
 
 
 def samples_of(folder: Path) -> dict[str, dict[str, bytes]]:
-    """Groups the files of tar files as WebDataset does: by what stands before the first dot."""
+    """Group the files of tar files as WebDataset does: by the name before the first dot."""
     samples: dict[str, dict[str, bytes]] = {}
     for path in sorted(folder.glob("*.tar")):
         with tarfile.open(path) as tar:
@@ -369,15 +369,15 @@ def test_webdataset_samples_hold_feature_and_captions(tmp_path, features, shards
     monkeypatch.setattr(batches, "_BATCH_BYTES", 1)
     captions = make_captions(tmp_path / "captions", shards=shards)
     written = export_dataset(ExportJob(WebdatasetLayout(str(captions)), str(path), str(tmp_path / "out")))
-    assert [each.name for each in written] == [f"part-{n:05d}.tar" for n in range(SHARDS)]
+    assert [path.name for path in written] == [f"part-{n:05d}.tar" for n in range(SHARDS)]
     samples = samples_of(tmp_path / "out")
     assert set(samples) == set(IMAGES)
     for image_id, sample in samples.items():
         assert list(sample) == ["captions.json", "feature.npy"]
         assert np.load(io.BytesIO(sample["feature.npy"])).tobytes() == values[image_id].tobytes()
-        found = json.loads(sample["captions.json"])
-        assert [each["index"] for each in found] == [0, 1, 2, 3, 4]
-        assert found[2] == {
+        texts = json.loads(sample["captions.json"])
+        assert [caption["index"] for caption in texts] == [0, 1, 2, 3, 4]
+        assert texts[2] == {
             "language": "de",
             "portion": "comparable",
             "index": 2,
@@ -385,9 +385,9 @@ def test_webdataset_samples_hold_feature_and_captions(tmp_path, features, shards
             "text": f"Ein Hund\n, {image_id} 2",
             "tokens": ["ein", "hund", image_id, "2"],
         }
-    first = {each.name: each.read_bytes() for each in written}
+    first = {path.name: path.read_bytes() for path in written}
     export_dataset(ExportJob(WebdatasetLayout(str(captions)), str(path), str(tmp_path / "again")))
-    assert {each.name: each.read_bytes() for each in (tmp_path / "again").iterdir()} == first
+    assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()} == first
 
 
 def test_webdataset_takes_the_chosen_split_only(tmp_path, features, captions):
@@ -405,9 +405,9 @@ def test_webdataset_of_regions(tmp_path, regions):
         assert list(sample) == ["boxes.npy", "feature.npy", "regions.json"]
         np.testing.assert_array_equal(np.load(io.BytesIO(sample["boxes.npy"])), rows[image_id]["boxes"])
         np.testing.assert_array_equal(np.load(io.BytesIO(sample["feature.npy"])), rows[image_id]["features"])
-        found = json.loads(sample["regions.json"])
-        assert (found["width"], found["num_regions"]) == (rows[image_id]["width"], rows[image_id]["num_regions"])
-        assert found["class_ids"] == rows[image_id]["class_ids"].tolist()
+        boxes = json.loads(sample["regions.json"])
+        assert (boxes["width"], boxes["num_regions"]) == (rows[image_id]["width"], rows[image_id]["num_regions"])
+        assert boxes["class_ids"] == rows[image_id]["class_ids"].tolist()
 
 
 @pytest.mark.parametrize("image_id", ["a.b", "/etc/x", "a//b", "../x"])
@@ -452,7 +452,7 @@ def test_files_are_not_overwritten_unasked_and_never_half(tmp_path, features, mo
 
 def test_ids_with_line_breaks_do_not_go_into_lists(tmp_path):
     path, _ = make_features(tmp_path / "features", images=["a\nb"])
-    with pytest.raises(DatasetError, match="cannot stand on a line of its own"):
+    with pytest.raises(DatasetError, match="contains a line break: this layout lists one id per line"):
         export_dataset(ExportJob(NpyLayout(), str(path), str(tmp_path / "out")))
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pipelines.exchange import importing
-from pipelines.exchange.image_lists import make_image_id
 from pipelines.exchange.importers import LAYOUTS, Hdf5Import, NpyImport, TsvImport
 from pipelines.exchange.importing import ImportJob, format_of, import_features
 from schemas.dataset import open_dataset
@@ -36,7 +35,7 @@ def write_pair(folder: Path, stem: str, values: np.ndarray, ids: list[str], *, e
 
 
 def npy_job(folder: Path, values: np.ndarray, ids: list[str], **options) -> ImportJob:
-    """A job for one array; options of the job or of the layout."""
+    """Make a job for one array, with options of the job or its layout."""
     array, list_ = write_pair(folder, "train", values, ids)
     job = {name: options.pop(name) for name in ("output", "source", "overwrite") if name in options}
     return ImportJob(
@@ -72,7 +71,7 @@ def test_rows_of_an_npy_are_kept_bit_for_bit_by_image_id(tmp_path, dtype):
     for number, image_id in enumerate(IDS):
         assert dataset.get(image_id)["feature"].tobytes() == values[number].tobytes()
     for shard in range(3):
-        expected = sorted(each for each in IDS if shard_by_hand(each, 3) == shard)
+        expected = sorted(image_id for image_id in IDS if shard_by_hand(image_id, 3) == shard)
         assert dataset.shard(shard)["image_id"].to_pylist() == expected
     assert manifest.parameters == {
         "feature": {"name": "toy", "shape": [WIDTH], "dtype": dtype, "source": "a tool"},
@@ -80,7 +79,7 @@ def test_rows_of_an_npy_are_kept_bit_for_bit_by_image_id(tmp_path, dtype):
     }
     data = (tmp_path / "train.npy").read_bytes()
     assert manifest.inputs[0] == {"name": "train.npy", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    assert [each["name"] for each in manifest.inputs] == ["train.npy", "train.txt"]
+    assert [entry["name"] for entry in manifest.inputs] == ["train.npy", "train.txt"]
 
 
 @pytest.mark.parametrize(("dtype", "order"), [("<f8", "C"), (">f4", "C"), ("<f4", "F")])
@@ -143,43 +142,19 @@ def test_boxes_make_an_array_regions_and_zero_rows_at_the_end_are_padding(tmp_pa
     np.testing.assert_array_equal(row["features"][:5], values[1])
     np.testing.assert_array_equal(row["boxes"][:5], boxes[1])
     assert not row["features"][5:].any()
-    assert [dataset.get(each)["num_regions"] for each in (IDS[0], IDS[2])] == [5, 5]
+    assert [dataset.get(image_id)["num_regions"] for image_id in (IDS[0], IDS[2])] == [5, 5]
 
 
 @pytest.mark.parametrize("case", ["ids of rows", "ids of images", "ids of captions"])
 def test_repeated_rows_collapse(tmp_path, case):
     values = make_rows(3, WIDTH)
     rows = values if case == "ids of captions" else np.repeat(values, 5, axis=0)
-    ids = IDS[:3] if case == "ids of images" else [each for each in IDS[:3] for _ in range(5)]
+    ids = IDS[:3] if case == "ids of images" else [image_id for image_id in IDS[:3] for _ in range(5)]
     import_features(npy_job(tmp_path, rows, ids, repeats=1 if case == "ids of rows" else 5))
     dataset = open_dataset(tmp_path / "out")
     assert len(dataset) == 3
     for number in range(3):
         np.testing.assert_array_equal(dataset.get(IDS[number])["feature"], values[number])
-
-
-@pytest.mark.parametrize(
-    ("entry", "rule", "image_id"),
-    [
-        ("1000092795.jpg", "name", "1000092795"),
-        ("1000092795.jpg#4", "name", "1000092795"),
-        ("COCO_train2014_000000000009.JPEG#123456", "name", "COCO_train2014_000000000009"),
-        ("images/train/7.png ", "name", "7"),
-        ("images/train/7.png", "path", "images/train/7"),
-        ("images/7.png#1", "exact", "images/7.png#1"),
-        ("a.b", "name", "a.b"),
-        ("猫", "name", "猫"),
-        ("no#tag", "name", "no#tag"),
-    ],
-)
-def test_image_ids_are_made_of_entries(entry, rule, image_id):
-    assert make_image_id(entry, rule, place="line 1") == image_id
-
-
-@pytest.mark.parametrize("entry", ["", "  ", ".jpg", "a\tb", "folder/"])
-def test_entries_that_are_no_image_ids_are_refused(entry):
-    with pytest.raises(InputError, match=r"list, line 3: .* is not an image id"):
-        make_image_id(entry, "name", place="list, line 3")
 
 
 def test_the_same_command_again_keeps_finished_shards(tmp_path, monkeypatch):
@@ -236,7 +211,7 @@ def test_broken_arrays_are_refused_and_nothing_is_written(tmp_path, change, mess
     values, ids = change(make_rows(len(IDS), WIDTH), IDS)
     array, list_ = str(tmp_path / "train.npy"), tmp_path / "train.txt"
     np.save(array, values)
-    list_.write_text("".join(f"{each}\n" for each in ids))
+    list_.write_text("".join(f"{image_id}\n" for image_id in ids))
     job = ImportJob(NpyImport((array,), (str(list_),)), output=str(tmp_path / "out"), name="toy")
     with pytest.raises(InputError, match=message):
         import_features(job)
@@ -445,7 +420,7 @@ def test_broken_tsv_files_are_refused(tmp_path, lines, message):
 
 @pytest.fixture
 def hdf5(tmp_path):
-    """Writes an HDF5 file of named arrays; gives a job for it."""
+    """Write an HDF5 file of named arrays and return a job for it."""
     h5py = pytest.importorskip("h5py")
 
     def write(arrays, **options) -> ImportJob:
@@ -463,8 +438,8 @@ def test_an_hdf5_array_with_ids_beside_it(tmp_path, hdf5, ids):
     import_features(hdf5({"train/features": values, "train/ids": ids}, array="train/features", id_array="train/ids"))
     dataset = open_dataset(tmp_path / "out")
     assert dataset.spec.dtype == "float16"
-    for number, each in enumerate(ids):
-        image_id = each.decode()[0] if isinstance(each, bytes) else str(each)
+    for number, stored_id in enumerate(ids):
+        image_id = stored_id.decode()[0] if isinstance(stored_id, bytes) else str(stored_id)
         assert dataset.get(image_id)["feature"].tobytes() == values[number].tobytes()
 
 
@@ -478,7 +453,7 @@ def test_an_hdf5_array_with_a_list_of_ids(tmp_path, hdf5):
 @pytest.mark.parametrize("group", ["", "pool5"])
 def test_one_hdf5_array_an_image(tmp_path, hdf5, group):
     values = make_rows(3, WIDTH)
-    names = [f"{group}/{each}" if group else each for each in ("b", "a", "c")]
+    names = [f"{group}/{image_id}" if group else image_id for image_id in ("b", "a", "c")]
     import_features(hdf5(dict(zip(names, values, strict=True)), array=group))
     dataset = open_dataset(tmp_path / "out")
     np.testing.assert_array_equal(dataset.get("b")["feature"], values[0])

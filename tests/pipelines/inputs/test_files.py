@@ -84,15 +84,15 @@ def test_broken_gzip(tmp_path, damage, reader):
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(InputError, match=r"/nothing' is not there: check the path"):
+    with pytest.raises(InputError, match=r"/nothing' does not exist: check the path"):
         list(read_lines(Folder(str(tmp_path)), "nothing"))
 
 
 @pytest.mark.parametrize(
     ("location", "error", "message"),
     [
-        ("/a/b", FileNotFoundError(2, "No such file"), "'/a/b' is not there: check the path"),
-        ("/a/b", PermissionError(13, "Permission denied"), "'/a/b' may not be read: give this user"),
+        ("/a/b", FileNotFoundError(2, "No such file"), "'/a/b' does not exist: check the path"),
+        ("/a/b", PermissionError(13, "Permission denied"), "'/a/b' cannot be read: permission denied; give this user"),
         ("/a/b", OSError(5, "Input/output error"), "cannot use '/a/b': OSError: .*Input/output error"),
         ("gs://a/b", OSError("google::cloud::Status(UNAVAILABLE: curl)"), "cannot use 'gs://a/b': it cannot be reached: check"),
     ],

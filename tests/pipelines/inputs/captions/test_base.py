@@ -1,4 +1,4 @@
-"""What all readers of captions share: selection, language tags, columns, opening by format."""
+"""The basis of all readers of captions: selection, language tags, columns, opening by format."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_open_source_refuses(tmp_path, format_, arguments, error, message):
 
 @pytest.mark.parametrize("format_", ["multi30k", "karpathy", "coco", "table"])
 def test_open_source_of_nothing(tmp_path, format_):
-    with pytest.raises(InputError, match=r"the source '.*/nothing.csv' is not there: check the path"):
+    with pytest.raises(InputError, match=r"the source '.*/nothing.csv' does not exist: check the path"):
         open_source(format_, tmp_path / "nothing.csv")
 
 

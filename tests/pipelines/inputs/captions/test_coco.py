@@ -14,7 +14,7 @@ from schemas.errors import InputError
 
 
 def _captions(seed: int, images: int, prefix: str) -> dict:
-    """Random images; annotations of an image are spread over the file, and their ids are in no order."""
+    """Make random images; their annotations are spread over the file, with ids in no order."""
     rng = random.Random(seed)
     entries = [{"id": rng.randrange(10**6) * 1000 + n, "file_name": f"{prefix}{n:012d}.jpg"} for n in range(images)]
     owners = [entry["id"] for entry in entries for _ in range(rng.randint(0, 7))]
@@ -31,7 +31,7 @@ def _captions(seed: int, images: int, prefix: str) -> dict:
 
 
 def _naive(path, split) -> list[RawCaption]:
-    """The whole file at once."""
+    """Read the whole file at once."""
     content = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
     names = {image["id"]: image["file_name"].removesuffix(".jpg") for image in content["images"]}
     rows: list[RawCaption] = []

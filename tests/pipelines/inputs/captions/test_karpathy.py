@@ -17,7 +17,7 @@ ALPHABET = 'abc éß\u2028\r\n\t"\\中\U0001f600'
 
 
 def _dataset(seed: int, images: int) -> dict:
-    """Random images with 0 to 7 sentences; a few sentences are empty."""
+    """Make random images with 0 to 7 sentences; a few sentences are empty."""
     rng = random.Random(seed)
     entries, sentence = [], 0
     for number in range(images):
@@ -34,7 +34,7 @@ def _dataset(seed: int, images: int) -> dict:
 
 
 def _naive(path) -> list[RawCaption]:
-    """The whole file at once."""
+    """Read the whole file at once."""
     images = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())["images"]
     return [
         RawCaption(image["filename"][: -len(".jpg")], "en", "comparable", index, image["split"], sentence["raw"])

@@ -126,7 +126,9 @@ def test_misaligned_files_give_nothing(root, text, count):
 def test_missing_image_list(root):
     (root / "data/task1/image_splits/train.txt").unlink()
     source = open_source("multi30k", root)
-    with pytest.raises(InputError, match=r"train.en.gz' has no image list: '.*/image_splits/train.txt' is not there. Fetch it"):
+    with pytest.raises(
+        InputError, match=r"train.en.gz' has no image list: '.*/image_splits/train.txt' does not exist. Fetch it"
+    ):
         source.parts(EVERYTHING)
     assert len(_read(source, Selection(splits=("val",)))) == 2
 
@@ -169,7 +171,7 @@ def test_file_that_went_away(root):
     source = open_source("multi30k", root)
     part = source.parts(Selection(languages=("pt-BR",)))[0]
     (root / "data" / part.name).unlink()
-    with pytest.raises(InputError, match=r"train.pt-br' is not there"):
+    with pytest.raises(InputError, match=r"train.pt-br' does not exist"):
         list(source.read(part, EVERYTHING))
 
 

@@ -57,7 +57,7 @@ def _random_rows(seed: int, count: int) -> list[dict]:
 
 
 def _save(path, rows, columns):
-    """Writes the rows with the standard tools of each format; the last two letters of a name may be ``gz``."""
+    """Write the rows with the standard tools of each format; the last two letters of a name may be ``gz``."""
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if kind == "parquet":
         pq.write_table(pa.Table.from_pylist([{c: row[c] for c in columns} for row in rows]), path, row_group_size=100)
@@ -127,9 +127,12 @@ def test_other_names_and_defaults(tmp_path, name):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({}, r"has no column 'image_id'; there are 'img', 'caption': say which .* --columns image_id=\.\.\.,text=\.\.\."),
-        ({"image_id": "img"}, r"has no column 'text'; there are 'img', 'caption'"),
-        ({"image_id": "id"}, r"has no column 'id'; there are 'img', 'caption': write the columns as image_id=id"),
+        (
+            {},
+            r"has no column 'image_id'; its columns are 'img', 'caption': name them, .* --columns image_id=\.\.\.,text=\.\.\.",
+        ),
+        ({"image_id": "img"}, r"has no column 'text'; its columns are 'img', 'caption'"),
+        ({"image_id": "id"}, r"has no column 'id'; its columns are 'img', 'caption': write the columns as image_id=id"),
         ({"image_id": "img", "text": "caption", "split": "fold"}, r"has no column 'fold'"),
     ],
 )
@@ -290,7 +293,7 @@ def test_broken_parquet_file(tmp_path):
     with pytest.raises(InputError, match=r"is not a whole Parquet file"):
         _read(source)
     path.unlink()
-    with pytest.raises(InputError, match=r"a.parquet' is not there"):
+    with pytest.raises(InputError, match=r"a.parquet' does not exist"):
         _read(source)
 
 
@@ -342,7 +345,7 @@ def _peak(path) -> int:
     return peak
 
 
-# Parquet is read in batches of 4,096 rows: two at least.
+# Parquet is read in batches of 4,096 rows: at least two.
 @pytest.mark.parametrize(("kind", "count"), [("csv.gz", 2_000), ("jsonl", 2_000), ("parquet", 9_000)])
 def test_memory_does_not_grow_with_the_table(tmp_path, kind, count):
     rows = _random_rows(seed=4, count=count)

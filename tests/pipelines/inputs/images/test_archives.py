@@ -3,7 +3,6 @@ import pickle
 import random
 import tarfile
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -54,17 +53,17 @@ def shards(tmp_path):
 def contents(source):
     refs = list(source.refs())
     random.Random(3).shuffle(refs)
-    found = {ref.image_id: source.read(ref) for ref in refs}
-    assert len(found) == len(refs)
-    return found
+    files = {ref.image_id: source.read(ref) for ref in refs}
+    assert len(files) == len(refs)
+    return files
 
 
 # --- tar -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["", "*.tar", "train-0000[0-2].tar"])
-def test_tars_of_a_folder_or_a_pattern(shards, where):
-    source = open_images(shards / where)
+@pytest.mark.parametrize("pattern", ["", "*.tar", "train-0000[0-2].tar"])
+def test_tars_of_a_folder_or_a_pattern(shards, pattern):
+    source = open_images(shards / pattern)
     assert isinstance(source, ImagesInTars)
     assert contents(source) == IMAGES
     assert pickle.loads(pickle.dumps(source)) == source
@@ -136,11 +135,11 @@ def test_listing_holds_no_members_and_reads_no_data(tmp_path, monkeypatch):
 def test_compressed_tars_are_refused(tmp_path, name):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / name).write_bytes(b"x")
-    for where in (tmp_path / "d", tmp_path / "d" / name, tmp_path / "d" / f"*{name}"):
+    for location in (tmp_path / "d", tmp_path / "d" / name, tmp_path / "d" / f"*{name}"):
         with pytest.raises(
             InputError, match=r"is a compressed tar.*Decompress it \(gunzip, unzstd, ...\) to a .tar, or unpack"
         ):
-            open_images(where)
+            open_images(location)
 
 
 def test_kinds_of_archives():
@@ -172,7 +171,7 @@ def test_a_tar_with_a_broken_header_is_refused(tmp_path):
     data = bytearray(path.read_bytes())
     data[1536:1600] = b"\xff" * 64
     path.write_bytes(data)
-    with pytest.raises(InputError, match="not a whole tar: at byte 1536: neither a member nor the end mark of a tar is there"):
+    with pytest.raises(InputError, match="not a whole tar: at byte 1536: found neither a member nor the end mark of a tar"):
         list(open_images(path).refs())
     path.write_bytes(b"no tar at all" * 100)
     with pytest.raises(InputError, match="not a whole tar: at byte 0"):
@@ -197,7 +196,7 @@ def test_names_of_members_are_utf8(tmp_path):
 
 def test_a_folder_named_as_a_tar_is_refused(tmp_path):
     write_tar(tmp_path / "x.tar" / "a.tar", {"a.jpg": b"1"})
-    with pytest.raises(InputError, match=r"lies in a folder whose name ends in '.tar': rename the folder"):
+    with pytest.raises(InputError, match=r"is in a folder whose name ends in '.tar': rename the folder"):
         list(open_images(tmp_path).refs())
 
 
@@ -217,7 +216,7 @@ def test_an_offset_is_no_part_of_the_digest():
     refs = [ImageRef("a", "x.tar/a.jpg", 5), ImageRef("b", "x.tar/b.jpg", 7)]
     moved = [ref._replace(offset=512) for ref in refs]
     assert Listing.of(moved, 4) == Listing.of(refs, 4)
-    # Of the list as it was digested before there were offsets.
+    # The digest of this list from before there were offsets.
     assert Listing.of(refs, 1).shards == ("60330d5cbdc6691a8bf6adb80152ed3acb5848f810efbce4fd0e3568657c3d69",)
 
 
@@ -240,12 +239,12 @@ def test_columns_of_images_and_ids(tmp_path, column, ids):
     assert contents(source) == IMAGES
 
 
-@pytest.mark.parametrize("where", ["", "*.parquet", "**/p-*.parquet"])
-def test_parquet_files_of_a_folder_or_a_pattern(tmp_path, where):
+@pytest.mark.parametrize("pattern", ["", "*.parquet", "**/p-*.parquet"])
+def test_parquet_files_of_a_folder_or_a_pattern(tmp_path, pattern):
     keys = list(IMAGES)
     for number in range(3):
         write_parquet(tmp_path / f"p-{number}.parquet", {key: IMAGES[key] for key in keys[number::3]}, struct=number == 1)
-    source = open_images(tmp_path / where)
+    source = open_images(tmp_path / pattern)
     assert contents(source) == IMAGES
     assert pickle.loads(pickle.dumps(source)) == source
     assert contents(pickle.loads(pickle.dumps(source))) == IMAGES
@@ -275,13 +274,16 @@ def test_a_table_of_addresses_stays_one(tmp_path):
     [
         (
             {"name": ["a"], "image": [b"x"]},
-            "has no column of image ids; there are 'name', 'image'. Name one of them 'image_id', 'id'",
+            "has no column of image ids; its columns are 'name', 'image'. Name one of them 'image_id', 'id'",
         ),
         ({"image_id": ["a", None], "image": [b"x", b"y"]}, "row 2: image_id is None, expected text or a whole number"),
         ({"image_id": [""], "image": [b"x"]}, "row 1: image_id is ''"),
         ({"image_id": [1.5], "image": [b"x"]}, "row 1: image_id is 1.5"),
         ({"image": [{"bytes": b"x", "path": None}]}, "row 1: image.path is None"),
-        ({"image_id": ["a"], "image": ["text"]}, "has no column of image bytes; there are 'image_id', 'image'. Name a binary"),
+        (
+            {"image_id": ["a"], "image": ["text"]},
+            "has no column of image bytes; its columns are 'image_id', 'image'. Name a binary",
+        ),
     ],
 )
 def test_parquet_files_that_lack_something(tmp_path, table, message):
@@ -324,67 +326,6 @@ def test_the_order_of_reading_is_that_of_the_rows(tmp_path):
     assert folder.in_reading_order(refs) is refs
 
 
-# --- the cache -------------------------------------------------------------------------------------------------------
-
-
-def group(size):
-    return SimpleNamespace(nbytes=size)
-
-
-def test_the_cache_keeps_the_last_used_up_to_its_limit():
-    cache, loads = RowGroupCache(limit=100), []
-
-    def get(key, size=40):
-        return cache.get(key, lambda: loads.append(key) or group(size))
-
-    for key in "abaac":  # b is the oldest when c comes
-        get(key)
-    assert loads == ["a", "b", "c"]
-    get("a")
-    get("b")
-    assert loads == ["a", "b", "c", "b"]
-    get("large", 500)
-    get("large")
-    get("a")
-    assert loads == ["a", "b", "c", "b", "large", "a"]
-
-
-def test_threads_share_one_reading():
-    cache, loads, barrier = RowGroupCache(), [], threading.Barrier(8)
-
-    def load():
-        loads.append(1)
-        time.sleep(0.05)
-        return group(1)
-
-    found = []
-
-    def work():
-        barrier.wait()
-        found.append(cache.get("key", load))
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(loads) == 1
-    assert len({id(each) for each in found}) == 1
-    assert len(found) == 8
-
-
-def test_an_error_is_not_kept():
-    cache = RowGroupCache()
-
-    def fail():
-        raise OSError("in the middle")
-
-    for _ in range(2):
-        with pytest.raises(OSError, match="in the middle"):
-            cache.get("key", fail)
-    assert cache.get("key", lambda: group(3)).nbytes == 3
-
-
 def test_many_threads_read_many_rows(tmp_path, monkeypatch):
     monkeypatch.setattr("pipelines.inputs.images.archives._CACHE", RowGroupCache(limit=20_000))
     path = write_parquet(tmp_path / "a.parquet", IMAGES)
@@ -407,7 +348,7 @@ def test_many_threads_read_many_rows(tmp_path, monkeypatch):
 
 
 class Thumbnails(Extractor):
-    """The feature of an image is its 4 by 4 pixels when made smaller."""
+    """The feature of an image is the 4 by 4 pixels of its thumbnail."""
 
     spec_of_all = FeatureSpec("thumbnail", (48,))
 
@@ -432,7 +373,7 @@ def test_features_do_not_depend_on_how_the_images_are_packed(photos, tmp_path, m
         (tmp_path / "folder" / f"{key}.jpg").write_bytes(data)
     write_tar(tmp_path / "tars" / "a.tar", webdataset(images))
     write_parquet(tmp_path / "parquet" / "a.parquet", images, group=5)
-    found = {}
+    features = {}
     for kind in ("folder", "tars", "parquet"):
         job = FeaturesJob(
             images=open_images(tmp_path / kind),
@@ -444,12 +385,12 @@ def test_features_do_not_depend_on_how_the_images_are_packed(photos, tmp_path, m
         manifest = extract_features(job, Execution(workers=1))  # The fake reaches no worker process.
         shards = [pq.read_table(tmp_path / "out" / kind / shard.path) for shard in manifest.shards]
         assert manifest.failure_reasons == {"not_an_image": 1}
-        found[kind] = {
+        features[kind] = {
             row: vector
             for table in shards
             for row, vector in zip(table["image_id"].to_pylist(), table["feature"].to_pylist(), strict=True)
         }
         assert all(table["image_id"].to_pylist() == sorted(table["image_id"].to_pylist()) for table in shards)
-    assert set(found["folder"]) == set(images) - {"broken"}
-    assert len({tuple(vector) for vector in found["folder"].values()}) == len(images) - 1
-    assert found["tars"] == found["parquet"] == found["folder"]
+    assert set(features["folder"]) == set(images) - {"broken"}
+    assert len({tuple(vector) for vector in features["folder"].values()}) == len(images) - 1
+    assert features["tars"] == features["parquet"] == features["folder"]

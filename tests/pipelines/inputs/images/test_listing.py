@@ -1,0 +1,33 @@
+import hashlib
+import random
+
+import pytest
+
+from pipelines.inputs.images import ImageRef, Listing, sum_digests
+
+
+def test_the_digest_of_a_listing_is_a_sum_of_digests():
+    generator = random.Random(5)
+    refs = [ImageRef(f"id{n}", f"uri{generator.random()}", generator.randrange(-1, 1000)) for n in range(200)]
+    totals, counts = [0] * 5, [0] * 5
+    for ref in refs:
+        data = ref.image_id.encode() + b"\0" + ref.uri.encode() + b"\0" + str(ref.bytes).encode()
+        shard = int(hashlib.blake2b(ref.image_id.encode()).hexdigest(), 16) % 5
+        totals[shard] += int(hashlib.sha256(data).hexdigest(), 16)
+        counts[shard] += 1
+    expected = Listing(tuple(counts), tuple(hex(total % 2**256)[2:].zfill(64) for total in totals))
+    assert Listing.of(iter(refs), 5) == expected
+    generator.shuffle(refs)
+    assert Listing.of(iter(refs), 5) == expected
+    assert sum_digests(expected.shards) == Listing.of(iter(refs), 1).shards[0]
+
+
+@pytest.mark.parametrize("change", [{"image_id": "b"}, {"uri": "y"}, {"bytes": 2}])
+def test_the_digest_tells_apart_what_differs(change):
+    ref = ImageRef("a", "x", 1)
+    assert Listing.of([ref], 1) != Listing.of([ref._replace(**change)], 1)
+    assert Listing.of([ref, ref], 1).shards != Listing.of([ref], 1).shards
+
+
+def test_the_digest_of_nothing():
+    assert Listing.of([], 2) == Listing((0, 0), ("0" * 64,) * 2)
