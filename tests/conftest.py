@@ -1,4 +1,4 @@
-"""Fixtures: where the real data lies, and what the demo makes."""
+"""Fixtures: folders of real data, and the output of the demo."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-# Several test processes share the cores: with more threads in each they wait for one another and take four times as long. Set
-# before torch is imported, and inherited by the commands that tests start; tests about threads set their own number.
+# Before anything imports torch, and for all processes that tests start. Several test processes share the cores: threads of torch
+# that wait for one another would spin, and take four times as long. Tests about threads set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # --- real data -------------------------------------------------------------------------------------------------------
 
@@ -48,10 +49,10 @@ def visual_genome() -> Path:
 
 @dataclass(frozen=True)
 class Demo:
-    """What ``imagepivot demo build/demo`` made; to be copied by whoever changes it.
+    """Output of ``imagepivot demo build/demo``; tests that change it work on a copy.
 
     Attributes:
-        folder: where it ran, holds ``build/demo``.
+        folder: the working folder of the run, which holds ``build/demo``.
         scenes: number of scenes.
     """
 
@@ -60,18 +61,18 @@ class Demo:
 
     @property
     def stdout(self) -> str:
-        """What it printed."""
+        """Standard output of the run."""
         return (self.folder / "stdout").read_text(encoding="utf-8")
 
     @property
     def stderr(self) -> str:
-        """What it wrote to standard error."""
+        """Standard error of the run."""
         return (self.folder / "stderr").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """The demo, run by the installed command, once for all processes of a test run, as it takes a minute."""
+    """The demo as the installed command runs it; it takes a minute, so all processes of a test run share one."""
     root = tmp_path_factory.getbasetemp()
     demo = Demo((root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "demo")
     demo.folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Fixtures: the command, called in this process, started as a process of its own, and as a user starts it."""
+"""Fixtures that run the command: in this process, in a forked process, and as a user starts it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROGRESS = re.compile(r"^\S+: [\d,]+( of [\d,]+)? (captions|images), .*\n", flag
 
 
 def checked(done: subprocess.CompletedProcess[str], code: int) -> subprocess.CompletedProcess[str]:
-    """Return what a command did, without its progress; fail when its exit code is another."""
+    """Return the finished command without its lines of progress; fail unless it ended with the exit code."""
     done.stderr = PROGRESS.sub("", done.stderr)
     assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
@@ -40,7 +40,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def imagepivot(empty: Path) -> Command:
     """Call the command in this process, in an empty folder (or ``cwd``), and check its exit code (``code``).
 
-    For all tests whose subject is not the process: nothing has to be imported again.
+    The one to use unless the process itself is tested: nothing has to be imported again.
     """
 
     def run(*arguments: object, code: int = 0, cwd: Path = empty) -> subprocess.CompletedProcess[str]:
@@ -65,7 +65,7 @@ def imagepivot(empty: Path) -> Command:
 
 @pytest.fixture(scope="session")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """Run the command as a process of its own, after ``before`` in that process, and check its exit code (``code``)."""
+    """Run the command in a process of its own, which first calls ``before``, and check its exit code (``code``)."""
 
     def run(*arguments: object, code: int = 0, before: Callable[[], object] | None = None) -> subprocess.CompletedProcess[str]:
         with start(*arguments, folder=tmp_path_factory.mktemp("forked"), before=before) as process:

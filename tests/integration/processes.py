@@ -1,7 +1,7 @@
-"""The command as a process of its own that can be killed, stopped and limited, without the seconds that its imports take.
+"""The command in a process of its own, which can be killed, stopped and limited, without the seconds its imports take.
 
-A server imports what the command needs, once; each process is a fork of it. That the installed script starts is the
-subject of other tests.
+A server imports the modules of the command once, and every process is a fork of it. Whether the installed script starts is
+the subject of other tests.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _Result = TypeVar("_Result")
 
 
 def wait_for(condition: Callable[[], _Result], seconds: float = 120.0) -> _Result:
-    """Return the condition's first true value; fail when there is none in time."""
+    """Poll a condition and return its first true value; fail when that takes longer than ``seconds``."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):
-        assert time.monotonic() < deadline, f"nothing came in {seconds} seconds"
+        assert time.monotonic() < deadline, f"the condition did not hold within {seconds} seconds"
         time.sleep(0.005)
     return result
 
 
 def group_of(leader: int) -> dict[int, str]:
-    """Return the processes of a process group that run (are no zombies), with their command lines."""
+    """Return the command lines of the live processes (no zombies) of a group, by process id."""
     members = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -54,8 +54,8 @@ class Started:
 
     Attributes:
         process: the command.
-        arguments: what it was called with.
-        folder: holds what it has written to its streams so far, as ``stdout`` and ``stderr``.
+        arguments: arguments of the command.
+        folder: its working folder; the files ``stdout`` and ``stderr`` hold its output so far.
     """
 
     process: BaseProcess
@@ -64,13 +64,13 @@ class Started:
 
     @property
     def pid(self) -> int:
-        """Number of the process, and of its group."""
+        """Id of the process and of its group."""
         assert self.process.pid is not None
         return self.process.pid
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether it is still running."""
         return self.process.is_alive()
 
     def send(self, number: signal.Signals) -> None:
@@ -78,7 +78,7 @@ class Started:
         os.killpg(self.pid, number)
 
     def wait(self, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
-        """Wait for its end and return exit code and streams."""
+        """Wait for the end and return exit code and output."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"{self.arguments} takes longer than {seconds} seconds"
         streams = [(self.folder / name).read_text() for name in ("stdout", "stderr")]
@@ -91,8 +91,8 @@ def start(*arguments: object, folder: Path, before: Callable[[], object] | None 
 
     Args:
         arguments: of the command.
-        folder: for its streams; also where it runs.
-        before: is called in the new process before the command.
+        folder: working folder, made if missing; takes the output.
+        before: called in the new process before the command.
 
     Yields:
         The process, once it leads its group.
@@ -103,7 +103,7 @@ def start(*arguments: object, folder: Path, before: Callable[[], object] | None 
     process = _FORKS.Process(target=_run, args=(words, folder, dict(os.environ), before))
     process.start()
     try:
-        # The streams are opened after the group is made.
+        # The file is made after the group, so that the group can be signalled from here on.
         wait_for(lambda: (folder / "stdout").exists() or not process.is_alive())
         yield Started(process, words, folder)
     finally:

@@ -1,4 +1,4 @@
-"""What a user does wrong: one clear message on standard error, the right exit code, and no traceback."""
+"""Mistakes of users: one clear message on standard error, the right exit code, and no traceback."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ def fails(imagepivot, forked, caplog):
         has_workers = "--workers" in words and words[words.index("--workers") + 1] == "2"
         done = (forked if has_workers else imagepivot)(*arguments, code=code)
         assert says in " ".join(done.stderr.replace("│", " ").split()), done.stderr
-        # In this process the log goes to the tests, not to standard error.
+        # pytest catches the log of this process, which would otherwise reach standard error.
         assert "Traceback" not in done.stderr + done.stdout + caplog.text
         assert "[while running" not in done.stderr
         assert "apache_beam" not in done.stderr
@@ -76,7 +76,7 @@ json.dump(texts, sys.stdout)
 
 @pytest.fixture(scope="module")
 def help_texts(tmp_path_factory) -> dict[str, str]:
-    """Text of each command's ``--help``, by one process in which nothing heavy can be imported."""
+    """``--help`` of the commands, by name, from one process in which nothing heavy can be imported."""
     traps = tmp_path_factory.mktemp("traps")
     for module in ("torch", "torchvision", "apache_beam", "sacremoses", "PIL"):
         (traps / f"{module}.py").write_text("raise RuntimeError('imported for a help text')\n")
@@ -92,7 +92,7 @@ def test_help_has_an_example_and_loads_nothing_heavy(help_texts, name):
 
 
 def test_exit_codes_of_the_installed_command(installed, made, tmp_path):
-    """0 done, 1 failed, 2 wrong usage, 3 done but too many inputs failed; what the other tests see is what a shell sees."""
+    """0 done, 1 failed, 2 wrong usage, 3 done but too many inputs failed; the other tests call the command in process."""
     assert installed(*captions(made / "table.tsv", tmp_path / "c")).stderr == ""
     one_line(installed("inspect", tmp_path / "none", code=1))
     assert "Usage: imagepivot" in installed(code=2).stdout

@@ -57,7 +57,7 @@ COMMANDS = {"captions": captions_of, "features": features_of}
 
 @pytest.fixture(scope="module")
 def finished(inputs, imagepivot, tmp_path_factory) -> Path:
-    """Folder with a dataset of each kind, made without interruption by one worker."""
+    """Folder with one dataset of every kind, made by one worker without interruption."""
     folder = tmp_path_factory.mktemp("finished")
     for kind, arguments in COMMANDS.items():
         imagepivot(*arguments(inputs, folder / kind, 1))

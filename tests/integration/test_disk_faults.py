@@ -1,4 +1,4 @@
-"""Disks that refuse: no permission, no space, and images that are gone. One clear error, nothing torn, and a way on."""
+"""No permission, no space, and images that vanish: one clear error, no torn file, and the next run goes on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = ("--extractor", "timm:test_resnet.r160_in1k", "--weights", "random:0", "
 
 
 def says(done: subprocess.CompletedProcess[str], *parts: str) -> None:
-    """Fail unless there is one message, with these parts."""
+    """Assert that there is one message, and that it contains these parts."""
     assert done.stderr.splitlines()[-1].startswith("Error: ")
     assert done.stderr.count("Error") == 1, done.stderr
     assert "Traceback" not in done.stderr
@@ -195,7 +195,7 @@ def test_images_that_vanish_during_the_run(arguments, undisturbed, imagepivot, s
 
 
 def test_single_images_that_are_missing_are_failures(imagepivot, scenes: Path, tmp_path: Path) -> None:
-    """Their folder is there: each image fails alone, and can be tried again."""
+    """While their folder exists, images fail one by one and can be tried again."""
     table, missing = tmp_path / "table.csv", tmp_path / "scene.jpg"
     paths = sorted(scenes.glob("*.jpg"))[:6]
     table.write_text("image_id,uri\n" + "".join(f"{path.stem},{path}\n" for path in paths) + f"gone,{missing}\n")

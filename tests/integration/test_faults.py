@@ -1,4 +1,4 @@
-"""What a run must survive: kills at random moments, and thirty bad images in a thousand."""
+"""Faults that a run must survive: kills at random moments, and thirty bad images in a thousand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_killed_again_and_again_the_result_is_that_of_an_undisturbed_run(scenes:
     while kills < KILLS:
         before = shards_in(output)
         with start("features", scenes, output, *options, folder=tmp_path / "process") as run:
-            # Either somewhere in the start, or so much later than the next finished shard.
+            # Either during start-up, or up to 0.2 seconds after the next finished shard.
             deadline = time.monotonic() + (generator.uniform(0, 1) if generator.random() < 0.3 else 120)
             while time.monotonic() < deadline and run.runs:
                 if len(shards_in(output)) > len(before):

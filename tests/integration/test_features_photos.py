@@ -90,7 +90,7 @@ def test_it_is_a_dataset_that_says_that_it_is_untrained(dataset, imagepivot):
 
 @pytest.fixture
 def mixed(photos, tmp_path) -> Path:
-    """Two good images, and one of each kind of bad ones."""
+    """Two good images, and one of every kind of bad image."""
     folder = tmp_path / "mixed"
     (folder / "deep" / "er").mkdir(parents=True)
     shutil.copy(photos / "images" / "cat.jpg", folder / "cat.jpg")
@@ -153,7 +153,7 @@ def test_an_address_that_no_user_can_read_is_a_failure(photos, imagepivot, tmp_p
     assert open_dataset(tmp_path / "f").image_ids() == ["cat"]
 
 
-# --- where images come from ------------------------------------------------------------------------------------------
+# --- sources of images -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -28,12 +28,12 @@ pytest.importorskip("timm", reason="a small model of timm's makes many runs poss
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SETTINGS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS")
-SOME_SECONDS = 30  # In which a command gives up; on idle cores it takes less than ten.
+GIVE_UP_SECONDS = 30  # Idle cores need less than ten.
 
 
 @dataclass(frozen=True)
 class Store:
-    """An object store that runs here.
+    """An object store that runs on this machine.
 
     Attributes:
         scheme: ``s3`` or ``gs``.
@@ -255,7 +255,7 @@ def refused(run, *expected: str) -> None:
     assert "Traceback" not in done.stderr
     for part in expected:
         assert part in " ".join(done.stderr.split())
-    assert took < SOME_SECONDS
+    assert took < GIVE_UP_SECONDS
 
 
 def test_a_missing_bucket(store, table, imagepivot, tmp_path):

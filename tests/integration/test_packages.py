@@ -13,7 +13,14 @@ from schemas.dataset import open_dataset
 from schemas.validation import validate
 
 RAISES = "raise RuntimeError('this module of the user was imported: ' + __file__)\n"
-PACKAGES = ("train.py", "schemas/__init__.py", "pipelines/__init__.py", "pipelines/cli.py", "extractors.py", "worker.py")
+PACKAGES = (
+    "train.py",
+    "schemas/__init__.py",
+    "pipelines/__init__.py",
+    "pipelines/commands/app.py",
+    "extractors.py",
+    "worker.py",
+)
 MODULES = ("train/__init__.py", "schemas.py", "pipelines.py", "extractors/__init__.py", "extractors/base.py")
 
 
@@ -32,7 +39,7 @@ def trapped(folder: Path, standing: tuple[str, ...], on_path: tuple[str, ...]) -
     """
     library = trap(folder / "library", *(name for name in on_path if not name.startswith("pipelines")))
     path = os.pathsep.join([str(library), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return {"cwd": trap(folder / "here", *standing), "env": {"PYTHONPATH": path}}
+    return {"cwd": trap(folder / "standing", *standing), "env": {"PYTHONPATH": path}}
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -41,8 +48,8 @@ def test_captions(installed, tmp_path, workers):
     table.write_text("image_id\ttext\n" + "".join(f"img{number}\tA dog runs .\n" for number in range(50)))
     arguments = ("captions", table, "out", "--format", "table", "--shards", "2", "--workers", workers)
     installed(*arguments, **trapped(tmp_path, PACKAGES, MODULES))
-    assert validate(tmp_path / "here" / "out") == []
-    assert len(open_dataset(tmp_path / "here" / "out")) == 50
+    assert validate(tmp_path / "standing" / "out") == []
+    assert len(open_dataset(tmp_path / "standing" / "out")) == 50
 
 
 @pytest.mark.slow
@@ -50,7 +57,7 @@ def test_features(installed, photos, tmp_path):
     arguments = ("--weights", "random:0", "--device", "cpu", "--shards", "1", "--workers", "1")
     source = photos / "images" / "cat.jpg"
     installed("features", source, "out", *arguments, **trapped(tmp_path, MODULES, PACKAGES))
-    assert open_dataset(tmp_path / "here" / "out").image_ids() == ["cat"]
+    assert open_dataset(tmp_path / "standing" / "out").image_ids() == ["cat"]
 
 
 @pytest.mark.parametrize("command", ["--version", "--help"])

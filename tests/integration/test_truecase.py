@@ -1,4 +1,4 @@
-"""Recipe moses-truecase end to end, against a truecaser that is written here from the rules of the Perl."""
+"""Recipe moses-truecase end to end, against a truecaser that this module writes from the rules of the Perl script."""
 
 import gzip
 import random
@@ -23,7 +23,7 @@ def cased(word: str) -> bool:
 
 
 def learn(captions) -> dict[str, int]:
-    """Counts of the forms of words that are not the first of a sentence."""
+    """Count the forms of words that do not begin a sentence."""
     counts: Counter = Counter()
     for tokens in captions:
         rest = list(tokens)
@@ -37,7 +37,7 @@ def learn(captions) -> dict[str, int]:
 
 
 def apply(tokens, counts) -> list[str]:
-    """The first word of a sentence takes the most frequent form; so does any other that is unknown."""
+    """Give the first word of a sentence its most frequent form, and likewise every other word that is unknown."""
     best: dict[str, str] = {}
     for form in sorted(counts, key=lambda form: (-counts[form], form)):
         best.setdefault(form.lower(), form)
@@ -64,7 +64,7 @@ def model_text(counts) -> str:
 
 @pytest.fixture(scope="module")
 def rows(photos, multi30k) -> list[tuple[str, ...]]:
-    """Captions of the photographs, and a sample of Multi30K: some in training, some in validation."""
+    """Captions of the photographs, and a sample of Multi30K: two thirds in training, the rest in validation."""
     lines = (photos / "captions.tsv").read_text(encoding="utf-8").splitlines()
     rows = [tuple(line.split("\t")) for line in lines[1:]]
     assert tuple(lines[0].split("\t")) == HEADER
@@ -160,7 +160,7 @@ def test_the_splits_to_learn_from_can_be_named(folder, rows, imagepivot):
 
 @pytest.mark.parametrize("below", ["", "truecaser"], ids=["dataset", "folder"])
 def test_a_truecaser_can_be_used_again(folder, rows, imagepivot, learned, below, tmp_path):
-    """Captions without a training split get the truecaser that was learned elsewhere."""
+    """Captions without a training split are truecased by models learned from other captions."""
     others = [row for row in rows if row[4] != "train"]
     table = write(tmp_path / "others.tsv", others)
     captions(imagepivot, table, tmp_path / "o", "--truecaser", folder / "captions" / below, "--workers", "1")
