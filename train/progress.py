@@ -56,7 +56,7 @@ class Report:
 
 
 class ProgressLine:
-    """Show reports; a context manager.
+    """Line of progress that shows reports; a context manager.
 
     Args:
         console: console for the reports.

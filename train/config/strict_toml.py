@@ -20,7 +20,7 @@ __all__ = ["build", "dump", "override", "parse"]
 
 T = TypeVar("T")
 
-_NAMES = {dict: "a table", list: "a list", str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+_NAMES = {dict: "a table", list: "a list", str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def build(cls: type[T], table: Mapping[str, Any], prefix: str = "") -> T:
             matches = get_close_matches(key, known, n=1)
             raise UsageError(
                 f"unknown key {prefix}{key}: "
-                + (f"did you mean {prefix}{matches[0]}?" if matches else f"known are {', '.join(known)}")
+                + (f"did you mean {prefix}{matches[0]}?" if matches else f"the known keys are {', '.join(known)}")
             )
     for key, item in known.items():
         if key not in table and item.default is MISSING and item.default_factory is MISSING:

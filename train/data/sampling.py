@@ -73,7 +73,7 @@ class Sampler(Protocol):
 
 
 class ShuffledRows:
-    """Pass through rows in random order, reshuffled for each pass (Kádár et al. 2018, section 3).
+    """Batches of rows in random order, reshuffled for each pass (Kádár et al. 2018, section 3).
 
     Every row comes once per pass. The last batch of a pass is shorter if the batch size does not divide the number of rows.
 
@@ -87,7 +87,7 @@ class ShuffledRows:
 
     def __init__(self, count: int, batch_size: int, seed: tuple[int, ...], *, lengths: np.ndarray | None = None) -> None:
         if count < 1 or batch_size < 1:
-            raise ValueError(f"{count} rows in batches of {batch_size}")
+            raise ValueError(f"count is {count} and batch_size is {batch_size}, expected 1 or more of each")
         self._count = count
         self._batch_size = batch_size
         self._seed = seed
@@ -143,7 +143,7 @@ def _of_similar_length(order: np.ndarray, lengths: np.ndarray, batch_size: int, 
 
 
 class TaskSampler:
-    """Sample the batches of Kádár et al. 2018, figure 2.
+    """Sampler for the training procedure of Kádár et al. 2018, figure 2.
 
     Each step is a c2c batch with a given probability, otherwise a c2i batch. For c2i, a random language contributes its next batch;
     all languages are equally likely, and each is reshuffled when it is exhausted. For c2c, all pairs of `caption_pairs` are one
@@ -235,7 +235,7 @@ class TaskSampler:
 
 
 class ImageSampler:
-    """Sample batches of distinct images with one caption in every language (Gella et al. 2017, section 4).
+    """Sampler of distinct images with one caption in every language (Gella et al. 2017, section 4).
 
     An epoch covers every caption once, in passes over the images. The n-th pass takes the n-th caption of each image in each
     language; this order is drawn anew in each epoch for every image and language, so that other captions meet. If an image has
@@ -255,7 +255,7 @@ class ImageSampler:
 
     def __init__(self, captions: Captions, batch_size: int, *, seed: int) -> None:
         if batch_size < 1:
-            raise ValueError(f"batches of {batch_size}")
+            raise ValueError(f"batch_size is {batch_size}, expected 1 or more")
         self._captions = captions
         self._batch_size = batch_size
         self._seed = seed

@@ -149,7 +149,7 @@ def _open_vocabulary(path: str, encoded: Dataset) -> Dataset:
 
 
 def _check_languages(vocabulary: Dataset, captions: Captions) -> None:
-    """Check that a vocabulary was counted on all languages of the captions; if it states no languages, it was."""
+    """Check that a vocabulary was counted on all languages of the captions; one that states no languages was counted on all."""
     counted = VocabularyParameters.from_json(vocabulary.manifest.parameters).languages or captions.language_names
     uncounted = [language for language in captions.language_names if language not in counted]
     if uncounted:

@@ -1,4 +1,4 @@
-"""Measured beside published: the report of ``imagepivot tables``, for a terminal, as Markdown and as a plot."""
+"""The report of ``imagepivot tables``, measured beside published numbers: for a terminal, as Markdown and as a plot."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
         raise DatasetError(f"{location} is not a checkpoint of a run: give the folder that imagepivot train wrote")
     version = content.pop("version", 0)
     if version > _VERSION:
-        raise DatasetError(f"{location} has version {version}, this imagepivot reads up to {_VERSION}: update imagepivot")
+        raise DatasetError(f"{location} has version {version}, but this imagepivot reads up to {_VERSION}: update imagepivot")
     try:
         content["model_config"] = ModelConfig(**content["model_config"])
         content["standing"] = Standing(**content["standing"])

@@ -120,7 +120,7 @@ def test_a_file_extends_a_preset(tmp_path):
             r"mine: unknown key optimizer.learning_rat: did you mean optimizer.learning_rate\?",
         ),
         (SMALL + "[optimiser]\nlearning_rate = 1", r"unknown key optimiser: did you mean optimizer\?"),
-        (SMALL + "[loss]\nzzz = 1", "unknown key loss.zzz: known are objective, c2c_probability, margin"),
+        (SMALL + "[loss]\nzzz = 1", "unknown key loss.zzz: the known keys are objective, c2c_probability, margin"),
         (SMALL + "[loss]\nmargin = '1'", "loss.margin is '1', expected a number"),
         (SMALL + "[loss]\nmargin = true", "loss.margin is True, expected a number"),
         (SMALL + "[loss]\nhinges = 'mean'", "loss.hinges is 'mean', expected one of 'sum', 'max'"),

@@ -86,7 +86,7 @@ def test_a_shuffled_order_has_no_preference():
 
 @pytest.mark.parametrize("arguments", [(0, 4), (4, 0)])
 def test_impossible_passes(arguments):
-    with pytest.raises(ValueError, match="rows in batches of"):
+    with pytest.raises(ValueError, match="expected 1 or more of each"):
         ShuffledRows(*arguments, (0,))
 
 
@@ -225,7 +225,7 @@ def test_images_that_lack_a_language(new_captions):
     captions = new_captions([("a", "en", "c", 0, [1]), ("b", "de", "c", 0, [1])])
     with pytest.raises(UsageError, match="no image has captions in every one of de, en"):
         ImageSampler(captions, 2, seed=0)
-    with pytest.raises(ValueError, match="batches of 0"):
+    with pytest.raises(ValueError, match="batch_size is 0, expected 1 or more"):
         ImageSampler(captions, 0, seed=0)
 
 

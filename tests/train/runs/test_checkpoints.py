@@ -104,7 +104,7 @@ def test_code_in_a_checkpoint_does_not_run(folder, capfd):
     [
         (
             {"format": "imagepivot run", "version": 2},
-            r"best\.pt has version 2, this imagepivot reads up to 1: update imagepivot",
+            r"best\.pt has version 2, but this imagepivot reads up to 1: update imagepivot",
         ),
         ({"state_dict": {}}, "is not a checkpoint of a run: give the folder that imagepivot train wrote"),
         ([1, 2], "is not a checkpoint of a run"),
