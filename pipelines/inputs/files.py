@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import DatasetError, InputError
-from schemas.storage import Folder, filesystem_of, storage_errors
+from schemas.storage import Folder, filesystem_of, is_remote, storage_errors
 
 __all__ = [
     "PathKind",
@@ -127,7 +127,7 @@ def input_errors(location: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise InputError(f"{location!r} does not exist: check the path, or fetch the file again") from error
     except DatasetError as error:
-        if isinstance(error.__cause__, PermissionError):
+        if isinstance(error.__cause__, PermissionError) and not is_remote(location):
             raise InputError(
                 f"{location!r} cannot be read: permission denied; give this user (or the workers) permission to read it"
             ) from error

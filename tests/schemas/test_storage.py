@@ -73,6 +73,17 @@ def test_children_are_the_files_directly_in_a_folder(folder):
     assert folder.children("nothing") == []
 
 
+def test_children_and_streams_of_an_object_store(bucket):
+    folder = Folder("gs://bucket/data")
+    for name in ("b", "a", "deep/z"):
+        folder.write(name, name.encode())
+    assert (folder.children(), folder.children("deep"), folder.children("nothing")) == (["a", "b"], ["z"], [])
+    with folder.stream("deep/z") as stream:
+        assert stream.read() == b"deep/z"
+    with pytest.raises(FileNotFoundError):
+        folder.stream("nothing")
+
+
 def test_a_stream_is_read_as_it_is_stored(folder):
     folder.write("a.gz", b"not compressed")
     with folder.stream("a.gz") as stream:

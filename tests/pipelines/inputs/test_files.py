@@ -94,6 +94,7 @@ def test_missing_file(tmp_path):
         ("/a/b", FileNotFoundError(2, "No such file"), "'/a/b' does not exist: check the path"),
         ("/a/b", PermissionError(13, "Permission denied"), "'/a/b' cannot be read: permission denied; give this user"),
         ("/a/b", OSError(5, "Input/output error"), "cannot use '/a/b': OSError: .*Input/output error"),
+        ("gs://a/b", PermissionError(13, "Permission denied"), "cannot use 'gs://a/b': access denied: check the credentials"),
         ("gs://a/b", OSError("google::cloud::Status(UNAVAILABLE: curl)"), "cannot use 'gs://a/b': it cannot be reached: check"),
     ],
 )

@@ -195,6 +195,7 @@ TRANSLATION = {"train": 29_000, "val": 1_014, "test_2016_flickr": 1_000, "test_2
 COMPARABLE = {"train": 29_000, "val": 1_014, "test_2016": 1_000}
 
 
+@pytest.mark.slow
 def test_real_counts_and_keys(multi30k):
     source = open_source("multi30k", multi30k)
     expected = {(lang, "translation", split): n for lang in ("de", "en", "fr") for split, n in TRANSLATION.items()}
