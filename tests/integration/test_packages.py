@@ -47,7 +47,7 @@ def test_captions(installed, tmp_path, workers):
     table = tmp_path / "captions.tsv"
     table.write_text("image_id\ttext\n" + "".join(f"img{number}\tA dog runs .\n" for number in range(50)))
     arguments = ("captions", table, "out", "--format", "table", "--shards", "2", "--workers", workers)
-    installed(*arguments, **trapped(tmp_path, PACKAGES, MODULES))
+    assert installed(*arguments, **trapped(tmp_path, PACKAGES, MODULES)).stderr == ""
     assert validate(tmp_path / "standing" / "out") == []
     assert len(open_dataset(tmp_path / "standing" / "out")) == 50
 
