@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from schemas.features import FeatureSpec
 from schemas.storage import Folder
 from schemas.vocabulary import Vocabulary
 from tests.builders import write_rows
+from tests.train.trainings import CONFIG
 from train.config.sections import from_toml
 from train.data.captions import Captions
 from train.data.corpus import Corpus
 from train.data.splits import open_data
+from train.loop import Result, TrainJob, train
 from train.models.joint_embedding import JointEmbedding, ModelConfig
 from train.runs.checkpoints import BEST, Checkpoint, Standing, write_checkpoint
 
@@ -146,6 +149,32 @@ def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
         return str(tmp_path / name)
 
     return write
+
+
+# --- runs that are trained ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def train_toy(toy: Corpus, tmp_path: Path) -> Callable[..., Result]:
+    """Train on the toy; keyword arguments are fields of `TrainJob`."""
+
+    def run(text: str = CONFIG, name: str = "run", *, corpus: Corpus = toy, **fields) -> Result:
+        return train(TrainJob(from_toml(text, "test"), corpus, str(tmp_path / name), device="cpu", **fields))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def finished_run(toy: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A run of `CONFIG` with the default seed, and the result of its training; read-only."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    return folder, train(TrainJob(from_toml(CONFIG, "test"), toy, str(folder), device="cpu"))
+
+
+@pytest.fixture
+def copied_run(finished_run: tuple[Path, Result], tmp_path: Path) -> Path:
+    """A copy of the finished run in the folder ``run``, where `train_toy` finds it."""
+    return shutil.copytree(finished_run[0], tmp_path / "run")
 
 
 # --- captions and datasets of a test's own -----------------------------------------------------------------------------

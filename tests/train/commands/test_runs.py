@@ -8,7 +8,7 @@ import typer
 
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
-from train.commands import runs, tables
+from train.commands import options, runs, tables
 from train.evaluation.scoring import score_run
 from train.evaluation.searching import embed_gallery, search_gallery
 from train.runs.run import open_run
@@ -21,7 +21,8 @@ def tokenize(text, language, recipe, truecaser) -> list[str]:
 @pytest.fixture
 def command(capsys, monkeypatch):
     """Run a command, mounted as an application mounts it; return its standard output and standard error."""
-    monkeypatch.setenv("COLUMNS", "140")
+    for console in (options.console, options.notes):
+        monkeypatch.setattr(console, "_width", 140)
     app = typer.Typer(pretty_exceptions_enable=False)
     app.add_typer(runs.app)
     app.add_typer(tables.app)

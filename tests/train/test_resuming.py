@@ -1,0 +1,184 @@
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.errors import DatasetError, UsageError
+from schemas.output import hold
+from schemas.storage import Folder
+from tests.train.trainings import CONFIG, PARALLEL, assert_equal, contents, weights
+from train.runs.checkpoints import BEST, LAST, read_checkpoint, write_checkpoint
+
+KILLED = """
+import os, signal, sys
+import torch
+from train.config.sections import from_toml
+from train.data.corpus import Corpus
+from train.loop import TrainJob, train
+
+captions, features, vocabulary, output, text, step, where = sys.argv[1:]
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def watch(report):
+    if where == "training" and report.step == int(step):
+        kill()
+
+def half(content, file, save=torch.save):
+    if where == "saving" and content["standing"]["step"] == int(step) and content["sampler"] is not None:
+        file.write(b"half of it")
+        file.flush()
+        kill()
+    save(content, file)
+
+torch.save = half
+corpus = Corpus(captions, features, vocabulary)
+train(TrainJob(from_toml(text, "test"), corpus, output, device="cpu", save_every=4, seed=5), watch)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "step", "where"),
+    [(CONFIG, 34, "saving"), (PARALLEL, 30, "training")],
+    ids=["c2c, saving", "parallel, training"],
+)
+def test_a_killed_run_resumes_to_the_same_weights(toy, train_toy, tmp_path, text, step, where):
+    output = tmp_path / "killed"
+    arguments = [toy.captions, toy.features, toy.vocabulary, str(output), text, str(step), where]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments], env=environment, cwd=Path(__file__).parents[2], check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    left = read_checkpoint(Folder(str(output)), LAST).standing.step
+    assert 0 < left < step  # Killed in the middle, so that steps are done again.
+
+    resumed = train_toy(text, "killed", resume=True, seed=5, save_every=4)
+    undisturbed = train_toy(text, "undisturbed", seed=5, save_every=100)
+    assert resumed.standing == undisturbed.standing
+    for name in (LAST, BEST):
+        ours, expected = (read_checkpoint(Folder(str(tmp_path / run)), name) for run in ("killed", "undisturbed"))
+        for key in ours.__dataclass_fields__:
+            assert_equal(getattr(ours, key), getattr(expected, key))
+    assert (output / "log.jsonl").read_bytes() == (tmp_path / "undisturbed" / "log.jsonl").read_bytes()
+    assert {path.name for path in output.iterdir()} == {
+        "best.pt",
+        "last.pt",
+        "log.jsonl",
+        "config.toml",
+    }  # Nothing half-written.
+
+
+def test_a_finished_run_stays_unchanged(train_toy, finished_run, copied_run):
+    before = contents(copied_run)
+    assert train_toy(resume=True).standing == finished_run[1].standing
+    assert contents(copied_run) == before
+
+
+def test_a_run_resumes_with_a_greater_budget(train_toy, finished_run, tmp_path):
+    train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"))
+    more = train_toy(resume=True)
+    assert more.standing.step == 44
+    assert_equal(weights(tmp_path / "run"), weights(finished_run[0]))
+
+
+def test_resume_without_a_run_begins_one(train_toy):
+    assert train_toy(CONFIG.replace("max_steps = 44", "max_steps = 3"), resume=True).standing.step == 3
+
+
+def test_a_run_is_not_overwritten(train_toy, copied_run):
+    before = contents(copied_run)
+    with pytest.raises(UsageError, match="holds a run: give --resume to continue it, or choose another folder"):
+        train_toy()
+    assert contents(copied_run) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text": CONFIG.replace("0.01", "0.02")}, r"optimizer.learning_rate: was 0.01, now 0.02"),
+        ({"text": CONFIG.replace("words = 4", "words = 5")}, "model.words: was 4, now 5"),
+        ({"text": CONFIG.replace('["comparable"], de', '["comparable", "translation"], de')}, "data.portions: was "),
+        ({"seed": 1}, "seed: was 0, now 1"),
+        ({"precision": "bf16"}, "precision: was fp32, now bf16"),
+    ],
+)
+def test_another_run_is_refused(train_toy, copied_run, change, message):
+    before = contents(copied_run)
+    with pytest.raises(DatasetError, match=f"holds another run .*{message}"):
+        train_toy(**change, resume=True)
+    assert contents(copied_run) == before
+
+
+def test_only_leftovers_of_killed_runs_are_deleted(train_toy, tmp_path):
+    theirs = ["sub/.part-00003.parquet.tmp-47", "data.tmp-old/x", ".notes.tmp-3", ".last.pt.tmp-x", "sub/.last.pt.tmp-123"]
+    ours = [".last.pt.tmp-123", ".best.pt.tmp-1", ".config.toml.tmp-99", ".log.jsonl.tmp-5"]
+    for name in [*theirs, *ours]:
+        path = tmp_path / "run" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("half")
+    train_toy(CONFIG.replace("max_steps = 44", "max_steps = 2"))
+    assert [name for name in theirs if not (tmp_path / "run" / name).exists()] == []
+    assert [name for name in ours if (tmp_path / "run" / name).exists()] == []
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_without_its_last_checkpoint_is_not_overwritten(train_toy, copied_run, resume):
+    (copied_run / LAST).unlink()
+    before = contents(copied_run)
+    with pytest.raises(UsageError, match=r"holds a run, but has no last\.pt to resume from: choose another folder"):
+        train_toy(seed=1, resume=resume)
+    assert contents(copied_run) == before
+
+
+@pytest.mark.parametrize("steps", [17, 44])
+def test_a_run_killed_between_its_two_checkpoints_resumes(train_toy, tmp_path, monkeypatch, steps):
+    write = write_checkpoint
+
+    def killed(folder, name, checkpoint):
+        if name == BEST:
+            raise KeyboardInterrupt
+        write(folder, name, checkpoint)
+
+    text = CONFIG.replace("max_steps = 44", f"max_steps = {steps}")
+    with monkeypatch.context() as patched:
+        patched.setattr("train.loop.write_checkpoint", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train_toy(text)
+    train_toy(text, resume=True)
+    train_toy(text, "whole")
+    for name in (LAST, BEST):
+        ours, expected = (read_checkpoint(Folder(str(tmp_path / folder)), name) for folder in ("run", "whole"))
+        for key in ours.__dataclass_fields__:
+            assert_equal(getattr(ours, key), getattr(expected, key))
+
+
+@pytest.mark.parametrize("lost", ["optimizer", "sampler"])
+def test_a_checkpoint_that_cannot_be_resumed_is_refused(train_toy, copied_run, lost):
+    folder = Folder(str(copied_run))
+    write_checkpoint(folder, LAST, replace(read_checkpoint(folder, LAST), **{lost: None}))
+    with pytest.raises(DatasetError, match=rf"last\.pt has no state of the {lost} to resume from"):
+        train_toy(resume=True)
+
+
+def test_a_folder_in_use_is_refused(train_toy, tmp_path):
+    with hold(Folder(str(tmp_path / "run"))), pytest.raises(DatasetError, match="is in use: another run is writing it"):
+        train_toy()
+
+
+@pytest.mark.parametrize("name", ["captions", "features", "vocabulary", "extractor"])
+def test_other_data_is_refused(train_toy, copied_run, name):
+    checkpoint = read_checkpoint(Folder(str(copied_run)), LAST)
+    other = replace(checkpoint, fingerprints={**checkpoint.fingerprints, name: "0" * 64})
+    write_checkpoint(Folder(str(copied_run)), LAST, other)
+    with pytest.raises(
+        DatasetError, match=f"holds another run .{name}: was 000000000000..., now {checkpoint.fingerprints[name][:12]}"
+    ):
+        train_toy(resume=True)

@@ -1,0 +1,63 @@
+"""Small configurations, and ways to look at and compare runs."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from schemas.storage import Folder
+from train.runs.checkpoints import LAST, read_checkpoint
+
+CONFIG = """
+[data]
+portions = { en = ["comparable"], de = ["comparable"] }
+[model]
+embedding = 6
+words = 4
+[loss]
+c2c_probability = 0.5
+[optimizer]
+learning_rate = 0.01
+[schedule]
+batch_size = 9
+evaluate_every = 17
+patience = 0
+max_steps = 44
+"""
+ENGLISH = CONFIG.replace("c2c_probability = 0.5", "").replace(', de = ["comparable"]', "")
+ORDER = CONFIG.replace("words = 4", 'words = 4\nshared = false\nsimilarity = "order"')
+PARALLEL = ORDER.replace("c2c_probability = 0.5", 'objective = "parallel"')
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def weights(folder: Path, name: str = LAST) -> dict[str, torch.Tensor]:
+    """Return the parameters in a checkpoint."""
+    return dict(read_checkpoint(Folder(str(folder)), name).model)
+
+
+def assert_equal(a, b):
+    """Check that nested values are equal, bit for bit."""
+    assert type(a) is type(b)
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            assert_equal(one, other)
+    else:
+        assert a == b
+
+
+def events(folder: Path, event: str) -> list[dict]:
+    """Return the lines of a run's log with an event."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
