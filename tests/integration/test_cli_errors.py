@@ -101,11 +101,6 @@ def test_exit_codes_of_the_installed_command(installed, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
-def test_two_workers_that_succeed_write_nothing_to_standard_error(forked, made, tmp_path):
-    assert forked(*captions(made / "table.tsv", tmp_path / "c", workers=2)).stderr == ""
-
-
 # --- sources ---------------------------------------------------------------------------------------------------------
 
 

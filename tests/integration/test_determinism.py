@@ -29,7 +29,7 @@ def inputs(tmp_path_factory) -> Path:
         lines.append(f"img{generator.randrange(3000)}\t{language}\tcomparable\t{split}\t{text}")
     (folder / "captions.tsv").write_text("\n".join(lines) + "\n")
     (folder / "images").mkdir()
-    for number in range(12):
+    for number in range(20):
         size = generator.randrange(40, 300), generator.randrange(40, 300)
         image = Image.frombytes("RGB", size, generator.randbytes(3 * size[0] * size[1]))
         image.save(folder / "images" / f"image{number}.{generator.choice(['jpg', 'png'])}")
@@ -115,7 +115,8 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ne
 
 @needs_proc
 @pytest.mark.parametrize(
-    ("kind", "workers", "victim"), [("features", 1, "group"), ("captions", 2, "launcher"), ("captions", 2, "worker")]
+    ("kind", "workers", "victim"),
+    [("captions", 1, "group"), ("features", 1, "group"), ("features", 2, "launcher"), ("features", 2, "worker")],
 )
 def test_a_run_that_is_killed_goes_on_where_it_was(inputs, finished, imagepivot, tmp_path, kind, workers, victim):
     output = tmp_path / "o"
