@@ -91,6 +91,7 @@ def test_help_has_an_example_and_loads_nothing_heavy(help_texts, name):
     assert f"Example: imagepivot {name} " in " ".join(help_texts[name].split())
 
 
+@pytest.mark.slow
 def test_exit_codes_of_the_installed_command(installed, tmp_path):
     """1 failed, 2 wrong usage, 3 done but too many inputs failed; the other tests call the command in process."""
     one_line(installed("inspect", tmp_path / "none", code=1))

@@ -20,6 +20,8 @@ from pipelines.inputs.images import open_images
 from schemas.dataset import open_dataset
 from schemas.validation import validate
 
+pytestmark = pytest.mark.slow
+
 
 def features(imagepivot, images, output, *arguments, code=0, **more):
     return imagepivot(

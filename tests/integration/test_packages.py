@@ -21,6 +21,8 @@ PACKAGES = (
     "extractors.py",
     "worker.py",
 )
+
+pytestmark = pytest.mark.slow
 MODULES = ("train/__init__.py", "schemas.py", "pipelines.py", "extractors/__init__.py", "extractors/base.py")
 
 

@@ -13,6 +13,8 @@ from pipelines.text.moses import RECIPES, prepare
 from schemas.dataset import open_dataset
 from schemas.validation import validate
 
+pytestmark = pytest.mark.slow
+
 DELAYED = {"(", "[", '"', "'", "&apos;", "&quot;", "&#91;", "&#93;"}
 ENDS = {".", ":", "?", "!"}
 HEADER = ("image_id", "language", "portion", "index", "split", "text")

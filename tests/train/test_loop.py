@@ -47,6 +47,7 @@ def test_only_monitored_languages_count(train_toy, tmp_path):
         assert line["en"]["sum_of_recalls"] > 0
 
 
+@pytest.mark.slow
 def test_weights_depend_on_the_seed_alone(train_toy, tmp_path):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         state = torch.random.get_rng_state()

@@ -64,6 +64,8 @@ print("--")
 blocked.remove("pipelines")
 from pipelines.commands.app import main
 
+pytestmark = pytest.mark.slow
+
 small = ["--set", "model.embedding=6", "--set", "model.words=4", "--max-steps", "3", "--no-tensorboard", "--device", "cpu"]
 datasets = ["--captions", captions, "--features", features, "--vocabulary", vocabulary]
 sys.argv = ["imagepivot", "train", "gella2017/pivot-asym", output + "/command", *datasets, *small]

@@ -72,6 +72,7 @@ def assert_same_bytes(extractor, crops, features, size) -> None:
     assert np.concatenate(parts).tobytes() == features.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("threads", "size"), [(1, 1), (2, 5), (4, 3)])
 def test_features_are_the_same_bytes_whatever_the_threads_and_the_batch(extractor, crops, features, threads, size):
     before = torch.get_num_threads()
@@ -118,6 +119,7 @@ def test_other_batches_are_refused(extractor, batch):
         extractor.extract(batch)
 
 
+@pytest.mark.slow
 def test_channels_are_red_green_blue(extractor):
     """A model whose first convolution sees only the first channel answers to pure red and not to pure blue."""
     weights = resolve_weights("random:0", resnet50.ARCHITECTURE)
@@ -150,6 +152,7 @@ def test_parameters_hold_all_that_decides_the_values(extractor):
     assert parameters["transform"] == resnet50.PREPROCESSING.parameters()
 
 
+@pytest.mark.slow
 def test_describe_equals_load_and_is_picklable(extractor):
     description = extractors.describe("resnet50-pool", weights="random:0")
     assert pickle.loads(pickle.dumps(description)) == extractor.description
@@ -167,6 +170,7 @@ def test_precision_of_a_gpu_and_missing_gpu_are_refused_before_weights_are_read(
         extractors.load("resnet50-pool", weights="/no/such", device="cuda")
 
 
+@pytest.mark.slow
 def test_weights_from_a_file_give_the_same_features(extractor, crops, features, tmp_path):
     state = resolve_weights("random:0", resnet50.ARCHITECTURE).state
     torch.save(state, tmp_path / "w.pth")

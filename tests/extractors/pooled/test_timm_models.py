@@ -42,6 +42,7 @@ def seeded(name: str, seed: int = 0) -> torch.nn.Module:
         return timm.create_model(name, pretrained=False, num_classes=0).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_features_and_pixels_equal_timms_own(name, images):
     extractor = extractors.load(f"timm:{name}", weights="random:0")
@@ -82,6 +83,7 @@ def test_pure_red_reaches_the_first_channel(monkeypatch):
     assert extractor.extract(pixels[None])[0, :3].tolist() == pytest.approx([1, -1, -1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "name", "width"),
     [
@@ -142,6 +144,7 @@ def test_parameters_hold_all_that_decides_the_values():
 # --- weights -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS[:2])
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_weights_of_a_file_with_and_without_a_classifier(tmp_path, name, suffix):

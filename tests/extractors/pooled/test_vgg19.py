@@ -153,6 +153,7 @@ def test_convolutions_give_the_same_bytes_whatever_the_threads(loaded, pixels):
     assert [maps.numpy().tobytes() for maps in three] == [maps.numpy().tobytes() for maps in one]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 def test_fully_connected_layers_give_the_same_bytes_whatever_the_threads_and_the_batch(loaded, monkeypatch, pixels, threads):
     extractor = loaded["vgg19-10crop"]

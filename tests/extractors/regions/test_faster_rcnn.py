@@ -98,6 +98,7 @@ def check_is_empty(found, *, image=0):
     assert not any(values[image].any() for name, values in found.items() if name not in ("width", "height"))
 
 
+@pytest.mark.slow
 def test_preprocessing_hands_the_pixels_on(extractor):
     image = picture(40, 30)
     pixels = extractor.preprocess(image)
@@ -121,6 +122,7 @@ def test_a_thin_picture_equals_the_reference(state, thin):
     check_agrees(thin, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(1, 1), (300, 10)])
 def test_a_picture_without_proposals_has_no_regions(extractor, size):
     found = regions(extractor, picture(*size))
@@ -155,6 +157,7 @@ def test_columns_and_types(extractor, thin):
     assert (found["class_scores"][0, :count] > 0).all()
 
 
+@pytest.mark.slow
 def test_grey_is_three_equal_channels(extractor):
     grey = picture(*THIN).convert("L")
     found = regions(extractor, grey.convert("RGB"))
@@ -163,6 +166,7 @@ def test_grey_is_three_equal_channels(extractor):
     assert all(values.tobytes() == stacked[name].tobytes() for name, values in found.items())
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_the_batch_nor_on_threads(extractor):
     images = [picture(*THIN), picture(*EMPTY), picture(1000, 18)]
     together = regions(extractor, *images)
@@ -178,6 +182,7 @@ def test_bytes_do_not_depend_on_the_batch_nor_on_threads(extractor):
     np.testing.assert_array_equal(extractor.extract([extractor.preprocess(images[0])])[0], together["features"][0])
 
 
+@pytest.mark.slow
 def test_adaptive_numbers_of_regions():
     options = RegionOptions(min_regions=2, max_regions=4, score_threshold=0.01)
     adaptive = extractors.load("faster-rcnn-36", weights="random:0", regions=options)
@@ -188,6 +193,7 @@ def test_adaptive_numbers_of_regions():
     assert found["features"].shape == (1, 4, 2048)
 
 
+@pytest.mark.slow
 def test_the_way_of_a_gpu_gives_the_same_regions(extractor, monkeypatch):
     """Run the code for GPUs on the CPU, where its arithmetic can be compared: padded regions of several images in one pass."""
     monkeypatch.setattr(faster_rcnn, "PROPOSALS", PROPOSALS + 2)
@@ -260,6 +266,7 @@ def test_a_photograph_equals_the_reference(extractor, state, photos, monkeypatch
     check_agrees(regions(extractor, image), expected)
 
 
+@pytest.mark.slow
 def test_bf16_is_close_and_has_the_same_proposals(extractor):
     image = picture(*THIN)
     half = extractors.load("faster-rcnn-36", weights="random:0", precision="bf16")

@@ -341,6 +341,7 @@ def _random_captions(seed: int, count: int) -> list[str]:
     return captions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("possibly", [False, True])
 def test_equals_the_reference_on_random_captions(possibly: bool) -> None:
     captions = _random_captions(seed=11, count=5000)

@@ -48,6 +48,7 @@ def finished(toy_2016, tmp_path_factory) -> Path:
     return output
 
 
+@pytest.mark.slow
 def test_a_result_equals_an_evaluation_of_the_run(finished, toy_2016):
     for seed in (0, 1):
         name = f"gella2017/pivot-asym/seed-{seed}"
@@ -211,6 +212,7 @@ def test_the_text_of_a_cell(values, published, text):
     assert Cell(published, values).text == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", ["gella2017", "kadar2018"])
 def test_the_plot_is_a_picture(finished, tmp_path, paper):
     plot_report(read_report(str(finished), paper), tmp_path / "plot.png")

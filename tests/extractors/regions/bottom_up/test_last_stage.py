@@ -40,6 +40,7 @@ def test_transforms_are_exact_on_one_axis():
     assert before.shape == (11, 7)
 
 
+@pytest.mark.slow
 def test_products_equal_the_convolutions(head):
     pooled = torch.randn(3, 1024, 14, 14).relu_()
     exact = copy.deepcopy(head.layer4).double()

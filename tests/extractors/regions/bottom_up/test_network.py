@@ -34,6 +34,7 @@ def test_names_and_shapes_of_the_state():
     assert not any("num_batches_tracked" in name for name in state)
 
 
+@pytest.mark.slow
 def test_random_weights_are_the_seeds(detector):
     torch.manual_seed(3)
     again = build().state_dict()
@@ -86,6 +87,7 @@ def test_backbone_equals_the_reference(detector):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.max()))
 
 
+@pytest.mark.slow
 def test_folded_norms_change_nothing_but_rounding(detector):
     torch.manual_seed(4)
     backbone = Backbone().eval().requires_grad_(False)

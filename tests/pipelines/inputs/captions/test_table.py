@@ -345,6 +345,7 @@ def _peak(path) -> int:
     return peak
 
 
+@pytest.mark.slow
 # Parquet is read in batches of 4,096 rows: at least two.
 @pytest.mark.parametrize(("kind", "count"), [("csv.gz", 2_000), ("jsonl", 2_000), ("parquet", 9_000)])
 def test_memory_does_not_grow_with_the_table(tmp_path, kind, count):

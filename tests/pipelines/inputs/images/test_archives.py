@@ -362,6 +362,7 @@ class Thumbnails(Extractor):
         return batch.numpy()
 
 
+@pytest.mark.slow
 def test_features_do_not_depend_on_how_the_images_are_packed(photos, tmp_path, monkeypatch):
     description = Description(Thumbnails.spec_of_all, {"name": "thumbnail"})
     monkeypatch.setattr(ExtractorRequest, "describe", lambda request: description)
