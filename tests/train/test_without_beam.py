@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 ABSENT = ("apache_beam", "extractors", "sacremoses", "torchvision", "ijson", "tensorboard")
 
@@ -63,8 +65,6 @@ print("--")
 # The whole command, which is mounted by the pipelines and works without their extra.
 blocked.remove("pipelines")
 from pipelines.commands.app import main
-
-pytestmark = pytest.mark.slow
 
 small = ["--set", "model.embedding=6", "--set", "model.words=4", "--max-steps", "3", "--no-tensorboard", "--device", "cpu"]
 datasets = ["--captions", captions, "--features", features, "--vocabulary", vocabulary]
