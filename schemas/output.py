@@ -75,7 +75,7 @@ class Output:
         return Survey(self)
 
     def footer(self, number: int) -> Footer | None:
-        """Read the footer of a shard that a run of this identity wrote; None where there is none."""
+        """Read the footer of a shard that a run of this identity wrote; None if there is no such shard."""
         return self.own(inspect_shard(self.folder, self.name(number)))
 
     def own(self, footer: Footer | None) -> Footer | None:
@@ -201,7 +201,7 @@ class Survey:
         return not (_OWN_NAMES.fullmatch(name) or self._output.is_other_file(name))
 
     def _files_of_manifest(self) -> set[str]:
-        """Names of the files besides the shards that the dataset in the folder, whichever it is, lists as its own."""
+        """Return the names of the files besides shards that the manifest in the folder lists, whatever dataset it is of."""
         if MANIFEST_NAME not in self._sizes:
             return set()
         try:

@@ -240,7 +240,7 @@ def _known(cls: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stated(value: Any) -> dict[str, Any]:
-    """Fields that are not None, as plain JSON values."""
+    """Return the fields that are not None, as plain JSON values."""
     stated = ((name, getattr(value, name)) for name in _names(type(value)))
     return {name: _plain(content) for name, content in stated if content is not None}
 

@@ -107,8 +107,8 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as end:
         if end.code == 130:  # Ctrl-C, as typer hands it on.
-            kept = "the last checkpoint is kept, --resume goes on from it"
+            kept = "the last checkpoint is kept, --resume continues from it"
             if sys.argv[1:2] != ["train"]:
-                kept = "finished shards are kept, the same command goes on from here"
+                kept = "finished shards are kept, the same command continues from here"
             notes.print(f"stopped; {kept}", highlight=False)
         raise

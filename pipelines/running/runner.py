@@ -25,7 +25,6 @@ from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions,
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from pipelines.running import worker
 from schemas import errors
 
 __all__ = ["Execution", "run_pipeline"]
@@ -36,6 +35,14 @@ _CARRIED_ERROR = re.compile(r"schemas\.errors\.(\w+): (.*?)(?: \[while running '
 # Each of Beam's many threads makes malloc hold on to an arena. With these settings, preparing 442,863 captions peaked at
 # 1.0 GB over all processes, without them at 1.3 GB.
 _WORKER_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+
+
+# Importing `imagepivot` makes the names of our packages mean ours. `-c` puts the user's current folder first on the path, where any
+# module may hide another: the folder of our packages takes that place for the one import, and is then removed.
+_START_WORKER = (
+    f"import sys; sys.path[0] = {str(Path(__file__).resolve().parents[2])!r}; import imagepivot; del sys.path[0]; "
+    "from pipelines.running.worker import main; main()"
+)
 
 
 @dataclass(frozen=True)
@@ -150,7 +157,7 @@ def _local_runner(options: PipelineOptions, workers: int) -> FnApiRunner:
         return FnApiRunner()
     # Not Beam's running mode 'multi_processing': it starts workers with `python -m`, which puts the user's current folder
     # first on the path.
-    command = shlex.join([sys.executable, str(Path(worker.__file__).resolve())])
+    command = shlex.join([sys.executable, "-c", _START_WORKER])
     settings = " ".join(f"{name}=${{{name}:-{value}}}" for name, value in _WORKER_ENVIRONMENT.items())
     return FnApiRunner(default_environment=SubprocessSDKEnvironment.from_command_string(f"exec env {settings} {command}"))
 

@@ -1,8 +1,6 @@
-"""Entry point of a local worker process: resolve our packages first, then start Beam's own worker.
+"""A local worker process: Beam's own worker, which ends with the process that started it.
 
-``pipelines.running.runner`` runs this file as a script. The names of our packages are generic; a folder ``schemas`` or a file
-``train.py`` in the user's current folder, or on ``PYTHONPATH``, must not be imported in their place. The worker ends with the
-process that started it, so that a killed run leaves no process behind that still writes.
+So a killed run leaves no process behind that still writes. `pipelines.running.runner` starts it.
 """
 
 import logging
@@ -11,6 +9,8 @@ import signal
 import sys
 import threading
 import time
+
+__all__ = ["main"]
 
 
 def _end_with_parent(parent: int) -> None:
@@ -21,13 +21,6 @@ def _end_with_parent(parent: int) -> None:
 
 def main() -> None:
     """Start the worker."""
-    script_folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - no import before the path is right
-    # The script's own folder is first on the path: the modules of this package would hide top-level ones.
-    sys.path[:] = [entry for entry in sys.path if entry != script_folder]
-    sys.path.insert(0, os.path.dirname(os.path.dirname(script_folder)))  # noqa: PTH120
-    import imagepivot  # noqa: F401 -- from here on, the names of our packages mean ours
-
-    sys.path.pop(0)
     # The runner starts a shell and the shell this process; the shell ends when the runner does.
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     # Ctrl-C reaches all processes; the launcher alone reports it.
@@ -38,7 +31,3 @@ def main() -> None:
 
     sdk_worker.print = lambda *_, **__: None  # Beam also prints the traceback of each such error.
     sdk_worker_main.main(sys.argv)
-
-
-if __name__ == "__main__":
-    main()

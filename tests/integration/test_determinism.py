@@ -129,7 +129,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(inputs, finished, imagepivot,
             assert len(group_of(run.pid)) >= 1 + workers
             os.kill(run.pid, signal.SIGKILL)
         else:
-            processes = [pid for pid, command in group_of(run.pid).items() if "worker.py" in command]
+            processes = [pid for pid, command in group_of(run.pid).items() if "pipelines.running.worker" in command]
             assert len(processes) == workers
             os.kill(processes[0], signal.SIGKILL)
             done = run.wait()
@@ -174,5 +174,5 @@ def test_ctrl_c_keeps_what_is_finished_and_says_so(inputs, tmp_path, kind, worke
         done = run.wait(60)
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
-    assert "stopped; finished shards are kept, the same command goes on from here" in done.stderr
+    assert "stopped; finished shards are kept, the same command continues from here" in done.stderr
     assert shards_in(output)

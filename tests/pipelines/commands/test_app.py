@@ -148,7 +148,7 @@ def test_ctrl_c_says_that_finished_shards_are_kept(call, monkeypatch):
     monkeypatch.setattr("schemas.validation.validate", interrupted)
     code, _, err = call("validate", "folder")
     assert code == 130
-    assert "finished shards are kept, the same command goes on from here" in err
+    assert "finished shards are kept, the same command continues from here" in err
 
 
 def test_ctrl_c_during_training_says_how_to_go_on(call, monkeypatch):
@@ -158,7 +158,7 @@ def test_ctrl_c_during_training_says_how_to_go_on(call, monkeypatch):
     monkeypatch.setattr("train.config.sections.resolve", interrupted)
     code, _, err = call("train", "vsepp", "run")
     assert code == 130
-    assert "the last checkpoint is kept, --resume goes on from it" in err
+    assert "the last checkpoint is kept, --resume continues from it" in err
 
 
 def manifest(rows: int, failed: int = 0) -> Manifest:
