@@ -386,3 +386,9 @@ def test_importing_the_command_loads_neither_torch_nor_beam():
 
 def test_the_command_starts_without_torch_and_beam():
     run("import pipelines.commands.app", blocked=("torch", "torchvision", "apache_beam", "sacremoses", "PIL", "detectron2"))
+
+
+def test_configurations_data_and_commands_of_training_load_no_torch():
+    names = ("config", "data", "commands.train", "commands.runs", "commands.tables")
+    script = "\n".join(f"import train.{name}" for name in names) + "\nprint('torch' in sys.modules)"
+    assert run(script) == "False\n"
