@@ -54,7 +54,7 @@ def test_a_killed_run_resumes_to_the_same_weights(toy, train_toy, tmp_path, text
     arguments = [toy.captions, toy.features, toy.vocabulary, str(output), text, str(step), where]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     killed = subprocess.run(
-        [sys.executable, "-c", KILLED, *arguments], env=environment, cwd=Path(__file__).parents[2], check=False
+        [sys.executable, "-c", KILLED, *arguments], env=environment, cwd=Path(__file__).parents[3], check=False
     )
     assert killed.returncode == -signal.SIGKILL
     left = read_checkpoint(Folder(str(output)), LAST).standing.step
