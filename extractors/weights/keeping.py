@@ -33,7 +33,8 @@ def keep(key: Hashable, weights: Weights) -> None:
         key: what decides which weights are found.
         weights: the weights found.
     """
-    timer = Timer(KEPT_SECONDS, _drop, [weights])
+    # The timer knows the key and not the weights, which its thread would hold for a moment longer than anyone else.
+    timer = Timer(KEPT_SECONDS, lambda: _drop(key, timer))
     timer.daemon = True
     with _lock:
         _clear()
@@ -52,9 +53,9 @@ def take(key: Hashable) -> Weights | None:
     return weights if is_current else None
 
 
-def _drop(weights: Weights) -> None:
+def _drop(key: Hashable, timer: Timer) -> None:
     with _lock:
-        if any(kept is weights for kept, _ in _kept.values()):
+        if key in _kept and _kept[key][1] is timer:
             _clear()
 
 
