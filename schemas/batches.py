@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.dataset import Dataset
-from schemas.errors import DatasetError
 
 __all__ = ["batch_rows", "shard_batches", "vector_bytes"]
 
@@ -38,14 +37,7 @@ def shard_batches(dataset: Dataset, number: int, columns: Sequence[str] | None =
     Raises:
         DatasetError: the shard is missing.
     """
-    name = dataset.manifest.shards[number].path
-    try:
-        file = dataset.folder.open(name)
-    except FileNotFoundError:
-        raise DatasetError(
-            f"{dataset.folder.path_of(name)} is listed in the manifest but not there: copy the whole folder again"
-        ) from None
-    with file:
+    with dataset.open_file(dataset.manifest.shards[number].path) as file:
         yield from pq.ParquetFile(file).iter_batches(
             batch_size=batch_rows(dataset.schema), columns=None if columns is None else list(columns)
         )

@@ -99,7 +99,7 @@ class Dataset:
     def batches(self, columns: Sequence[str] | None = None, batch_size: int = 4096) -> Iterator[pa.RecordBatch]:
         """Read all rows in batches; memory holds one."""
         for entry in self.manifest.shards:
-            with self._open(entry.path) as file:
+            with self.open_file(entry.path) as file:
                 yield from pq.ParquetFile(file).iter_batches(batch_size=batch_size, columns=columns)
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
@@ -121,7 +121,7 @@ class Dataset:
         if self.kind == "vocabulary":
             raise DatasetError(f"{self.folder.location!r} is a vocabulary, whose rows do not belong to images")
         name = self.manifest.shards[shard_of(image_id, self.num_shards)].path
-        with self._open(name) as file:
+        with self.open_file(name) as file:
             table = pq.read_table(file, columns=None, filters=pc.field("image_id") == image_id)
         if table.num_rows == 0:
             raise KeyError(image_id)
@@ -191,7 +191,7 @@ class Dataset:
         """Copy one shard into its place, a row group at a time: what was just decoded is still in the processor's cache."""
         done = 0
         name = self.manifest.shards[number].path
-        with self._open(name) as file:
+        with self.open_file(name) as file:
             parquet = pq.ParquetFile(file)
             if parquet.metadata.num_rows != len(target):
                 raise DatasetError(
@@ -214,7 +214,12 @@ class Dataset:
         flat = values.combine_chunks().flatten().to_numpy(zero_copy_only=True)
         return flat.reshape(self._shape(column, len(values)))
 
-    def _open(self, name: str) -> pa.NativeFile:
+    def open_file(self, name: str) -> pa.NativeFile:
+        """Open a file that the manifest lists.
+
+        Raises:
+            DatasetError: the file is missing.
+        """
         try:
             return self.folder.open(name)
         except FileNotFoundError:
@@ -224,5 +229,5 @@ class Dataset:
             ) from None
 
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
-        with self._open(name) as file:
+        with self.open_file(name) as file:
             return pq.read_table(file, columns=None if columns is None else list(columns))

@@ -84,7 +84,7 @@ class Output:
 
 
 class Survey:
-    """What an output's folder holds before a run. The folder is listed once, and each footer is read at most once.
+    """What an output's folder holds before a run. The folder is listed once; manifest and footers are read at most once.
 
     Args:
         output: the dataset that is to be written.
@@ -113,14 +113,9 @@ class Survey:
 
     def complete(self) -> Manifest | None:
         """Return the manifest, where an earlier run of the same identity committed and every file is still as listed."""
-        if MANIFEST_NAME not in self._sizes:
-            return None
-        try:
-            manifest = Manifest.read(self._output.folder)
-        except DatasetError:
-            return None  # `refuse` says what is wrong with it, or it is overwritten.
-        if manifest.fingerprint != self._output.identity.fingerprint:
-            return None
+        manifest = self._manifest
+        if not isinstance(manifest, Manifest) or manifest.fingerprint != self._output.identity.fingerprint:
+            return None  # Of an unusable one `refuse` says what is wrong, or it is overwritten.
         entries = (*manifest.shards, *manifest.failures, *manifest.files)
         whole = all(self._sizes.get(entry.path) == entry.bytes for entry in entries)
         digests = {entry.path: entry.sha256 for entry in manifest.files}
@@ -148,8 +143,9 @@ class Survey:
             )
         if overwrite:
             return
-        if MANIFEST_NAME in self._sizes:
-            self._refuse_other(Manifest.read(folder))
+        if isinstance(self._manifest, DatasetError):
+            raise self._manifest
+        self._refuse_other(self._manifest)
         for name in sorted(self._sizes):
             if name.startswith("part-"):
                 self._refuse_other(self._inspect(name))
@@ -186,6 +182,16 @@ class Survey:
         for name, data in self._output.files.items():
             folder.write(name, data)
 
+    @cached_property
+    def _manifest(self) -> Manifest | DatasetError | None:
+        """The manifest in the folder, or why it cannot be used; None if there is none."""
+        if MANIFEST_NAME not in self._sizes:
+            return None
+        try:
+            return Manifest.read(self._output.folder)
+        except DatasetError as error:
+            return error
+
     def _inspect(self, name: str) -> Footer | None:
         if name not in self._footers:
             self._footers[name] = inspect_shard(self._output.folder, name) if name in self._sizes else None
@@ -202,12 +208,7 @@ class Survey:
 
     def _files_of_manifest(self) -> set[str]:
         """Return the names of the files besides shards that the manifest in the folder lists, whatever dataset it is of."""
-        if MANIFEST_NAME not in self._sizes:
-            return set()
-        try:
-            return {entry.path for entry in Manifest.read(self._output.folder).files}
-        except DatasetError:
-            return set()
+        return {entry.path for entry in self._manifest.files} if isinstance(self._manifest, Manifest) else set()
 
     def _refuse_other(self, stored: Manifest | Footer | None) -> None:
         if stored is not None and stored.fingerprint != self._output.identity.fingerprint:

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from schemas.batches import vector_bytes
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity, sha256_of_bytes
 from schemas.kinds import FAILURES
@@ -43,14 +44,13 @@ class ShardWriter:
 
     Attributes:
         statistics: numbers about the rows, for the footer; to be set before the shard ends.
-        rows: number of rows written so far.
-        failures: number of failures added so far.
     """
 
-    def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema, group_rows: int) -> None:
+    def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema, group_rows: int, identity: Identity) -> None:
         self.statistics: Mapping[str, Any] = {}
         self._writer = writer
         self._schema = schema
+        self._identity = identity
         self._group_rows = group_rows
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
@@ -83,12 +83,13 @@ class ShardWriter:
         """Add rows of kind ``failures``, in any order."""
         self._failures += failures
 
-    def _finish(self, identity: Identity) -> list[Mapping[str, str]]:
+    def _finish(self) -> list[Mapping[str, str]]:
         """Write the last row group and the footer, and return the failures."""
         if self._pending_rows:
             self._write_group(pa.concat_tables(self._pending))
             self._pending, self._pending_rows = [], 0
-        self._writer.add_key_value_metadata(footer_metadata(identity, self.statistics))
+        self._writer.add_key_value_metadata(footer_metadata(self._identity, self.statistics))
+        self._writer.close()
         return self._failures
 
     def _write_group(self, group: pa.Table) -> None:
@@ -113,26 +114,17 @@ def open_shard(output: Output, number: int) -> Iterator[ShardWriter]:
         ...     shard.statistics = {"images": table.num_rows}
     """
     name = output.name(number)
-    with _open_file(output.folder, name, output.schema, output.identity) as (shard, finish):
+    with _open_file(output.folder, name, output.schema, output.identity) as shard:
         yield shard
-        _write_failures(output.folder, failures_name(name), finish(), output.identity)
+        _write_failures(output.folder, failures_name(name), shard._finish(), output.identity)
 
 
 @contextmanager
-def _open_file(
-    folder: Folder, name: str, schema: pa.Schema, identity: Identity
-) -> Iterator[tuple[ShardWriter, Callable[[], list[Mapping[str, str]]]]]:
-    """Open one Parquet file; the second value writes its footer and returns the failures that were added."""
+def _open_file(folder: Folder, name: str, schema: pa.Schema, identity: Identity) -> Iterator[ShardWriter]:
+    """Open one Parquet file, which is complete once its writer is finished."""
     options, group_rows = _layout(schema)
     with folder.replace(name) as file, pq.ParquetWriter(file, schema, version="2.6", **options) as parquet:
-        shard = ShardWriter(parquet, schema, group_rows)
-
-        def finish() -> list[Mapping[str, str]]:
-            failures = shard._finish(identity)
-            parquet.close()
-            return failures
-
-        yield shard, finish
+        yield ShardWriter(parquet, schema, group_rows, identity)
 
 
 def _layout(schema: pa.Schema) -> tuple[dict[str, Any], int]:
@@ -146,10 +138,9 @@ def _layout(schema: pa.Schema) -> tuple[dict[str, Any], int]:
     vectors = [field for field in schema if pa.types.is_fixed_size_list(field.type)]
     if not vectors:
         return {"compression": "zstd", "use_dictionary": True, "write_statistics": True}, _TEXT_ROW_GROUP_ROWS
-    row_bytes = sum(field.type.list_size * field.type.value_type.bit_width // 8 for field in vectors)
     keys = [field.name for field in schema if field not in vectors]
     options = {"compression": "none", "use_dictionary": False, "write_statistics": keys}
-    return options, max(64, _ROW_GROUP_BYTES // row_bytes)
+    return options, max(64, _ROW_GROUP_BYTES // vector_bytes(schema))
 
 
 def _canonical(group: pa.Table) -> pa.Table:
@@ -166,10 +157,10 @@ def _write_failures(folder: Folder, name: str, failures: list[Mapping[str, str]]
         folder.delete(name)  # Those of an earlier attempt.
         return
     table = pa.Table.from_pylist(sorted(failures, key=lambda row: row["key"]), schema=FAILURES)
-    with _open_file(folder, name, FAILURES, identity) as (shard, finish):
+    with _open_file(folder, name, FAILURES, identity) as shard:
         shard.write(table)
         shard.statistics = {"reasons": dict(Counter(row["reason"] for row in failures))}
-        finish()
+        shard._finish()
 
 
 def write_dataset(

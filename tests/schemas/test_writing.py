@@ -440,6 +440,8 @@ def test_a_run_that_goes_on_reads_each_footer_once(copy_toy, monkeypatch, lost):
         commit(output)
 
     complete_dataset(output, make_missing)
+    # Before the run, and after one that wrote another.
+    assert opened["manifest.json"] == (2 if lost else 1)
     if not lost:
         assert {name: count for name, count in opened.items() if name.startswith("part-")} == {
             output.name(number): 1 for number in range(3)

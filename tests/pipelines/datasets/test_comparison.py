@@ -280,5 +280,5 @@ def test_other_kinds_are_not_compared(tmp_path):
 def test_a_missing_shard_is_named(tmp_path):
     a, b = features(tmp_path / "a", vectors()), features(tmp_path / "b", vectors())
     (tmp_path / "b" / "part-00001-of-00003.parquet").unlink()
-    with pytest.raises(DatasetError, match=r"part-00001-of-00003\.parquet is listed in the manifest but not there"):
+    with pytest.raises(DatasetError, match=r"part-00001-of-00003\.parquet is listed in the manifest but missing"):
         compare(a, b)
