@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.errors import DatasetError
+from schemas.failures import read_failures
 from schemas.features import FeatureSpec
 from schemas.keys import shard_of
 from schemas.kinds import FAILURES, schema_of
@@ -108,7 +109,7 @@ class Dataset:
 
     def failures(self) -> pa.Table:
         """Read the inputs that failed: key, uri, stage, reason and message."""
-        tables = [self._read(entry.path, None) for entry in self.manifest.failures]
+        tables = [self._failures(entry.path) for entry in self.manifest.failures]
         return pa.concat_tables(tables) if tables else FAILURES.empty_table()
 
     def rows(self, image_id: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -187,6 +188,12 @@ class Dataset:
             raise DatasetError(f"{self.folder.location!r} holds {self.kind}, expected a vocabulary")
         return Vocabulary.from_table(self.table())
 
+    def _failures(self, name: str) -> pa.Table:
+        try:
+            return read_failures(self.folder, name)
+        except FileNotFoundError:
+            raise self._missing(name) from None
+
     def _fill(self, number: int, column: str, target: np.ndarray) -> None:
         """Copy one shard into its place, a row group at a time: what was just decoded is still in the processor's cache."""
         done = 0
@@ -223,10 +230,13 @@ class Dataset:
         try:
             return self.folder.open(name)
         except FileNotFoundError:
-            raise DatasetError(
-                f"{self.folder.path_of(name)} is listed in the manifest but missing: copy the whole folder again, or run "
-                "the command that made it again, which makes only what is missing"
-            ) from None
+            raise self._missing(name) from None
+
+    def _missing(self, name: str) -> DatasetError:
+        return DatasetError(
+            f"{self.folder.path_of(name)} is listed in the manifest but missing: copy the whole folder again, or run the command "
+            "that made it again, which makes only what is missing"
+        )
 
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
         with self.open_file(name) as file:

@@ -8,10 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-__all__ = ["SCHEMA_VERSION", "Identity", "canonical_json", "sha256_of_bytes", "sha256_of_file"]
+__all__ = ["FORMAT_VERSION", "SCHEMA_VERSION", "Identity", "canonical_json", "sha256_of_bytes", "sha256_of_file"]
+
+FORMAT_VERSION = 2
+"""Version of names of files, manifest and footers. Readers refuse newer versions. Version 1 had ``manifest.json`` and failures in
+Parquet files below ``failures/``, which other tools took for data."""
 
 SCHEMA_VERSION = 1
-"""Version of columns, file layout and manifest. Readers refuse newer versions."""
+"""Version of keys and columns. It is part of every fingerprint: datasets of both format versions have the same."""
 
 
 def canonical_json(value: object) -> str:

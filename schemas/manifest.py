@@ -1,4 +1,4 @@
-"""``manifest.json``: what a dataset is and which files belong to it. Written last; a folder without one is not a dataset."""
+"""``_manifest.json``: what a dataset is and which files belong to it. Written last; a folder without one is not a dataset."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from schemas.errors import DatasetError
-from schemas.fingerprints import SCHEMA_VERSION, Identity
+from schemas.fingerprints import FORMAT_VERSION, Identity
 from schemas.kinds import KEY_COLUMNS
 from schemas.storage import Folder
 
-__all__ = ["MANIFEST_NAME", "FileEntry", "Manifest", "ShardEntry"]
+__all__ = ["MANIFEST_NAME", "MANIFEST_NAMES", "FileEntry", "Manifest", "ShardEntry"]
 
-MANIFEST_NAME = "manifest.json"
+MANIFEST_NAME = "_manifest.json"
+"""Data tools skip names with a leading underscore when they read a folder."""
+
+MANIFEST_NAMES = (MANIFEST_NAME, "manifest.json")
+"""The name in this version of the format, then that in version 1."""
+
 _FORMAT = "imagepivot"
 
 
@@ -46,7 +51,7 @@ class ShardEntry(FileEntry):
 
 @dataclass(frozen=True)
 class Manifest:
-    """Content of ``manifest.json``.
+    """Content of ``_manifest.json``.
 
     Attributes:
         kind: kind of the dataset.
@@ -72,7 +77,7 @@ class Manifest:
     failure_reasons: Mapping[str, int] = field(default_factory=dict)
     files: tuple[FileEntry, ...] = ()
     statistics: Mapping[str, Any] = field(default_factory=dict)
-    version: int = SCHEMA_VERSION
+    version: int = FORMAT_VERSION
 
     @property
     def identity(self) -> Identity:
@@ -118,9 +123,9 @@ class Manifest:
                 raise TypeError(f"version is {version!r}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DatasetError(f"{location} is not the manifest of a dataset ({type(error).__name__}: {error})") from error
-        if version > SCHEMA_VERSION:
+        if version > FORMAT_VERSION:
             raise DatasetError(
-                f"{location} has format version {version}, this version of imagepivot reads up to {SCHEMA_VERSION}: "
+                f"{location} has format version {version}, this version of imagepivot reads up to {FORMAT_VERSION}: "
                 "update imagepivot"
             )
         try:
@@ -151,14 +156,16 @@ class Manifest:
         Raises:
             DatasetError: the folder holds no manifest, or an unusable one.
         """
-        location = folder.path_of(MANIFEST_NAME)
-        try:
-            text = folder.read(MANIFEST_NAME).decode()
-        except FileNotFoundError:
-            raise DatasetError(
-                f"{folder.location!r} is not a dataset: it holds no {MANIFEST_NAME}. Either the path is wrong or the run "
-                "that writes it has not ended; run its command again to finish it"
-            ) from None
-        except UnicodeDecodeError as error:
-            raise DatasetError(f"{location} is damaged: {error}. Make the dataset again") from error
-        return cls.from_json(text, location)
+        for name in MANIFEST_NAMES:
+            try:
+                data = folder.read(name)
+            except FileNotFoundError:
+                continue
+            try:
+                return cls.from_json(data.decode(), folder.path_of(name))
+            except UnicodeDecodeError as error:
+                raise DatasetError(f"{folder.path_of(name)} is damaged: {error}. Make the dataset again") from error
+        raise DatasetError(
+            f"{folder.location!r} is not a dataset: it holds no {MANIFEST_NAME}. Either the path is wrong or the run "
+            "that writes it has not ended; run its command again to finish it"
+        )

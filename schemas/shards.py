@@ -14,11 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.fingerprints import SCHEMA_VERSION, Identity, canonical_json, sha256_of_file
+from schemas.failures import FailuresEntry
+from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_file
 from schemas.manifest import ShardEntry
 from schemas.storage import Folder
 
-__all__ = ["FOREIGN", "Footer", "failures_name", "footer_metadata", "inspect_shard", "read_footer", "shard_entry"]
+__all__ = ["FOREIGN", "Footer", "footer_metadata", "inspect_shard", "read_footer", "shard_entry"]
 
 _PREFIX = "imagepivot."
 
@@ -33,6 +34,8 @@ class Footer:
         parameters: the dataset's parameters.
         statistics: numbers about the shard's rows, summed over shards for the manifest.
         rows: number of rows.
+        failures: the failures beside the shard. In version 1 of the format a shard does not know them.
+        version: version of the format that the shard was written in.
     """
 
     kind: str
@@ -40,25 +43,23 @@ class Footer:
     parameters: Mapping[str, Any]
     statistics: Mapping[str, Any] = field(default_factory=dict)
     rows: int = 0
+    failures: FailuresEntry = field(default_factory=FailuresEntry)
+    version: int = FORMAT_VERSION
 
 
 FOREIGN = Footer(kind="", fingerprint="", parameters={})
 """Stands for the footer of a whole Parquet file that another tool wrote."""
 
 
-def failures_name(shard: str) -> str:
-    """Return the path of the failures that belong to a shard."""
-    return f"failures/{shard}"
-
-
-def footer_metadata(identity: Identity, statistics: Mapping[str, Any]) -> dict[str, str]:
+def footer_metadata(identity: Identity, statistics: Mapping[str, Any], failures: FailuresEntry) -> dict[str, str]:
     """Return the key-value metadata that a shard's footer carries."""
     content = {
-        "version": str(SCHEMA_VERSION),
+        "version": str(FORMAT_VERSION),
         "kind": identity.kind,
         "fingerprint": identity.fingerprint,
         "parameters": canonical_json(identity.parameters),
         "statistics": canonical_json(statistics),
+        "failures": canonical_json(failures.to_json()),
     }
     return {_PREFIX + key: text for key, text in content.items()}
 
@@ -76,14 +77,18 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
         content = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
         if f"{_PREFIX}fingerprint" not in content:
             return FOREIGN
+        version = int(content[f"{_PREFIX}version"])
+        failures = json.loads(content[f"{_PREFIX}failures"]) if version > 1 else {}
         return Footer(
             kind=content[f"{_PREFIX}kind"],
             fingerprint=content[f"{_PREFIX}fingerprint"],
             parameters=json.loads(content[f"{_PREFIX}parameters"]),
             statistics=json.loads(content[f"{_PREFIX}statistics"]),
             rows=metadata.num_rows,
+            failures=FailuresEntry(**failures),
+            version=version,
         )
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, TypeError):
         return None
 
 
@@ -93,10 +98,14 @@ def read_footer(folder: Folder, name: str) -> Footer | None:
     return None if footer is FOREIGN else footer
 
 
-def shard_entry(folder: Folder, name: str, footer: Footer) -> ShardEntry:
-    """Return the manifest's entry for a finished shard, with the digest of its bytes as they are stored."""
+def shard_entry(folder: Folder, name: str, rows: int) -> ShardEntry:
+    """Return the manifest's entry for a file of rows or failures, with the digest of its bytes as they are stored.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
     with folder.open(name) as file:
-        return ShardEntry(path=name, bytes=file.size(), sha256=sha256_of_file(file), rows=footer.rows)
+        return ShardEntry(path=name, bytes=file.size(), sha256=sha256_of_file(file), rows=rows)
 
 
 def _read_metadata(folder: Folder, name: str) -> pq.FileMetaData | None:

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import DatasetError, UsageError
 
-__all__ = ["TEMPORARY_MARK", "Folder", "filesystem_of", "is_remote", "storage_errors"]
+__all__ = ["TEMPORARY_MARK", "Entry", "Folder", "filesystem_of", "is_remote", "storage_errors"]
 
 TEMPORARY_MARK = ".tmp-"
 """Marks the names of files that are not complete yet."""
@@ -129,8 +129,22 @@ def storage_errors(location: str) -> Iterator[None]:
         raise DatasetError(f"cannot use {location!r}: {detail}") from error
 
 
-def _walk(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
-    """Yield name and size of the files below a local folder without following links to folders."""
+class Entry(NamedTuple):
+    """A file of a folder, as listing the folder tells.
+
+    Attributes:
+        name: path relative to the folder.
+        size: size in bytes; -1 for a dangling link.
+        version: modification time in nanoseconds; empty if it is not known.
+    """
+
+    name: str
+    size: int
+    version: str
+
+
+def _walk(folder: str, prefix: str) -> Iterator[Entry]:
+    """Yield the files below a local folder without following links to folders."""
     try:
         with storage_errors(folder):
             entries = os.scandir(folder)
@@ -142,9 +156,10 @@ def _walk(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
                 yield from _walk(entry.path, f"{prefix}{entry.name}/")
             elif not entry.is_dir():
                 try:
-                    yield prefix + entry.name, entry.stat().st_size
+                    status = entry.stat()
+                    yield Entry(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
                 except OSError:
-                    yield prefix + entry.name, -1
+                    yield Entry(prefix + entry.name, -1, "")
 
 
 @dataclass(frozen=True)
@@ -179,6 +194,10 @@ class Folder:
 
     def files(self) -> Iterator[tuple[str, int]]:
         """Yield name and size in bytes of every file below the folder, in no particular order; a dangling link has size -1."""
+        yield from ((entry.name, entry.size) for entry in self.entries())
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield every file below the folder, in no particular order."""
         filesystem, root = filesystem_of(self.location)
         if self.is_local:
             yield from _walk(root, "")
@@ -186,7 +205,9 @@ class Folder:
         with storage_errors(self.location):
             entries = filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
         prefix = root.rstrip("/") + "/"
-        yield from ((entry.path.removeprefix(prefix), entry.size) for entry in entries if entry.type == fs.FileType.File)
+        for entry in entries:
+            if entry.type == fs.FileType.File:
+                yield Entry(entry.path.removeprefix(prefix), entry.size, str(entry.mtime_ns or ""))
 
     def children(self, below: str = "") -> list[str]:
         """Return the sorted names of the files directly in this folder; none if the folder does not exist.
@@ -249,7 +270,7 @@ class Folder:
         with storage_errors(self.path_of(name)):
             temporary = self._temporary_path(name)
             try:
-                with temporary.open("wb") as file:
+                with temporary.open("w+b") as file:  # Readable, for who needs the digest of what was written.
                     yield file
                     file.flush()
                     os.fsync(file.fileno())
@@ -278,6 +299,25 @@ class Folder:
             raise DatasetError(
                 f"cannot use {self.location!r}: there is no bucket {bucket!r}: check its name, or create it first"
             )
+
+    def check_writable(self) -> None:
+        """Check, without writing, that files can be made here: permissions of a local folder, existence of a bucket.
+
+        Raises:
+            DatasetError: they cannot.
+        """
+        if not self.is_local:
+            self.check_bucket()
+            return
+        path = self.local_path
+        with storage_errors(self.location):
+            existing = next(parent for parent in (path, *path.parents) if parent.exists())
+            if not existing.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(existing))
+            if not os.access(existing, os.W_OK | os.X_OK):
+                read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
+                code = errno.EROFS if read_only else errno.EACCES
+                raise OSError(code, os.strerror(code), str(existing))
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""

@@ -13,13 +13,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.dataset import Dataset, open_dataset
+from schemas.errors import DatasetError
+from schemas.failures import failures_name, read_failures
 from schemas.fingerprints import sha256_of_file
 from schemas.keys import shard_name, shard_of
-from schemas.kinds import FAILURE_REASONS, FAILURES, KEY_COLUMNS
-from schemas.manifest import MANIFEST_NAME, FileEntry, ShardEntry
-from schemas.output import LOCK_NAME
+from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS
+from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
 from schemas.parameters import EncodedParameters
-from schemas.shards import Footer, failures_name, read_footer
+from schemas.records import read_sources, record_name
+from schemas.shards import Footer, read_footer
+from schemas.survey import LOCK_NAME
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAME
 
 __all__ = ["validate"]
@@ -61,10 +64,11 @@ def _check_files(dataset: Dataset) -> Iterator[str]:
     for number, shard in enumerate(manifest.shards):
         if shard.path != shard_name(number, shards):
             yield f"shard {number} is called {shard.path!r}, expected {shard_name(number, shards)!r}"
-    belonging = {failures_name(shard.path) for shard in manifest.shards}
+    belonging = {failures_name(shard.path, manifest.version) for shard in manifest.shards}
     yield from (f"{entry.path} belongs to no shard" for entry in manifest.failures if entry.path not in belonging)
-    present = set(dataset.folder.names()) - {MANIFEST_NAME, LOCK_NAME}
-    for name in sorted(present - {entry.path for entry in listed}):
+    present = set(dataset.folder.names())
+    unlisted = {*MANIFEST_NAMES[: 3 - manifest.version], LOCK_NAME, *(record_name(shard.path) for shard in manifest.shards)}
+    for name in sorted(present - unlisted - {entry.path for entry in listed}):
         yield f"{name} lies in the folder but is not in the manifest"
     for entry in listed:
         if entry.path not in present:
@@ -76,9 +80,6 @@ def _check_files(dataset: Dataset) -> Iterator[str]:
             yield f"{entry.path} has {size:,} bytes, the manifest says {entry.bytes:,}"
         elif digest != entry.sha256:
             yield f"{entry.path} has SHA-256 {digest[:12]}..., the manifest says {entry.sha256[:12]}...: its bytes changed"
-
-
-_NO_FOOTER = "{} does not say in its footer which dataset it was made for"
 
 
 def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Table | str:
@@ -96,20 +97,18 @@ def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Ta
     return table
 
 
-def _other_footer(dataset: Dataset, name: str, footer: Footer) -> str:
-    return f"{name} was made for fingerprint {footer.fingerprint!r}, the dataset has {dataset.fingerprint!r}"
-
-
 def _check_shard(dataset: Dataset, number: int, entry: ShardEntry) -> Iterator[str]:
     footer = read_footer(dataset.folder, entry.path)
     if footer is not None and footer.fingerprint != dataset.fingerprint:
-        yield _other_footer(dataset, entry.path, footer)
+        yield f"{entry.path} was made for fingerprint {footer.fingerprint!r}, the dataset has {dataset.fingerprint!r}"
     table = _open_table(dataset, entry, dataset.schema)
     if isinstance(table, str):
         yield table
         return
     if footer is None:
-        yield _NO_FOOTER.format(entry.path)
+        yield f"{entry.path} does not say in its footer which dataset it was made for"
+    else:
+        yield from _check_beside(dataset, entry, footer)
     for column in table.schema.names:
         if table[column].null_count:
             yield f"{entry.path}: column {column!r} has {table[column].null_count} nulls"
@@ -128,25 +127,44 @@ def _check_shard(dataset: Dataset, number: int, entry: ShardEntry) -> Iterator[s
 
 
 def _check_failures(dataset: Dataset, number: int, reasons: Counter[str]) -> list[str]:
-    name = failures_name(dataset.manifest.shards[number].path)
+    name = failures_name(dataset.manifest.shards[number].path, dataset.manifest.version)
     entry = next((entry for entry in dataset.manifest.failures if entry.path == name), None)
     if entry is None:
         return []
-    table = _open_table(dataset, entry, FAILURES)
-    if isinstance(table, str):
-        return [table]
+    try:
+        table = read_failures(dataset.folder, name)
+    except FileNotFoundError:
+        return []  # Reported already.
+    except DatasetError as error:
+        return [str(error)]
+    if table.num_rows != entry.rows:
+        return [f"{name} has {table.num_rows:,} rows, the manifest says {entry.rows:,}"]
     counts = Counter(table["reason"].to_pylist())
     reasons.update(counts)
     unknown = sorted(set(counts) - set(FAILURE_REASONS))
     problems = [f"{name}: reason {reason!r} is not in the closed list" for reason in unknown]
-    footer = read_footer(dataset.folder, name)
-    if footer is None or footer.fingerprint != dataset.fingerprint:
-        problems.append(_NO_FOOTER.format(name) if footer is None else _other_footer(dataset, name, footer))
     if dataset.kind in ("features", "regions"):
         done = set(dataset.shard(number, ["image_id"])["image_id"].to_pylist())
         both = sorted(done.intersection(table["key"].to_pylist()))
         problems += [f"{name}: image {key!r} failed and has a row as well" for key in both[:1]]
     return problems
+
+
+def _check_beside(dataset: Dataset, entry: ShardEntry, footer: Footer) -> Iterator[str]:
+    """Check that a shard agrees with the manifest about its failures, and with the record beside it, if there is one."""
+    listed = next((failed for failed in dataset.manifest.failures if failed.path == failures_name(entry.path)), None)
+    expected = (listed.rows, listed.bytes, listed.sha256) if listed else (0, 0, "")
+    stated = footer.failures
+    if footer.version > 1 and (stated.rows, stated.bytes, stated.sha256) != expected:
+        yield f"{entry.path} was made with {stated.rows:,} failures, the manifest lists {expected[0]:,}, or others"
+    name = record_name(entry.path)
+    if dataset.folder.size(name) is None:
+        return
+    stored = read_sources(dataset.folder, entry.path)
+    if stored is None:
+        yield f"{name} is damaged: delete it; changes of the images will then be told by their sizes only"
+    elif not stored[0].describes(entry.bytes, footer.statistics) or stored[0].sha256 != entry.sha256:
+        yield f"{name} describes another shard: delete it; changes of the images will then be told by their sizes only"
 
 
 def _check_captions(dataset: Dataset, table: pa.Table) -> Iterator[str]:

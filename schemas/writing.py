@@ -10,6 +10,7 @@ manifest; the same command continues from there.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,12 +22,14 @@ import pyarrow.parquet as pq
 
 from schemas.batches import vector_bytes
 from schemas.errors import DatasetError
-from schemas.fingerprints import Identity, sha256_of_bytes
-from schemas.kinds import FAILURES
+from schemas.failures import FailuresEntry, failures_name, write_failures
+from schemas.fingerprints import Identity, sha256_of_bytes, sha256_of_file
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
 from schemas.output import Output, hold
-from schemas.shards import Footer, failures_name, footer_metadata, read_footer, shard_entry
+from schemas.records import Record, Sources, read_record, write_record
+from schemas.shards import Footer, footer_metadata, shard_entry
 from schemas.storage import Folder
+from schemas.survey import PROBE_NAME, Update
 
 __all__ = ["Rows", "ShardWriter", "Statistics", "commit", "complete_dataset", "open_shard", "sum_statistics", "write_dataset"]
 
@@ -44,10 +47,14 @@ class ShardWriter:
 
     Attributes:
         statistics: numbers about the rows, for the footer; to be set before the shard ends.
+        failures: the failures so far, rows of kind ``failures``.
+        sources: what the rows are made from, where a later run should be able to tell what has changed.
     """
 
     def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema, group_rows: int, identity: Identity) -> None:
         self.statistics: Mapping[str, Any] = {}
+        self.failures: list[Mapping[str, str]] = []
+        self.sources = Sources()
         self._writer = writer
         self._schema = schema
         self._identity = identity
@@ -55,17 +62,11 @@ class ShardWriter:
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
         self._written_rows = 0
-        self._failures: list[Mapping[str, str]] = []
 
     @property
     def rows(self) -> int:
         """Number of rows written so far."""
         return self._written_rows + self._pending_rows
-
-    @property
-    def failures(self) -> int:
-        """Number of failures added so far."""
-        return len(self._failures)
 
     def write(self, rows: Rows) -> None:
         """Add rows, which follow those written before in the order of their keys."""
@@ -81,16 +82,15 @@ class ShardWriter:
 
     def add_failures(self, failures: Iterable[Mapping[str, str]]) -> None:
         """Add rows of kind ``failures``, in any order."""
-        self._failures += failures
+        self.failures += failures
 
-    def _finish(self) -> list[Mapping[str, str]]:
-        """Write the last row group and the footer, and return the failures."""
+    def _finish(self, failures: FailuresEntry) -> None:
+        """Write the last row group and the footer."""
         if self._pending_rows:
             self._write_group(pa.concat_tables(self._pending))
             self._pending, self._pending_rows = [], 0
-        self._writer.add_key_value_metadata(footer_metadata(self._identity, self.statistics))
+        self._writer.add_key_value_metadata(footer_metadata(self._identity, self.statistics, failures))
         self._writer.close()
-        return self._failures
 
     def _write_group(self, group: pa.Table) -> None:
         self._writer.write_table(_canonical(group), row_group_size=self._group_rows)
@@ -101,8 +101,8 @@ class ShardWriter:
 def open_shard(output: Output, number: int) -> Iterator[ShardWriter]:
     """Write one shard whole or not at all.
 
-    It takes its name when the block ends well, and leaves nothing behind when it does not. Failures are published before the
-    shard, so that a shard always has its failures beside it.
+    It takes its name when the block ends well, and leaves nothing behind when it does not. Failures and record are published
+    before the shard, which names the digest of its failures, as the record names that of the shard.
 
     Args:
         output: the dataset.
@@ -113,18 +113,16 @@ def open_shard(output: Output, number: int) -> Iterator[ShardWriter]:
         ...     shard.write(table)
         ...     shard.statistics = {"images": table.num_rows}
     """
-    name = output.name(number)
-    with _open_file(output.folder, name, output.schema, output.identity) as shard:
-        yield shard
-        _write_failures(output.folder, failures_name(name), shard._finish(), output.identity)
-
-
-@contextmanager
-def _open_file(folder: Folder, name: str, schema: pa.Schema, identity: Identity) -> Iterator[ShardWriter]:
-    """Open one Parquet file, which is complete once its writer is finished."""
-    options, group_rows = _layout(schema)
-    with folder.replace(name) as file, pq.ParquetWriter(file, schema, version="2.6", **options) as parquet:
-        yield ShardWriter(parquet, schema, group_rows, identity)
+    folder, name = output.folder, output.name(number)
+    options, group_rows = _layout(output.schema)
+    with folder.replace(name) as file:
+        with pq.ParquetWriter(file, output.schema, version="2.6", **options) as parquet:
+            shard = ShardWriter(parquet, output.schema, group_rows, output.identity)
+            yield shard
+            shard._finish(write_failures(folder, name, shard.failures))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        write_record(folder, name, Record.of(size, sha256_of_file(file), shard.statistics), shard.sources)
 
 
 def _layout(schema: pa.Schema) -> tuple[dict[str, Any], int]:
@@ -152,22 +150,12 @@ def _canonical(group: pa.Table) -> pa.Table:
     return group.combine_chunks()
 
 
-def _write_failures(folder: Folder, name: str, failures: list[Mapping[str, str]], identity: Identity) -> None:
-    if not failures:
-        folder.delete(name)  # Those of an earlier attempt.
-        return
-    table = pa.Table.from_pylist(sorted(failures, key=lambda row: row["key"]), schema=FAILURES)
-    with _open_file(folder, name, FAILURES, identity) as shard:
-        shard.write(table)
-        shard.statistics = {"reasons": dict(Counter(row["reason"] for row in failures))}
-        shard._finish()
-
-
 def write_dataset(
     output: Output,
     make_shard: Callable[[int, ShardWriter], None],
     *,
     overwrite: bool = False,
+    verify: bool = False,
     check: Callable[[], object] = lambda: None,
     libraries: tuple[str, ...] = (),
     statistics: Statistics | None = None,
@@ -177,7 +165,8 @@ def write_dataset(
     Args:
         output: folder and identity of the dataset.
         make_shard: writes the rows of the shard of a number; called for those that are missing, in order.
-        overwrite: replace a dataset of another fingerprint.
+        overwrite: start anew, whatever dataset is there.
+        verify: compare the digests of what is there, too, not only its sizes.
         check: raises where the inputs are unusable; called before anything is replaced, and only if there is something to do.
         libraries: distributions whose versions matter to the content.
         statistics: makes the manifest's statistics from the footers of all shards; `sum_statistics` when None.
@@ -196,7 +185,7 @@ def write_dataset(
                     make_shard(number, shard)
         commit(output, libraries=libraries, statistics=statistics)
 
-    return complete_dataset(output, make_missing, overwrite=overwrite, check=check)
+    return complete_dataset(output, make_missing, overwrite=overwrite, verify=verify, check=check)
 
 
 def complete_dataset(
@@ -204,17 +193,21 @@ def complete_dataset(
     make_missing: Callable[[frozenset[int]], object],
     *,
     overwrite: bool = False,
-    update: bool = False,
+    verify: bool = False,
+    update: Update | None = None,
     retry_failed: bool = False,
     check: Callable[[], object] = lambda: None,
 ) -> Manifest:
     """Hold the folder of a dataset while its missing shards are written and committed, if there are any.
 
+    A shard is missing, too, if it or the failures beside it are damaged, as far as sizes tell, or with `verify` digests.
+
     Args:
         output: folder and identity of the dataset.
         make_missing: writes all shards but those with the numbers that it is given, and commits.
-        overwrite: replace a dataset of another fingerprint.
-        update: add inputs that are new to the shards that exist.
+        overwrite: start anew, whatever dataset is there.
+        verify: compare the digests of what is there, too, not only its sizes.
+        update: bring the shards that exist up to date with inputs that have changed.
         retry_failed: make the shards that have failures again.
         check: raises where the run cannot succeed; called before anything is replaced, and only if there is something to do.
 
@@ -225,16 +218,17 @@ def complete_dataset(
         DatasetError: the folder is in use, or holds something that must not be lost.
     """
     with hold(output.folder):
-        survey = output.survey()
-        manifest = survey.complete()
-        if manifest is not None and not (retry_failed and manifest.failed):
+        survey = output.survey(verify=verify, update=update, retry_failed=retry_failed)
+        manifest = None if overwrite else survey.complete()
+        if manifest is not None:
             return manifest
-        survey.refuse(overwrite=overwrite, update=update)
+        survey.refuse(overwrite=overwrite)
+        if not output.folder.is_local:
+            output.folder.write(PROBE_NAME, b"")  # Else hours may pass before the first shard turns out not to be writable.
+            output.folder.delete(PROBE_NAME)
         check()
-        survey.clear(update=update)
-        finished = survey.finished()
-        if retry_failed:
-            finished = frozenset(number for number in finished if not survey.has_failures(number))
+        finished = frozenset() if overwrite else survey.finished()
+        survey.clear(finished if overwrite or update is None else survey.usable())
         make_missing(finished)
         return Manifest.read(output.folder)
 
@@ -271,7 +265,7 @@ def commit(
         statistics: makes the manifest's statistics from the footers of all shards; `sum_statistics` when None.
 
     Raises:
-        DatasetError: a shard is missing.
+        DatasetError: a shard is missing, or its bytes are not those that were written. It is then deleted.
     """
     folder, identity, files = output.folder, output.identity, (*files, *output.files)
     names = frozenset(folder.names())
@@ -285,12 +279,10 @@ def commit(
         if footer is None:
             raise DatasetError(f"{folder.path_of(name)} is missing after the run: run the same command again")
         footers.append(footer)
-        shards.append(shard_entry(folder, name, footer))
-        if failures_name(name) in names:
-            failed = output.own(read_footer(folder, failures_name(name)))
-            if failed is not None:
-                failures.append(shard_entry(folder, failures_name(name), failed))
-                reasons.update(failed.statistics["reasons"])
+        shards.append(_shard_entry(folder, name, footer))
+        if footer.failures.rows:
+            failures.append(_failures_entry(folder, name, footer.failures))
+            reasons.update(footer.failures.reasons)
     manifest = Manifest(
         kind=identity.kind,
         fingerprint=identity.fingerprint,
@@ -308,6 +300,28 @@ def commit(
             folder.delete(name)  # Left by a dataset that was overwritten.
     folder.write(MANIFEST_NAME, manifest.to_json().encode())
     return manifest
+
+
+def _shard_entry(folder: Folder, name: str, footer: Footer) -> ShardEntry:
+    entry, record = shard_entry(folder, name, footer.rows), read_record(folder, name)
+    if record is not None and record.describes(entry.bytes, footer.statistics) and record.sha256 != entry.sha256:
+        folder.delete(name)
+        raise DatasetError(
+            f"{folder.path_of(name)} was damaged after it had been written: run the same command again, which makes it again"
+        )
+    return entry
+
+
+def _failures_entry(folder: Folder, shard: str, expected: FailuresEntry) -> ShardEntry:
+    name = failures_name(shard)
+    try:
+        entry = shard_entry(folder, name, expected.rows)
+    except FileNotFoundError:
+        entry = None
+    if entry is None or entry.sha256 != expected.sha256:
+        folder.delete(shard)  # Without its failures it is not finished.
+        raise DatasetError(f"{folder.path_of(name)} is missing or damaged after the run: run the same command again")
+    return entry
 
 
 def _file_entry(folder: Folder, name: str) -> FileEntry:

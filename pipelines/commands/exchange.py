@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from pipelines.commands.options import Output, Overwrite, Shards, console, notes, several
+from pipelines.commands.options import Check, Output, Overwrite, Shards, console, notes, several
 from pipelines.commands.results import finish
 from schemas.keys import DEFAULT_SHARDS
 
@@ -63,6 +63,7 @@ def import_(
     id_array: Annotated[str, typer.Option("--id-array", help="hdf5: path of the image ids of the array.")] = "",
     shards: Shards = DEFAULT_SHARDS,
     overwrite: Overwrite = False,
+    check: Check = False,
 ) -> None:
     """Turn features that other tools made into a dataset.
 
@@ -87,7 +88,7 @@ def import_(
     }
     chosen = format or format_of(sources[0])
     files = _layout(LAYOUTS, chosen, options, misfit=f"these files are {chosen}", sources=tuple(sources), id_rule=id_rule)
-    job = ImportJob(files=files, output=output, name=name, source=source, shards=shards, overwrite=overwrite)
+    job = ImportJob(files=files, output=output, name=name, source=source, shards=shards, overwrite=overwrite, verify=check)
     with show_progress(notes, "import", unit="images") as meter:
         manifest = import_features(job, meter)
     finish(manifest, output)

@@ -6,18 +6,33 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pipelines.commands.options import BEAM, Ids, LogJson, MaxFailures, Output, Overwrite, Shards, console, execution_of, notes
+from pipelines.commands.options import (
+    BEAM,
+    Check,
+    Ids,
+    LogJson,
+    MaxFailures,
+    Output,
+    Overwrite,
+    Shards,
+    console,
+    execution_of,
+    notes,
+)
 from pipelines.commands.results import finish
+from schemas.errors import UsageError
 from schemas.keys import DEFAULT_SHARDS
 
 if TYPE_CHECKING:
     from extractors.settings import RegionOptions
+    from schemas.survey import Update
 
 __all__ = ["app"]
 
 app = typer.Typer()
 
 _REGIONS = "Regions"
+_CHANGES = "When images have changed"
 Backend = Literal["torchvision", "detectron2"]
 
 
@@ -78,8 +93,32 @@ def features(
     shards: Shards = DEFAULT_SHARDS,
     max_failures: MaxFailures = 0,
     overwrite: Overwrite = False,
+    check: Check = False,
     update: Annotated[
-        bool, typer.Option("--update", help="Add images that are new in IMAGES to the dataset in OUTPUT.")
+        bool,
+        typer.Option(
+            "--update",
+            help="Bring the dataset in OUTPUT up to date with images that are new, changed or gone.",
+            rich_help_panel=_CHANGES,
+        ),
+    ] = False,
+    keep_removed: Annotated[
+        bool,
+        typer.Option("--keep-removed", help="With --update: keep the rows of images that are gone.", rich_help_panel=_CHANGES),
+    ] = False,
+    only_add: Annotated[
+        bool,
+        typer.Option(
+            "--only-add", help="With --update: add images that are new, and keep everything else.", rich_help_panel=_CHANGES
+        ),
+    ] = False,
+    check_content: Annotated[
+        bool,
+        typer.Option(
+            "--check-content",
+            help="With --update: read all images and compare digests instead of sizes and modification times.",
+            rich_help_panel=_CHANGES,
+        ),
     ] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try only the images again that failed before.")] = False,
     dry_run: Annotated[
@@ -124,7 +163,8 @@ def features(
         batch_size=batch_size,
         shards=shards,
         overwrite=overwrite,
-        update=update,
+        verify=check,
+        update=_update(update, keep_removed=keep_removed, only_add=only_add, check_content=check_content),
         retry_failed=retry_failed,
     )
     listing = list_images(job)
@@ -138,6 +178,15 @@ def features(
     with show_progress(notes, extractor, unit="images", total=listing.count, log_json=log_json) as meter:
         manifest = extract_features(job, execution, meter, listing=listing)
     finish(manifest, output, max_failures)
+
+
+def _update(update: bool, **settings: bool) -> Update | None:
+    from schemas.survey import Update
+
+    given = [f"--{name.replace('_', '-')}" for name, value in settings.items() if value]
+    if given and not update:
+        raise UsageError(f"{' and '.join(given)} says how to update a dataset: give --update, too")
+    return Update(**settings) if update else None
 
 
 def _region_options(**given: str | int | float | None) -> RegionOptions | None:

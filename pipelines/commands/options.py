@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BEAM",
+    "Check",
     "IdRule",
     "Ids",
     "Languages",
@@ -41,7 +42,10 @@ BEAM = {"allow_extra_args": True}
 
 IdRule = Literal["name", "path"]
 Output = Annotated[str, typer.Argument(help="Folder of the dataset to write.", show_default=False)]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another dataset that OUTPUT holds.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start anew, whatever dataset OUTPUT holds.")]
+Check = Annotated[
+    bool, typer.Option("--check", help="Compare the digests of what OUTPUT holds, too, and make again what is damaged.")
+]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per core.")]
 MaxFailures = Annotated[int, typer.Option("--max-failures", min=0, help="Inputs that may fail before the exit code is 3.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Progress as lines of JSON on stderr, for programs.")]

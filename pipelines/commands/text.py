@@ -8,6 +8,7 @@ import typer
 
 from pipelines.commands.options import (
     BEAM,
+    Check,
     Languages,
     LogJson,
     MaxFailures,
@@ -57,6 +58,7 @@ def captions(
     shards: Shards = DEFAULT_SHARDS,
     max_failures: MaxFailures = 0,
     overwrite: Overwrite = False,
+    check: Check = False,
     log_json: LogJson = False,
     workers: Workers = 0,
 ) -> None:
@@ -81,6 +83,7 @@ def captions(
         truecaser=truecaser or None,
         shards=shards,
         overwrite=overwrite,
+        verify=check,
     )
     with show_progress(notes, "captions", unit="captions", log_json=log_json) as meter:
         manifest = prepare_captions(job, execution_of(context, workers), meter)
@@ -104,6 +107,7 @@ def vocabulary(
     portions: Portions = "",
     splits: Annotated[str, typer.Option("--splits", help="Splits to count.")] = "train",
     overwrite: Overwrite = False,
+    check: Check = False,
     workers: Workers = 1,
 ) -> None:
     """Build the joint vocabulary of captions: tokens under the threshold become <unk>.
@@ -122,6 +126,7 @@ def vocabulary(
         languages=several(languages),
         portions=several(portions),
         overwrite=overwrite,
+        verify=check,
     )
     with notes.status("counting tokens"):
         manifest = build_vocabulary(job, execution_of(context, workers))
@@ -138,6 +143,7 @@ def encode(
     output: Output,
     max_length: Annotated[int, typer.Option("--max-length", help="Most tokens to keep, besides <start> and <end>.")] = 100,
     overwrite: Overwrite = False,
+    check: Check = False,
     log_json: LogJson = False,
     workers: Workers = 0,
 ) -> None:
@@ -145,7 +151,9 @@ def encode(
     from pipelines.running.progress import show_progress
     from pipelines.text.encoding import EncodeJob, encode_captions
 
-    job = EncodeJob(captions=captions, vocabulary=vocabulary, output=output, max_length=max_length, overwrite=overwrite)
+    job = EncodeJob(
+        captions=captions, vocabulary=vocabulary, output=output, max_length=max_length, overwrite=overwrite, verify=check
+    )
     with show_progress(notes, "encode", unit="captions", log_json=log_json) as meter:
         manifest = encode_captions(job, execution_of(context, workers), meter)
     finish(manifest, output)

@@ -55,7 +55,8 @@ class ImportJob:
         name: name of the feature, e.g. ``resnet50-pool``.
         source: origin of the feature, in words.
         shards: number of shards.
-        overwrite: replace a dataset of another fingerprint.
+        overwrite: start anew, whatever dataset is there.
+        verify: compare the digests of what is there, too, and make again what is damaged.
     """
 
     files: ImportLayout
@@ -64,6 +65,7 @@ class ImportJob:
     source: str = ""
     shards: int = DEFAULT_SHARDS
     overwrite: bool = False
+    verify: bool = False
 
     def __post_init__(self) -> None:
         check_shards(self.shards)
@@ -112,7 +114,7 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
             shard.write(_table(files, block, spec))
             meter.add(images=len(block))
 
-    return write_dataset(output, make_shard, overwrite=job.overwrite, check=check)
+    return write_dataset(output, make_shard, overwrite=job.overwrite, verify=job.verify, check=check)
 
 
 def _check_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:

@@ -8,17 +8,20 @@ shuffled to the writer.
 
 from __future__ import annotations
 
+import hashlib
 import os
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import apache_beam as beam
+import numpy as np
 from apache_beam.metrics import Metrics
 from apache_beam.utils.shared import Shared
 
 import extractors
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
-from pipelines.features.forward import Tally
+from pipelines.features.forward import Tally, refuse_duplicates
 from pipelines.features.job import FeaturesJob
 from pipelines.features.shards import make_shard
 from pipelines.features.workers import count_gpus, decoding_threads, device_of_worker
@@ -78,6 +81,7 @@ class _ExtractShardFn(beam.DoFn):
             extractor=self._loaded.extractor,
             batch_size=self._job.batch_size or self._loaded.extractor.description.batch_size,
             threads=decoding_threads(self._job, self._threads),
+            update=self._job.update,
             retry_failed=self._job.retry_failed,
             on_batch=self._show,
         )
@@ -155,14 +159,34 @@ def list_images(job: FeaturesJob) -> Listing:
     """List the images of a job once.
 
     Raises:
-        InputError: the source holds no images.
+        InputError: the source holds no images, or two with the same id.
     """
-    listing = Listing.of(job.images.refs(), job.shards)
+    ids = array("Q")  # Eight bytes per image: the ids themselves would take ten times as much.
+    listing = Listing.of(_remember_ids(job.images.refs(), ids), job.shards)
     if not listing.count:
         raise InputError(
             f"no images found in {job.images.location!r}: check the path; a folder is searched for known extensions"
         )
+    _refuse_duplicates(job.images, ids)
     return listing
+
+
+def _remember_ids(refs: Iterable[ImageRef], ids: array[int]) -> Iterator[ImageRef]:
+    for ref in refs:
+        ids.append(_short_digest(ref.image_id))
+        yield ref
+
+
+def _short_digest(image_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(image_id.encode(), digest_size=8).digest(), "big")
+
+
+def _refuse_duplicates(images: ImageSource, ids: array[int]) -> None:
+    """Refuse ids that occur twice, before anything is made; only suspects are listed again."""
+    digests = np.sort(np.frombuffer(ids, np.uint64))
+    suspects = set(digests[1:][digests[1:] == digests[:-1]].tolist())
+    if suspects:
+        refuse_duplicates(sorted(ref for ref in images.refs() if _short_digest(ref.image_id) in suspects))
 
 
 def plan_features(job: FeaturesJob, listing: Listing) -> Output:
@@ -187,12 +211,15 @@ def plan_features(job: FeaturesJob, listing: Listing) -> Output:
     names = names_files(job.extractor.regions, description)
     if description.kind == "regions" and not job.overwrite:
         names = {**stored_names(folder, description), **names}
-    return Output(folder=folder, identity=identity, listings=listing.shards, files=names, other_files=NAMES_FILES)
+    return Output(
+        folder=folder, identity=identity, listings=listing.shards, states=listing.states, files=names, other_files=NAMES_FILES
+    )
 
 
 def _statistics(footers: list[Footer]) -> dict[str, object]:
     counts = {name: sum(footer.statistics[name] for footer in footers) for name in ("images", "failed")}
-    return {**counts, "listing": sum_digests(footer.statistics["listing"] for footer in footers)}
+    digests = {name: sum_digests(footer.statistics[name] for footer in footers) for name in ("listing", "content")}
+    return {**counts, **digests}
 
 
 def extract_features(
@@ -234,6 +261,7 @@ def extract_features(
         build,
         execution=execution,
         overwrite=job.overwrite,
+        verify=job.verify,
         update=job.update,
         retry_failed=job.retry_failed,
     )

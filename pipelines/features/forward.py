@@ -5,6 +5,7 @@ Threads read and decode ahead of the model, which takes batch after batch; memor
 
 from __future__ import annotations
 
+import hashlib
 import time
 from bisect import bisect_left
 from collections import deque
@@ -34,6 +35,7 @@ class Tally:
         decode_seconds: time of all decoding threads, summed.
         forward_seconds: time in the model.
         wait_seconds: time that the model waited for decoded images.
+        digests: SHA-256 of the bytes of each image, by image id; empty for those that could not be read.
     """
 
     images: int = 0
@@ -41,6 +43,7 @@ class Tally:
     decode_seconds: float = 0.0
     forward_seconds: float = 0.0
     wait_seconds: float = 0.0
+    digests: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: Tally) -> None:
         """Add another tally to this one."""
@@ -49,6 +52,7 @@ class Tally:
         self.decode_seconds += other.decode_seconds
         self.forward_seconds += other.forward_seconds
         self.wait_seconds += other.wait_seconds
+        self.digests.update(other.digests)
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class _Decoded:
     ref: ImageRef
     pixels: Any
     failure: dict[str, str] | None
+    sha256: str
     seconds: float
 
 
@@ -126,6 +131,7 @@ def extract_shard(
             decoded = ahead.popleft().result()
             batch.wait_seconds += time.perf_counter() - started
             batch.decode_seconds += decoded.seconds
+            batch.digests[decoded.ref.image_id] = decoded.sha256
             if decoded.failure is None:
                 held.append(decoded)
             else:
@@ -159,9 +165,11 @@ def merge_rows(old: Iterable[pa.RecordBatch], new: Iterable[pa.Table]) -> Iterat
 
 def _decode(ref: ImageRef, extractor: extractors.Extractor, read: Callable[[ImageRef], bytes]) -> _Decoded:
     started = time.perf_counter()
-    pixels, failure = None, None
+    pixels, failure, sha256 = None, None, ""
     try:
-        pixels = extractor.preprocess(extractors.decode(read(ref)))
+        data = read(ref)
+        sha256 = hashlib.sha256(data).hexdigest()
+        pixels = extractor.preprocess(extractors.decode(data))
     except extractors.DecodeError as error:
         failure = _failure(ref, "decode", error.reason, str(error))
     except (OSError, DatasetError) as error:
@@ -169,7 +177,7 @@ def _decode(ref: ImageRef, extractor: extractors.Extractor, read: Callable[[Imag
         cause = error.__cause__ or error
         # Without the file's name: messages must not depend on where the images lie.
         failure = _failure(ref, "read", "unreadable", getattr(cause, "strerror", None) or type(cause).__name__)
-    return _Decoded(ref, pixels, failure, time.perf_counter() - started)
+    return _Decoded(ref, pixels, failure, sha256, time.perf_counter() - started)
 
 
 def _failure(ref: ImageRef, stage: str, reason: str, message: str) -> dict[str, str]:

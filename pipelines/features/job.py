@@ -8,6 +8,7 @@ from extractors import ExtractorRequest
 from pipelines.inputs.images import ImageSource
 from schemas.errors import UsageError
 from schemas.keys import DEFAULT_SHARDS, check_shards
+from schemas.survey import Update
 
 __all__ = ["FeaturesJob"]
 
@@ -26,8 +27,9 @@ class FeaturesJob:
         batch_size: images that the model takes at once; changes speed and memory, not the features. None: the extractor's own
             number.
         shards: number of shards.
-        overwrite: replace a dataset of another fingerprint.
-        update: add the images that are new in the source to the dataset in ``output``.
+        overwrite: start anew, whatever dataset is there.
+        verify: compare the digests of the shards that are there, too, and make those again that are damaged.
+        update: bring the dataset in ``output`` up to date with images that are new, changed or gone; None if it must not change.
         retry_failed: try the images again that failed before.
 
     Raises:
@@ -41,7 +43,8 @@ class FeaturesJob:
     batch_size: int | None = None
     shards: int = DEFAULT_SHARDS
     overwrite: bool = False
-    update: bool = False
+    verify: bool = False
+    update: Update | None = None
     retry_failed: bool = False
 
     def __post_init__(self) -> None:
@@ -50,7 +53,7 @@ class FeaturesJob:
             raise UsageError(f"--batch-size is {self.batch_size}, expected 1 or more")
         if self.overwrite and (self.update or self.retry_failed):
             raise UsageError(
-                "--overwrite makes a dataset again, --update and --retry-failed keep what it holds: give one of them"
+                "--overwrite starts anew, --update and --retry-failed keep what the dataset holds: give one of them"
             )
 
     def check_device(self) -> None:

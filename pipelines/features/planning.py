@@ -13,13 +13,13 @@ from rich.table import Table
 from pipelines.features.extract import plan_features
 from pipelines.features.forward import Tally, extract_shard
 from pipelines.features.job import FeaturesJob
+from pipelines.features.reuse import plan_reuse
 from pipelines.features.workers import count_gpus, decoding_threads
 from pipelines.inputs.images import ImageRef, Listing
 from pipelines.running.progress import bound_by
 from schemas.batches import vector_bytes
 from schemas.keys import shard_of
 from schemas.kinds import schema_of
-from schemas.output import Survey
 
 __all__ = ["ShardPlan", "WorkPlan", "plan_table", "plan_work"]
 
@@ -34,11 +34,13 @@ class ShardPlan:
         number: number of the shard.
         images: images to extract.
         kept: stored rows that stay.
+        dropped: stored rows and failures that do not, because their images are gone or have changed.
     """
 
     number: int
     images: int
-    kept: int
+    kept: int = 0
+    dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,25 +85,36 @@ def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
         listing: its images.
 
     Raises:
-        ImagepivotError: the images, weights or device are missing. Whether the run would refuse the folder is not checked.
+        ImagepivotError: the images, weights or device are missing, or the run would refuse the folder.
     """
     output = plan_features(job, listing)
-    survey = output.survey()
-    finished = survey.finished()
+    job.check_device()
+    output.folder.check_writable()
+    survey = output.survey(verify=job.verify, update=job.update, retry_failed=job.retry_failed)
+    survey.refuse(overwrite=job.overwrite)
+    finished = frozenset() if job.overwrite else survey.finished()
+    stored = frozenset() if job.overwrite else survey.usable() - finished
+    refs: dict[int, list[ImageRef]] = {number: [] for number in stored}
+    for ref in job.images.refs() if stored else ():
+        if (number := shard_of(ref.image_id, job.shards)) in refs:
+            refs[number].append(ref)
     todo = []
     for number, count in enumerate(listing.counts):
-        kept, failed = _kept(survey, number)
-        if number in finished and not (job.retry_failed and failed):
-            continue
-        todo.append(ShardPlan(number, max(0, count - kept - (0 if job.retry_failed else failed)), kept))
+        if number in stored:
+            reuse = plan_reuse(
+                output,
+                number,
+                sorted(refs[number]),
+                read=job.images.read,
+                update=job.update,
+                retry_failed=job.retry_failed,
+            )
+            todo.append(ShardPlan(number, len(reuse.todo), len(reuse.rows), reuse.dropped))
+        elif number not in finished:
+            todo.append(ShardPlan(number, count))
+    todo = [shard for shard in todo if shard.images or shard.dropped or shard.number not in stored]
     rate, bottleneck = _measure(job, frozenset(shard.number for shard in todo)) if any(s.images for s in todo) else (None, None)
     return WorkPlan(tuple(todo), output.shards - len(todo), vector_bytes(output.schema), rate, bottleneck)
-
-
-def _kept(survey: Survey, number: int) -> tuple[int, int]:
-    """Return the numbers of rows and failures of a shard that stay."""
-    rows, failures = survey.footer(number), survey.failures_footer(number)
-    return rows.rows if rows else 0, failures.rows if rows and failures else 0
 
 
 def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, str | None]:

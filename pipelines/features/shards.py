@@ -1,4 +1,4 @@
-"""Write one shard of features, extracting only what is missing: a plain function, without Beam."""
+"""Write one shard of features, extracting only what is missing or has changed: a plain function, without Beam."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import extractors
 from pipelines.features.forward import Tally, extract_shard, merge_rows, refuse_duplicates
-from pipelines.inputs.images import ImageRef, ImageSource, Listing
+from pipelines.features.reuse import Reuse, plan_reuse, source_of, statistics_of
+from pipelines.inputs.images import ImageRef, ImageSource, Listing, digest_of
 from schemas.batches import batch_rows
 from schemas.errors import InputError
 from schemas.output import Output
-from schemas.shards import failures_name, read_footer
+from schemas.records import Record, Source, Sources, write_record
+from schemas.shards import shard_entry
 from schemas.storage import is_remote
+from schemas.survey import Update
 from schemas.writing import open_shard
 
 __all__ = ["make_shard"]
@@ -34,13 +38,14 @@ def make_shard(
     extractor: extractors.Extractor,
     batch_size: int,
     threads: int,
+    update: Update | None = None,
     retry_failed: bool = False,
     on_batch: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
     """Write one shard.
 
-    If the shard exists, from an earlier run of the same identity, its rows are kept and only images that have neither a row nor
-    a failure are extracted: the result is the same as if all had been extracted at once.
+    If the shard exists, from an earlier run of the same identity, what `plan_reuse` lets stay is kept and only the rest is
+    extracted: the result is the same as if all had been extracted at once. If everything stays, the shard is left alone.
 
     Args:
         output: the dataset.
@@ -50,6 +55,7 @@ def make_shard(
         extractor: the loaded extractor.
         batch_size: images that the model takes at once.
         threads: decoding threads.
+        update: how images that have changed are treated.
         retry_failed: try the images again that failed before.
         on_batch: is called after each batch with the tally of that batch.
 
@@ -62,16 +68,15 @@ def make_shard(
     refs = sorted(refs)
     refuse_duplicates(refs)
     _refuse_other_list(output, number, refs, images)
-    name, schema, tally = output.name(number), output.schema, Tally()
-    kept_ids, kept_failures = _kept(output, number)
-    wanted = {ref.image_id for ref in refs}
-    again = {key for key in kept_failures if retry_failed and key in wanted}
-    tally.failures += [row for key, row in kept_failures.items() if key not in again]
-    todo = [
-        ref for ref in refs if ref.image_id not in kept_ids and (ref.image_id not in kept_failures or ref.image_id in again)
-    ]
-    expected = len(todo) + len(tally.failures)
-    ordered = images.in_reading_order(todo)
+    reuse = plan_reuse(output, number, refs, read=images.read, update=update, retry_failed=retry_failed)
+    if _is_damaged(output, number, reuse):
+        reuse = Reuse(todo=refs)
+    tally = Tally(failures=list(reuse.failures))
+    if _is_left_alone(output, number, reuse):
+        return tally
+    name, schema = output.name(number), output.schema
+    expected = len(reuse.todo) + len(tally.failures)
+    ordered = images.in_reading_order(reuse.todo)
     new: Iterable[pa.Table] = extract_shard(
         ordered,
         extractor=extractor,
@@ -82,26 +87,52 @@ def make_shard(
         tally=tally,
         on_batch=on_batch,
     )
-    if ordered is not todo:
+    if ordered is not reuse.todo:
         new = _sort_rows(new, schema)
     with open_shard(output, number) as shard:
-        for table in merge_rows(_batches(output, name), new) if kept_ids else new:
+        for table in merge_rows(_batches(output, name, reuse.rows), new) if reuse.rows else new:
             shard.write(table)
         if tally.images + len(tally.failures) != expected:
             raise RuntimeError(f"{name}: {tally.images} rows and {len(tally.failures)} failures of {expected} images")
         _refuse_gone(images, tally)
         shard.add_failures(tally.failures)
-        shard.statistics = {
-            "listing": output.listings[number] if output.listings is not None else "",
-            "images": len(kept_ids) + tally.images,
-            "failed": len(tally.failures),
-        }
+        sources = [*reuse.sources, *(source_of(ref, tally.digests.get(ref.image_id, "")) for ref in reuse.todo)]
+        shard.statistics = statistics_of(sources, images=len(reuse.rows) + tally.images, failed=len(tally.failures))
+        shard.sources = Sources(_state(sources), sources)
     return tally
 
 
+def _is_damaged(output: Output, number: int, reuse: Reuse) -> bool:
+    """Whether rows would be copied from a shard whose bytes are not those that were written."""
+    if reuse.record is None or not reuse.rows:
+        return False
+    return shard_entry(output.folder, output.name(number), 0).sha256 != reuse.record.sha256
+
+
+def _is_left_alone(output: Output, number: int, reuse: Reuse) -> bool:
+    """Whether a shard would become what it is. What lies beside it is then brought up to date."""
+    if reuse.footer is None or reuse.todo or reuse.dropped:
+        return False
+    name, state = output.name(number), _state(reuse.sources)
+    if statistics_of(reuse.sources, images=len(reuse.rows), failed=len(reuse.failures)) != reuse.footer.statistics:
+        return False
+    if reuse.record is None or reuse.record.state != state:
+        entry = shard_entry(output.folder, name, reuse.footer.rows)
+        record = reuse.record or Record.of(entry.bytes, entry.sha256, reuse.footer.statistics)
+        write_record(output.folder, name, record, Sources(state, reuse.sources))
+    return True
+
+
+def _state(sources: Iterable[Source]) -> str:
+    return digest_of((source.image_id, source.uri, str(source.bytes), source.version) for source in sources)
+
+
 def _refuse_other_list(output: Output, number: int, refs: Sequence[ImageRef], images: ImageSource) -> None:
-    """Refuse a shard whose images are not those that the launcher listed: a shard of fewer must not count as finished."""
-    if output.listings is not None and Listing.of(refs, 1).shards[0] != output.listings[number]:
+    """Refuse a shard whose images are not those that the launcher listed: a shard of others must not count as finished."""
+    if output.listings is None or output.states is None:
+        return
+    listing = Listing.of(refs, 1)
+    if (listing.shards[0], listing.states[0]) != (output.listings[number], output.states[number]):
         raise InputError(
             f"the images in {images.location!r} changed while the run was going on: shard {number} has {len(refs)} images now, and "
             "its list is another one. Wait until they are all there, and run the same command again; finished shards are kept"
@@ -135,20 +166,12 @@ def _sort_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Tab
                 yield pa.Table.from_batches(rows).combine_chunks()
 
 
-def _kept(output: Output, number: int) -> tuple[set[str], dict[str, dict[str, str]]]:
-    """Return the ids of the rows that an earlier run wrote, and its failures by key."""
-    if output.footer(number) is None:
-        return set(), {}
-    with output.folder.open(output.name(number)) as file:
-        ids = set(pq.read_table(file, columns=["image_id"])["image_id"].to_pylist())
-    failures = failures_name(output.name(number))
-    if output.own(read_footer(output.folder, failures)) is None:
-        return ids, {}
-    with output.folder.open(failures) as file:
-        return ids, {row["key"]: row for row in pq.read_table(file).to_pylist()}
-
-
-def _batches(output: Output, name: str) -> Iterator[pa.RecordBatch]:
+def _batches(output: Output, name: str, ids: frozenset[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the stored rows with these ids."""
+    kept = pa.array(sorted(ids), pa.string())
     with output.folder.open(name) as file:
         parquet = pq.ParquetFile(file)
-        yield from (batch for batch in parquet.iter_batches(batch_size=batch_rows(parquet.schema_arrow)) if batch.num_rows)
+        for batch in parquet.iter_batches(batch_size=batch_rows(parquet.schema_arrow)):
+            rows = batch.filter(pc.is_in(batch["image_id"], kept))
+            if rows.num_rows:
+                yield rows

@@ -12,6 +12,7 @@ import apache_beam as beam
 from pipelines.running.runner import Execution, run_pipeline
 from schemas.manifest import Manifest
 from schemas.output import Output
+from schemas.survey import Update
 from schemas.writing import Statistics, commit, complete_dataset
 
 __all__ = ["CommitDataset", "SumCounters", "run_job"]
@@ -79,7 +80,8 @@ def run_job(
     *,
     execution: Execution,
     overwrite: bool,
-    update: bool = False,
+    verify: bool = False,
+    update: Update | None = None,
     retry_failed: bool = False,
 ) -> Manifest:
     """Run a pipeline that writes a dataset, or the part of it that an earlier run did not finish.
@@ -89,6 +91,7 @@ def run_job(
         build: adds the transforms, given the numbers of the shards that are already finished.
         execution: where and how to run.
         overwrite: as `schemas.writing.complete_dataset` takes it.
+        verify: as `schemas.writing.complete_dataset` takes it.
         update: as `schemas.writing.complete_dataset` takes it.
         retry_failed: as `schemas.writing.complete_dataset` takes it.
 
@@ -103,4 +106,4 @@ def run_job(
     def run(finished: frozenset[int]) -> None:
         run_pipeline(lambda pipeline: build(pipeline, finished), execution)
 
-    return complete_dataset(output, run, overwrite=overwrite, update=update, retry_failed=retry_failed)
+    return complete_dataset(output, run, overwrite=overwrite, verify=verify, update=update, retry_failed=retry_failed)

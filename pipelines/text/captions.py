@@ -163,7 +163,8 @@ class CaptionsJob:
         train_splits: splits that the truecasers learn from.
         truecaser: folder of trained truecasers, or a captions dataset that holds them; None trains them.
         shards: number of shards.
-        overwrite: replace a dataset of another fingerprint.
+        overwrite: start anew, whatever dataset is there.
+        verify: compare the digests of what is there, too, and make again what is damaged.
     """
 
     source: CaptionSource
@@ -174,6 +175,7 @@ class CaptionsJob:
     truecaser: str | None = None
     shards: int = DEFAULT_SHARDS
     overwrite: bool = False
+    verify: bool = False
 
     def __post_init__(self) -> None:
         check_shards(self.shards)
@@ -229,4 +231,4 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
         libraries = ("apache-beam", "sacremoses")
         _ = written | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=libraries)
 
-    return run_job(output, build, execution=execution, overwrite=job.overwrite)
+    return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify)

@@ -37,7 +37,8 @@ class EncodeJob:
         vocabulary: folder of a vocabulary.
         output: folder of the encoded captions.
         max_length: number of tokens after which a caption is cut (Huang et al. 2019: 100), ``<start>`` and ``<end>`` not counted.
-        overwrite: replace a dataset of another fingerprint.
+        overwrite: start anew, whatever dataset is there.
+        verify: compare the digests of what is there, too, and make again what is damaged.
     """
 
     captions: str
@@ -45,6 +46,7 @@ class EncodeJob:
     output: str
     max_length: int = 100
     overwrite: bool = False
+    verify: bool = False
 
     def __post_init__(self) -> None:
         if self.max_length < 1:
@@ -165,4 +167,4 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
             | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))
         )
 
-    return run_job(output, build, execution=execution, overwrite=job.overwrite)
+    return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify)

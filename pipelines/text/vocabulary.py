@@ -10,6 +10,7 @@ from itertools import combinations
 from typing import Any, Literal
 
 import apache_beam as beam
+import pyarrow.parquet as pq
 
 from pipelines.running.jobs import CommitDataset, SumCounters, run_job
 from pipelines.running.runner import Execution
@@ -40,7 +41,8 @@ class VocabularyJob:
         splits: splits whose captions are counted.
         languages: languages that are counted; empty for all.
         portions: portions that are counted; empty for all.
-        overwrite: replace a dataset of another fingerprint.
+        overwrite: start anew, whatever dataset is there.
+        verify: compare the digests of what is there, too, and make again what is damaged.
     """
 
     captions: str
@@ -51,6 +53,7 @@ class VocabularyJob:
     languages: tuple[str, ...] = ()
     portions: tuple[str, ...] = ()
     overwrite: bool = False
+    verify: bool = False
 
     def __post_init__(self) -> None:
         if self.min_count < 1:
@@ -188,6 +191,14 @@ def _write_vocabulary(
     return (TEXT_NAME,)
 
 
+def _write_text(name: str, output: Output) -> tuple[str]:
+    """Write the plain text of a vocabulary whose shard is there."""
+    with output.folder.open(output.name(0)) as file:
+        vocabulary = Vocabulary.from_table(pq.ParquetFile(file).read())
+    output.folder.write(name, vocabulary.to_text().encode())
+    return (name,)
+
+
 def _selects(job: VocabularyJob, portion: str, language: str) -> bool:
     return (not job.languages or language in job.languages) and (not job.portions or portion in job.portions)
 
@@ -247,7 +258,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution()) -> 
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
         if finished:
-            written = pipeline | "VocabularyIsThere" >> beam.Create([(TEXT_NAME,)])
+            written = pipeline | "VocabularyIsThere" >> beam.Create([TEXT_NAME]) | "WriteText" >> beam.Map(_write_text, output)
         else:
             counts = (
                 pipeline
@@ -258,4 +269,4 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution()) -> 
             written = counts | "BuildVocabulary" >> BuildVocabulary(job, output)
         _ = written | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))
 
-    return run_job(output, build, execution=execution, overwrite=job.overwrite)
+    return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify)

@@ -146,7 +146,7 @@ def test_files_of_multi30k_that_do_not_belong_together(fails, tmp_path):
     arguments = ("captions", source, tmp_path / "o", "--format", "multi30k", "--workers", "1")
     says = "train.en.gz' has 3 lines, but its image list"
     one_line(fails(*arguments, says=says))
-    assert not (tmp_path / "o" / "manifest.json").exists()
+    assert not (tmp_path / "o" / "_manifest.json").exists()
 
 
 def test_text_that_is_not_utf8(fails, tmp_path):
@@ -213,7 +213,7 @@ def test_empty_captions_are_failures(imagepivot, tmp_path):
 )
 def test_options_of_captions(fails, made, tmp_path, arguments, code, says):
     fails(*captions(made / "table.tsv", tmp_path / "o", *arguments), code=code, says=says)
-    assert not (tmp_path / "o" / "manifest.json").exists()
+    assert not (tmp_path / "o" / "_manifest.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -302,8 +302,8 @@ def test_encoding_other_datasets_than_captions_and_vocabulary(fails, made, tmp_p
 
 @pytest.mark.parametrize("command", [("inspect",), ("validate",)])
 def test_a_folder_that_is_not_a_dataset(fails, made, tmp_path, command):
-    one_line(fails(*command, tmp_path / "none", says="is not a dataset: it holds no manifest.json"))
-    one_line(fails(*command, made, says="is not a dataset: it holds no manifest.json"))
+    one_line(fails(*command, tmp_path / "none", says="is not a dataset: it holds no _manifest.json"))
+    one_line(fails(*command, made, says="is not a dataset: it holds no _manifest.json"))
 
 
 def test_a_dataset_that_was_damaged(fails, made, imagepivot, tmp_path):

@@ -72,14 +72,14 @@ def test_two_workers_make_the_same_captions(inputs, finished, imagepivot, tmp_pa
     imagepivot(*captions_of(inputs, tmp_path / "c", 2))
     files = snapshot(tmp_path / "c")
     assert files == snapshot(finished / "captions")
-    assert len([name for name in files if name.startswith("failures/")]) > 0
+    assert len([name for name in files if name.startswith("_failures/")]) > 0
     assert {"truecaser/en.model", "truecaser/de.model", "truecaser/pt-BR.model"} < set(files)
 
 
 def test_two_workers_make_the_same_vocabulary(finished, imagepivot, tmp_path):
     imagepivot("vocabulary", finished / "captions", tmp_path / "v", "--workers", "2")
     assert snapshot(tmp_path / "v") == snapshot(finished / "vocabulary")
-    assert set(snapshot(tmp_path / "v")) == {"manifest.json", "part-00000-of-00001.parquet", "vocabulary.txt"}
+    assert set(snapshot(tmp_path / "v")) == {"_manifest.json", "part-00000-of-00001.parquet", "vocabulary.txt"}
 
 
 def test_two_workers_make_the_same_ids(finished, imagepivot, tmp_path):
@@ -122,7 +122,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(inputs, finished, imagepivot,
     output = tmp_path / "o"
     with start(*COMMANDS[kind](inputs, output, workers), folder=tmp_path / "process") as run:
         wait_for_a_shard(output, run)
-        assert not (output / "manifest.json").exists(), "the manifest comes last"
+        assert not (output / "_manifest.json").exists(), "the manifest comes last"
         if victim == "group":
             run.send(signal.SIGKILL)
         elif victim == "launcher":
@@ -137,7 +137,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(inputs, finished, imagepivot,
             assert "a worker process ended unexpectedly" in done.stderr
             assert "Traceback" not in done.stderr
         wait_for(lambda: not group_of(run.pid), seconds=15)
-    assert not (output / "manifest.json").exists()
+    assert not (output / "_manifest.json").exists()
     kept = stamps(shards_in(output))
     assert 0 < len(kept) < SHARDS, "killed in the middle"
     imagepivot(*COMMANDS[kind](inputs, output, 1))

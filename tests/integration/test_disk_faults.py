@@ -104,7 +104,7 @@ def test_a_dataset_without_permission(arguments, undisturbed, imagepivot, forked
     """Its folder may be read only: the run is refused before it changes anything."""
     locked.chmod(0o755)
     imagepivot(*arguments(locked))
-    (locked / "manifest.json").unlink()
+    (locked / "_manifest.json").unlink()
     (locked / "part-00007-of-00020.parquet").unlink()
     locked.chmod(0o555)
     before = snapshot(locked)
@@ -143,7 +143,7 @@ def test_a_full_disk(arguments, undisturbed, imagepivot, small_disk: Path, worke
     left = snapshot(output)
     assert 0 < len(left) < len(undisturbed)
     assert all(undisturbed[name] == data for name, data in left.items()), "every finished file is whole"
-    assert "manifest.json" not in left
+    assert "_manifest.json" not in left
     stamps = {path.name: path.stat().st_mtime_ns for path in output.iterdir()}
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
     imagepivot(*arguments(output))
@@ -161,7 +161,7 @@ def test_files_that_may_not_grow(arguments, undisturbed, imagepivot, forked, tmp
     done = forked(*arguments(output), before=functools.partial(limit_files, largest - 1), code=1)
     says(done, "part-", "see ulimit -f, or give more --shards")
     assert all(undisturbed[name] == data for name, data in snapshot(output).items())
-    assert not (output / "manifest.json").exists()
+    assert not (output / "_manifest.json").exists()
     imagepivot(*arguments(output))
     assert snapshot(output) == undisturbed
 

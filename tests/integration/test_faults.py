@@ -63,7 +63,7 @@ def test_killed_again_and_again_the_result_is_that_of_an_undisturbed_run(scenes:
             run.wait()
         after = shards_in(output)
         assert {name: stamp for name, stamp in after.items() if name in before} == before, "a finished shard was made again"
-        if (output / "manifest.json").exists():
+        if (output / "_manifest.json").exists():
             assert snapshot(output) == expected
             dataset += 1
             output = tmp_path / f"killed-{dataset}"

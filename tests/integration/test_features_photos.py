@@ -201,7 +201,7 @@ def test_two_files_with_one_id_are_an_error(nested, imagepivot, tmp_path):
     done = features(imagepivot, nested, tmp_path / "f", code=1)
     assert "Error: image id 'cat' belongs to two files, 'a/cat.jpg' and 'cat.jpg': rename one" in done.stderr
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "f" / "manifest.json").exists()
+    assert not (tmp_path / "f" / "_manifest.json").exists()
 
 
 @pytest.mark.parametrize("source", ["empty", "empty/*.jpg"])

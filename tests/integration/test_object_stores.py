@@ -241,7 +241,7 @@ def test_a_run_that_is_killed_leaves_whole_objects_and_resumes(store, pictures, 
         run.wait()
     left = bytes_of(output)
     assert left
-    assert "manifest.json" not in left
+    assert "_manifest.json" not in left
     assert {name: expected[name] for name in left} == left
     imagepivot("features", bucket, output, *options)
     assert bytes_of(output) == expected

@@ -194,7 +194,7 @@ def test_a_language_without_a_truecaser_is_an_error(folder, imagepivot, tmp_path
     )
     assert done.stderr.startswith("Error: no truecaser for language 'cs': there are models for de, en, fr. ")
     assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "o" / "manifest.json").exists()
+    assert not (tmp_path / "o" / "_manifest.json").exists()
 
 
 def test_no_training_split_is_an_error_that_says_what_to_do(folder, imagepivot, tmp_path):

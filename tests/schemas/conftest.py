@@ -67,7 +67,7 @@ def prepare(output: Output, *, overwrite: bool) -> None:
     """Does what a run does before its first shard."""
     survey = output.survey()
     survey.refuse(overwrite=overwrite)
-    survey.clear()
+    survey.clear(frozenset() if overwrite else survey.finished())
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ class Forger:
     """Rewrites files of a dataset, and the manifest so that it lists the new bytes."""
 
     def edit_manifest(self, toy: Toy, edit: Callable[[dict[str, Any]], object]) -> None:
-        path = toy.path / "manifest.json"
+        path = toy.path / "_manifest.json"
         content = json.loads(path.read_text(encoding="utf-8"))
         edit(content)
         path.write_text(json.dumps(content), encoding="utf-8")

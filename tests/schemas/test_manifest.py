@@ -19,7 +19,7 @@ def example(**changes):
         "inputs": identity.inputs,
         "libraries": {"numpy": "2.0"},
         "shards": tuple(ShardEntry(f"part-0000{n}-of-00002.parquet", 10 + n, f"{n:064d}", 3 + n) for n in range(2)),
-        "failures": (ShardEntry("failures/part-00001-of-00002.parquet", 5, "f" * 64, 4),),
+        "failures": (ShardEntry("_failures/part-00001-of-00002.jsonl", 5, "f" * 64, 4),),
         "failure_reasons": {"empty_caption": 4},
         "files": (FileEntry("truecaser/en.model", 3, "e" * 64),),
         "statistics": {"captions": {"en": 7}},
@@ -33,7 +33,7 @@ def edited(**changes):
 
 
 def read(text):
-    return Manifest.from_json(text, "data/manifest.json")
+    return Manifest.from_json(text, "data/_manifest.json")
 
 
 def test_round_trip():
@@ -59,13 +59,13 @@ def test_numbers_that_json_cannot_hold_are_refused():
 @pytest.mark.parametrize("kind", ["captions", "encoded", "vocabulary", "features", "regions"])
 def test_a_manifest_lists_what_lies_there(toys, kind):
     toy = toys[kind]
-    content = json.loads((toy.path / "manifest.json").read_text(encoding="utf-8"))
+    content = json.loads((toy.path / "_manifest.json").read_text(encoding="utf-8"))
     entries = [*content["shards"], *content["failures"], *content["files"]]
     for entry in entries:
         data = (toy.path / entry["path"]).read_bytes()
         assert (entry["bytes"], entry["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
     there = {str(path.relative_to(toy.path)) for path in toy.path.rglob("*") if path.is_file()}
-    assert {entry["path"] for entry in entries} == there - {"manifest.json"}
+    assert {entry["path"] for entry in entries} == there - {"_manifest.json"}
     names = [f"part-{number:05d}-of-{toy.identity.shards:05d}.parquet" for number in range(toy.identity.shards)]
     assert [entry["path"] for entry in content["shards"]] == names
     assert [entry["rows"] for entry in content["shards"]] == [len(toy.shard(number)) for number in range(len(names))]
@@ -74,13 +74,13 @@ def test_a_manifest_lists_what_lies_there(toys, kind):
 
 
 def test_failures_are_counted_by_reason(toys):
-    content = json.loads((toys["features"].path / "manifest.json").read_text(encoding="utf-8"))
+    content = json.loads((toys["features"].path / "_manifest.json").read_text(encoding="utf-8"))
     assert content["failure_reasons"] == {"truncated": 2, "not_an_image": 1}
     assert sum(entry["rows"] for entry in content["failures"]) == 3
 
 
 def test_a_newer_version_is_refused():
-    with pytest.raises(DatasetError, match=r"data/manifest.json has format version 2, .* reads up to 1: update imagepivot"):
+    with pytest.raises(DatasetError, match=r"data/_manifest.json has format version 2, .* reads up to 1: update imagepivot"):
         # What a newer version holds is not known: it must not be read as far as possible.
         read(edited(version=2, shards="elsewhere"))
 
@@ -98,13 +98,15 @@ def test_a_newer_version_is_refused():
     ],
 )
 def test_an_edited_manifest_is_refused(changes):
-    with pytest.raises(DatasetError, match=r"data/manifest.json was changed by hand: its fingerprint is \w{12}\.\.\., .* give"):
+    with pytest.raises(
+        DatasetError, match=r"data/_manifest.json was changed by hand: its fingerprint is \w{12}\.\.\., .* give"
+    ):
         read(edited(**changes))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"text"', "7", "{}", '{"format": "other", "version": 1}', "\x00"])
 def test_what_is_no_manifest(text):
-    with pytest.raises(DatasetError, match=r"data/manifest.json is not the manifest of a dataset"):
+    with pytest.raises(DatasetError, match=r"data/_manifest.json is not the manifest of a dataset"):
         read(text)
 
 
@@ -125,7 +127,7 @@ def test_what_is_no_manifest(text):
     ],
 )
 def test_a_damaged_manifest_is_refused(changes):
-    with pytest.raises(DatasetError, match=r"data/manifest.json is (damaged|not the manifest)"):
+    with pytest.raises(DatasetError, match=r"data/_manifest.json is (damaged|not the manifest)"):
         read(edited(**changes))
 
 
@@ -143,14 +145,14 @@ def test_a_kind_that_is_no_text_is_refused():
 
 def test_a_folder_without_a_manifest_is_no_dataset(tmp_path):
     with pytest.raises(
-        DatasetError, match=r"is not a dataset: it holds no manifest.json\. Either the path is wrong or the run"
+        DatasetError, match=r"is not a dataset: it holds no _manifest.json\. Either the path is wrong or the run"
     ):
         Manifest.read(Folder(str(tmp_path)))
-    with pytest.raises(DatasetError, match=r"'.*/nowhere' is not a dataset: it holds no manifest.json"):
+    with pytest.raises(DatasetError, match=r"'.*/nowhere' is not a dataset: it holds no _manifest.json"):
         Manifest.read(Folder(str(tmp_path / "nowhere")))
 
 
 def test_a_manifest_of_other_bytes_is_refused(tmp_path):
-    (tmp_path / "manifest.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DatasetError, match=r"manifest.json is damaged: .*Make the dataset again"):
+    (tmp_path / "_manifest.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DatasetError, match=r"_manifest.json is damaged: .*Make the dataset again"):
         Manifest.read(Folder(str(tmp_path)))

@@ -41,7 +41,7 @@ def test_there_is_no_manifest_before_the_commit(new_features):
     for number in range(3):
         assert toy.output.survey().finished() == set(range(number))
         toy.write_shard(number)
-        assert not (toy.path / "manifest.json").exists()
+        assert not (toy.path / "_manifest.json").exists()
         assert toy.output.survey().complete() is None
     assert toy.output.survey().finished() == {0, 1, 2}
     manifest = toy.commit()
@@ -59,7 +59,7 @@ def test_the_manifest_is_written_after_everything_else(toys, tmp_path, monkeypat
 
     monkeypatch.setattr(Folder, "_publish", record)
     toys["vocabulary"].at(tmp_path / "vocabulary").write()
-    assert published == ["part-00000-of-00001.parquet", "vocabulary.txt", "manifest.json"]
+    assert published == ["part-00000-of-00001.parquet", "vocabulary.txt", "_manifest.json"]
 
 
 def test_a_commit_reads_every_shard_again(new_features, monkeypatch):
@@ -82,7 +82,7 @@ def test_a_commit_refuses_a_missing_shard(new_features, missing):
         toy.write_shard(number)
     with pytest.raises(DatasetError, match=rf"{SHARD(missing)} is missing after the run: run the same command again"):
         toy.commit()
-    assert not (toy.path / "manifest.json").exists()
+    assert not (toy.path / "_manifest.json").exists()
 
 
 def test_a_commit_refuses_a_shard_of_another_identity(new_features):
@@ -180,7 +180,7 @@ with hold(output.folder):
 def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
     folder = Folder(str(tmp_path / "data"))
     output = Output(folder, Identity(kind="captions", parameters={"a": 1}, shards=2))
-    finished = ["failures/part-00000-of-00002.parquet", "part-00000-of-00002.parquet"]
+    finished = ["_failures/part-00000-of-00002.jsonl", "part-00000-of-00002.parquet"]
     with blocked_process(KILLED, folder.location) as process:
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
@@ -188,7 +188,7 @@ def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
     assert folder.names() == [".lock", torn, *finished]
     assert output.survey().finished() == {0}
     assert output.survey().complete() is None
-    with pytest.raises(DatasetError, match=r"is not a dataset: it holds no manifest.json"):
+    with pytest.raises(DatasetError, match=r"is not a dataset: it holds no _manifest.json"):
         open_dataset(folder.location)
     with hold(folder):
         prepare(output, overwrite=False)
@@ -200,7 +200,7 @@ def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
 def test_temporary_files_of_failures_and_truecasers_are_cleaned_up(new_features):
     toy = new_features()
     folder = toy.output.folder
-    for name in ("failures/.part-00001-of-00003.parquet.tmp-1", "truecaser/.en.model.tmp-22", ".manifest.json.tmp-3"):
+    for name in ("_failures/.part-00001-of-00003.jsonl.tmp-1", "truecaser/.en.model.tmp-22", "._manifest.json.tmp-3"):
         folder.write(name, b"half")
     prepare(toy.output, overwrite=False)
     assert folder.names() == []
@@ -212,10 +212,10 @@ def test_a_complete_dataset_is_found(copy_toy):
     assert other(toy, weights="new").output.survey().complete() is None
 
 
-@pytest.mark.parametrize("name", [SHARD(1), "failures/{}", "vocabulary.txt"])
+@pytest.mark.parametrize("name", [SHARD(1), "_failures/{}", "vocabulary.txt"])
 def test_a_dataset_with_a_missing_or_cut_file_is_not_complete(copy_toy, name):
     toy = copy_toy("vocabulary" if name == "vocabulary.txt" else "features")
-    path = toy.path / name.format(next((toy.path / "failures").iterdir()).name if "{}" in name else "")
+    path = toy.path / name.format(next((toy.path / "_failures").iterdir()).name if "{}" in name else "")
     data = path.read_bytes()
     path.write_bytes(data[:-1])
     assert toy.output.survey().complete() is None
@@ -246,7 +246,7 @@ def test_a_dataset_that_lost_a_shard_is_mended_by_the_same_run(copy_toy, toys):
     toy = copy_toy("features")
     (toy.path / SHARD(2)).unlink()
     prepare(toy.output, overwrite=False)
-    assert not (toy.path / "manifest.json").exists()  # From here on it is no dataset.
+    assert not (toy.path / "_manifest.json").exists()  # From here on it is no dataset.
     assert toy.output.survey().finished() == {0, 1}
     toy.write_shard(2)
     toy.commit()
@@ -272,11 +272,11 @@ def refuse(output, match, *, overwrite=False):
         "part-00000.parquet",
         "part-0-of-1.parquet",
         "part-00000-of-00003.parquet.bak",
-        "failures/notes",
+        "_failures/notes",
         "deeper/part-00000-of-00003.parquet",
         "truecaser/readme",
         ".hidden",
-        "manifest.json.old",
+        "_manifest.json.old",
     ],
 )
 def test_foreign_files_are_refused(copy_toy, name, overwrite):
@@ -291,7 +291,7 @@ def test_foreign_files_are_refused(copy_toy, name, overwrite):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("folder", ["", "failures/"])
+@pytest.mark.parametrize("folder", ["", "_failures/"])
 def test_parquet_files_of_other_tools_are_foreign_whatever_their_name(new_features, folder, overwrite):
     toy = new_features()
     name = f"{folder}part-00000-of-00001.parquet"
@@ -311,7 +311,7 @@ def test_another_dataset_is_refused(copy_toy):
 
 def test_another_dataset_is_refused_by_its_shards_alone(copy_toy):
     toy = copy_toy("features")
-    (toy.path / "manifest.json").unlink()
+    (toy.path / "_manifest.json").unlink()
     (toy.path / SHARD(0)).unlink()
     refuse(other(toy, weights="sha256:22").output, r"holds another dataset \(weights: there nothing, now 'sha256:22'\)")
 
@@ -343,7 +343,7 @@ def test_long_values_are_shortened_in_the_refusal(copy_toy):
 
 def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     toy = copy_toy("features")
-    (toy.path / "manifest.json").write_text("{", encoding="utf-8")
+    (toy.path / "_manifest.json").write_text("{", encoding="utf-8")
     assert toy.output.survey().complete() is None
     refuse(toy.output, "is not the manifest of a dataset")
     prepare(toy.output, overwrite=True)

@@ -115,7 +115,7 @@ def test_an_empty_shard_file(copy_toy):
     assert complains(toy, rf"{FIRST} has 0 bytes, the manifest says {size:,}", rf"{FIRST} cannot be read: .*")
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "part-00000-of-00004.parquet", "failures/notes.txt", ".part-1.tmp-7"])
+@pytest.mark.parametrize("name", ["notes.txt", "part-00000-of-00004.parquet", "_failures/notes.txt", ".part-1.tmp-7"])
 def test_an_extra_file(copy_toy, name):
     toy = copy_toy("features")
     (toy.path / name).write_bytes(b"")
@@ -130,9 +130,9 @@ def test_a_missing_shard(copy_toy):
 
 def test_missing_failures(copy_toy):
     toy = copy_toy("features")
-    path = next((toy.path / "failures").iterdir())
+    path = next((toy.path / "_failures").iterdir())
     path.unlink()
-    assert complains(toy, rf"failures/{path.name} is missing", rf"failures/{path.name} cannot be read: .*No such file.*")
+    assert complains(toy, rf"_failures/{path.name} is missing", rf"_failures/{path.name} cannot be read: .*No such file.*")
 
 
 def test_a_missing_vocabulary_file(copy_toy):
@@ -183,9 +183,9 @@ def test_a_shard_without_a_footer_of_ours(copy_toy, forge, footer):
 
 def test_failures_of_another_dataset(copy_toy, forge):
     toy = copy_toy("captions")
-    path = next((toy.path / "failures").iterdir())
-    forge.shard(toy, f"failures/{path.name}", lambda table: table, footer={})
-    assert complains(toy, rf"failures/{path.name} does not say in its footer which dataset it was made for")
+    path = next((toy.path / "_failures").iterdir())
+    forge.shard(toy, f"_failures/{path.name}", lambda table: table, footer={})
+    assert complains(toy, rf"_failures/{path.name} does not say in its footer which dataset it was made for")
 
 
 def test_wrong_number_of_rows(copy_toy, forge):
@@ -406,8 +406,8 @@ def test_another_vocabulary_text(copy_toy, forge, data):
 def failed(copy_toy):
     """A dataset with failures, the path of a shard of them, and that of the shard they belong to."""
     toy = copy_toy("features")
-    path = sorted((toy.path / "failures").iterdir())[0]
-    return toy, f"failures/{path.name}", path.name
+    path = sorted((toy.path / "_failures").iterdir())[0]
+    return toy, f"_failures/{path.name}", path.name
 
 
 def test_an_unknown_reason(failed, forge):
@@ -456,7 +456,7 @@ def test_an_image_that_failed_and_has_a_row(failed, forge):
 
 def test_failures_that_belong_to_no_shard(failed, forge):
     toy, name, _ = failed
-    lost = "failures/part-00007-of-00003.parquet"
+    lost = "_failures/part-00007-of-00003.jsonl"
     (toy.path / name).rename(toy.path / lost)
     forge.edit_manifest(toy, lambda content: content["failures"][0].update(path=lost))
     assert complains(toy, rf"{lost} belongs to no shard")

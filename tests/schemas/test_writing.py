@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset import open_dataset
+from schemas.failures import failures_name
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity, canonical_json
 from schemas.kinds import CAPTIONS, FAILURES, VOCABULARY, features_schema
 from schemas.output import Output
-from schemas.shards import failures_name, read_footer
+from schemas.shards import read_footer
 from schemas.storage import Folder
 from schemas.validation import validate
 from schemas.writing import commit, complete_dataset, open_shard, write_dataset
@@ -121,7 +122,7 @@ def test_rows_and_failures_are_counted_while_they_are_written(folder):
             assert (shard.rows, shard.failures) == (2 * count, count)
         shard.statistics = {"rows": shard.rows, "failed": shard.failures}
     assert read_footer(folder, NAME).statistics == {"rows": 6, "failed": 3}
-    keys = pq.ParquetFile(folder.local_path / "failures" / NAME).read()["key"].to_pylist()
+    keys = pq.ParquetFile(folder.local_path / "_failures" / NAME).read()["key"].to_pylist()
     assert keys == ["late 1", "late 2", "late 3"]
 
 
@@ -325,12 +326,12 @@ def failure(key, reason="truncated"):
 def test_failures_lie_beside_their_shard(folder):
     failures = [failure("c"), failure("a", "empty"), failure("b")]
     write_captions(folder, many_captions(3), failures=failures)
-    assert folder.names() == [f"failures/{NAME}", NAME]
-    assert failures_name(NAME) == f"failures/{NAME}"
-    table = pq.ParquetFile(folder.local_path / "failures" / NAME).read()
+    assert folder.names() == [f"_failures/{NAME}", NAME]
+    assert failures_name(NAME) == f"_failures/{NAME}"
+    table = pq.ParquetFile(folder.local_path / "_failures" / NAME).read()
     assert table.schema.equals(FAILURES)
     assert table.to_pylist() == sorted(failures, key=lambda row: row["key"])
-    footer = pq.read_metadata(folder.local_path / "failures" / NAME).metadata
+    footer = pq.read_metadata(folder.local_path / "_failures" / NAME).metadata
     assert footer[b"imagepivot.fingerprint"].decode() == IDENTITY.fingerprint
     assert json.loads(footer[b"imagepivot.statistics"]) == {"reasons": {"truncated": 2, "empty": 1}}
 
@@ -340,7 +341,7 @@ def test_bytes_of_failures_do_not_depend_on_their_order(folder):
     written = set()
     for order in (failures, failures[::-1], failures[1:] + failures[:1]):
         write_captions(folder, many_captions(3), failures=order)
-        written.add(folder.read(f"failures/{NAME}"))
+        written.add(folder.read(f"_failures/{NAME}"))
     assert len(written) == 1
 
 
@@ -354,7 +355,7 @@ def test_failures_are_published_before_their_shard(folder, monkeypatch):
 
     monkeypatch.setattr(Folder, "_publish", record)
     write_captions(folder, many_captions(3), failures=[failure("a")])
-    assert published == [f"failures/{NAME}", NAME]
+    assert published == [f"_failures/{NAME}", NAME]
 
 
 def test_no_shard_without_its_failures(folder):
@@ -441,7 +442,7 @@ def test_a_run_that_goes_on_reads_each_footer_once(copy_toy, monkeypatch, lost):
 
     complete_dataset(output, make_missing)
     # Before the run, and after one that wrote another.
-    assert opened["manifest.json"] == (2 if lost else 1)
+    assert opened["_manifest.json"] == (2 if lost else 1)
     if not lost:
         assert {name: count for name, count in opened.items() if name.startswith("part-")} == {
             output.name(number): 1 for number in range(3)

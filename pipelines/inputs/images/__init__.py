@@ -3,7 +3,7 @@
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars
 from pipelines.inputs.images.base import EXTENSIONS, IdRule, ImageRef, ImageSource
 from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
-from pipelines.inputs.images.listing import Listing, sum_digests
+from pipelines.inputs.images.listing import Listing, digest_of, sum_digests
 from pipelines.inputs.images.opening import open_images
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "ImagesInParquet",
     "ImagesInTars",
     "Listing",
+    "digest_of",
     "open_images",
     "sum_digests",
 ]

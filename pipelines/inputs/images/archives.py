@@ -130,17 +130,18 @@ class _Archives(ImageSource):
 
     def refs(self) -> Iterator[ImageRef]:
         """List the images, archive by archive."""
-        for name in sorted(self._names()):
-            yield from self._refs_in(name)
+        for name, version in sorted(self._names()):
+            yield from (ref._replace(version=version) for ref in self._refs_in(name))
 
-    def _names(self) -> Iterator[str]:
+    def _names(self) -> Iterator[tuple[str, str]]:
+        """Yield name and version of each archive."""
         matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
-        for path, _ in self.folder.files():
+        for path, _, version in self.folder.entries():
             pure = PurePosixPath(path)
             if matches is None and (pure.name.startswith((".", "_")) or _COMPRESSED.search(pure.name)):
                 continue
             if matches(path) if matches else archive_kind(path) == self._kind():
-                yield path
+                yield path, version
 
     def _open(self, name: str) -> Any:
         try:

@@ -23,12 +23,14 @@ class ImageRef(NamedTuple):
         uri: address of the image as the source names it, relative to the source if possible.
         bytes: size of the file in bytes; -1 if listing does not tell.
         offset: position in an archive, in the source's own unit; -1 for a file of its own.
+        version: modification time of the file (or archive) that holds the image, or its ETag; empty if listing does not tell.
     """
 
     image_id: str
     uri: str
     bytes: int = -1
     offset: int = -1
+    version: str = ""
 
 
 class ImageSource(ABC):

@@ -40,12 +40,12 @@ class ImagesInFolder(ImageSource):
     def refs(self) -> Iterator[ImageRef]:
         """List the images by walking the folder."""
         matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
-        for path, size in self.folder.files():
+        for path, size, version in self.folder.entries():
             pure = PurePosixPath(path)
             selected = matches(path) if matches else pure.suffix.lower() in EXTENSIONS and not pure.name.startswith(".")
             if selected:
                 _check_name(path, self.folder)
-                yield ImageRef(pure.stem if self.ids == "name" else str(pure.with_suffix("")), path, size)
+                yield ImageRef(pure.stem if self.ids == "name" else str(pure.with_suffix("")), path, size, version=version)
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one file."""

@@ -9,24 +9,26 @@ from dataclasses import dataclass
 from pipelines.inputs.images.base import ImageRef
 from schemas.keys import shard_of
 
-__all__ = ["Listing", "sum_digests"]
+__all__ = ["Listing", "digest_of", "sum_digests"]
 
 
 @dataclass(frozen=True)
 class Listing:
     """The counts and digests of a list of images, in place of the list.
 
-    The digest of a list is the sum of the SHA-256 of each image's id, uri and size, modulo 2**256: it does not depend on the
-    order, and the sum of the shards' digests is the digest of the whole. A file that changes without changing its size goes
-    unnoticed.
+    The digest of a list is the sum of the SHA-256 of each of its entries, modulo 2**256: it does not depend on the order, and the
+    sum of the shards' digests is the digest of the whole.
 
     Attributes:
         counts: number of images of each shard.
-        shards: digest of the images of each shard, 64 hexadecimal digits.
+        shards: digest of each shard's images by id, uri and size, 64 hexadecimal digits.
+        states: the same by id, uri, size and version. It changes with modification times, so it is for comparing on one machine
+            and never part of a dataset.
     """
 
     counts: tuple[int, ...]
     shards: tuple[str, ...]
+    states: tuple[str, ...]
 
     @property
     def count(self) -> int:
@@ -36,18 +38,28 @@ class Listing:
     @classmethod
     def of(cls, refs: Iterable[ImageRef], shards: int) -> Listing:
         """Make the listing in one pass, in memory that does not grow with the number of images."""
-        sums, counts = [0] * shards, [0] * shards
+        sums, states, counts = [0] * shards, [0] * shards, [0] * shards
         for ref in refs:
-            entry = "\0".join((ref.image_id, ref.uri, str(ref.bytes))).encode()
-            shard = shard_of(ref.image_id, shards)
-            sums[shard] += int.from_bytes(hashlib.sha256(entry).digest(), "big")
+            shard = shard_of(ref.image_id, shards) if shards > 1 else 0
+            entry = (ref.image_id, ref.uri, str(ref.bytes))
+            sums[shard] += _digest(*entry)
+            states[shard] += _digest(*entry, ref.version)
             counts[shard] += 1
-        return cls(tuple(counts), tuple(_hexadecimal(total) for total in sums))
+        return cls(tuple(counts), tuple(map(_hexadecimal, sums)), tuple(map(_hexadecimal, states)))
 
 
 def sum_digests(digests: Iterable[str]) -> str:
     """Return the digest of several lists together."""
     return _hexadecimal(sum(int(digest, 16) for digest in digests))
+
+
+def digest_of(entries: Iterable[tuple[str, ...]]) -> str:
+    """Return the digest of a list whose entries are tuples of text."""
+    return _hexadecimal(sum(_digest(*entry) for entry in entries))
+
+
+def _digest(*entry: str) -> int:
+    return int.from_bytes(hashlib.sha256("\0".join(entry).encode()).digest(), "big")
 
 
 def _hexadecimal(number: int) -> str:

@@ -162,13 +162,13 @@ def test_the_same_command_again_keeps_finished_shards(tmp_path, monkeypatch):
     manifest = import_features(job)
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert import_features(job) == manifest
-    (tmp_path / "out" / "manifest.json").unlink()
+    (tmp_path / "out" / "_manifest.json").unlink()
     (tmp_path / "out" / "part-00001-of-00003.parquet").unlink()
     written = []
     replace = Folder.replace
     monkeypatch.setattr(Folder, "replace", lambda folder, name: (written.append(name), replace(folder, name))[1])
     import_features(job)
-    assert written == ["part-00001-of-00003.parquet", "manifest.json"]
+    assert written == ["part-00001-of-00003.parquet", "_manifest.json"]
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 

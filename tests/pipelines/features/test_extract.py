@@ -23,6 +23,7 @@ from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.output import Output
 from schemas.storage import Folder
+from schemas.survey import Update
 from schemas.validation import validate
 
 ONE = Execution(workers=1)
@@ -93,7 +94,7 @@ def shared(tmp_path_factory) -> Path:
 @pytest.fixture
 def extracted(images, shared, tmp_path) -> Path:
     """Folder ``f`` with the features of ``images``: the first test that asks for it extracts, all get a copy."""
-    if not (shared / "manifest.json").exists():
+    if not (shared / "_manifest.json").exists():
         extract_features(job_of(images, shared), ONE)
     return shutil.copytree(shared, tmp_path / "f")
 
@@ -115,7 +116,7 @@ def test_each_image_has_its_feature_in_the_shard_of_its_id_and_the_model_is_load
         assert dataset.shard(number).to_pylist() == expected
     assert validate(tmp_path / "f") == []
     assert (manifest.rows, manifest.failed) == (40, 0)
-    assert not (tmp_path / "f" / "failures").exists()
+    assert not (tmp_path / "f" / "_failures").exists()
     assert manifest.parameters["extractor"] == {"name": "resnet50-pool", "weights": "0", "precision": "fp32"}
     assert manifest.parameters["feature"] == {"name": "fake", "shape": [3], "dtype": "float32", "source": ""}
     whole = Listing.of(open_images(images).refs(), 1)
@@ -173,7 +174,7 @@ def test_finished_shards_are_not_made_again(images, tmp_path):
     extract_features(job_of(images, tmp_path / "f"), ONE)
     before = snapshot(tmp_path / "f")
     missing, kept = (f"part-0000{number}-of-00004.parquet" for number in (1, 2))
-    (tmp_path / "f" / "manifest.json").unlink()
+    (tmp_path / "f" / "_manifest.json").unlink()
     (tmp_path / "f" / missing).unlink()
     stamp = (tmp_path / "f" / kept).stat()
     extract_features(job_of(images, tmp_path / "f"), ONE)
@@ -209,7 +210,7 @@ def test_update_extracts_what_is_new_and_gives_what_a_fresh_run_gives(images, co
     seen = []
     original = FakeExtractor.extract
     monkeypatch.setattr(FakeExtractor, "extract", lambda self, batch: seen.append(len(batch)) or original(self, batch))
-    manifest = extract_features(job_of(images, tmp_path / "f", update=True), ONE)
+    manifest = extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
     assert sum(seen) == 3, "only the new ones went through the model"
     assert (manifest.rows, manifest.failed) == (43, 1)
     touched = {f"part-{shard_of(name, 4):05d}-of-00004.parquet" for name in added}
@@ -222,12 +223,12 @@ def test_update_extracts_what_is_new_and_gives_what_a_fresh_run_gives(images, co
 
 
 def test_update_of_nothing_makes_everything(images, tmp_path):
-    assert extract_features(job_of(images, tmp_path / "f", update=True), ONE).rows == 40
+    assert extract_features(job_of(images, tmp_path / "f", update=Update()), ONE).rows == 40
 
 
 def test_update_keeps_images_that_are_gone(images, extracted, tmp_path):
     (images / "image000.png").unlink()
-    assert extract_features(job_of(images, tmp_path / "f", update=True), ONE).rows == 40
+    assert extract_features(job_of(images, tmp_path / "f", update=Update()), ONE).rows == 40
     assert open_dataset(tmp_path / "f").get("image000")["image_id"] == "image000"
 
 
@@ -236,12 +237,12 @@ def test_update_goes_on_after_a_kill(images, extracted, tmp_path):
         (images / f"new{number}.png").write_bytes(picture((number, 2, 3)))
     extract_features(job_of(images, tmp_path / "g"), ONE)
     # As a kill leaves it: no manifest, one shard updated, the others of before.
-    (tmp_path / "f" / "manifest.json").unlink()
+    (tmp_path / "f" / "_manifest.json").unlink()
     name = "part-00002-of-00004.parquet"
     (tmp_path / "f" / name).write_bytes((tmp_path / "g" / name).read_bytes())
     with pytest.raises(DatasetError, match="Give --update"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
-    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
     assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
 
 
@@ -268,15 +269,15 @@ def test_retry_failed_repairs_to_what_a_fresh_run_gives(images, tmp_path):
         (tmp_path / f"{name}.later").write_bytes(picture((5, 5, 5)))
     # The sizes are known now, so the listing is another one: both options together.
     assert list_images(job_of(images, tmp_path / "f")) != listing
-    extract_features(job_of(images, tmp_path / "f", retry_failed=True, update=True), ONE)
+    extract_features(job_of(images, tmp_path / "f", retry_failed=True, update=Update()), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
-    assert not list((tmp_path / "f" / "failures").glob("*"))
+    assert not list((tmp_path / "f" / "_failures").glob("*"))
 
 
 def test_options_that_contradict_each_other(images, tmp_path):
     with pytest.raises(UsageError, match=r"--overwrite makes a dataset again.*give one of them"):
-        job_of(images, tmp_path / "f", overwrite=True, update=True)
+        job_of(images, tmp_path / "f", overwrite=True, update=Update())
 
 
 def test_other_weights_replace_every_shard(images, colours, tmp_path):
@@ -311,7 +312,7 @@ def test_two_files_with_one_id_are_an_error(images, tmp_path):
     message = r"'image001' belongs to two files, 'image001.jpg' and 'more/image001.png': rename one"
     with pytest.raises(InputError, match=message):
         extract_features(job_of(images, tmp_path / "f"), ONE)
-    assert not (tmp_path / "f" / "manifest.json").exists()
+    assert not (tmp_path / "f" / "_manifest.json").exists()
 
 
 def test_ids_of_paths_tell_them_apart(images, tmp_path):
@@ -434,7 +435,7 @@ def test_a_list_that_changes_during_the_run_is_an_error_and_the_next_run_goes_on
         InputError, match=rf"changed while the run was going on: shard {shard} has \d+ images now.*finished shards"
     ):
         extract_features(job, ONE, listing=listing)
-    assert not (tmp_path / "g" / "manifest.json").exists()
+    assert not (tmp_path / "g" / "_manifest.json").exists()
     (tmp_path / "image003.png").rename(images / "image003.png")
     extract_features(job, ONE)
     assert snapshot(tmp_path / "g") == snapshot(extracted)

@@ -28,6 +28,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.kinds import regions_schema
+from schemas.survey import Update
 from schemas.validation import validate
 
 ONE = Execution(workers=1)
@@ -135,7 +136,7 @@ def shared(tmp_path_factory) -> Path:
 @pytest.fixture
 def extracted(images, shared, tmp_path) -> Path:
     """Folder ``r`` with the regions of ``images``: the first test that asks for it extracts, all get a copy."""
-    if not (shared / "r" / "manifest.json").exists():
+    if not (shared / "r" / "_manifest.json").exists():
         extract_features(job_of(images, shared / "r"), ONE)
     return shutil.copytree(shared / "r", tmp_path / "r")
 
@@ -143,7 +144,7 @@ def extracted(images, shared, tmp_path) -> Path:
 @pytest.fixture
 def extracted_with_names(images, names, shared, tmp_path) -> Path:
     """Folder ``r`` with the regions of ``images`` and the names; see ``extracted``."""
-    if not (shared / "named" / "manifest.json").exists():
+    if not (shared / "named" / "_manifest.json").exists():
         extract_features(job_of(images, shared / "named", regions=names), ONE)
     return shutil.copytree(shared / "named", tmp_path / "r")
 
@@ -196,7 +197,7 @@ def test_an_update_gives_what_a_fresh_run_gives(images, extracted, tmp_path):
     for name in ("aaa", "image105", "zzz"):
         (images / f"{name}.png").write_bytes(picture((6, 5, 4)))
     FakeRegions.batches.clear()
-    extract_features(job_of(images, tmp_path / "r", update=True), ONE)
+    extract_features(job_of(images, tmp_path / "r", update=Update()), ONE)
     assert sum(FakeRegions.batches) == 3
     extract_features(job_of(images, tmp_path / "s"), ONE)
     assert snapshot(tmp_path / "r") == snapshot(tmp_path / "s")
@@ -252,7 +253,7 @@ def test_names_can_be_given_later_and_are_kept(images, names, extracted, tmp_pat
     extract_features(job_of(images, tmp_path / "r"), ONE)
     assert snapshot(tmp_path / "r") == state, "a run without names leaves them"
     (images / "new.png").write_bytes(picture((1, 2, 3)))
-    extract_features(job_of(images, tmp_path / "r", update=True), ONE)
+    extract_features(job_of(images, tmp_path / "r", update=Update()), ONE)
     assert RegionNames.of(open_dataset(tmp_path / "r")).attributes == ("blue", "old")
     assert validate(tmp_path / "r") == []
     Path(names.attribute_names).write_text("blue\nnew\n")
@@ -263,7 +264,7 @@ def test_names_can_be_given_later_and_are_kept(images, names, extracted, tmp_pat
 
 def test_a_run_with_names_goes_on_after_a_kill(images, names, extracted_with_names, tmp_path):
     before = snapshot(tmp_path / "r")
-    (tmp_path / "r" / "manifest.json").unlink()
+    (tmp_path / "r" / "_manifest.json").unlink()
     (tmp_path / "r" / "part-00001-of-00003.parquet").unlink()
     kept = shards_of(tmp_path / "r")
     extract_features(job_of(images, tmp_path / "r", regions=names), ONE)

@@ -16,6 +16,7 @@ from pipelines.inputs.images import open_images
 from pipelines.running.runner import Execution
 from schemas.features import FeatureSpec
 from schemas.keys import shard_of
+from schemas.survey import Update
 
 SPEC = FeatureSpec("fake", (3,))
 
@@ -71,7 +72,7 @@ def test_a_plan_of_everything(images, tmp_path):
 
 def test_a_plan_of_the_rest(images, tmp_path):
     extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
-    (tmp_path / "f" / "manifest.json").unlink()
+    (tmp_path / "f" / "_manifest.json").unlink()
     (tmp_path / "f" / "part-00001-of-00004.parquet").unlink()
     plan = plan_of(job_of(images, tmp_path / "f"))
     assert [shard.number for shard in plan.todo] == [1]
@@ -88,7 +89,7 @@ def test_a_plan_of_nothing(images, tmp_path):
 def test_a_plan_of_an_update_counts_what_is_new(images, tmp_path):
     extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
     (images / "new.png").write_bytes((images / "image00.png").read_bytes())
-    plan = plan_of(job_of(images, tmp_path / "f", update=True))
+    plan = plan_of(job_of(images, tmp_path / "f", update=Update()))
     assert [(shard.number, shard.images) for shard in plan.todo] == [(shard_of("new", 4), 1)]
     assert plan.todo[0].kept == sum(shard_of(f"image{n:02d}", 4) == shard_of("new", 4) for n in range(30))
 

@@ -139,7 +139,7 @@ def test_finished_shards_are_kept(table, prepared, tmp_path):
     before = snapshot(tmp_path / "c")
     kept = tmp_path / "c" / "part-00002-of-00004.parquet"
     stamp = kept.stat()
-    for name in ("manifest.json", "part-00000-of-00004.parquet"):
+    for name in ("_manifest.json", "part-00000-of-00004.parquet"):
         (tmp_path / "c" / name).unlink()
     prepare_captions(job_of(table, tmp_path / "c"), ONE)
     assert snapshot(tmp_path / "c") == before
@@ -151,7 +151,7 @@ def test_an_error_leaves_no_manifest(tmp_path):
     table.write_text("image_id\tindex\ttext\na\t0\tone\na\t0\ttwo\n")
     with pytest.raises(InputError, match=r"^caption key 'a/en/comparable/0' .* occurs twice: .* numbered in their order$"):
         prepare_captions(job_of(table, tmp_path / "c"), ONE)
-    assert not (tmp_path / "c" / "manifest.json").exists()
+    assert not (tmp_path / "c" / "_manifest.json").exists()
 
 
 def test_a_broken_row_is_named(tmp_path):

@@ -119,7 +119,7 @@ def test_finished_shards_are_kept(inputs, encoded, tmp_path):
     before = {path.name: path.read_bytes() for path in (tmp_path / "e").iterdir()}
     kept = tmp_path / "e" / "part-00001-of-00005.parquet"
     stamp = kept.stat()
-    for name in ("manifest.json", "part-00000-of-00005.parquet", "part-00004-of-00005.parquet"):
+    for name in ("_manifest.json", "part-00000-of-00005.parquet", "part-00004-of-00005.parquet"):
         (tmp_path / "e" / name).unlink()
     encode_captions(job_of(inputs, tmp_path / "e"), ONE)
     assert {path.name: path.read_bytes() for path in (tmp_path / "e").iterdir()} == before
@@ -128,7 +128,7 @@ def test_finished_shards_are_kept(inputs, encoded, tmp_path):
 
 def test_all_shards_finished_and_no_manifest(inputs, encoded, tmp_path):
     shutil.copytree(encoded, tmp_path / "e")
-    (tmp_path / "e" / "manifest.json").unlink()
+    (tmp_path / "e" / "_manifest.json").unlink()
     assert encode_captions(job_of(inputs, tmp_path / "e"), ONE) == open_dataset(encoded).manifest
 
 

@@ -17,7 +17,7 @@ def test_models_of_a_folder_or_of_a_dataset(tmp_path, below):
     (folder / "de.model").write_text(DE)
     (folder / "README").write_text("not a model")
     if below:
-        (tmp_path / "manifest.json").write_text("{}")
+        (tmp_path / "_manifest.json").write_text("{}")
         (tmp_path / "xx.model").write_text("a folder with a folder 'truecaser' is a dataset: this is not read")
     assert load_truecasers(str(tmp_path)) == Truecasers({"en": EN, "de": DE})
 

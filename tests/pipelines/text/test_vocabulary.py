@@ -212,7 +212,7 @@ def test_a_second_run_changes_nothing(captions, built, tmp_path):
 def test_a_run_that_lost_its_manifest_commits_the_finished_files(captions, built, tmp_path):
     shutil.copytree(built(), tmp_path / "v")
     before = {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()}
-    (tmp_path / "v" / "manifest.json").unlink()
+    (tmp_path / "v" / "_manifest.json").unlink()
     build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE)
     assert {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()} == before
 
@@ -220,7 +220,7 @@ def test_a_run_that_lost_its_manifest_commits_the_finished_files(captions, built
 def test_a_run_that_was_killed_before_its_shard_starts_again(captions, built, tmp_path):
     shutil.copytree(built(), tmp_path / "v")
     before = {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()}
-    for name in ("manifest.json", "part-00000-of-00001.parquet"):
+    for name in ("_manifest.json", "part-00000-of-00001.parquet"):
         (tmp_path / "v" / name).unlink()
     (tmp_path / "v" / "vocabulary.txt").write_text("half")
     build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE)

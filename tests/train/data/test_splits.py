@@ -151,8 +151,8 @@ def test_unexpected_fingerprints_are_refused(toy, name, message):
 def test_nothing_large_is_read_before_all_is_checked(toy, new_dataset, tmp_path, monkeypatch):
     monkeypatch.setattr("train.data.splits.read_features", lambda *args, **kwargs: pytest.fail("features were read"))
     shutil.copytree(toy.features, tmp_path / "features")
-    manifest = json.loads((tmp_path / "features" / "manifest.json").read_text())
-    (tmp_path / "features" / "manifest.json").write_text(json.dumps({**manifest, "fingerprint": "0123"}))
+    manifest = json.loads((tmp_path / "features" / "_manifest.json").read_text())
+    (tmp_path / "features" / "_manifest.json").write_text(json.dumps({**manifest, "fingerprint": "0123"}))
     with pytest.raises(DatasetError, match="was changed by hand"):
         open_data(toy.captions, str(tmp_path / "features"), split="val")
     with pytest.raises(DatasetError, match="has no captions of split 'dev'"):

@@ -83,7 +83,7 @@ def test_the_same_run_gives_the_same_bytes_and_resumes(job):
     first = content()
     kept = Path(job.output, "captions", "part-00001-of-00003.parquet")
     stamp = kept.stat().st_mtime_ns
-    for name in ("captions/manifest.json", "captions/part-00002-of-00003.parquet"):
+    for name in ("captions/_manifest.json", "captions/part-00002-of-00003.parquet"):
         Path(job.output, name).unlink()
     embed(job)
     assert content() == first

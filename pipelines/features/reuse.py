@@ -1,0 +1,209 @@
+"""What stays of a shard that an earlier run wrote, now that the images may have changed.
+
+An image is unchanged if its address, size and modification time are those that lie beside the shard (see `schemas.records`), or on
+request if its bytes have the same digest. Where nothing lies beside the shard, the shard is believed as long as ids, addresses and
+sizes have the digest that its footer names; otherwise all of it is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pyarrow.parquet as pq
+
+from pipelines.inputs.images import ImageRef, digest_of
+from schemas.errors import DatasetError
+from schemas.failures import failures_name, read_failures
+from schemas.output import Output
+from schemas.records import Record, Source, read_sources
+from schemas.shards import Footer
+from schemas.survey import Update
+
+__all__ = ["Reuse", "plan_reuse", "source_of", "statistics_of"]
+
+_READING_THREADS = 8
+
+Read = Callable[[ImageRef], bytes]
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """What stays of a shard, and what has to be made.
+
+    Attributes:
+        todo: the images to extract, sorted by image id.
+        rows: ids of the stored rows that stay.
+        failures: the stored failures that stay.
+        sources: what the rows and failures that stay were made from.
+        dropped: number of stored rows and failures that do not stay.
+        footer: footer of the stored shard; None if there is none.
+        record: the record beside it; None if there is none.
+    """
+
+    todo: list[ImageRef]
+    rows: frozenset[str] = frozenset()
+    failures: list[dict[str, str]] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    dropped: int = 0
+    footer: Footer | None = None
+    record: Record | None = None
+
+
+@dataclass(frozen=True)
+class _Stored:
+    footer: Footer
+    record: Record | None
+    rows: frozenset[str]
+    failures: Mapping[str, dict[str, str]]
+    sources: Mapping[str, Source] | None
+
+
+def source_of(ref: ImageRef, sha256: str) -> Source:
+    """Return what lies beside a shard about one of its images."""
+    return Source(ref.image_id, ref.uri, ref.bytes, ref.version, sha256)
+
+
+def statistics_of(sources: Iterable[Source], *, images: int, failed: int) -> dict[str, object]:
+    """Return the statistics of a shard's footer: counts, and digests of what it was made from.
+
+    ``listing`` is the digest of ids, addresses and sizes, ``content`` that of ids and the SHA-256 of the images' bytes.
+    """
+    sources = list(sources)
+    return {
+        "images": images,
+        "failed": failed,
+        "listing": digest_of((source.image_id, source.uri, str(source.bytes)) for source in sources),
+        "content": digest_of((source.image_id, source.sha256) for source in sources),
+    }
+
+
+def plan_reuse(
+    output: Output,
+    number: int,
+    refs: Sequence[ImageRef],
+    *,
+    read: Read,
+    update: Update | None = None,
+    retry_failed: bool = False,
+) -> Reuse:
+    """Decide what stays of a shard.
+
+    Args:
+        output: the dataset.
+        number: number of the shard.
+        refs: the images of the shard as they are now, sorted by image id.
+        read: returns the bytes of an image, or raises OSError; called where digests have to be compared.
+        update: how images that have changed are treated.
+        retry_failed: try the images again that failed before.
+    """
+    stored = _read_stored(output, number)
+    if stored is None:
+        return Reuse(todo=list(refs))
+    update = update or Update()
+    tried = [ref for ref in refs if not _try_again(stored.failures.get(ref.image_id), update, retry_failed=retry_failed)]
+    if update.only_add:
+        stay = {ref.image_id: _unchanged(stored, ref.image_id) for ref in tried if _is_stored(stored, ref.image_id)}
+    else:
+        stay = {source.image_id: source for source in _same(stored, refs, tried, output, number, read, update)}
+    if update.only_add or update.keep_removed:
+        wanted = {ref.image_id for ref in refs}
+        gone = (stored.rows | stored.failures.keys()) - wanted
+        stay |= {image_id: _unchanged(stored, image_id) for image_id in gone}
+    rows = stored.rows & stay.keys()
+    failures = [row for key, row in stored.failures.items() if key in stay]
+    return Reuse(
+        todo=[ref for ref in refs if ref.image_id not in stay],
+        rows=rows,
+        failures=failures,
+        sources=list(stay.values()),
+        dropped=len(stored.rows) + len(stored.failures) - len(rows) - len(failures),
+        footer=stored.footer,
+        record=stored.record,
+    )
+
+
+def _read_stored(output: Output, number: int) -> _Stored | None:
+    """Read what an earlier run of the same identity wrote; None if it wrote nothing, or what is there is damaged."""
+    folder, name = output.folder, output.name(number)
+    footer = output.footer(number)
+    if footer is None:
+        return None
+    with folder.open(name) as file:
+        size, rows = file.size(), pq.read_table(file, columns=["image_id"])["image_id"].to_pylist()
+    failures: list[dict[str, str]] = []
+    if footer.failures.rows:
+        try:
+            failures = read_failures(folder, failures_name(name)).to_pylist()
+        except (FileNotFoundError, DatasetError):
+            return None
+    recorded = read_sources(folder, name)
+    if recorded is not None and not recorded[0].describes(size, footer.statistics):
+        return None  # The run was killed between the two: the shard is older than its sources.
+    return _Stored(
+        footer=footer,
+        record=None if recorded is None else recorded[0],
+        rows=frozenset(rows),
+        failures={row["key"]: row for row in failures},
+        sources=None if recorded is None else {source.image_id: source for source in recorded[1]},
+    )
+
+
+def _try_again(failure: Mapping[str, str] | None, update: Update, *, retry_failed: bool) -> bool:
+    # A file may have become readable without a change of its own.
+    return failure is not None and (retry_failed or (failure["reason"] == "unreadable" and not update.only_add))
+
+
+def _is_stored(stored: _Stored, image_id: str) -> bool:
+    return image_id in stored.rows or image_id in stored.failures
+
+
+def _unchanged(stored: _Stored, image_id: str) -> Source:
+    return (stored.sources or {}).get(image_id, Source(image_id, "", -1, "", ""))
+
+
+def _same(
+    stored: _Stored,
+    refs: Sequence[ImageRef],
+    tried: Sequence[ImageRef],
+    output: Output,
+    number: int,
+    read: Read,
+    update: Update,
+) -> list[Source]:
+    """Return the sources of the images whose rows and failures stay."""
+    sources = stored.sources
+    if sources is None:
+        if output.listings is None or stored.footer.statistics.get("listing") != output.listings[number]:
+            return []
+        now = [source_of(ref, sha256) for ref, sha256 in zip(refs, _digests(refs, read), strict=True)]
+        content = statistics_of(now, images=0, failed=0)["content"]
+        if update.check_content and content != stored.footer.statistics.get("content"):
+            return []
+        ids = {ref.image_id for ref in tried}
+        return [source for source in now if source.image_id in ids and _is_stored(stored, source.image_id)]
+    known = [ref for ref in tried if ref.image_id in sources]
+    if update.check_content:
+        now = [source_of(ref, sha256) for ref, sha256 in zip(known, _digests(known, read), strict=True)]
+        return [source for source in now if source.sha256 and _has_same_bytes(source, sources[source.image_id], stored)]
+    return [sources[ref.image_id] for ref in known if sources[ref.image_id] == source_of(ref, sources[ref.image_id].sha256)]
+
+
+def _has_same_bytes(now: Source, before: Source, stored: _Stored) -> bool:
+    # A failure names the address of its image.
+    return now.sha256 == before.sha256 and (now.uri == before.uri or now.image_id not in stored.failures)
+
+
+def _digests(refs: Sequence[ImageRef], read: Read) -> list[str]:
+    """Return the SHA-256 of the bytes of images; an empty string for those that cannot be read."""
+
+    def digest(ref: ImageRef) -> str:
+        try:
+            return hashlib.sha256(read(ref)).hexdigest()
+        except (OSError, DatasetError):
+            return ""
+
+    with ThreadPoolExecutor(_READING_THREADS, thread_name_prefix="digest") as pool:
+        return list(pool.map(digest, refs))

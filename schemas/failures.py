@@ -1,0 +1,84 @@
+"""Files of failures: JSON lines beside the shards, in a folder and with an extension that no tool takes for data."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.errors import DatasetError
+from schemas.fingerprints import sha256_of_bytes
+from schemas.kinds import FAILURES
+from schemas.storage import Folder
+
+__all__ = ["FailuresEntry", "failures_name", "read_failures", "write_failures"]
+
+
+@dataclass(frozen=True)
+class FailuresEntry:
+    """What the footer of a shard says about the failures beside it.
+
+    Attributes:
+        rows: number of failures; without any there is no file.
+        bytes: size of the file.
+        sha256: SHA-256 of its bytes, hexadecimal; empty without a file.
+        reasons: number of failures by reason.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    sha256: str = ""
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plain values that a footer stores."""
+        return asdict(self)
+
+
+def failures_name(shard: str, version: int = 2) -> str:
+    """Return the path of the failures that belong to a shard, in a version of the format."""
+    return f"failures/{shard}" if version == 1 else f"_failures/{PurePosixPath(shard).with_suffix('.jsonl')}"
+
+
+def write_failures(folder: Folder, shard: str, failures: Iterable[Mapping[str, str]]) -> FailuresEntry:
+    """Write the failures of a shard, sorted; without any, delete those of an earlier attempt."""
+    name = failures_name(shard)
+    rows = sorted([row[column] for column in FAILURES.names] for row in failures)
+    if not rows:
+        folder.delete(name)
+        return FailuresEntry()
+    lines = (json.dumps(dict(zip(FAILURES.names, row, strict=True)), ensure_ascii=False) for row in rows)
+    data = "".join(f"{line}\n" for line in lines).encode()
+    folder.write(name, data)
+    reasons = Counter(row[FAILURES.get_field_index("reason")] for row in rows)
+    return FailuresEntry(len(rows), len(data), sha256_of_bytes(data), dict(sorted(reasons.items())))
+
+
+def read_failures(folder: Folder, name: str) -> pa.Table:
+    """Read a file of failures: JSON lines, or Parquet as version 1 of the format has it.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DatasetError: it is damaged.
+    """
+    try:
+        with folder.open(name) as file:
+            if name.endswith(".parquet"):
+                return pq.ParquetFile(file).read().cast(FAILURES)
+            rows = [json.loads(line) for line in file.read().decode().splitlines()]
+        if any(not isinstance(row, dict) or sorted(row) != sorted(FAILURES.names) for row in rows):
+            raise ValueError(f"a line is not an object of {', '.join(FAILURES.names)}")
+        return pa.Table.from_pylist(rows, schema=FAILURES)
+    except FileNotFoundError:
+        raise
+    except (ValueError, TypeError, OSError, pa.ArrowException) as error:
+        raise DatasetError(
+            f"{folder.path_of(name)} is damaged ({' '.join(str(error).split())}): copy the whole folder again, or run the command "
+            "that made it again with --check, which makes only what is damaged"
+        ) from error

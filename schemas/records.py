@@ -1,0 +1,142 @@
+"""What is on record about a shard, in a small file beside it: the digest of its bytes, and what it was made from.
+
+With it a run tells a damaged shard before the manifest is written, and which inputs have changed since. It is not part of the
+dataset: the manifest does not list it, since the modification times of images are those of one machine. It names the shard that
+it describes, so that it is never believed about another one; where it is missing, a run knows only what manifest and footer say.
+
+The file holds one JSON value per line: the record, then an array per image.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from schemas.fingerprints import canonical_json, sha256_of_bytes
+from schemas.storage import Folder
+
+__all__ = ["Record", "Source", "Sources", "read_record", "read_sources", "record_name", "write_record"]
+
+_FORMAT = "imagepivot record 1"
+_FIRST_BYTES = 4096
+
+
+class Source(NamedTuple):
+    """What one row or failure of a shard was made from.
+
+    Attributes:
+        image_id: key of the image.
+        uri: address of the image as the source names it.
+        bytes: size in bytes; -1 if listing did not tell.
+        version: modification time, ETag or the like; empty if listing did not tell.
+        sha256: SHA-256 of the image's bytes, hexadecimal; empty if they could not be read.
+    """
+
+    image_id: str
+    uri: str
+    bytes: int
+    version: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a shard was made from.
+
+    Attributes:
+        state: digest of the images' ids, addresses, sizes and versions, as the producer defines it.
+        entries: one for each row and failure, in any order.
+    """
+
+    state: str = ""
+    entries: Sequence[Source] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """The first line of the file.
+
+    Attributes:
+        bytes: size of the shard.
+        sha256: SHA-256 of its bytes, hexadecimal.
+        statistics_sha256: digest of the statistics in its footer, which is read faster than the whole shard.
+        state: as in `Sources`; empty for a kind whose inputs are part of its identity.
+        sources_sha256: SHA-256 of all other lines.
+    """
+
+    bytes: int
+    sha256: str
+    statistics_sha256: str
+    state: str = ""
+    sources_sha256: str = ""
+
+    @classmethod
+    def of(cls, size: int, sha256: str, statistics: Mapping[str, Any]) -> Record:
+        """Make the record of a shard from its size, its digest, and the statistics in its footer."""
+        return cls(bytes=size, sha256=sha256, statistics_sha256=_digest(statistics))
+
+    def describes(self, size: int | None, statistics: Mapping[str, Any]) -> bool:
+        """Whether the shard of this size and with these statistics in its footer is the one that is meant."""
+        return size == self.bytes and _digest(statistics) == self.statistics_sha256
+
+
+def record_name(shard: str) -> str:
+    """Return the path of the record of a shard."""
+    return f".records/{PurePosixPath(shard).with_suffix('.jsonl')}"
+
+
+def write_record(folder: Folder, shard: str, record: Record, sources: Sources = Sources()) -> None:
+    """Write the record of a shard, with its sources sorted by image id."""
+    lines = "".join(f"{canonical_json(list(source))}\n" for source in sorted(sources.entries)).encode()
+    content: dict[str, Any] = vars(replace(record, state=sources.state, sources_sha256=sha256_of_bytes(lines)))
+    content = {"format": _FORMAT, **content}
+    first = canonical_json({**content, "record_sha256": _digest(content)})
+    folder.write(record_name(shard), f"{first}\n".encode() + lines)
+
+
+def read_record(folder: Folder, shard: str) -> Record | None:
+    """Read the record of a shard without its sources.
+
+    Returns:
+        The record; None where there is none or a damaged one.
+    """
+    try:
+        with folder.open(record_name(shard)) as file:
+            first, end, _ = file.read(_FIRST_BYTES).partition(b"\n")
+    except FileNotFoundError:
+        return None
+    return _parse(first) if end else None
+
+
+def read_sources(folder: Folder, shard: str) -> tuple[Record, list[Source]] | None:
+    """Read the record of a shard with its sources.
+
+    Returns:
+        The record and the sources, sorted by image id; None where there is none or a damaged one.
+    """
+    try:
+        first, _, lines = folder.read(record_name(shard)).partition(b"\n")
+    except FileNotFoundError:
+        return None
+    record = _parse(first)
+    if record is None or sha256_of_bytes(lines) != record.sources_sha256:
+        return None
+    return record, [Source(*json.loads(line)) for line in lines.decode().split("\n")[:-1]]
+
+
+def _parse(line: bytes) -> Record | None:
+    try:
+        content = json.loads(line)
+        digest = content.pop("record_sha256")
+        if _digest(content) != digest or content.pop("format") != _FORMAT:
+            return None
+        return Record(**content)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # A UnicodeDecodeError is a ValueError.
+        return None
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return sha256_of_bytes(canonical_json(content).encode())

@@ -1,0 +1,295 @@
+"""What a folder holds before a run writes to it: what is finished, what is damaged, and what must not be lost."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from schemas.errors import DatasetError, UsageError
+from schemas.failures import failures_name
+from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes, sha256_of_file
+from schemas.manifest import MANIFEST_NAMES, Manifest
+from schemas.records import Record, read_record, record_name, write_record
+from schemas.shards import FOREIGN, Footer, inspect_shard
+from schemas.storage import TEMPORARY_MARK
+
+if TYPE_CHECKING:
+    from schemas.output import Output
+
+__all__ = ["LOCK_NAME", "PROBE_NAME", "Survey", "Update", "difference"]
+
+LOCK_NAME = ".lock"
+PROBE_NAME = ".probe"
+
+_SHARD_NAMES = re.compile(
+    r"(failures/)?part-\d{5}-of-\d{5}\.parquet|(_failures|\.records)/part-\d{5}-of-\d{5}\.jsonl"  # "failures/": version 1.
+)
+_OWN_NAMES = re.compile(
+    "|".join((*map(re.escape, (*MANIFEST_NAMES, LOCK_NAME, PROBE_NAME)), rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d+"))
+)
+
+
+@dataclass(frozen=True)
+class Update:
+    """How a dataset is brought up to date with inputs that have changed.
+
+    Attributes:
+        keep_removed: keep the rows of inputs that are gone.
+        only_add: keep whatever is there, and add inputs that are new.
+        check_content: compare the bytes of all inputs, not only sizes and modification times.
+
+    Raises:
+        UsageError: two settings contradict each other.
+    """
+
+    keep_removed: bool = False
+    only_add: bool = False
+    check_content: bool = False
+
+    def __post_init__(self) -> None:
+        if self.only_add and (self.keep_removed or self.check_content):
+            raise UsageError("--only-add keeps everything that is there: leave out --keep-removed and --check-content")
+
+
+class Survey:
+    """What an output's folder holds before a run. The folder is listed once; manifest and footers are read at most once.
+
+    Args:
+        output: the dataset that is to be written.
+        verify: compare digests, too. A shard whose digest is nowhere on record then counts as damaged.
+        update: how inputs that have changed are treated; None if they may not have changed.
+        retry_failed: a shard with failures is not finished.
+    """
+
+    def __init__(
+        self, output: Output, *, verify: bool = False, update: Update | None = None, retry_failed: bool = False
+    ) -> None:
+        self._output = output
+        self._verify = verify
+        self._update = update
+        self._retry_failed = retry_failed
+        self._sizes = dict(output.folder.files())
+        self._footers: dict[str, Footer | None] = {}
+        self._whole: dict[int, bool] = {}
+
+    def finished(self) -> frozenset[int]:
+        """Return the numbers of the shards in which this run has nothing to do."""
+        return frozenset(number for number in self.usable() if self._is_finished(number))
+
+    def usable(self) -> frozenset[int]:
+        """Return the numbers of the shards of the same identity that are not damaged, whatever they were made from."""
+        return frozenset(number for number in range(self._output.shards) if self._is_whole(number))
+
+    def footer(self, number: int) -> Footer | None:
+        """Return the footer of a shard of the same identity, else None."""
+        return self._output.own(self._inspect(self._output.name(number)))
+
+    def complete(self) -> Manifest | None:
+        """Return the manifest, where an earlier run of the same identity committed and there is nothing to do."""
+        manifest = self._own_manifest
+        if manifest is None:
+            return None
+        for entry in manifest.files:
+            if self._sizes.get(entry.path) != entry.bytes or (self._verify and self._digest(entry.path) != entry.sha256):
+                return None
+        digests = {entry.path: entry.sha256 for entry in manifest.files}
+        if any(digests.get(name) != sha256_of_bytes(data) for name, data in self._output.files.items()):
+            return None
+        return manifest if len(self.finished()) == self._output.shards else None
+
+    def refuse(self, *, overwrite: bool) -> None:
+        """Refuse a folder that holds something that must not be lost.
+
+        Args:
+            overwrite: replace whatever dataset is there.
+
+        Raises:
+            DatasetError: the folder holds foreign files; or a dataset, complete or not, of another fingerprint; or shards that
+                were made from other inputs, and nothing says what to do with them.
+        """
+        folder = self._output.folder
+        listed = self._files_of_manifest()
+        foreign = sorted(name for name in self._sizes if name not in listed and self._is_foreign(name))
+        if foreign:
+            raise DatasetError(
+                f"{folder.location!r} holds files that do not belong to a dataset, e.g. {foreign[0]!r}: nothing was written. "
+                "Choose a new or empty folder"
+            )
+        if overwrite:
+            return
+        if isinstance(self._manifest, DatasetError):
+            raise DatasetError(
+                f"{self._manifest}. Nothing was written: delete that file, and the same command keeps the shards that are "
+                "whole; or give --overwrite to start anew"
+            )
+        self._refuse_other(self._manifest)
+        for name in sorted(self._sizes):
+            if name.startswith("part-"):
+                self._refuse_other(self._inspect(name))
+        if self._update is None:
+            self._refuse_changed()
+
+    def clear(self, kept: frozenset[int]) -> None:
+        """Delete what does not belong to the dataset, and write the files that are known before the run.
+
+        From here on the folder is not a dataset until the run commits.
+
+        Args:
+            kept: numbers of the shards that stay, with what lies beside them.
+        """
+        folder = self._output.folder
+        shards = {self._output.name(number) for number in kept}
+        stay = {*shards, *map(failures_name, shards), *map(record_name, shards)}
+        old = self._files_of_manifest() - self._output.files.keys()
+        for number in kept:
+            self._keep_digest(number)
+        for name in MANIFEST_NAMES:
+            if name in self._sizes:
+                folder.delete(name)
+        for name in self._sizes:
+            stale = _SHARD_NAMES.fullmatch(name) and name not in stay
+            if stale or TEMPORARY_MARK in name or (name in old and not self._output.is_other_file(name)):
+                folder.delete(name)
+        for name, data in self._output.files.items():
+            folder.write(name, data)
+
+    def _keep_digest(self, number: int) -> None:
+        """Put a shard's digest on record before the manifest, which is all that names it, is deleted."""
+        footer, manifest = self.footer(number), self._own_manifest
+        if manifest is not None and footer is not None and self._record(number) is None and self._output.states is None:
+            entry = manifest.shards[number]
+            write_record(self._output.folder, entry.path, Record.of(entry.bytes, entry.sha256, footer.statistics))
+
+    @cached_property
+    def _manifest(self) -> Manifest | DatasetError | None:
+        """The manifest in the folder, or why it cannot be used; None if there is none."""
+        if not self._sizes.keys() & set(MANIFEST_NAMES):
+            return None
+        try:
+            return Manifest.read(self._output.folder)
+        except DatasetError as error:
+            return error
+
+    @cached_property
+    def _own_manifest(self) -> Manifest | None:
+        """The manifest in the folder, if a run of the same identity wrote it. Of any other `refuse` says what is wrong."""
+        manifest, identity = self._manifest, self._output.identity
+        if not isinstance(manifest, Manifest) or manifest.version != FORMAT_VERSION:
+            return None
+        return manifest if manifest.fingerprint == identity.fingerprint else None
+
+    def _inspect(self, name: str) -> Footer | None:
+        if name not in self._footers:
+            self._footers[name] = inspect_shard(self._output.folder, name) if name in self._sizes else None
+        return self._footers[name]
+
+    def _is_whole(self, number: int) -> bool:
+        if number not in self._whole:
+            self._whole[number] = self._compare(number)
+        return self._whole[number]
+
+    def _compare(self, number: int) -> bool:
+        """Compare a shard and its failures with what is on record: in the manifest, beside it, and in its footer."""
+        footer, name = self.footer(number), self._output.name(number)
+        if footer is None:
+            return False
+        recorded: tuple[int, str] | None = None
+        if self._own_manifest is not None:
+            entry = self._own_manifest.shards[number]
+            recorded = entry.bytes, entry.sha256
+        elif (record := self._record(number)) is not None:
+            recorded = record.bytes, record.sha256
+        if recorded is not None and self._sizes[name] != recorded[0]:
+            return False
+        failures = failures_name(name)
+        if self._sizes.get(failures) != (footer.failures.bytes if footer.failures.rows else None):
+            return False
+        if not self._verify:
+            return True
+        if footer.failures.rows and self._digest(failures) != footer.failures.sha256:
+            return False
+        return recorded is not None and self._digest(name) == recorded[1]
+
+    def _is_finished(self, number: int) -> bool:
+        """Whether a shard that is whole was made from the inputs of this run."""
+        footer = self.footer(number)
+        if footer is None or (self._retry_failed and footer.failures.rows):
+            return False
+        # A file may have become readable without a change of its own.
+        if self._update is not None and (self._update.check_content or footer.failures.reasons.get("unreadable")):
+            return False
+        return self._is_unchanged(number, footer)
+
+    def _is_unchanged(self, number: int, footer: Footer) -> bool:
+        listings, states = self._output.listings, self._output.states
+        if listings is not None and footer.statistics.get("listing") != listings[number]:
+            return False
+        if states is None or record_name(self._output.name(number)) not in self._sizes:
+            return True  # Nothing else is known of the inputs.
+        record = self._record(number)
+        return record is not None and record.state == states[number]
+
+    def _record(self, number: int) -> Record | None:
+        """Return the record that describes a shard of the same identity, else None."""
+        footer, name = self.footer(number), self._output.name(number)
+        if footer is None or record_name(name) not in self._sizes:
+            return None
+        record = read_record(self._output.folder, name)
+        return record if record is not None and record.describes(self._sizes[name], footer.statistics) else None
+
+    def _digest(self, name: str) -> str:
+        with self._output.folder.open(name) as file:
+            return sha256_of_file(file)
+
+    def _is_foreign(self, name: str) -> bool:
+        if _SHARD_NAMES.fullmatch(name):
+            return name.endswith(".parquet") and self._inspect(name) is FOREIGN
+        return not (_OWN_NAMES.fullmatch(name) or self._output.is_other_file(name))
+
+    def _files_of_manifest(self) -> set[str]:
+        """Return the names of the files besides shards that the manifest in the folder lists, whatever dataset it is of."""
+        return {entry.path for entry in self._manifest.files} if isinstance(self._manifest, Manifest) else set()
+
+    def _refuse_other(self, stored: Manifest | Footer | None) -> None:
+        identity, location = self._output.identity, self._output.folder.location
+        if stored is None:
+            return
+        if stored.fingerprint != identity.fingerprint:
+            raise DatasetError(
+                f"{location!r} holds another dataset ({difference(stored, identity)}): nothing was written. Choose another folder, "
+                "or give --overwrite to replace it"
+            )
+        if stored.version != FORMAT_VERSION:
+            raise DatasetError(
+                f"{location!r} holds this dataset in version {stored.version} of the format, which can be read but not continued: "
+                f"nothing was written. Keep it, or give --overwrite to make it again in version {FORMAT_VERSION}"
+            )
+
+    def _refuse_changed(self) -> None:
+        footers = {number: self.footer(number) for number in self.usable()}
+        changed = sum(footer is not None and not self._is_unchanged(number, footer) for number, footer in footers.items())
+        if changed:
+            raise DatasetError(
+                f"{self._output.folder.location!r} was made from other images: in {changed} of {self._output.shards} shards some "
+                "are new, gone, or differ in size or modification time; nothing was written. Give --update to bring it up to date, "
+                "--overwrite to start anew, or choose another folder"
+            )
+
+
+def difference(stored: Manifest | Footer, identity: Identity) -> str:
+    """Say in a few words how a stored dataset differs from the one that a run would write."""
+    if stored.kind != identity.kind:
+        return f"kind {stored.kind!r} instead of {identity.kind!r}"
+    parts = []
+    for key in {**identity.parameters, **stored.parameters}:  # What a user chose comes first.
+        before, after = stored.parameters.get(key), identity.parameters.get(key)
+        if canonical_json(before) != canonical_json(after):  # Stored values hold lists where new ones have tuples.
+            parts.append(f"{key}: there {_short(before)}, now {_short(after)}")
+    return "; ".join(parts[:3]) or "made from other inputs, or with another number of shards"
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
