@@ -195,12 +195,13 @@ class Survey:
         footer, name = self.footer(number), self._output.name(number)
         if footer is None:
             return False
-        recorded: tuple[int, str] | None = None
+        record = self._record(number)
+        if record is not None and not record.describes(self._sizes[name], footer.statistics):
+            return False  # Damaged, or the run was killed between the two.
+        recorded = None if record is None else (record.bytes, record.sha256)
         if self._own_manifest is not None:
             entry = self._own_manifest.shards[number]
             recorded = entry.bytes, entry.sha256
-        elif (record := self._record(number)) is not None:
-            recorded = record.bytes, record.sha256
         if recorded is not None and self._sizes[name] != recorded[0]:
             return False
         failures = failures_name(name)
@@ -226,18 +227,14 @@ class Survey:
         listings, states = self._output.listings, self._output.states
         if listings is not None and footer.statistics.get("listing") != listings[number]:
             return False
-        if states is None or record_name(self._output.name(number)) not in self._sizes:
-            return True  # Nothing else is known of the inputs.
         record = self._record(number)
-        return record is not None and record.state == states[number]
+        # Without a record nothing else is known of the inputs.
+        return states is None or record is None or record.state == states[number]
 
     def _record(self, number: int) -> Record | None:
-        """Return the record that describes a shard of the same identity, else None."""
-        footer, name = self.footer(number), self._output.name(number)
-        if footer is None or record_name(name) not in self._sizes:
-            return None
-        record = read_record(self._output.folder, name)
-        return record if record is not None and record.describes(self._sizes[name], footer.statistics) else None
+        """Return the record of a shard; None where there is none or a damaged one."""
+        name = self._output.name(number)
+        return read_record(self._output.folder, name) if record_name(name) in self._sizes else None
 
     def _digest(self, name: str) -> str:
         with self._output.folder.open(name) as file:

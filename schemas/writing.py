@@ -228,7 +228,7 @@ def complete_dataset(
             output.folder.delete(PROBE_NAME)
         check()
         finished = frozenset() if overwrite else survey.finished()
-        survey.clear(finished if overwrite or update is None else survey.usable())
+        survey.clear(frozenset() if overwrite else survey.usable())
         make_missing(finished)
         return Manifest.read(output.folder)
 
@@ -304,7 +304,7 @@ def commit(
 
 def _shard_entry(folder: Folder, name: str, footer: Footer) -> ShardEntry:
     entry, record = shard_entry(folder, name, footer.rows), read_record(folder, name)
-    if record is not None and record.describes(entry.bytes, footer.statistics) and record.sha256 != entry.sha256:
+    if record is not None and (record.sha256 != entry.sha256 or not record.describes(entry.bytes, footer.statistics)):
         folder.delete(name)
         raise DatasetError(
             f"{folder.path_of(name)} was damaged after it had been written: run the same command again, which makes it again"

@@ -1,4 +1,6 @@
+import hashlib
 import io
+import os
 import random
 import shutil
 from dataclasses import replace
@@ -6,6 +8,7 @@ from pathlib import Path
 
 import apache_beam as beam
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -59,6 +62,9 @@ def fake(monkeypatch):
     monkeypatch.setattr(FakeExtractor, "loaded", 0)
 
 
+STAMP = 1_700_000_000 * 10**9
+
+
 def picture(colour: tuple[int, int, int]) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (2, 2), colour).save(file, "PNG")
@@ -75,7 +81,9 @@ def colours() -> dict[str, tuple[int, int, int]]:
 def images(colours, tmp_path) -> Path:
     (tmp_path / "images" / "more").mkdir(parents=True)
     for number, (name, colour) in enumerate(colours.items()):
-        (tmp_path / "images" / ("more" if number % 3 else "") / f"{name}.png").write_bytes(picture(colour))
+        path = tmp_path / "images" / ("more" if number % 3 else "") / f"{name}.png"
+        path.write_bytes(picture(colour))
+        os.utime(path, ns=(STAMP, STAMP))  # The features of `extracted` were made from these images, as far as times tell.
     return tmp_path / "images"
 
 
@@ -120,7 +128,12 @@ def test_each_image_has_its_feature_in_the_shard_of_its_id_and_the_model_is_load
     assert manifest.parameters["extractor"] == {"name": "resnet50-pool", "weights": "0", "precision": "fp32"}
     assert manifest.parameters["feature"] == {"name": "fake", "shape": [3], "dtype": "float32", "source": ""}
     whole = Listing.of(open_images(images).refs(), 1)
-    assert manifest.statistics == {"images": 40, "failed": 0, "listing": whole.shards[0]}
+    content = sum(
+        int(hashlib.sha256(f"{name}\0{hashlib.sha256(picture(colour)).hexdigest()}".encode()).hexdigest(), 16)
+        for name, colour in colours.items()
+    )
+    digests = {"listing": whole.shards[0], "content": f"{content % 2**256:064x}"}
+    assert manifest.statistics == {"images": 40, "failed": 0, **digests}
 
 
 def test_bytes_do_not_depend_on_the_batch(images, tmp_path):
@@ -186,14 +199,172 @@ def test_finished_shards_are_not_made_again(images, tmp_path):
 def test_a_complete_dataset_is_returned_as_it_is(images, extracted, tmp_path):
     first = open_dataset(extracted).manifest
     for path in images.rglob("*.png"):
-        path.write_bytes(path.read_bytes()[::-1])  # Of the same size: nothing is read again.
+        path.write_bytes(path.read_bytes()[::-1])
+        os.utime(path, ns=(STAMP, STAMP))  # Of the same size and time: nothing is read again.
     assert extract_features(job_of(images, tmp_path / "f"), ONE) == first
+
+
+def replace_image(path: Path, colour: tuple[int, int, int]) -> None:
+    """Put another picture of the same size in place of one, a second later."""
+    size = path.stat().st_size
+    path.write_bytes(picture(colour).ljust(size, b"\0"))
+    assert path.stat().st_size == size
+    os.utime(path, ns=(STAMP + 10**9, STAMP + 10**9))
+
+
+def test_a_picture_that_was_replaced_is_noticed_though_its_size_is_the_same(images, extracted, tmp_path):
+    before = snapshot(extracted)
+    replace_image(images / "image000.png", (1, 2, 3))
+    with pytest.raises(DatasetError, match=r"in 1 of 4 shards some are new, gone, or differ in size or modification time"):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert snapshot(extracted) == before
+    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    assert open_dataset(extracted).get("image000")["feature"].tolist() == [1, 2, 3]
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    assert snapshot(extracted) == snapshot(tmp_path / "g")
+
+
+def test_overwrite_makes_everything_again_though_nothing_seems_to_have_changed(images, extracted, tmp_path):
+    path = images / "image000.png"
+    replace_image(path, (1, 2, 3))
+    os.utime(path, ns=(STAMP, STAMP))
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert open_dataset(extracted).get("image000")["feature"].tolist() != [1, 2, 3], "neither size nor time has changed"
+    extract_features(job_of(images, tmp_path / "f", overwrite=True), ONE)
+    assert open_dataset(extracted).get("image000")["feature"].tolist() == [1, 2, 3]
+    assert FakeExtractor.loaded == 1
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_content_is_compared_on_request(images, extracted, tmp_path, monkeypatch, record):
+    seen = []
+    original = FakeExtractor.extract
+    monkeypatch.setattr(FakeExtractor, "extract", lambda self, batch: seen.append(len(batch)) or original(self, batch))
+    if not record:
+        shutil.rmtree(extracted / ".records")
+    for path in images.rglob("*.png"):
+        os.utime(path, ns=(STAMP + 5, STAMP + 5))
+    extract_features(job_of(images, tmp_path / "f", update=Update(check_content=True)), ONE)
+    assert seen == [], "all bytes are the same"
+    extract_features(job_of(images, tmp_path / "f"), ONE)  # The new times are on record: nothing is refused.
+    path = images / "image000.png"
+    replace_image(path, (1, 2, 3))
+    os.utime(path, ns=(STAMP + 5, STAMP + 5))
+    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    assert seen == [], "nothing but the bytes has changed"
+    extract_features(job_of(images, tmp_path / "f", update=Update(check_content=True)), ONE)
+    assert seen == [1]
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    assert snapshot(extracted) == snapshot(tmp_path / "g")
+
+
+def test_without_records_images_are_told_by_their_sizes(images, extracted, tmp_path):
+    shutil.rmtree(extracted / ".records")
+    for path in images.rglob("*.png"):
+        os.utime(path, ns=(STAMP + 5, STAMP + 5))
+    before = open_dataset(extracted).manifest
+    assert extract_features(job_of(images, tmp_path / "f"), ONE) == before
+    (images / "new.png").write_bytes(picture((1, 2, 3)))
+    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    for folder in (extracted, tmp_path / "g"):
+        shutil.rmtree(folder / ".records")
+    assert snapshot(extracted) == snapshot(tmp_path / "g")
+
+
+def test_a_change_of_place_is_a_change(images, extracted, tmp_path):
+    (images / "image000.png").rename(images / "more" / "image000.png")
+    with pytest.raises(DatasetError, match="made from other images"):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    assert snapshot(extracted) == snapshot(tmp_path / "g")
+
+
+@pytest.mark.parametrize("update", [Update(keep_removed=True), Update(only_add=True)])
+def test_rows_of_images_that_are_gone_stay_on_request(images, extracted, tmp_path, update):
+    old = open_dataset(extracted)
+    expected = {image_id: old.get(image_id)["feature"].tolist() for image_id in old.image_ids()}
+    (images / "image000.png").unlink()
+    replace_image(images / "image003.png", (1, 2, 3))
+    (images / "new.png").write_bytes(picture((4, 5, 6)))
+    manifest = extract_features(job_of(images, tmp_path / "f", update=update), ONE)
+    expected["new"] = [4, 5, 6]
+    if not update.only_add:
+        expected["image003"] = [1, 2, 3]
+    new = open_dataset(extracted)
+    assert {image_id: new.get(image_id)["feature"].tolist() for image_id in new.image_ids()} == expected
+    assert (manifest.statistics["images"], validate(extracted)) == (41, [])
+    before = snapshot(extracted)
+    assert extract_features(job_of(images, tmp_path / "f", update=update), ONE) == manifest
+    assert snapshot(extracted) == before
+    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    assert snapshot(extracted) == snapshot(tmp_path / "g")
+
+
+def test_an_image_that_could_not_be_read_is_tried_by_an_update(images, tmp_path, monkeypatch):
+    read = ImagesInFolder.read
+
+    def refuse(self, ref):
+        if ref.image_id == "image000":
+            raise PermissionError(13, "Permission denied")
+        return read(self, ref)
+
+    monkeypatch.setattr(ImagesInFolder, "read", refuse)
+    assert extract_features(job_of(images, tmp_path / "f"), ONE).failure_reasons == {"unreadable": 1}
+    monkeypatch.setattr(ImagesInFolder, "read", read)
+    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_a_damaged_shard_is_made_again(images, extracted, tmp_path, damage, committed):
+    whole = snapshot(extracted)
+    if not committed:
+        (extracted / "_manifest.json").unlink()
+    name = "part-00002-of-00004.parquet"
+    data = bytearray(whole[name])
+    data[len(data) // 2] ^= 1
+    (extracted / name).write_bytes({"flip": data, "cut": data[:-9], "empty": b""}[damage])
+    extract_features(job_of(images, tmp_path / "f", verify=damage == "flip"), ONE)
+    assert snapshot(extracted) == whole
+
+
+def flip_value(folder: Path, shard: int) -> None:
+    """Change one bit of the first feature of a shard, in place."""
+    path = folder / f"part-{shard:05d}-of-00004.parquet"
+    data = bytearray(path.read_bytes())
+    first = pq.read_table(path)["feature"][0].as_py()
+    data[data.index(np.array(first, np.float32).tobytes())] ^= 1
+    path.write_bytes(data)
+
+
+def test_rows_of_a_damaged_shard_are_not_copied(images, extracted, tmp_path):
+    new = next(f"new{n}" for n in range(99) if shard_of(f"new{n}", 4) == 2)
+    (images / f"{new}.png").write_bytes(picture((1, 2, 3)))
+    flip_value(extracted, 2)
+    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    assert snapshot(extracted) == snapshot(tmp_path / "g")
+
+
+def test_a_damaged_shard_is_not_committed(images, extracted, tmp_path):
+    whole = snapshot(extracted)
+    (extracted / "part-00001-of-00004.parquet").unlink()
+    flip_value(extracted, 2)
+    with pytest.raises(DatasetError, match=r"part-00002-of-00004\.parquet was damaged after it had been written: run the same"):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert snapshot(extracted) == whole
 
 
 def test_a_new_image_is_refused_unless_one_says_what_to_do(images, extracted, tmp_path):
     before = snapshot(tmp_path / "f")
     (images / "new.png").write_bytes(picture((1, 2, 3)))
-    with pytest.raises(DatasetError, match=r"made from other images.*in 1 of 4 shards.*Give --update"):
+    with pytest.raises(DatasetError, match=r"made from other images: in 1 of 4 shards.*Give --update"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
     assert snapshot(tmp_path / "f") == before
     assert extract_features(job_of(images, tmp_path / "f", overwrite=True), ONE).rows == 41
@@ -226,10 +397,13 @@ def test_update_of_nothing_makes_everything(images, tmp_path):
     assert extract_features(job_of(images, tmp_path / "f", update=Update()), ONE).rows == 40
 
 
-def test_update_keeps_images_that_are_gone(images, extracted, tmp_path):
+def test_update_drops_images_that_are_gone(images, extracted, tmp_path):
     (images / "image000.png").unlink()
-    assert extract_features(job_of(images, tmp_path / "f", update=Update()), ONE).rows == 40
-    assert open_dataset(tmp_path / "f").get("image000")["image_id"] == "image000"
+    assert extract_features(job_of(images, tmp_path / "f", update=Update()), ONE).rows == 39
+    with pytest.raises(KeyError, match="image000"):
+        open_dataset(tmp_path / "f").get("image000")
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    assert snapshot(extracted) == snapshot(tmp_path / "g")
 
 
 def test_update_goes_on_after_a_kill(images, extracted, tmp_path):
@@ -276,7 +450,7 @@ def test_retry_failed_repairs_to_what_a_fresh_run_gives(images, tmp_path):
 
 
 def test_options_that_contradict_each_other(images, tmp_path):
-    with pytest.raises(UsageError, match=r"--overwrite makes a dataset again.*give one of them"):
+    with pytest.raises(UsageError, match=r"--overwrite starts anew.*give one of them"):
         job_of(images, tmp_path / "f", overwrite=True, update=Update())
 
 
@@ -464,7 +638,7 @@ def test_a_folder_that_vanishes_while_it_is_read(images, tmp_path, monkeypatch):
         patch.setattr(ImagesInFolder, "read", vanish)
         with pytest.raises(InputError, match=r"were there when the run began and are gone: bring them back.*the same command"):
             extract_features(job_of(images, tmp_path / "f"), ONE)
-    assert {path.name for path in (tmp_path / "f").iterdir()} < {f"part-0000{n}-of-00004.parquet" for n in range(4)}
+    assert {path.name for path in (tmp_path / "f").glob("*")} - {".records"} < {f"part-0000{n}-of-00004.parquet" for n in range(4)}
     (tmp_path / "away").rename(images)
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 0
     assert validate(tmp_path / "f") == []
