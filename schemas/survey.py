@@ -11,7 +11,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes, sha256_of_file
 from schemas.manifest import MANIFEST_NAMES, Manifest
-from schemas.records import Record, read_record, record_name, write_record
+from schemas.records import Record, read_record, read_sources, record_name, write_record
 from schemas.shards import FOREIGN, Footer, inspect_shard
 from schemas.storage import TEMPORARY_MARK
 
@@ -58,7 +58,7 @@ class Survey:
 
     Args:
         output: the dataset that is to be written.
-        verify: compare digests, too. A shard whose digest is nowhere on record then counts as damaged.
+        verify: compare digests, too, not only sizes.
         update: how inputs that have changed are treated; None if they may not have changed.
         retry_failed: a shard with failures is not finished.
     """
@@ -158,7 +158,7 @@ class Survey:
     def _keep_digest(self, number: int) -> None:
         """Put a shard's digest on record before the manifest, which is all that names it, is deleted."""
         footer, manifest = self.footer(number), self._own_manifest
-        if manifest is not None and footer is not None and self._record(number) is None and self._output.states is None:
+        if manifest is not None and footer is not None and self._record(number) is None:
             entry = manifest.shards[number]
             write_record(self._output.folder, entry.path, Record.of(entry.bytes, entry.sha256, footer.statistics))
 
@@ -191,7 +191,10 @@ class Survey:
         return self._whole[number]
 
     def _compare(self, number: int) -> bool:
-        """Compare a shard and its failures with what is on record: in the manifest, beside it, and in its footer."""
+        """Compare a shard and its failures with what is on record: in the manifest, beside it, and in its footer.
+
+        A shard whose digest is nowhere on record counts as damaged.
+        """
         footer, name = self.footer(number), self._output.name(number)
         if footer is None:
             return False
@@ -202,7 +205,7 @@ class Survey:
         if self._own_manifest is not None:
             entry = self._own_manifest.shards[number]
             recorded = entry.bytes, entry.sha256
-        if recorded is not None and self._sizes[name] != recorded[0]:
+        if recorded is None or self._sizes[name] != recorded[0]:
             return False
         failures = failures_name(name)
         if self._sizes.get(failures) != (footer.failures.bytes if footer.failures.rows else None):
@@ -211,17 +214,23 @@ class Survey:
             return True
         if footer.failures.rows and self._digest(failures) != footer.failures.sha256:
             return False
-        return recorded is not None and self._digest(name) == recorded[1]
+        return self._digest(name) == recorded[1]
 
     def _is_finished(self, number: int) -> bool:
         """Whether a shard that is whole was made from the inputs of this run."""
         footer = self.footer(number)
         if footer is None or (self._retry_failed and footer.failures.rows):
             return False
-        # A file may have become readable without a change of its own.
-        if self._update is not None and (self._update.check_content or footer.failures.reasons.get("unreadable")):
+        return self._is_unchanged(number, footer) and not self._needs_look(number, footer)
+
+    def _needs_look(self, number: int, footer: Footer) -> bool:
+        """Whether an update reads images of a shard although nothing seems to have changed."""
+        if self._update is None or self._update.only_add:
             return False
-        return self._is_unchanged(number, footer)
+        # A file may have become readable without a change of its own; without a record there is nothing to compare with next time.
+        record = self._record(number)
+        unrecorded = self._output.states is not None and (record is None or not record.state)
+        return self._update.check_content or unrecorded or "unreadable" in footer.failures.reasons
 
     def _is_unchanged(self, number: int, footer: Footer) -> bool:
         listings, states = self._output.listings, self._output.states
@@ -229,12 +238,17 @@ class Survey:
             return False
         record = self._record(number)
         # Without a record nothing else is known of the inputs.
-        return states is None or record is None or record.state == states[number]
+        return states is None or record is None or record.state in ("", states[number])
 
     def _record(self, number: int) -> Record | None:
         """Return the record of a shard; None where there is none or a damaged one."""
-        name = self._output.name(number)
-        return read_record(self._output.folder, name) if record_name(name) in self._sizes else None
+        folder, name = self._output.folder, self._output.name(number)
+        if record_name(name) not in self._sizes:
+            return None
+        if self._verify:
+            whole = read_sources(folder, name)
+            return None if whole is None else whole[0]
+        return read_record(folder, name)
 
     def _digest(self, name: str) -> str:
         with self._output.folder.open(name) as file:

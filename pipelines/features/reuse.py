@@ -147,7 +147,8 @@ def _read_stored(output: Output, number: int) -> _Stored | None:
         record=None if recorded is None else recorded[0],
         rows=frozenset(rows),
         failures={row["key"]: row for row in failures},
-        sources=None if recorded is None else {source.image_id: source for source in recorded[1]},
+        # Where only the manifest knew the digest of the shard, there is a record without sources.
+        sources=None if recorded is None or not recorded[0].state else {source.image_id: source for source in recorded[1]},
     )
 
 

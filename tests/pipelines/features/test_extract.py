@@ -638,7 +638,9 @@ def test_a_folder_that_vanishes_while_it_is_read(images, tmp_path, monkeypatch):
         patch.setattr(ImagesInFolder, "read", vanish)
         with pytest.raises(InputError, match=r"were there when the run began and are gone: bring them back.*the same command"):
             extract_features(job_of(images, tmp_path / "f"), ONE)
-    assert {path.name for path in (tmp_path / "f").glob("*")} - {".records"} < {f"part-0000{n}-of-00004.parquet" for n in range(4)}
+    assert {path.name for path in (tmp_path / "f").glob("*")} - {".records"} < {
+        f"part-0000{n}-of-00004.parquet" for n in range(4)
+    }
     (tmp_path / "away").rename(images)
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 0
     assert validate(tmp_path / "f") == []

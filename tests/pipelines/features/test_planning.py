@@ -1,5 +1,9 @@
 import io
+import os
 import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +18,7 @@ from pipelines.features.planning import plan_table, plan_work
 from pipelines.features.workers import device_of_worker
 from pipelines.inputs.images import open_images
 from pipelines.running.runner import Execution
+from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.keys import shard_of
 from schemas.survey import Update
@@ -92,6 +97,67 @@ def test_a_plan_of_an_update_counts_what_is_new(images, tmp_path):
     plan = plan_of(job_of(images, tmp_path / "f", update=Update()))
     assert [(shard.number, shard.images) for shard in plan.todo] == [(shard_of("new", 4), 1)]
     assert plan.todo[0].kept == sum(shard_of(f"image{n:02d}", 4) == shard_of("new", 4) for n in range(30))
+
+
+def test_a_plan_of_an_update_counts_what_is_gone_or_has_changed(images, tmp_path):
+    extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
+    (images / "image00.png").unlink()
+    os.utime(images / "image01.png", (1, 1))
+    plan = plan_of(job_of(images, tmp_path / "f", update=Update()))
+    counts = {shard.number: (shard.images, shard.dropped) for shard in plan.todo}
+    expected = Counter({shard_of("image00", 4): 1}) + Counter({shard_of("image01", 4): 1})
+    assert {number: dropped for number, (_, dropped) in counts.items()} == dict(expected)
+    assert sum(made for made, _ in counts.values()) == plan.images == 1
+    assert plan_of(job_of(images, tmp_path / "f", update=Update(only_add=True))).todo == ()
+    assert plan_of(job_of(images, tmp_path / "f", overwrite=True)).images == 29
+
+
+def refused(error, match, job):
+    """Both a run and its plan end with an error, before anything is written."""
+    output = Path(job.output)
+    before = sorted(output.rglob("*")) if output.exists() else None
+    for act in (plan_of, lambda job: extract_features(job, Execution(workers=1))):
+        with pytest.raises(error, match=match):
+            act(job)
+        assert (sorted(output.rglob("*")) if output.exists() else None) == before
+
+
+def test_a_plan_finds_ids_that_occur_twice(images, tmp_path):
+    (images / "more").mkdir()
+    (images / "more" / "image07.jpg").write_bytes(b"")
+    refused(
+        InputError,
+        "image id 'image07' belongs to two files, 'image07.png' and 'more/image07.jpg'",
+        job_of(images, tmp_path / "f"),
+    )
+
+
+def test_a_plan_finds_a_folder_that_the_run_would_refuse(images, tmp_path):
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "notes.txt").write_text("mine")
+    refused(DatasetError, "holds files that do not belong to a dataset, e.g. 'notes.txt'", job_of(images, tmp_path / "f"))
+    extract_features(job_of(images, tmp_path / "g"), Execution(workers=1))
+    (images / "image00.png").unlink()
+    refused(DatasetError, "was made from other images: in 1 of 4 shards", job_of(images, tmp_path / "g"))
+
+
+def test_a_plan_finds_a_place_where_nothing_can_be_written(images, tmp_path):
+    (tmp_path / "file").touch()
+    refused(DatasetError, "a part of the path is a file, not a folder", job_of(images, tmp_path / "file" / "f"))
+
+
+def test_a_plan_finds_a_missing_column(tmp_path):
+    (tmp_path / "table.csv").write_text("image_id,address\na,b.png\n")
+    refused(
+        InputError,
+        r"table\.csv' has no column 'uri'; its columns are 'image_id', 'address'",
+        job_of(tmp_path / "table.csv", tmp_path / "f"),
+    )
+
+
+def test_a_plan_finds_a_device_that_is_not_there(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused(UsageError, "cuda", replace(job_of(images, tmp_path / "f"), device="cuda"))
 
 
 def test_a_plan_of_a_retry_counts_what_failed(images, tmp_path):

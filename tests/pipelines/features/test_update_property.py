@@ -1,0 +1,285 @@
+"""Random sequences of changes, damage, kills and runs: an update always ends with the bytes of a fresh run.
+
+The property is checked on the functions that every runner calls, without Beam: thousands of runs would take hours with it. A kill
+is one: the run happens in a forked process that ends at a random write, without any cleaning up. ``IMAGEPIVOT_FUZZ_MINUTES``
+makes the test go on with fresh seeds for as long.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from extractors import Description, Extractor
+from pipelines.features.shards import make_shard
+from pipelines.inputs.images import Listing, open_images, sum_digests
+from schemas.errors import DatasetError
+from schemas.features import FeatureSpec
+from schemas.fingerprints import Identity
+from schemas.keys import shard_of
+from schemas.output import Output
+from schemas.storage import Folder
+from schemas.survey import Update
+from schemas.validation import validate
+from schemas.writing import commit, complete_dataset
+
+SPEC = FeatureSpec("fake", (3,))
+SHARDS = 3
+SEQUENCES = 25
+STEPS = 8
+NAMES = [f"image{number}" for number in range(12)]
+MINUTES = float(os.environ.get("IMAGEPIVOT_FUZZ_MINUTES", "0"))
+
+
+class FakeExtractor(Extractor):
+    """The feature of an image of one colour is the colour."""
+
+    def __init__(self) -> None:
+        super().__init__(Description(SPEC, {"name": "fake"}))
+
+    def preprocess(self, image):
+        return torch.tensor(image.getpixel((0, 0)))
+
+    def extract(self, batch):
+        return batch.numpy().astype(np.float32)
+
+
+def run(images: Path, folder: Path, **options) -> None:
+    """Do what ``imagepivot features`` does, without Beam."""
+    source = open_images(images)
+    listing = Listing.of(source.refs(), SHARDS)
+    identity = Identity("features", {"feature": SPEC.to_json()}, shards=SHARDS)
+    output = Output(Folder(str(folder)), identity, listings=listing.shards, states=listing.states)
+    more = {name: options[name] for name in ("update", "retry_failed") if name in options}
+
+    def make_missing(finished: frozenset[int]) -> None:
+        for number in sorted(set(range(SHARDS)) - finished):
+            refs = [ref for ref in source.refs() if shard_of(ref.image_id, SHARDS) == number]
+            make_shard(output, number, refs, images=source, extractor=FakeExtractor(), batch_size=4, threads=1, **more)
+        commit(
+            output,
+            statistics=lambda footers: {
+                **{name: sum(footer.statistics[name] for footer in footers) for name in ("images", "failed")},
+                **{name: sum_digests(footer.statistics[name] for footer in footers) for name in ("listing", "content")},
+            },
+        )
+
+    complete_dataset(output, make_missing, **options)
+
+
+def run_killed(images: Path, folder: Path, writes: int, **options) -> None:
+    """Run in another process, which ends without a word before one of its next writes."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        publish, delete, left = Folder._publish, Folder.delete, iter(range(writes))
+
+        def end_or(operation):
+            def act(*arguments):
+                if next(left, None) is None:
+                    os._exit(9)
+                return operation(*arguments)
+
+            return act
+
+        Folder._publish, Folder.delete = end_or(publish), end_or(delete)
+        run(images, folder, **options)
+    finally:
+        os._exit(0)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class Sequence:
+    """One random sequence; the clock of the files advances by a second with every step."""
+
+    def __init__(self, seed: int, root: Path) -> None:
+        self.random = random.Random(seed)
+        self.images, self.folder = root / "images", root / "features"
+        self.images.mkdir(parents=True)
+        self.clock = 1_700_000_000
+        self.sneaky = False
+        self.add(), self.add(), self.add()
+
+    def path(self) -> Path | None:
+        paths = sorted(path for path in self.images.rglob("*") if not path.is_dir())
+        return self.random.choice(paths) if paths else None
+
+    def write(self, path: Path, *, size: int | None = None) -> None:
+        file = io.BytesIO()
+        Image.new("RGB", (2, 2), tuple(self.random.randrange(256) for _ in range(3))).save(file, "PNG")
+        data = file.getvalue()
+        kind = self.random.random()
+        if kind < 0.1:
+            data = b""
+        elif kind < 0.2:
+            data = data[: len(data) // 2]
+        if size is not None:
+            data = data[:size].ljust(size, b"\0")
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        if kind > 0.95 and size is None:
+            path.symlink_to("nowhere")
+            return
+        path.write_bytes(data)
+        self.stamp(path)
+
+    def stamp(self, path: Path) -> None:
+        os.utime(path, (self.clock, self.clock), follow_symlinks=False)
+
+    # Changes of the images.
+
+    def add(self) -> None:
+        free = sorted(set(NAMES) - {path.stem for path in self.images.rglob("*")})
+        if free:
+            self.write(self.images / self.random.choice(["", "more"]) / f"{self.random.choice(free)}.png")
+
+    def remove(self) -> None:
+        if path := self.path():
+            path.unlink()
+
+    def replace(self) -> None:
+        if path := self.path():
+            self.write(path, size=path.lstat().st_size if self.random.random() < 0.5 and not path.is_symlink() else None)
+
+    def replace_unnoticed(self) -> None:
+        path = self.path()
+        if path and not path.is_symlink():
+            before = path.stat()
+            self.write(path, size=before.st_size)
+            os.utime(path, ns=(before.st_mtime_ns, before.st_mtime_ns))
+            self.sneaky = True
+
+    def touch(self) -> None:
+        if path := self.path():
+            self.stamp(path)
+
+    def move(self) -> None:
+        if path := self.path():
+            target = self.images / self.random.choice(["", "more", "other"]) / path.name
+            target.parent.mkdir(exist_ok=True)
+            path.rename(target)
+
+    # Damage of the dataset.
+
+    def damage(self) -> None:
+        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        if not files:
+            return
+        path = self.random.choice(files)
+        data = bytearray(path.read_bytes())
+        kind = self.random.choice(["flip", "cut", "empty", "delete"])
+        if kind == "delete":
+            path.unlink()
+        elif kind == "flip" and data:
+            data[self.random.randrange(len(data))] ^= 1 << self.random.randrange(8)
+            path.write_bytes(data)
+        else:
+            path.write_bytes(data[: self.random.randrange(len(data)) if data and kind == "cut" else 0])
+
+    # Runs.
+
+    def options(self) -> dict[str, object]:
+        return self.random.choice(
+            [
+                {},
+                {"verify": True},
+                {"retry_failed": True},
+                {"overwrite": True},
+                {"update": Update()},
+                {"update": Update()},
+                {"update": Update(), "verify": True},
+                {"update": Update(), "retry_failed": True},
+                {"update": Update(check_content=True)},
+                {"update": Update(keep_removed=True)},
+                {"update": Update(only_add=True)},
+            ]
+        )
+
+    def run(self) -> None:
+        try:
+            run(self.images, self.folder, **self.options())
+        except DatasetError as error:
+            if re.search("[Nn]othing was written|run the same command again", str(error)) is None:
+                raise
+
+    def kill(self) -> None:
+        run_killed(self.images, self.folder, self.random.randrange(1, 12), **self.options())
+
+    def step(self) -> str:
+        self.clock += 1
+        steps = [
+            "add",
+            "remove",
+            "replace",
+            "touch",
+            "move",
+            "damage",
+            "damage",
+            "run",
+            "run",
+            "kill",
+            "kill",
+            "replace_unnoticed",
+        ]
+        name = self.random.choice(steps)
+        getattr(self, name)()
+        return name
+
+    def finish(self) -> None:
+        """Update, as a user does who follows the messages."""
+        update = Update(check_content=True) if self.sneaky else Update()
+        for _ in range(4):
+            try:
+                run(self.images, self.folder, update=update, verify=True)
+                return
+            except DatasetError as error:
+                if "delete that file" in str(error):
+                    (self.folder / "_manifest.json").unlink()
+                elif "run the same command again" not in str(error):
+                    raise
+        raise AssertionError("four runs were not enough")
+
+
+def check(seed: int, root: Path) -> list[str]:
+    sequence = Sequence(seed, root)
+    steps = [sequence.step() for _ in range(sequence.random.randrange(1, STEPS + 1))]
+    sequence.finish()
+    run(sequence.images, root / "fresh")
+    assert snapshot(sequence.folder) == snapshot(root / "fresh"), (seed, steps)
+    assert validate(sequence.folder) == [], (seed, steps)
+    return steps
+
+
+@pytest.mark.slow
+def test_an_update_ends_with_the_bytes_of_a_fresh_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deadline = time.monotonic() + 60 * MINUTES
+    first = int(time.time()) * 1000 if MINUTES else 0
+    counts: Counter[str] = Counter()
+    seed = first
+    while seed < first + SEQUENCES or time.monotonic() < deadline:
+        counts.update(check(seed, tmp_path / str(seed)))
+        counts["sequences"] += 1
+        shutil.rmtree(tmp_path / str(seed))
+        seed += 1
+        if MINUTES and counts["sequences"] % 1000 == 0:
+            with capsys.disabled():
+                print(dict(counts), flush=True)
+    assert counts["sequences"] >= SEQUENCES
+    with capsys.disabled():
+        print(dict(counts) if MINUTES else "", end="")

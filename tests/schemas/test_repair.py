@@ -1,0 +1,108 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError
+from schemas.repair import Repair, repair
+from schemas.validation import validate
+
+SHARD = "part-{:05d}-of-00003"
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def flip(path: Path, at: float = 0.5) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * at)] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["captions", "vocabulary", "encoded", "features", "regions", "embeddings"])
+def test_a_whole_dataset_is_left_alone(copy_toy, kind):
+    toy = copy_toy(kind)
+    before = tree(toy.path)
+    assert repair(toy.path) == Repair()
+    assert tree(toy.path) == before
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "delete"])
+def test_a_damaged_shard_is_deleted_and_the_same_run_makes_it_again(copy_toy, toys, damage):
+    toy = copy_toy("features")
+    path = toy.path / f"{SHARD.format(1)}.parquet"
+    if damage == "flip":
+        flip(path)
+    elif damage == "delete":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:100] if damage == "cut" else b"")
+    done = repair(toy.path)
+    assert done.missing == (path.name, "_manifest.json")
+    assert not path.exists()
+    with pytest.raises(DatasetError, match="is not a dataset"):
+        open_dataset(toy.path)
+    assert toy.output.survey(verify=True).finished() == {0, 2}
+    toy.write_shard(1)
+    toy.commit()
+    assert tree(toy.path) == tree(toys["features"].path)
+
+
+def test_damaged_failures_take_their_shard_with_them(copy_toy, toys):
+    toy = copy_toy("features")
+    path = sorted((toy.path / "_failures").iterdir())[0]
+    number = int(path.name[5:10])
+    flip(path)
+    assert repair(toy.path).missing == (f"{SHARD.format(number)}.parquet", "_manifest.json")
+    assert not path.exists()
+    toy.write_shard(number)
+    toy.commit()
+    assert tree(toy.path) == tree(toys["features"].path)
+
+
+def test_the_text_of_a_vocabulary_is_written_from_its_shard(copy_toy, toys):
+    toy = copy_toy("vocabulary")
+    for break_it in (flip, Path.unlink):
+        break_it(toy.path / "vocabulary.txt")
+        assert repair(toy.path) == Repair(mended=("vocabulary.txt",))
+        assert tree(toy.path) == tree(toys["vocabulary"].path)
+
+
+def test_records_are_written_from_the_manifest(copy_toy, toys):
+    toy = copy_toy("features")
+    shutil.rmtree(toy.path / ".records")
+    assert repair(toy.path) == Repair(mended=tuple(f".records/{SHARD.format(n)}.jsonl" for n in range(3)))
+    flip(toy.path / ".records" / f"{SHARD.format(1)}.jsonl")
+    assert repair(toy.path) == Repair(mended=(f".records/{SHARD.format(1)}.jsonl",))
+    assert tree(toy.path) == tree(toys["features"].path)
+
+
+def test_without_a_manifest_the_records_tell(copy_toy, toys):
+    toy = copy_toy("features")
+    (toy.path / "_manifest.json").write_text("{")
+    flip(toy.path / f"{SHARD.format(2)}.parquet")
+    assert repair(toy.path).missing == (f"{SHARD.format(2)}.parquet", "_manifest.json")
+    assert not (toy.path / "_manifest.json").exists()
+    assert toy.output.survey(verify=True).finished() == {0, 1}
+    toy.write_shard(2)
+    toy.commit()
+    assert tree(toy.path) == tree(toys["features"].path)
+    assert validate(toy.path) == []
+
+
+def test_temporary_files_are_deleted(copy_toy, toys):
+    toy = copy_toy("captions")
+    (toy.path / f".{SHARD.format(0)}.parquet.tmp-77").write_bytes(b"half")
+    assert repair(toy.path) == Repair(deleted=(f".{SHARD.format(0)}.parquet.tmp-77",))
+    assert tree(toy.path) == tree(toys["captions"].path)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(DatasetError, match="is not a dataset"):
+        repair(tmp_path)
+    with pytest.raises(DatasetError, match="is not a dataset"):
+        repair(tmp_path / "nowhere")
+    assert tree(tmp_path) == {"notes.txt": b"mine"}
