@@ -78,11 +78,14 @@ if TYPE_CHECKING:
     from schemas import InputError as InputError
     from schemas import Manifest as Manifest
     from schemas import Output as Output
+    from schemas import Repair as Repair
     from schemas import ShardWriter as ShardWriter
+    from schemas import Update as Update
     from schemas import UsageError as UsageError
     from schemas import Vocabulary as Vocabulary
     from schemas import open_dataset as open_dataset
     from schemas import open_shard as open_shard
+    from schemas import repair as repair
     from schemas import shard_of as shard_of
     from schemas import validate as validate
     from schemas import write_dataset as write_dataset
@@ -141,6 +144,7 @@ __all__ = [
     "NpyLayout",
     "Output",
     "RegionOptions",
+    "Repair",
     "Run",
     "ScanLayout",
     "SearchJob",
@@ -152,6 +156,7 @@ __all__ = [
     "TrainTruecasers",
     "TsvImport",
     "TsvLayout",
+    "Update",
     "UsageError",
     "ViewJob",
     "Vocabulary",
@@ -179,6 +184,7 @@ __all__ = [
     "plan_work",
     "prepare_captions",
     "preset_names",
+    "repair",
     "resolve_config",
     "run_tables",
     "score_run",
@@ -277,8 +283,11 @@ _MODULES = {
         "open_dataset",
         "open_shard",
         "Output",
+        "Repair",
+        "repair",
         "shard_of",
         "ShardWriter",
+        "Update",
         "UsageError",
         "validate",
         "Vocabulary",

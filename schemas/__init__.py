@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from schemas.keys import shard_of as shard_of
     from schemas.manifest import Manifest as Manifest
     from schemas.output import Output as Output
+    from schemas.repair import Repair as Repair
+    from schemas.repair import repair as repair
     from schemas.storage import Folder as Folder
+    from schemas.survey import Update as Update
     from schemas.validation import validate as validate
     from schemas.vocabulary import Vocabulary as Vocabulary
     from schemas.writing import ShardWriter as ShardWriter
@@ -39,11 +42,14 @@ __all__ = [
     "InputError",
     "Manifest",
     "Output",
+    "Repair",
     "ShardWriter",
+    "Update",
     "UsageError",
     "Vocabulary",
     "open_dataset",
     "open_shard",
+    "repair",
     "shard_of",
     "validate",
     "write_dataset",
@@ -57,7 +63,9 @@ _MODULES = {
     "keys": ("CaptionKey", "shard_of"),
     "manifest": ("Manifest",),
     "output": ("Output",),
+    "repair": ("Repair", "repair"),
     "storage": ("Folder",),
+    "survey": ("Update",),
     "validation": ("validate",),
     "vocabulary": ("Vocabulary",),
     "writing": ("ShardWriter", "open_shard", "write_dataset"),
