@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from schemas.keys import shard_of as shard_of
     from schemas.manifest import Manifest as Manifest
     from schemas.output import Output as Output
-    from schemas.repair import Repair as Repair
-    from schemas.repair import repair as repair
+    from schemas.repairing import Repair as Repair
+    from schemas.repairing import repair as repair
     from schemas.storage import Folder as Folder
     from schemas.survey import Update as Update
     from schemas.validation import validate as validate
@@ -63,7 +63,7 @@ _MODULES = {
     "keys": ("CaptionKey", "shard_of"),
     "manifest": ("Manifest",),
     "output": ("Output",),
-    "repair": ("Repair", "repair"),
+    "repairing": ("Repair", "repair"),
     "storage": ("Folder",),
     "survey": ("Update",),
     "validation": ("validate",),

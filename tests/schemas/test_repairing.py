@@ -5,7 +5,7 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.repair import Repair, repair
+from schemas.repairing import Repair, repair
 from schemas.validation import validate
 
 SHARD = "part-{:05d}-of-00003"
