@@ -150,7 +150,7 @@ class Survey:
                 folder.delete(name)
         for name in self._sizes:
             stale = _SHARD_NAMES.fullmatch(name) and name not in stay
-            if stale or TEMPORARY_MARK in name or (name in old and not self._output.is_other_file(name)):
+            if stale or TEMPORARY_MARK in name or name == PROBE_NAME or (name in old and not self._output.is_other_file(name)):
                 folder.delete(name)
         for name, data in self._output.files.items():
             folder.write(name, data)

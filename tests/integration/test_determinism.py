@@ -79,13 +79,18 @@ def test_two_workers_make_the_same_captions(inputs, finished, imagepivot, tmp_pa
 def test_two_workers_make_the_same_vocabulary(finished, imagepivot, tmp_path):
     imagepivot("vocabulary", finished / "captions", tmp_path / "v", "--workers", "2")
     assert snapshot(tmp_path / "v") == snapshot(finished / "vocabulary")
-    assert set(snapshot(tmp_path / "v")) == {"_manifest.json", "part-00000-of-00001.parquet", "vocabulary.txt"}
+    assert set(snapshot(tmp_path / "v")) == {
+        ".records/part-00000-of-00001.jsonl",
+        "_manifest.json",
+        "part-00000-of-00001.parquet",
+        "vocabulary.txt",
+    }
 
 
 def test_two_workers_make_the_same_ids(finished, imagepivot, tmp_path):
     imagepivot("encode", finished / "captions", finished / "vocabulary", tmp_path / "e", "--workers", "2")
     assert snapshot(tmp_path / "e") == snapshot(finished / "encoded")
-    assert len(snapshot(tmp_path / "e")) == SHARDS + 1
+    assert len(snapshot(tmp_path / "e")) == 2 * SHARDS + 1
 
 
 @pytest.mark.parametrize(("workers", "batch_size"), [(1, 16), (2, 1)])

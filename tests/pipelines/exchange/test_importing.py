@@ -20,6 +20,10 @@ IDS = ["1000092795", "bild-ä", "猫", "a.b", "x1", "x2", "x3", "x4", "x5", "x6"
 WIDTH = 6
 
 
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def shard_by_hand(image_id: str, shards: int) -> int:
     return int(hashlib.blake2b(image_id.encode()).hexdigest(), 16) % shards
 
@@ -160,7 +164,7 @@ def test_repeated_rows_collapse(tmp_path, case):
 def test_the_same_command_again_keeps_finished_shards(tmp_path, monkeypatch):
     job = npy_job(tmp_path, make_rows(len(IDS), WIDTH), IDS)
     manifest = import_features(job)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    before = {path.name: path.read_bytes() for path in files(tmp_path / "out")}
     assert import_features(job) == manifest
     (tmp_path / "out" / "_manifest.json").unlink()
     (tmp_path / "out" / "part-00001-of-00003.parquet").unlink()
@@ -168,8 +172,8 @@ def test_the_same_command_again_keeps_finished_shards(tmp_path, monkeypatch):
     replace = Folder.replace
     monkeypatch.setattr(Folder, "replace", lambda folder, name: (written.append(name), replace(folder, name))[1])
     import_features(job)
-    assert written == ["part-00001-of-00003.parquet", "_manifest.json"]
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert written == ["part-00001-of-00003.parquet", ".records/part-00001-of-00003.jsonl", "_manifest.json"]
+    assert {path.name: path.read_bytes() for path in files(tmp_path / "out")} == before
 
 
 def test_blocks_do_not_change_a_byte(tmp_path, monkeypatch):
@@ -177,8 +181,7 @@ def test_blocks_do_not_change_a_byte(tmp_path, monkeypatch):
     import_features(npy_job(tmp_path, values, IDS))
     monkeypatch.setattr(importing, "_BLOCK_BYTES", 1)
     import_features(npy_job(tmp_path, values, IDS, output=str(tmp_path / "again")))
-    for path in (tmp_path / "out").iterdir():
-        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+    assert [path.read_bytes() for path in files(tmp_path / "again")] == [path.read_bytes() for path in files(tmp_path / "out")]
 
 
 def test_another_dataset_is_not_overwritten_unasked(tmp_path):

@@ -1,6 +1,7 @@
 """Kind ``regions`` through the pipeline, with a tiny extractor whose regions can be computed by hand."""
 
 import io
+import os
 import random
 import shutil
 from pathlib import Path
@@ -110,7 +111,9 @@ def colours() -> dict[str, tuple[int, int, int]]:
 def images(colours, tmp_path) -> Path:
     (tmp_path / "images").mkdir()
     for number, (name, colour) in enumerate(colours.items()):
-        (tmp_path / "images" / f"{name}.png").write_bytes(picture(colour, (4 + number % 3, 3)))
+        path = tmp_path / "images" / f"{name}.png"
+        path.write_bytes(picture(colour, (4 + number % 3, 3)))
+        os.utime(path, (1_700_000_000, 1_700_000_000))  # Datasets of other tests are copied, as if made from these images.
     return tmp_path / "images"
 
 

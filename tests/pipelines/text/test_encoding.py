@@ -20,6 +20,10 @@ ONE = Execution(workers=1)
 WORDS = ["a", "b", "c", "d", "e"]
 
 
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def table_of(captions: list[list[str]]) -> pa.Table:
     columns = {
         "image_id": [f"img{n:03d}" for n in range(len(captions))],
@@ -116,13 +120,13 @@ def test_the_pipeline_encodes_each_caption_in_its_place(inputs, tmp_path):
 
 def test_finished_shards_are_kept(inputs, encoded, tmp_path):
     shutil.copytree(encoded, tmp_path / "e")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "e").iterdir()}
+    before = {path.name: path.read_bytes() for path in files(tmp_path / "e")}
     kept = tmp_path / "e" / "part-00001-of-00005.parquet"
     stamp = kept.stat()
     for name in ("_manifest.json", "part-00000-of-00005.parquet", "part-00004-of-00005.parquet"):
         (tmp_path / "e" / name).unlink()
     encode_captions(job_of(inputs, tmp_path / "e"), ONE)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "e").iterdir()} == before
+    assert {path.name: path.read_bytes() for path in files(tmp_path / "e")} == before
     assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == (stamp.st_mtime_ns, stamp.st_ino)
 
 

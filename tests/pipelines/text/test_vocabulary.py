@@ -20,6 +20,10 @@ ONE = Execution(workers=1)
 LANGUAGES = {"en": "abcdefgh", "de": "efghijkl", "fr": "hmnopqrs"}
 
 
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def random_rows(seed: int = 3) -> list[tuple[str, str, str, str, str]]:
     """(image id, language, portion, split, text): words of one letter, some of them in two or three languages."""
     generator = random.Random(seed)
@@ -204,27 +208,27 @@ def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, built):
 
 def test_a_second_run_changes_nothing(captions, built, tmp_path):
     shutil.copytree(built(), tmp_path / "v")
-    before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "v").iterdir()}
+    before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in files(tmp_path / "v")}
     assert build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE) == open_dataset(built()).manifest
-    assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "v").iterdir()} == before
+    assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in files(tmp_path / "v")} == before
 
 
 def test_a_run_that_lost_its_manifest_commits_the_finished_files(captions, built, tmp_path):
     shutil.copytree(built(), tmp_path / "v")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()}
+    before = {path.name: path.read_bytes() for path in files(tmp_path / "v")}
     (tmp_path / "v" / "_manifest.json").unlink()
     build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()} == before
+    assert {path.name: path.read_bytes() for path in files(tmp_path / "v")} == before
 
 
 def test_a_run_that_was_killed_before_its_shard_starts_again(captions, built, tmp_path):
     shutil.copytree(built(), tmp_path / "v")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()}
+    before = {path.name: path.read_bytes() for path in files(tmp_path / "v")}
     for name in ("_manifest.json", "part-00000-of-00001.parquet"):
         (tmp_path / "v" / name).unlink()
     (tmp_path / "v" / "vocabulary.txt").write_text("half")
     build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "v").iterdir()} == before
+    assert {path.name: path.read_bytes() for path in files(tmp_path / "v")} == before
 
 
 @pytest.mark.parametrize(

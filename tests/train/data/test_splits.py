@@ -125,7 +125,7 @@ def test_datasets_of_other_kinds_are_refused(toy, tmp_path):
         open_data(toy.captions, toy.vocabulary, split="val")
     with pytest.raises(DatasetError, match="holds encoded, expected vocabulary"):
         open_data(toy.captions, toy.features, toy.captions, split="val")
-    with pytest.raises(DatasetError, match=r"is not a dataset: it holds no manifest\.json"):
+    with pytest.raises(DatasetError, match=r"is not a dataset: it holds no _manifest\.json"):
         open_data(toy.captions, str(tmp_path), split="val")
 
 

@@ -258,9 +258,10 @@ def test_paths_of_huggingface_make_ids(tmp_path):
 
 def test_numbers_are_ids_as_text_and_rows_are_addresses(tmp_path):
     pq.write_table(pa.table({"id": [7, 0], "image": [b"x", b"y"]}), tmp_path / "a.parquet")
+    version = str((tmp_path / "a.parquet").stat().st_mtime_ns)
     assert list(open_images(tmp_path / "a.parquet").refs()) == [
-        ImageRef("7", "a.parquet/0", offset=0),
-        ImageRef("0", "a.parquet/1", offset=1),
+        ImageRef("7", "a.parquet/0", offset=0, version=version),
+        ImageRef("0", "a.parquet/1", offset=1, version=version),
     ]
 
 

@@ -8,14 +8,19 @@ from pipelines.inputs.images import ImageRef, Listing, sum_digests
 
 def test_the_digest_of_a_listing_is_a_sum_of_digests():
     generator = random.Random(5)
-    refs = [ImageRef(f"id{n}", f"uri{generator.random()}", generator.randrange(-1, 1000)) for n in range(200)]
-    totals, counts = [0] * 5, [0] * 5
+    refs = [
+        ImageRef(f"id{n}", f"uri{generator.random()}", generator.randrange(-1, 1000), version=f"v{generator.random()}")
+        for n in range(200)
+    ]
+    totals, states, counts = [0] * 5, [0] * 5, [0] * 5
     for ref in refs:
         data = ref.image_id.encode() + b"\0" + ref.uri.encode() + b"\0" + str(ref.bytes).encode()
         shard = int(hashlib.blake2b(ref.image_id.encode()).hexdigest(), 16) % 5
         totals[shard] += int(hashlib.sha256(data).hexdigest(), 16)
+        states[shard] += int(hashlib.sha256(data + b"\0" + ref.version.encode()).hexdigest(), 16)
         counts[shard] += 1
-    expected = Listing(tuple(counts), tuple(hex(total % 2**256)[2:].zfill(64) for total in totals))
+    digests = [tuple(hex(total % 2**256)[2:].zfill(64) for total in sums) for sums in (totals, states)]
+    expected = Listing(tuple(counts), *digests)
     assert Listing.of(iter(refs), 5) == expected
     generator.shuffle(refs)
     assert Listing.of(iter(refs), 5) == expected
@@ -29,5 +34,11 @@ def test_the_digest_tells_apart_what_differs(change):
     assert Listing.of([ref, ref], 1).shards != Listing.of([ref], 1).shards
 
 
+def test_a_version_changes_the_state_and_not_the_listing():
+    old, new = (Listing.of([ImageRef("a", "x", 1, version=version)], 1) for version in ("1", "2"))
+    assert (old.counts, old.shards) == (new.counts, new.shards)
+    assert old.states != new.states
+
+
 def test_the_digest_of_nothing():
-    assert Listing.of([], 2) == Listing((0, 0), ("0" * 64,) * 2)
+    assert Listing.of([], 2) == Listing((0, 0), ("0" * 64,) * 2, ("0" * 64,) * 2)
