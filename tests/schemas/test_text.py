@@ -60,7 +60,7 @@ def test_what_is_not_utf8_is_placed():
         InputError, match=r"'x' is not UTF-8: line 2, column 3 \(byte 4 of the line\) is the byte 0xff; convert"
     ):
         decode_text(b"\xef\xbb\xbfone\r\n\xc3\xa9t\xff\r\n", "x")
-    with pytest.raises(InputError, match="compressed with gzip: give it a name that ends in '.gz'"):
+    with pytest.raises(InputError, match=r"compressed with gzip: give it a name that ends in '\.gz'"):
         decode_line(b"\x1f\x8b\x08\n", 1, "x")
 
 
