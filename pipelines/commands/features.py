@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pipelines.commands.options import BEAM, Ids, LogJson, MaxFailures, Output, Overwrite, Shards, console, execution_of, notes
-from pipelines.commands.results import finish
+from pipelines.commands.results import finish, show_not_taken
 from schemas.keys import DEFAULT_SHARDS
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ def features(
         retry_failed=retry_failed,
     )
     listing = list_images(job)
+    show_not_taken(job.images)
     if dry_run:
         from pipelines.features.planning import plan_table, plan_work
 

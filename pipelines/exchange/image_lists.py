@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pipelines.inputs.images.base import EXTENSIONS
+from pipelines.inputs.images.selection import EXTENSIONS
 from schemas.errors import InputError, UsageError
 from schemas.storage import is_remote
 from schemas.text import LONE_CR, read_text
