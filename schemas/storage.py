@@ -227,7 +227,8 @@ class Folder:
         selector = fs.FileSelector(f"{root.rstrip('/')}/{below}" if below else root, allow_not_found=True)
         with storage_errors(self.path_of(below)):
             entries = filesystem.get_file_info(selector)
-        return sorted(entry.base_name for entry in entries if entry.type == fs.FileType.File)
+        # A pipe or socket (Unknown) is listed, so that reading it fails with its name.
+        return sorted(entry.base_name for entry in entries if entry.type in (fs.FileType.File, fs.FileType.Unknown))
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes, or None if there is no such file."""

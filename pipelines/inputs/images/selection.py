@@ -33,9 +33,9 @@ _SHOWN_KINDS = 8
 # Files that lie beside images on purpose: texts, tables, labels, arrays, and what operating systems and tools leave behind.
 _COMPANIONS = frozenset(
     {
-        *(".txt", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".xml", ".html", ".htm", ".md", ".rst", ".pdf"),
-        *(".yaml", ".yml", ".toml", ".ini", ".log", ".db", ".url", ".py", ".sh", ".gz", ".md5", ".sha256"),
-        *(".cls", ".cls2", ".id", ".index", ".idx", ".key", ".caption", ".captions", ".text", ".npy", ".npz", ".pyd", ".pth"),
+        *(".txt", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".xml", ".html", ".htm", ".md", ".rst"),
+        *(".yaml", ".yml", ".toml", ".ini", ".log", ".db", ".py", ".sh", ".md5", ".sha256"),
+        *(".cls", ".id", ".idx", ".index", ".caption", ".captions", ".text", ".npy", ".npz", ".pyd", ".pth"),
     }
 )
 _COMPANION_NAMES = re.compile(r"(README|LICEN[CS]E|COPYING|CHANGELOG|MANIFEST)|_.*", re.IGNORECASE)

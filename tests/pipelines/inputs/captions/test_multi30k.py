@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import pickle
 from collections import Counter
 
@@ -171,6 +172,13 @@ def test_image_list_with_an_empty_line(root):
 def test_bad_utf8_names_file_and_line(root):
     _write(root / "data/task1/raw/train.en.gz", b"fine\ncaf\xe9\n")
     with pytest.raises(InputError, match=r"task1/raw/train.en.gz' is not UTF-8: line 2, column 4 .* 0xe9"):
+        _read(open_source("multi30k", root))
+
+
+def test_a_pipe_among_the_files_is_an_error(root):
+    os.mkfifo(root / "data/task1/raw/val.en")
+    _write(root / "data/task1/image_splits/val.txt", "1.jpg\n")
+    with pytest.raises(InputError, match=r"task1/raw/val\.en': it is a named pipe, expected a file"):
         _read(open_source("multi30k", root))
 
 

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import random
+import re
 import socket
 import tarfile
 from pathlib import Path
@@ -42,6 +43,12 @@ def test_the_extensions_are_those_of_the_formats():
     known = Image.registered_extensions()
     assert {extension: known[extension] for extension in EXTENSIONS if known[extension] not in (*FORMATS, "MPO")} == {}
     assert {known[extension] for extension in EXTENSIONS} == {*FORMATS, "MPO"}
+
+
+def test_the_documentation_lists_them():
+    page = (Path(__file__).parents[4] / "docs" / "features.md").read_text(encoding="utf-8")
+    (paragraph,) = (text for text in page.split("\n\n") if text.startswith("Images are files that end in"))
+    assert set(re.findall(r"`(\.\w+)`", paragraph)) == EXTENSIONS
 
 
 @pytest.mark.parametrize("extension", sorted(EXTENSIONS))
