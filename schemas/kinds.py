@@ -44,7 +44,7 @@ FAILURE_REASONS = {
     "not_an_image": "the bytes are no image of a supported format",
     "truncated": "the image ends too early",
     "too_large": "the image has more pixels than the limit (a decompression bomb?)",
-    "unsupported": "the image is of a type without a defined conversion to 8-bit RGB",
+    "unsupported": "the image is of a type without a defined conversion to 8-bit RGB, or without a decoder on that machine",
     "decode_error": "the image is damaged",
 }
 """The closed list of reasons for a failure, with their meanings."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,7 +24,7 @@ from pyarrow import fs
 
 from schemas.errors import DatasetError, UsageError
 
-__all__ = ["TEMPORARY_MARK", "Entry", "Folder", "filesystem_of", "is_remote", "storage_errors"]
+__all__ = ["TEMPORARY_MARK", "Entry", "Folder", "check_regular", "filesystem_of", "is_remote", "storage_errors"]
 
 TEMPORARY_MARK = ".tmp-"
 """Marks the names of files that are not complete yet."""
@@ -46,6 +47,13 @@ _LOCAL_ADVICE = {
     errno.ENOTDIR: "a part of the path is a file, not a folder",
     errno.EISDIR: "the path is a folder, expected a file",
 }
+
+_SPECIAL = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 _DENIED = (
     "ACCESS_DENIED|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE|EXPIRED|MISSING_AUTHENTICATION|PERMISSION_DENIED|"
@@ -143,8 +151,23 @@ class Entry(NamedTuple):
     version: str
 
 
-def _walk(folder: str, prefix: str) -> Iterator[Entry]:
-    """Yield the files below a local folder without following links to folders."""
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Check that a local path is not a pipe, a socket or a device, which could keep a reader waiting for ever.
+
+    Raises:
+        DatasetError: it is one of these; its cause is an OSError, as for everything that cannot be read.
+        OSError: there is no such file.
+    """
+    mode = os.stat(path).st_mode  # noqa: PTH116
+    kind = next((kind for is_kind, kind in _SPECIAL if is_kind(mode)), None)
+    if kind is not None:
+        raise DatasetError(
+            f"cannot use {os.fspath(path)!r}: it is {kind}, expected a file; save in a file what can be read from it"
+        ) from OSError(errno.EINVAL, f"{kind}, not a file")
+
+
+def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[Entry]:
+    """Yield the files below a local folder without following links to folders, which `on_link` gets."""
     try:
         with storage_errors(folder):
             entries = os.scandir(folder)
@@ -153,8 +176,10 @@ def _walk(folder: str, prefix: str) -> Iterator[Entry]:
     with entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                yield from _walk(entry.path, f"{prefix}{entry.name}/")
-            elif not entry.is_dir():
+                yield from _walk(entry.path, f"{prefix}{entry.name}/", on_link)
+            elif entry.is_dir():
+                on_link(prefix + entry.name)
+            else:
                 try:
                     status = entry.stat()
                     yield Entry(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
@@ -196,11 +221,15 @@ class Folder:
         """Yield name and size in bytes of every file below the folder, in no particular order; a dangling link has size -1."""
         yield from ((entry.name, entry.size) for entry in self.entries())
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield every file below the folder, in no particular order."""
+    def entries(self, on_link: Callable[[str], None] = lambda name: None) -> Iterator[Entry]:
+        """Yield every file below the folder, in no particular order.
+
+        Args:
+            on_link: gets the name of each link to a folder: such links are not followed, because they may lead back.
+        """
         filesystem, root = filesystem_of(self.location)
         if self.is_local:
-            yield from _walk(root, "")
+            yield from _walk(root, "", on_link)
             return
         with storage_errors(self.location):
             entries = filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
@@ -219,7 +248,8 @@ class Folder:
         selector = fs.FileSelector(f"{root.rstrip('/')}/{below}" if below else root, allow_not_found=True)
         with storage_errors(self.path_of(below)):
             entries = filesystem.get_file_info(selector)
-        return sorted(entry.base_name for entry in entries if entry.type == fs.FileType.File)
+        # A pipe or socket (Unknown) is listed, so that reading it fails with its name.
+        return sorted(entry.base_name for entry in entries if entry.type in (fs.FileType.File, fs.FileType.Unknown))
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes, or None if there is no such file."""
@@ -233,12 +263,13 @@ class Folder:
 
         Raises:
             FileNotFoundError: there is no such file.
-            DatasetError: the file cannot be opened.
+            DatasetError: the file cannot be opened, or is a pipe, a socket or a device.
         """
         filesystem, root = filesystem_of(self.location)
         with storage_errors(self.path_of(name)):
             if self.is_local:
                 path = f"{root}/{name}"
+                check_regular(path)
                 # An empty file cannot be mapped.
                 return pa.memory_map(path) if os.path.getsize(path) else pa.OSFile(path)  # noqa: PTH202
             return filesystem.open_input_file(f"{root}/{name}")
@@ -248,10 +279,12 @@ class Folder:
 
         Raises:
             FileNotFoundError: there is no such file.
-            DatasetError: the file cannot be opened.
+            DatasetError: the file cannot be opened, or is a pipe, a socket or a device.
         """
         filesystem, root = filesystem_of(self.location)
         with storage_errors(self.path_of(name)):
+            if self.is_local:
+                check_regular(f"{root.rstrip('/')}/{name}")
             return filesystem.open_input_stream(f"{root.rstrip('/')}/{name}", compression=None)
 
     def read(self, name: str) -> bytes:

@@ -13,14 +13,19 @@ palette (``P``)             looked up in the palette; a transparent entry has th
 CMYK, YCCK                  Pillow's conversion, which knows Adobe's inverted CMYK; no colour profile is applied
 16-bit grey                 ``round(value / 257)``, so 0…65535 becomes 0…255 (a plain ``convert("RGB")`` clips to white)
 32-bit integer grey         the same if all values lie in 0…65535, else ``unsupported``
-16-bit RGB, grey and alpha  the high byte of each sample, as Pillow reads them
-12-bit grey, floats, Lab    ``unsupported``: there is no agreed way to 8 bits
-several frames              the first
+PGM, PPM                    scaled so that the file's maximum becomes 255; grey of more than 8 bits by way of 16-bit grey
+16-bit RGB, grey and alpha  the high byte of each sample of PNG and TIFF, as Pillow reads them
+JPEG 2000, not 8 bits       grey of 9…16 bits is shifted to 16 bits, then as 16-bit grey; everything else is ``unsupported``
+AVIF, HEIC, not 8 bits      what libavif and libheif make of them: colours of 8 bits, grey of 16 bits
+12-bit TIFF, floats, Lab    ``unsupported``: there is no agreed way to 8 bits
+several frames or images    the first; the primary image of HEIC, the largest of an icon
 ==========================  ===============================================================================================
 
 **EXIF orientation is not applied.** The feature sets of the papers (2016 to 2019) were made without it, and Flickr30K and COCO
-files are stored upright. A photograph that relies on the tag is seen as it is stored, lying on its side. Only in TIFF, where
-orientation is part of the format itself, does Pillow apply it. Colour profiles and gamma are ignored too.
+files are stored upright. A photograph that relies on the tag is seen as it is stored, lying on its side. Only orientation that is
+part of the format itself is applied: that of TIFF, TGA, AVIF and HEIC. Colour profiles and gamma are ignored too.
+
+A format that cannot be decoded here, because Pillow was built without it or the extra ``heif`` is missing, is ``unsupported``.
 """
 
 from __future__ import annotations
@@ -30,18 +35,16 @@ import struct
 import zlib
 from typing import TYPE_CHECKING
 
+from extractors.images.formats import FORMATS, format_of, missing_decoder
 from schemas.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["DECODING", "FORMATS", "MAX_PIXELS", "REASONS", "DecodeError", "decode"]
+__all__ = ["DECODING", "MAX_PIXELS", "REASONS", "DecodeError", "decode"]
 
 DECODING = 1
 """Version of the rules above, part of every extractor's parameters. Any change of a pixel makes a new version."""
-
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""Formats that are opened. Formats that run programs (EPS) or hold no photographs are never tried."""
 
 MAX_PIXELS = 178_956_970
 """Greatest width times height that is decoded; a small file can claim any size. Equals the limit of Pillow's own error."""
@@ -49,18 +52,15 @@ MAX_PIXELS = 178_956_970
 REASONS = ("empty", "not_an_image", "truncated", "too_large", "unsupported", "decode_error")
 """All reasons of a `DecodeError`."""
 
-_MAGIC = {
-    "JPEG": (b"\xff\xd8\xff",),
-    "PNG": (b"\x89PNG\r\n\x1a\n",),
-    "GIF": (b"GIF87a", b"GIF89a"),
-    "BMP": (b"BM",),
-    "TIFF": (b"II*\x00", b"MM\x00*"),
-}
 # Modes that Pillow converts to RGB as the table says. Grey of 16 and 32 bits is converted here.
 _CONVERTED_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBX", "RGBA", "CMYK", "YCbCr")
 # Errors that Pillow raises for broken files: its documented OSError, ValueError, SyntaxError and EOFError, and those that its
-# plugins let through for malformed headers (`PIL.ImageFile.ImageFile` itself treats the same ones as a sign of a broken file).
-_PILLOW_ERRORS = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error)
+# plugins let through for malformed headers (`PIL.ImageFile.ImageFile` itself treats most of them as a sign of a broken file). The
+# decoders of AVIF and HEIF raise RuntimeError, the parser of JPEG 2000 has assertions about the file.
+_PILLOW_ERRORS = (
+    *(OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error),
+    *(RuntimeError, AssertionError),
+)
 
 
 class DecodeError(InputError):
@@ -105,29 +105,84 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         )
     if not data:
         raise DecodeError("empty", "the image file has 0 bytes: its download or copy was probably cut off; fetch it again")
+    kind = format_of(data)
+    if kind is None:
+        raise DecodeError(
+            "not_an_image",
+            f"the {len(data)} bytes begin with {data[:16]!r}, expected one of the formats {', '.join(FORMATS)}: "
+            "probably an error page or another kind of file under an image's name",
+        )
+    if (missing := missing_decoder(kind)) is not None:
+        raise DecodeError("unsupported", f"the {len(data)} bytes are {kind}, and {missing}")
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-        _check_pixels(image, max_pixels)
+        if kind == "ICO":
+            _check_icon(data, max_pixels)
+        image = Image.open(io.BytesIO(data), formats=(kind,))
+        _check_pixels(*image.size, max_pixels)
+        if kind == "JPEG2000":
+            _check_depth(data, image.mode)
         image.load()
     except DecodeError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DecodeError("too_large", f"the image exceeds Pillow's own limit of pixels: {error}") from error
     except Image.UnidentifiedImageError as error:
-        raise _unidentified(data) from error
+        raise DecodeError(
+            "decode_error",
+            f"the {len(data)} bytes begin like {kind}, but the header cannot be read: the file is damaged or was cut off "
+            "near its start; fetch it again",
+        ) from error
     except _PILLOW_ERRORS as error:
-        raise _broken(data, error) from error
-    return _to_rgb(image)
+        raise _broken(data, kind, error) from error
+    return _to_rgb(_upright(image) if kind == "AVIF" else image)
 
 
-def _check_pixels(image: Image.Image, max_pixels: int) -> None:
-    width, height = image.size
+def _check_pixels(width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise DecodeError(
             "too_large",
             f"the header says {width}×{height} pixels, expected at most {max_pixels} in all: a decompression bomb or a scan; "
             "scale it down or leave it out",
         )
+
+
+def _check_icon(data: bytes, max_pixels: int) -> None:
+    """Check the headers of the images in an icon: Pillow decodes one of them already while it opens the file."""
+    (count,) = struct.unpack_from("<H", data, 4)
+    for number in range(count):
+        (offset,) = struct.unpack_from("<I", data, 6 + 16 * number + 12)
+        if data.startswith(b"\x89PNG", offset):
+            width, height = struct.unpack_from(">II", data, offset + 16)
+        else:
+            width, height = struct.unpack_from("<ii", data, offset + 4)
+            height //= 2  # The mask lies behind the pixels.
+        _check_pixels(abs(width), abs(height), max_pixels)
+
+
+def _check_depth(data: bytes, mode: str) -> None:
+    """Check that a JPEG 2000 file has 8 bits, or for grey 8 to 16: of others, Pillow makes 8 bits that are wrong.
+
+    Colours of more than 8 bits overflow, so that the brightest become 0; fewer bits are shifted, so that white becomes grey, and
+    indices into a palette become others.
+    """
+    start = data.index(b"\xff\x4f\xff\x51")  # The codestream, ISO 15444-1 A.5.1: number of components, then 3 bytes of each.
+    (count,) = struct.unpack_from(">H", data, start + 40)
+    depths = {(data[start + 42 + 3 * number] & 0x7F) + 1 for number in range(count)}
+    fits = 8 < max(depths) <= 16 if mode == "I;16" else depths == {8}
+    if not fits:
+        raise DecodeError(
+            "unsupported",
+            f"the samples have {' and '.join(map(str, sorted(depths)))} bits, expected 8, or 8 to 16 for grey without alpha: "
+            "convert the file to 8-bit RGB",
+        )
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turn an AVIF image as its own properties say (``irot``, ``imir``), which Pillow hands over as EXIF."""
+    from PIL import ImageOps
+
+    image.info.pop("xmp", None)  # It may hold a tag of orientation, too, which is not one of those properties.
+    return ImageOps.exif_transpose(image)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -161,31 +216,13 @@ def _grey16_to_rgb(image: Image.Image) -> Image.Image:
     return PilImage.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
 
 
-def _looks_like(data: bytes) -> str | None:
-    """Return the name of the format that the first bytes announce."""
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "WEBP"
-    return next((name for name, magic in _MAGIC.items() if data.startswith(magic)), None)
-
-
-def _unidentified(data: bytes) -> DecodeError:
-    kind = _looks_like(data)
-    if kind is not None:
+def _broken(data: bytes, kind: str, error: Exception) -> DecodeError:
+    """Distinguish a file that ends too early, and a codec that is missing, from damage, as Pillow does only in its texts."""
+    text = f"{type(error).__name__}: {error}"
+    if str(error).endswith("not available"):
         return DecodeError(
-            "decode_error",
-            f"the {len(data)} bytes begin like {kind}, but the header cannot be read: the file is damaged or was cut off "
-            "near its start; fetch it again",
+            "unsupported", f"this build of Pillow cannot decode the {kind} file ({text}): install Pillow's wheel"
         )
-    return DecodeError(
-        "not_an_image",
-        f"the {len(data)} bytes begin with {data[:16]!r}, expected one of the formats {', '.join(FORMATS)}: "
-        "probably an error page or another kind of file under an image's name",
-    )
-
-
-def _broken(data: bytes, error: Exception) -> DecodeError:
-    """Distinguish a file that ends too early from other damage, which Pillow does only in the text of its errors."""
-    kind, text = _looks_like(data) or "image", f"{type(error).__name__}: {error}"
     if isinstance(error, EOFError) or "truncated" in str(error).lower():
         return DecodeError(
             "truncated", f"the {kind} file ends after {len(data)} bytes, before its pixels do ({text}); fetch it again"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from schemas.errors import InputError
+from schemas.text import read_text
 
 __all__ = ["ATTRIBUTES", "CLASSES", "read_names"]
 
@@ -30,14 +31,7 @@ def read_names(path: Path, expected: int) -> tuple[str, ...]:
     Raises:
         InputError: the file is missing or not text, a line is empty, or the number of names differs.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"the names in {str(path)!r} are not UTF-8 text ({error}): expected a text file with one name per line"
-        ) from error
-    except OSError as error:
-        raise InputError(f"the names in {str(path)!r} cannot be read ({error.strerror}): check the path") from error
+    text = read_text(path)
     names = tuple(line.strip() for line in text.rstrip().split("\n")) if text.strip() else ()
     if "" in names:
         raise InputError(

@@ -19,7 +19,7 @@ from pipelines.commands.options import (
     execution_of,
     notes,
 )
-from pipelines.commands.results import finish
+from pipelines.commands.results import finish, show_not_taken
 from schemas.errors import UsageError
 from schemas.keys import DEFAULT_SHARDS
 
@@ -168,6 +168,7 @@ def features(
         retry_failed=retry_failed,
     )
     listing = list_images(job)
+    show_not_taken(job.images)
     if dry_run:
         from pipelines.features.planning import plan_table, plan_work
 

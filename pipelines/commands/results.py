@@ -10,9 +10,18 @@ from rich.markup import escape
 from pipelines.commands.options import console, notes
 
 if TYPE_CHECKING:
+    from pipelines.inputs.images import ImageSource
     from schemas.manifest import Manifest
 
-__all__ = ["finish"]
+__all__ = ["finish", "show_not_taken"]
+
+
+def show_not_taken(images: ImageSource) -> None:
+    """Print what the listing of a source left out: in yellow what may be images, calmly what lies beside them on purpose."""
+    if images.not_taken is not None:
+        for text, style in ((images.not_taken.warning, "yellow"), (images.not_taken.remark, "dim")):
+            if text:
+                notes.print(escape(text), style=style, highlight=False, soft_wrap=True)
 
 
 def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:

@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from pipelines.inputs.images.selection import EXTENSIONS
 from schemas.errors import InputError, UsageError
 from schemas.storage import is_remote
+from schemas.text import LONE_CR, read_text
 
 __all__ = ["IdRule", "expand_ids", "local_file", "make_image_id", "read_ids"]
 
@@ -15,7 +17,7 @@ IdRule = Literal["name", "path", "exact"]
 """The part of a list entry that is the image id: ``name``: its last component, ``path``: all of it, both without ``#N`` and the
 extension of an image; ``exact``: the entry unchanged."""
 
-_EXTENSION = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?)$", re.IGNORECASE)
+_EXTENSION = re.compile(f"({'|'.join(map(re.escape, sorted(EXTENSIONS)))})$", re.IGNORECASE)
 _CAPTION = re.compile(r"#\d+$")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -31,7 +33,8 @@ def local_file(location: str) -> Path:
         raise UsageError(f"cannot import {location!r}: the files are mapped into memory, copy them to this machine first")
     path = Path(location).expanduser()
     if not path.is_file():
-        raise InputError(f"no such file: {location!r}{' is a folder' if path.is_dir() else ''}; check the path")
+        found = " is a folder" if path.is_dir() else " is a pipe, a socket or a device" if path.exists() else ""
+        raise InputError(f"no such file: {location!r}{found}; check the path")
     return path
 
 
@@ -52,7 +55,8 @@ def make_image_id(text: str, rule: IdRule, *, place: str) -> str:
     image_id = text if rule == "exact" else _EXTENSION.sub("", _CAPTION.sub("", text.strip()))
     image_id = image_id.rpartition("/")[2] if rule == "name" else image_id
     if not image_id or _CONTROL.search(image_id):
-        raise InputError(f"{place}: {text!r} is not an image id, expected an id or file name of an image")
+        advice = f"; {LONE_CR}" if "\r" in text else ""
+        raise InputError(f"{place}: {text!r} is not an image id, expected an id or file name of an image{advice}")
     return image_id
 
 
@@ -62,10 +66,7 @@ def read_ids(path: Path, rule: IdRule) -> list[str]:
     Raises:
         InputError: it is not UTF-8, or a line is not an image id.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{str(path)!r} is not text in UTF-8 ({error}): give a list of image ids, one per line") from error
+    text = read_text(path)
     lines = text.removesuffix("\n").split("\n") if text else []
     return [make_image_id(line, rule, place=f"{path.name}, line {number}") for number, line in enumerate(lines, 1)]
 

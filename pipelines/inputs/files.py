@@ -23,7 +23,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import DatasetError, InputError
-from schemas.storage import Folder, filesystem_of, is_remote, storage_errors
+from schemas.storage import Folder, check_regular, filesystem_of, is_remote, storage_errors
+from schemas.text import HEAD, decode_line, mark_length, not_utf8
 
 __all__ = [
     "PathKind",
@@ -61,10 +62,16 @@ def locate(path: str | os.PathLike[str]) -> str:
 
 
 def kind_of(location: str) -> PathKind:
-    """Return what a location holds: a file, a folder or nothing."""
+    """Return what a location holds: a file, a folder or nothing.
+
+    Raises:
+        InputError: it is a pipe, a socket or a device.
+    """
     with input_errors(location):
         filesystem, path = filesystem_of(location)
         entry = filesystem.get_file_info([path])[0]
+        if entry.type == fs.FileType.Unknown:
+            check_regular(path)
     kinds: dict[fs.FileType, PathKind] = {fs.FileType.File: "file", fs.FileType.Directory: "folder"}
     return kinds.get(entry.type, "nothing")
 
@@ -140,29 +147,25 @@ def without_gz(name: str) -> str:
 
 
 def read_lines(folder: Folder, name: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text file, plain or ``.gz``, without their LF.
+    """Yield the lines of a UTF-8 text file, plain or ``.gz``, without the LF or CR LF at their ends.
 
-    Only LF ends a line; CR, byte order marks, U+2028 and the like are text and are kept.
+    A byte order mark at the start of the file is dropped. Nothing else ends a line or is left out; see `schemas.text`.
 
     Raises:
         InputError: the file is missing, cut short or not UTF-8.
     """
+    location = folder.path_of(name)
     with open_input(folder, name) as stream:
+        _skip_mark(stream, location)
         for number, line in enumerate(stream, start=1):
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                column = len(line[: error.start].decode("utf-8")) + 1
-                place = f"line {number}, column {column} (byte {error.start + 1} of the line)"
-                zipped = number == 1 and line.startswith(b"\x1f\x8b")
-                raise _not_utf8(folder.path_of(name), place=place, byte=line[error.start], zipped=zipped) from error
-            yield text[:-1] if text.endswith("\n") else text
+            yield decode_line(line, number, location)
 
 
 def count_lines(folder: Folder, name: str) -> int:
-    """Return the number of lines that `read_lines` yields; a last line without LF counts."""
+    """Return the number of lines that `read_lines` yields; a last line without a line end counts."""
     lines, last = 0, b"\n"
     with open_input(folder, name) as stream:
+        _skip_mark(stream, folder.path_of(name))
         while chunk := stream.read(_CHUNK):
             lines += chunk.count(b"\n")
             last = chunk[-1:]
@@ -184,6 +187,7 @@ def iter_json(folder: Folder, name: str, *, prefix: str) -> Iterator[Any]:
     parser = ijson.get_backend("python") if _scan_json(folder, name) else ijson
     done = 0
     with open_input(folder, name) as stream:
+        _skip_mark(stream, folder.path_of(name))
         try:
             for item in parser.items(stream, prefix, use_float=True):
                 yield item
@@ -211,19 +215,23 @@ def inventory(folder: Folder, names: Iterable[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _not_utf8(location: str, *, place: str, byte: int, zipped: bool) -> InputError:
-    if zipped:
-        advice = "it is compressed with gzip: give it a name that ends in '.gz'"
-    else:
-        advice = "convert the file to UTF-8: iconv -f LATIN1 -t UTF-8 OLD > NEW (name the encoding it has in place of LATIN1)"
-    return InputError(f"{location!r} is not UTF-8: {place} is the byte 0x{byte:02x}; {advice}")
+def _skip_mark(stream: BinaryIO, location: str) -> int:
+    """Skip the byte order mark at the start of a stream of `open_input`, and return its length.
+
+    Raises:
+        InputError: the file is UTF-16 or UTF-32.
+    """
+    # The first look fills the whole buffer: gzip and pyarrow return less than they are asked for only at the end of a file.
+    head = cast("io.BufferedReader", stream).peek(HEAD)[:HEAD]
+    return len(stream.read(mark_length(head, location)))
 
 
 def _scan_json(folder: Folder, name: str) -> bool:
     """Check that a JSON file is UTF-8, and return whether any of its escapes is half a surrogate pair."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    has_half, start, lines, tail, first = False, 0, 1, b"", b""
+    has_half, lines, tail, first = False, 1, b"", b""
     with open_input(folder, name) as stream:
+        start = _skip_mark(stream, folder.path_of(name))
         while True:
             chunk = stream.read(_CHUNK)
             first = first or chunk[:2]
@@ -234,7 +242,7 @@ def _scan_json(folder: Folder, name: str) -> bool:
                 line = lines + error.object[: error.start].count(b"\n")
                 place = f"line {line}, byte {start - pending + error.start + 1} of the file"
                 zipped = first == b"\x1f\x8b"
-                raise _not_utf8(folder.path_of(name), place=place, byte=error.object[error.start], zipped=zipped) from error
+                raise not_utf8(folder.path_of(name), place=place, byte=error.object[error.start], zipped=zipped) from error
             if not has_half:
                 has_half, tail = _has_half_pair(tail + chunk, final=not chunk)
             if not chunk:

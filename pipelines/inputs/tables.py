@@ -1,6 +1,7 @@
 """Streaming the rows of a table. The extension determines the format: CSV, TSV or JSON lines, plain or ``.gz``, or Parquet.
 
-* Every value is taken exactly as written: nothing is trimmed, and "NA", "None" or "null" are ordinary values.
+* Every value is taken exactly as written: nothing is trimmed, and "NA", "None" or "null" are ordinary values. Only a byte order
+  mark at the start of the file is dropped, and CR LF counts as LF, within quoted values as well; see `schemas.text`.
 * CSV and TSV have a header line and are quoted as in RFC 4180: a value that *begins* with ``"`` ends at the closing ``"``, may
   contain line ends and delimiters, and writes a quote as ``""``. Completely empty lines are skipped.
 * A JSON line is an object. The first line determines which of our columns exist; a later line with others is an error.
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 from pipelines.inputs.files import open_seekable, read_lines, without_gz
 from schemas.errors import InputError, UsageError
 from schemas.storage import Folder
+from schemas.text import LONE_CR
 
 __all__ = ["Row", "is_table", "read_rows", "type_of"]
 
@@ -130,10 +132,7 @@ class _Table:
             try:
                 row = next(reader, None)
             except csv.Error as error:
-                raise InputError(
-                    f"{location!r}, {place}: {error}. A value that begins with a quote must end with one, and a quote or line end "
-                    f"inside a value needs quotes around the value (RFC 4180)"
-                ) from error
+                raise InputError(f"{location!r}, {place}: {_csv_advice(str(error))}") from error
             if row is None:
                 break
             line = reader.line_num + 1
@@ -142,8 +141,6 @@ class _Table:
             number += 1
             if positions is None:
                 header = row
-                if header and header[0].startswith("\ufeff"):
-                    raise InputError(f"{location!r} begins with a byte order mark (U+FEFF): save it as UTF-8 without one")
                 positions = {ours: row.index(theirs) for ours, theirs in self._resolve(row).items()}
                 continue
             if len(row) != len(header):
@@ -201,6 +198,16 @@ class _Table:
                 raise InputError(
                     f"{location!r} is not a whole Parquet file (after {done} rows): {error}; write it again"
                 ) from error
+
+
+def _csv_advice(error: str) -> str:
+    """Return what Python's reader of CSV found wrong, with advice."""
+    if error.startswith("new-line character"):
+        return f"a CR outside quotes, without the LF of a line end; {LONE_CR}"
+    return (
+        f"{error}. A value that begins with a quote must end with one, and a quote or line end inside a value needs quotes around "
+        "the value (RFC 4180)"
+    )
 
 
 def _to_python(column: Any, *, place: str, done: int) -> list[Any]:

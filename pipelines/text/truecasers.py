@@ -12,6 +12,7 @@ from schemas.errors import InputError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import check_language
 from schemas.storage import Folder
+from schemas.text import decode_text
 
 __all__ = ["TRUECASER_FILES", "TRUECASER_FOLDER", "Truecasers", "load_truecasers", "parse_truecaser", "truecaser_name"]
 
@@ -60,10 +61,7 @@ def load_truecasers(location: str) -> Truecasers:
     for name in names:
         if not name.endswith(".model"):
             continue
-        try:
-            text = folder.read(name).decode()
-        except UnicodeDecodeError as error:
-            raise InputError(f"truecaser {folder.path_of(name)!r} is not UTF-8 ({error}): train it again") from error
+        text = decode_text(folder.read(name), folder.path_of(name))
         TruecaseModel.from_text(text, source=folder.path_of(name))
         texts[check_language(name.removesuffix(".model"))] = text
     if not texts:

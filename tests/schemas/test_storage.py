@@ -73,6 +73,19 @@ def test_children_are_the_files_directly_in_a_folder(folder):
     assert folder.children("nothing") == []
 
 
+@pytest.mark.parametrize("read", [Folder.open, Folder.stream, Folder.read])
+def test_what_is_no_file_is_never_waited_for(folder, read):
+    folder.write("file", b"x")
+    os.mkfifo(folder.local_path / "pipe")
+    (folder.local_path / "link").symlink_to("pipe")
+    (folder.local_path / "zero").symlink_to("/dev/zero")
+    assert folder.children() == ["file", "link", "pipe", "zero"]
+    for name, kind in (("pipe", "a named pipe"), ("link", "a named pipe"), ("zero", "a device")):
+        with pytest.raises(DatasetError, match=rf"{name}': it is {kind}, expected a file") as caught:
+            read(folder, name)
+        assert isinstance(caught.value.__cause__, OSError)
+
+
 def test_children_and_streams_of_an_object_store(bucket):
     folder = Folder("gs://bucket/data")
     for name in ("b", "a", "deep/z"):
@@ -117,6 +130,9 @@ def test_links_are_files_and_never_followed_into_folders(folder, tmp_path):
     (folder.local_path / "to-folder").symlink_to(tmp_path / "elsewhere")
     (folder.local_path / "to-nothing").symlink_to(tmp_path / "nowhere")
     assert dict(folder.files()) == {"own": 1, "to-file": 4, "to-nothing": -1}
+    links: list[str] = []
+    assert len(list(folder.files(links.append))) == 3
+    assert links == ["to-folder"]
 
 
 def test_a_file_appears_only_when_it_is_whole(folder):

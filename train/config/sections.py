@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from schemas.errors import UsageError
+from schemas.errors import InputError, UsageError
+from schemas.text import read_text
 from train.config.presets import read_preset
 from train.config.strict_toml import build, dump, override, parse
 
@@ -252,9 +253,9 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
         if not path.is_file():
             raise UsageError(f"there is no file {source!r}: check the path, or give the name of a preset (--list-presets)")
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read {source!r}: {error}") from error
+            text = read_text(path)
+        except InputError as error:
+            raise UsageError(str(error)) from error
     else:
         text = read_preset(source)
     return from_toml(text, source, overrides)

@@ -20,6 +20,7 @@ from pipelines.exchange.importers.base import check_options
 from pipelines.exchange.tsv_columns import BOTTOM_UP, LXMERT
 from schemas.errors import InputError
 from schemas.kinds import REGIONS
+from schemas.text import HEAD, mark_length
 
 __all__ = ["TsvFiles", "TsvImport"]
 
@@ -117,6 +118,9 @@ class TsvFiles:
     def _scan(self, file: int, path: Path) -> None:
         digest, offset = hashlib.sha256(), 0
         with path.open("rb") as stream:
+            mark = stream.read(mark_length(stream.peek(HEAD)[:HEAD], str(path)))
+            digest.update(mark)
+            offset += len(mark)
             for number, line in enumerate(stream, 1):
                 digest.update(line)
                 if number == 1:
@@ -126,7 +130,7 @@ class TsvFiles:
                         continue
                 self._index(_Line(file, offset, number), line)
                 offset += len(line)
-        if not offset:
+        if len(self._columns) == file:
             raise InputError(f"{path.name} is empty")
         self._inputs.append({"name": path.name, "bytes": offset, "sha256": digest.hexdigest()})
 

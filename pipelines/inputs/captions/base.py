@@ -16,6 +16,7 @@ from pipelines.inputs.files import kind_of, list_files
 from schemas.errors import InputError
 from schemas.keys import check_language
 from schemas.storage import Folder
+from schemas.text import LONE_CR
 
 __all__ = [
     "COMPARABLE",
@@ -217,7 +218,7 @@ def check_image_id(image_id: object, *, place: str) -> str:
     if not image_id:
         raise InputError(f"{place}: the image id is empty; every caption needs the id of its image")
     if (match := _CONTROL.search(image_id)) is not None:
-        advice = "the lines end in CR LF; convert them to LF" if image_id.endswith("\r") else "take it out of the file"
+        advice = LONE_CR if "\r" in image_id else "take it out of the file"
         raise InputError(f"{place}: the image id {image_id!r} has the control character {match[0]!r}; {advice}")
     return image_id
 

@@ -1,10 +1,11 @@
 """Collections of images: folders, tables, tars and Parquet files."""
 
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars
-from pipelines.inputs.images.base import EXTENSIONS, IdRule, ImageRef, ImageSource
+from pipelines.inputs.images.base import IdRule, ImageRef, ImageSource
 from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
 from pipelines.inputs.images.listing import Listing, digest_of, sum_digests
 from pipelines.inputs.images.opening import open_images
+from pipelines.inputs.images.selection import EXTENSIONS, NotTaken
 
 __all__ = [
     "EXTENSIONS",
@@ -16,6 +17,7 @@ __all__ = [
     "ImagesInParquet",
     "ImagesInTars",
     "Listing",
+    "NotTaken",
     "digest_of",
     "open_images",
     "sum_digests",

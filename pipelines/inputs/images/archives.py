@@ -27,8 +27,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.inputs.images.base import EXTENSIONS, IdRule, ImageRef, ImageSource
+from pipelines.inputs.images.base import IdRule, ImageRef, ImageSource
 from pipelines.inputs.images.row_groups import RowGroupCache
+from pipelines.inputs.images.selection import EXTENSIONS, NotTaken, crosses_folders, is_image
 from schemas.errors import InputError
 from schemas.storage import Folder, storage_errors
 
@@ -129,19 +130,30 @@ class _Archives(ImageSource):
         return self.folder.location
 
     def refs(self) -> Iterator[ImageRef]:
-        """List the images, archive by archive."""
-        for name, version in sorted(self._names()):
-            yield from (ref._replace(version=version) for ref in self._refs_in(name))
+        """List the images, archive by archive, and count what is not taken: files beside the archives and members of tars."""
+        left_out, has_images = NotTaken(descends=crosses_folders(self.pattern)), False
+        for name, version in sorted(self._names(left_out)):
+            for ref in self._refs_in(name, left_out):
+                has_images = True
+                yield ref._replace(version=version)
+        if not has_images:
+            raise left_out.no_images(self.location)
+        self._note(left_out)
 
-    def _names(self) -> Iterator[tuple[str, str]]:
+    def _names(self, left_out: NotTaken) -> Iterator[tuple[str, str]]:
         """Yield name and version of each archive."""
         matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
-        for path, _, version in self.folder.entries():
-            pure = PurePosixPath(path)
-            if matches is None and (pure.name.startswith((".", "_")) or _COMPRESSED.search(pure.name)):
-                continue
-            if matches(path) if matches else archive_kind(path) == self._kind():
+        for path, _, version in self.folder.entries(left_out.add_link):
+            if matches(path) if matches else self._is_archive(path):
                 yield path, version
+            elif matches:
+                left_out.add_unmatched(path)
+            else:
+                left_out.add(path)
+
+    def _is_archive(self, path: str) -> bool:
+        name = PurePosixPath(path).name
+        return not name.startswith((".", "_")) and not _COMPRESSED.search(name) and archive_kind(name) == self._kind()
 
     def _open(self, name: str) -> Any:
         try:
@@ -157,7 +169,7 @@ class _Archives(ImageSource):
     def _kind(self) -> ArchiveKind: ...
 
     @abstractmethod
-    def _refs_in(self, name: str) -> Iterator[ImageRef]: ...
+    def _refs_in(self, name: str, left_out: NotTaken) -> Iterator[ImageRef]: ...
 
 
 # --- tar -------------------------------------------------------------------------------------------------------------
@@ -165,7 +177,7 @@ class _Archives(ImageSource):
 
 @dataclass(frozen=True)
 class ImagesInTars(_Archives):
-    """The images in tar files such as WebDataset's shards: members ``KEY.jpg``; other members are skipped.
+    """The images in tar files such as WebDataset's shards: members ``KEY.jpg``; other members are counted.
 
     The image id is the member's name without its last extension; with ``ids="path"`` its whole path in the tar. ``uri`` is the
     path of the tar followed by that of the member, ``offset`` the position of the member's bytes in the tar.
@@ -182,17 +194,21 @@ class ImagesInTars(_Archives):
     def _kind(self) -> ArchiveKind:
         return "tar"
 
-    def _refs_in(self, name: str) -> Iterator[ImageRef]:
+    def _refs_in(self, name: str, left_out: NotTaken) -> Iterator[ImageRef]:
         location = self.folder.path_of(name)
         if _tar_of(f"{name}/") != name:
             raise InputError(f"{location!r} is in a folder whose name ends in '.tar': rename the folder")
         with storage_errors(location), self._open(name) as raw:
             file = raw if self.folder.is_local else io.BufferedReader(raw, _REMOTE_BUFFER)
             for member in _members(cast("BinaryIO", file), raw.size(), location):
-                path = PurePosixPath(member.name)
-                if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and not member.isdir():
+                path = f"{name}/{PurePosixPath(member.name)}"
+                if member.isdir():
+                    continue
+                if is_image(path):
                     _check_member(member, location)
-                    yield ImageRef(self._image_id(member.name), f"{name}/{path}", member.size, member.offset_data)
+                    yield ImageRef(self._image_id(member.name), path, member.size, member.offset_data)
+                else:
+                    left_out.add(path)
 
 
 def _tar_of(uri: str) -> str:
@@ -287,7 +303,7 @@ class ImagesInParquet(_Archives):
     def _kind(self) -> ArchiveKind:
         return "parquet"
 
-    def _refs_in(self, name: str) -> Iterator[ImageRef]:
+    def _refs_in(self, name: str, left_out: NotTaken) -> Iterator[ImageRef]:
         location, row = self.folder.path_of(name), 0
         with self._open(name) as file:
             try:

@@ -6,10 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-__all__ = ["EXTENSIONS", "IdRule", "ImageRef", "ImageSource"]
+from pipelines.inputs.images.selection import NotTaken
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
-"""Extensions of the files of a folder that count as images. A pattern selects whatever it matches."""
+__all__ = ["IdRule", "ImageRef", "ImageSource"]
 
 IdRule = Literal["name", "path"]
 """How image ids are made from paths: from the file name or the whole relative path, without extension."""
@@ -34,7 +33,13 @@ class ImageRef(NamedTuple):
 
 
 class ImageSource(ABC):
-    """A collection of images: a frozen, picklable value."""
+    """A collection of images: a frozen, picklable value.
+
+    Attributes:
+        not_taken: what the last complete listing left out; None before there was one, and if nothing can be left out (a table).
+    """
+
+    not_taken: NotTaken | None = None
 
     @property
     @abstractmethod
@@ -46,7 +51,7 @@ class ImageSource(ABC):
         """List the images in any order.
 
         Raises:
-            InputError: the source does not exist or is damaged.
+            InputError: the source does not exist or is damaged, or a folder or pattern holds no images.
         """
 
     @abstractmethod
@@ -57,6 +62,10 @@ class ImageSource(ABC):
             OSError: it cannot be read.
             DatasetError: the same, with an OSError as its cause.
         """
+
+    def _note(self, not_taken: NotTaken) -> None:
+        """Note what a complete listing left out: beside the value, because it does not make two sources different."""
+        object.__setattr__(self, "not_taken", not_taken)
 
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
         """Return images in the order in which reading them is cheapest; the same list if any order will do."""

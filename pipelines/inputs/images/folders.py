@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from pipelines.inputs.images.base import EXTENSIONS, IdRule, ImageRef, ImageSource
+from pipelines.inputs.images.base import IdRule, ImageRef, ImageSource
+from pipelines.inputs.images.selection import NotTaken, crosses_folders, is_image
 from pipelines.inputs.tables import read_rows
 from schemas.errors import InputError
 from schemas.storage import Folder, is_remote
@@ -38,14 +39,22 @@ class ImagesInFolder(ImageSource):
         return self.folder.location
 
     def refs(self) -> Iterator[ImageRef]:
-        """List the images by walking the folder."""
+        """List the images by walking the folder, and count what is not taken."""
         matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
-        for path, size, version in self.folder.entries():
-            pure = PurePosixPath(path)
-            selected = matches(path) if matches else pure.suffix.lower() in EXTENSIONS and not pure.name.startswith(".")
-            if selected:
+        left_out, has_images = NotTaken(descends=crosses_folders(self.pattern)), False
+        for path, size, version in self.folder.entries(left_out.add_link):
+            if matches(path) if matches else is_image(path):
                 _check_name(path, self.folder)
+                has_images = True
+                pure = PurePosixPath(path)
                 yield ImageRef(pure.stem if self.ids == "name" else str(pure.with_suffix("")), path, size, version=version)
+            elif matches:
+                left_out.add_unmatched(path)
+            else:
+                left_out.add(path)
+        if not has_images:
+            raise left_out.no_images(self.location)
+        self._note(left_out)
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one file."""

@@ -3,12 +3,15 @@ import pickle
 import struct
 import zlib
 
+import cv2
 import numpy as np
+import pillow_heif
 import pytest
 from PIL import Image, ImageFile
 
 from extractors.images.decoding import DecodeError, decode
 
+pillow_heif.register_heif_opener()  # For writing the files of the tests.
 RAMP = np.arange(0, 256, 4, dtype=np.uint8).reshape(8, 8)
 
 
@@ -47,10 +50,10 @@ def reason_of(data: bytes, **options) -> str:
     return caught.value.reason
 
 
-@pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "WEBP"])
+@pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "WEBP", "JPEG2000", "PPM", "TGA", "ICO"])
 def test_rgb_of_lossless_formats_is_as_stored(format):  # noqa: A002
     image = noise()
-    options = {"lossless": True} if format == "WEBP" else {}
+    options = {"WEBP": {"lossless": True}, "ICO": {"sizes": [image.size]}}.get(format, {})
     np.testing.assert_array_equal(pixels(encode(image, format, **options)), np.asarray(image))
 
 
@@ -149,6 +152,146 @@ def test_ycck_jpeg_is_converted():
     np.testing.assert_array_equal(pixels(ycck), np.asarray(Image.open(io.BytesIO(ycck)).convert("RGB")))
 
 
+# --- the other formats -----------------------------------------------------------------------------------------------
+
+RAMP_16 = np.linspace(0, 65535, 4096).astype(np.uint16).reshape(64, 64)
+
+
+def jp2(array: np.ndarray) -> bytes:
+    """Without loss, by OpenCV."""
+    encoded, data = cv2.imencode(".jp2", np.ascontiguousarray(array[..., ::-1] if array.ndim == 3 else array))
+    assert encoded
+    return data.tobytes()
+
+
+@pytest.mark.parametrize("format", ["AVIF", "HEIF"])
+def test_lossy_formats_are_near_what_was_encoded(format):  # noqa: A002
+    values = np.add.outer(np.arange(64), np.arange(64))[:, :, None] + np.array([0, 60, 120])
+    image = Image.fromarray(values.astype(np.uint8))
+    assert np.abs(pixels(encode(image, format, quality=95)).astype(int) - np.asarray(image)).max() < 12
+
+
+def test_a_plain_and_a_raw_pgm_are_scaled_to_their_maximum():
+    assert pixels(b"P2\n3 1\n100\n0 50 100\n").tolist() == [[[0] * 3, [128] * 3, [255] * 3]]
+    assert pixels(b"P5\n3 1\n100\n\x00\x32\x64").tolist() == [[[0] * 3, [128] * 3, [255] * 3]]
+    assert pixels(b"P5 2 1 65535\n" + struct.pack(">HH", 20000, 65535)).tolist() == [[[78] * 3, [255] * 3]]
+    assert pixels(b"P5 2 1 4095\n" + struct.pack(">HH", 1250, 4095)).tolist() == [[[78] * 3, [255] * 3]]
+
+
+def test_a_ppm_is_scaled_to_its_maximum():
+    assert pixels(b"P3 1 1 15\n0 5 15\n").tolist() == [[[0, 85, 255]]]
+    colours = np.stack([RAMP_16, RAMP_16[::-1], RAMP_16.T], axis=-1)
+    data = b"P6 64 64 65535\n" + colours.astype(">u2").tobytes()
+    np.testing.assert_array_equal(pixels(data), np.round(colours / 257))
+
+
+def test_a_pbm_is_black_where_it_has_ones():
+    assert pixels(b"P1 2 1\n1 0\n").tolist() == [[[0] * 3, [255] * 3]]
+    assert pixels(b"P4 2 1\n\x80").tolist() == [[[0] * 3, [255] * 3]]
+
+
+def test_floats_of_a_pfm_are_unsupported():
+    assert reason_of(b"Pf\n1 1\n-1.0\n" + struct.pack("<f", 0.5)) == "unsupported"
+
+
+def test_a_tga_of_15_bits_begins_at_the_bottom():
+    header = struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 2, 2, 16, 0)
+    rows = struct.pack("<HHHH", 0x7C00, 0x03E0, 0x001F, 0x7FFF)  # Red and green, above them blue and white.
+    assert pixels(header + rows + bytes(26)).tolist() == [[[0, 0, 255], [255, 255, 255]], [[255, 0, 0], [0, 255, 0]]]
+
+
+def test_a_palette_in_a_tga_is_looked_up():
+    header = struct.pack("<BBBHHBHHHHBB", 0, 1, 1, 0, 2, 24, 0, 0, 2, 1, 8, 0x20)
+    palette = b"\x00\x00\xff" + b"\x00\x80\x00"  # Blue, green, red.
+    assert pixels(header + palette + b"\x01\x00").tolist() == [[[0, 128, 0], [255, 0, 0]]]
+
+
+def test_the_largest_image_of_an_icon_counts():
+    image = Image.new("RGBA", (48, 48), (10, 20, 30, 0))
+    decoded = decode(encode(image, "ICO", sizes=[(16, 16), (48, 48), (32, 32)]))
+    assert (decoded.size, decoded.getpixel((5, 5))) == ((48, 48), (10, 20, 30))
+
+
+def test_grey_of_jpeg_2000_has_up_to_16_bits():
+    np.testing.assert_array_equal(pixels(jp2(RAMP_16)), replicated(np.round(RAMP_16 / 257).astype(np.uint8)))
+
+
+def test_grey_of_12_bits_in_jpeg_2000():
+    values = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+    # The encoder stores the distance from the middle: of these values in 16 bits it is that of `values` in 12 bits.
+    data = bytearray(encode(Image.fromarray(values + 32768 - 2048), "JPEG2000", no_jp2=True))
+    assert (bytes(data[40:42]), data[42]) == (b"\x00\x01", 15)
+    data[42] = 11
+    decoded = pixels(bytes(data))[:, :, 0]
+    assert np.abs(decoded - np.round(values / 4095 * 255)).max() <= 1
+    assert decoded[[0, -1], [0, -1]].tolist() == [0, 255]
+
+
+def test_colours_of_16_bits_in_jpeg_2000_are_unsupported():
+    """Pillow makes 0 of the brightest values."""
+    data = jp2(np.full((64, 64, 3), 65500, dtype=np.uint16))
+    assert np.asarray(Image.open(io.BytesIO(data))).max() == 0
+    with pytest.raises(DecodeError, match="the samples have 16 bits, expected 8, or 8 to 16 for grey without alpha") as caught:
+        decode(data)
+    assert caught.value.reason == "unsupported"
+
+
+def test_fewer_bits_in_jpeg_2000_are_unsupported():
+    """Pillow shifts them: white of 4 bits becomes 240."""
+    data = bytearray(encode(Image.new("L", (64, 64), 15), "JPEG2000", no_jp2=True))
+    data[42] = 3
+    assert reason_of(bytes(data)) == "unsupported"
+
+
+@pytest.mark.parametrize("format", ["AVIF", "HEIF"])
+def test_the_first_frame_or_the_primary_image_counts(format):  # noqa: A002
+    frames = [Image.new("RGB", (64, 64), color) for color in ((200, 0, 0), (0, 0, 200))]
+    options = {"primary_index": 1} if format == "HEIF" else {}
+    data = encode(frames[0], format, save_all=True, append_images=frames[1:], **options)
+    expected = [0, 0, 200] if format == "HEIF" else [200, 0, 0]
+    assert np.abs(pixels(data).astype(int) - expected).max() <= 3
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("format", ["AVIF", "HEIF"])
+def test_orientation_of_avif_and_heic_is_part_of_the_format(format, orientation):  # noqa: A002
+    corner = np.zeros((64, 48, 3), np.uint8)
+    corner[:32, :24] = 200
+    exif = Image.Exif()
+    exif[0x0112] = orientation  # Both encoders write it as a property of the image.
+    turned = np.rot90(corner, k={1: 0, 3: 2, 6: -1, 8: 1}[orientation])
+    found = pixels(encode(Image.fromarray(corner), format, exif=exif.tobytes(), quality=95))
+    assert found.shape == turned.shape
+    assert np.abs(found.astype(int) - turned).mean() < 3
+
+
+@pytest.mark.parametrize("depth", [10, 12])
+def test_deep_colours_of_avif_become_8_bits(depth):
+    grey = np.full((64, 64, 3), 700 << (depth - 10), np.uint16)
+    encoded, data = cv2.imencode(".avif", grey, [cv2.IMWRITE_AVIF_DEPTH, depth, cv2.IMWRITE_AVIF_QUALITY, 100])
+    assert encoded
+    assert np.abs(pixels(data.tobytes()).astype(float) - 700 / 1023 * 255).max() <= 1
+
+
+@pytest.mark.parametrize(("mode", "bands"), [("RGB;16", 3), ("I;16", 1)])
+def test_deep_colours_and_grey_of_heic_become_8_bits(mode, bands):
+    data = io.BytesIO()
+    pillow_heif.from_bytes(mode, (64, 64), np.full((64, 64, bands), 40000, np.uint16).tobytes()).save(data, quality=-1)
+    assert np.abs(pixels(data.getvalue()).astype(float) - 40000 / 257).max() <= 1
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_the_images_of_an_icon_are_counted_before_they_are_decoded(monkeypatch):
+    bomb = png(20_000, 20_000, 8, 2, b"")
+    data = struct.pack("<HHH", 0, 1, 1) + struct.pack("<BBBBHHII", 0, 0, 0, 0, 1, 32, len(bomb), 22) + bomb
+    assert reason_of(data) == "too_large"
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert reason_of(data) == "too_large"
+
+
+# --- orientation, frames ---------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
 def test_exif_orientation_is_not_applied(orientation):
     exif = Image.Exif()
@@ -164,7 +307,7 @@ def test_orientation_of_tiff_is_part_of_the_format():
     np.testing.assert_array_equal(pixels(data), np.rot90(np.asarray(noise()), k=-1))
 
 
-@pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF", "MPO"])
+@pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF", "MPO", "AVIF"])
 def test_the_first_frame_of_several_counts(format):  # noqa: A002
     frames = [Image.new("RGB", (8, 8), color) for color in ((255, 0, 0), (0, 0, 255))]
     data = encode(frames[0], format, save_all=True, append_images=frames[1:])
@@ -181,19 +324,19 @@ def test_not_an_image(data):
     assert reason_of(data) == "not_an_image"
 
 
-@pytest.mark.parametrize("format", ["PPM", "ICO", "EPS", "PDF"])
+@pytest.mark.parametrize("format", ["EPS", "PDF", "PCX", "SGI", "DDS"])
 def test_formats_outside_the_list_are_not_opened(format):  # noqa: A002
     assert reason_of(encode(noise(), format)) == "not_an_image"
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "BMP"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "BMP", "PPM", "TGA"])
 @pytest.mark.parametrize("part", [0.5, 0.9])
 def test_a_file_cut_short_is_truncated(format, part):  # noqa: A002
     data = encode(noise(), format)
     assert reason_of(data[: int(len(data) * part)]) == "truncated"
 
 
-@pytest.mark.parametrize("format", ["TIFF", "WEBP"])
+@pytest.mark.parametrize("format", ["TIFF", "WEBP", "AVIF", "JPEG2000", "ICO", "HEIF"])
 def test_a_file_cut_short_fails_in_every_format(format):  # noqa: A002
     data = encode(noise(), format)
     assert reason_of(data[: len(data) // 2]) in ("truncated", "decode_error")
@@ -213,7 +356,9 @@ def test_damage_inside_a_png_is_a_decode_error():
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow warns of what it finds in damaged headers
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP"])
+@pytest.mark.parametrize(
+    "format", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM", "TGA", "ICO", "HEIF"]
+)
 def test_random_damage_ends_in_pixels_or_a_reason(format):  # noqa: A002
     clean, random = encode(noise(16, 16), format), np.random.default_rng(1)
     for _ in range(200):

@@ -46,7 +46,7 @@ def test_what_is_no_list_of_names_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"line 2 of .*names\.txt' is empty"):
         read_names(tmp_path / "names.txt", 3)
     (tmp_path / "names.txt").write_bytes(b"PK\x03\x04\xff\xfe\n")
-    with pytest.raises(InputError, match="not UTF-8 text"):
+    with pytest.raises(InputError, match=r"names\.txt' is not UTF-8: line 1, column 5"):
         read_names(tmp_path / "names.txt", 1)
     with pytest.raises(InputError, match="cannot be read \\(No such file"):
         read_names(tmp_path / "missing.txt", 1)

@@ -267,7 +267,7 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path):
     with pytest.raises(UsageError, match="--sizes is for regions"):
         import_features(ImportJob(NpyImport((one[0],), sizes=(one[0],)), **job))
     (tmp_path / "latin.txt").write_bytes(b"\xe4.jpg\nb.jpg\n")
-    with pytest.raises(InputError, match=r"latin\.txt' is not text in UTF-8"):
+    with pytest.raises(InputError, match=r"latin\.txt' is not UTF-8: line 1, column 1"):
         import_features(ImportJob(NpyImport((one[0],), ids=(str(tmp_path / "latin.txt"),)), **job))
     np.savez(tmp_path / "z.npz", a=np.zeros(2))
     with pytest.raises(InputError, match="is an npz archive"):

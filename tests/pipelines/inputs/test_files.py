@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import pickle
 import random
 
 import pytest
 
 from pipelines.inputs import files
-from pipelines.inputs.files import count_lines, input_errors, inventory, iter_json, list_files, read_lines
+from pipelines.inputs.files import count_lines, input_errors, inventory, iter_json, kind_of, list_files, read_lines
 from schemas.errors import InputError
 from schemas.storage import Folder
 
@@ -24,12 +25,45 @@ def _write(path, data: bytes):
 
 
 @pytest.mark.parametrize("name", ["a.en", "a.en.gz"])
-@pytest.mark.parametrize("text", [TEXT, TEXT + "\n", "\ufeffbegins with a mark\n", "", "\n", "\n\n", "one", "é\nß"])
-def test_lines_end_at_lf_only(tmp_path, name, text):
-    file = _write(tmp_path / name, text.encode())
-    expected = text.split("\n")[:-1] if text.endswith("\n") or not text else text.split("\n")
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("text", [TEXT, TEXT + "\n", "", "\n", "\r\n", "\n\n", "one", "one\r", "\r", "é\r\nß", "a\r\r\nb"])
+def test_lines_end_at_lf_and_crlf_only(tmp_path, name, mark, text):
+    file = _write(tmp_path / name, (mark + text).encode())
+    lines = text.replace("\r\n", "\n").split("\n")
+    expected = lines[:-1] if lines[-1] == "" else lines
     assert list(read_lines(*file)) == expected
     assert count_lines(*file) == len(expected)
+
+
+def test_only_one_mark_at_the_very_start_is_dropped(tmp_path):
+    file = _write(tmp_path / "a", "\ufeff\ufeffa\n\ufeffb\n".encode())
+    assert list(read_lines(*file)) == ["\ufeffa", "\ufeffb"]
+
+
+def test_a_mark_that_is_spread_over_gzip_members(tmp_path):
+    """Such files exist: `cat a.gz b.gz` is a gzip file."""
+    data = "\ufeffö\r\nb".encode()
+    (tmp_path / "a.gz").write_bytes(b"".join(gzip.compress(bytes([byte])) for byte in data))
+    folder = Folder(str(tmp_path))
+    assert (list(read_lines(folder, "a.gz")), count_lines(folder, "a.gz")) == (["ö", "b"], 2)
+
+
+@pytest.mark.parametrize("reader", [read_lines, count_lines], ids=["read", "count"])
+def test_utf16_is_named(tmp_path, reader):
+    file = _write(tmp_path / "a.gz", "one\ntwo\n".encode("utf-16"))
+    with pytest.raises(InputError, match=r"a\.gz' is UTF-16 \(little endian\), expected UTF-8: .*iconv -f UTF-16 -t UTF-8"):
+        list([reader(*file)] if reader is count_lines else reader(*file))
+
+
+def test_a_pipe_is_refused_before_it_is_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.csv")
+    for reader in (read_lines, count_lines):
+        with pytest.raises(InputError, match=r"a\.csv': it is a named pipe, expected a file"):
+            list([reader(Folder(str(tmp_path)), "a.csv")] if reader is count_lines else reader(Folder(str(tmp_path)), "a.csv"))
+    with pytest.raises(InputError, match=r"a\.csv': it is a named pipe, expected a file"):
+        kind_of(str(tmp_path / "a.csv"))
+    with pytest.raises(InputError, match=r"'/dev/null': it is a device, expected a file"):
+        kind_of("/dev/null")
 
 
 def test_lines_longer_than_the_buffer(tmp_path):
@@ -125,10 +159,12 @@ def test_inventory_is_of_the_bytes_as_stored(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
 @pytest.mark.parametrize("ascii_", [True, False])
-def test_json_items(tmp_path, name, ascii_):
+def test_json_items(tmp_path, name, mark, ascii_):
     items = [{"text": "naïve \U0001f600 \\ud800 \u2028 \r\n \x00", "n": 2**40}, [1.5], "x", None]
-    data = json.dumps({"other": {"images": [1]}, "images": items, "z": [9]}, ensure_ascii=ascii_).encode()
+    text = json.dumps({"other": {"images": [1]}, "images": items, "z": [9]}, ensure_ascii=ascii_, indent=1)
+    data = (mark + text.replace("\n", "\r\n")).encode()
     assert list(iter_json(*_write(tmp_path / name, data), prefix="images.item")) == items
 
 
@@ -157,7 +193,7 @@ def test_half_a_pair_is_found_wherever_the_chunks_end(tmp_path, monkeypatch, chu
 
 
 @pytest.mark.parametrize(
-    "data", [b'{"images": [{"a": "x"},', b"", b'{"images": [1]} x', b'\xef\xbb\xbf{"images": []}', b"{'a'}"]
+    "data", [b'{"images": [{"a": "x"},', b"", b'{"images": [1]} x', b'\xef\xbb\xbf\xef\xbb\xbf{"images": []}', b"{'a'}"]
 )
 def test_json_that_is_none(tmp_path, data):
     with pytest.raises(InputError, match=r"a\.json' is not well-formed JSON: .* after \d items of 'images'"):

@@ -114,7 +114,7 @@ def test_image_id_of(file_name, image_id):
         (None, "here: the image id is None, expected a string"),
         (7, "here: the image id is 7, expected a string"),
         ("a\tb", r"here: the image id 'a\\tb' has the control character '\\t'; take it out"),
-        ("a.jpg\r", "the lines end in CR LF; convert them to LF"),
+        ("a.jpg\r", r"if lines end in CR alone, as on old Macs, convert the file: tr '\\r' '\\n' < OLD > NEW"),
         ("a\u0085b", r"control character '\\x85'"),
         ("a\ud800", r"control character '\\ud800'"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import pickle
 from collections import Counter
 
@@ -44,9 +45,9 @@ def _read(source, selection=EVERYTHING):
 EXPECTED = [
     RawCaption("COCO_1", "en", "translation", 0, "mscoco", "a"),
     RawCaption("COCO_1", "en", "translation", 0, "mscoco", "b"),
-    RawCaption("10", "en", "translation", 0, "train", "one\r"),
+    RawCaption("10", "en", "translation", 0, "train", "one"),
     RawCaption("20", "en", "translation", 0, "train", "two\u2028 lines"),
-    RawCaption("10", "pt-BR", "translation", 0, "train", "\ufeffum"),
+    RawCaption("10", "pt-BR", "translation", 0, "train", "um"),
     RawCaption("20", "pt-BR", "translation", 0, "train", ""),
     RawCaption("30", "de", "comparable", 0, "val", "Satz 1"),
     RawCaption("30", "de", "comparable", 1, "val", "Satz 2"),
@@ -54,7 +55,7 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize("below", ["", "data"])
-def test_reads_everything_as_it_stands(root, below):
+def test_reads_everything_but_marks_and_line_ends_as_it_stands(root, below):
     assert _read(open_source("multi30k", root / below)) == EXPECTED
 
 
@@ -149,9 +150,16 @@ def test_file_names_that_say_too_little(root, name, message):
         open_source("multi30k", root).parts(EVERYTHING)
 
 
-def test_image_list_with_crlf(root):
-    _write(root / "data/task1/image_splits/train.txt", "10.jpg\r\n20.jpg\r\n")
-    with pytest.raises(InputError, match=r"image_splits/train.txt', line 1: the image id '10.jpg\\r' .* convert them to LF"):
+def test_image_list_with_a_mark_and_crlf(root):
+    _write(root / "data/task1/image_splits/train.txt", "\ufeff10.jpg\r\n20.jpg\r\n")
+    assert _read(open_source("multi30k", root)) == EXPECTED
+
+
+def test_image_list_of_an_old_mac(root):
+    _write(root / "data/task1/image_splits/train.txt", "10.jpg\r20.jpg\n30.jpg\n")
+    with pytest.raises(
+        InputError, match=r"train.txt', line 1: the image id '10.jpg\\r20.jpg' .*'\\r'; if lines end in CR alone, .* tr '"
+    ):
         _read(open_source("multi30k", root), Selection(splits=("train",)))
 
 
@@ -164,6 +172,13 @@ def test_image_list_with_an_empty_line(root):
 def test_bad_utf8_names_file_and_line(root):
     _write(root / "data/task1/raw/train.en.gz", b"fine\ncaf\xe9\n")
     with pytest.raises(InputError, match=r"task1/raw/train.en.gz' is not UTF-8: line 2, column 4 .* 0xe9"):
+        _read(open_source("multi30k", root))
+
+
+def test_a_pipe_among_the_files_is_an_error(root):
+    os.mkfifo(root / "data/task1/raw/val.en")
+    _write(root / "data/task1/image_splits/val.txt", "1.jpg\n")
+    with pytest.raises(InputError, match=r"task1/raw/val\.en': it is a named pipe, expected a file"):
         _read(open_source("multi30k", root))
 
 

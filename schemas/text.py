@@ -1,0 +1,127 @@
+"""Text as users' files hold it: UTF-8, with or without a byte order mark, in lines that end in LF or CR LF.
+
+A byte order mark at the start of a file is dropped and CR LF counts as LF, so that neither becomes part of a token, an id, a header
+or a name. Nothing else ends a line: a lone CR (old Macs), U+2028 and the like are text, and so is U+FEFF anywhere but at the start.
+Every text that a user brings is read through this module.
+"""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+from schemas.errors import DatasetError, InputError
+from schemas.storage import check_regular
+
+__all__ = ["HEAD", "LONE_CR", "decode_line", "decode_text", "mark_length", "not_utf8", "read_text"]
+
+HEAD = 4
+"""Number of bytes at the start of a file that `mark_length` looks at."""
+
+LONE_CR = "if lines end in CR alone, as on old Macs, convert the file: tr '\\r' '\\n' < OLD > NEW"
+"""Advice for a CR where there must be none."""
+
+# UTF-32 comes first: its little-endian mark begins with that of UTF-16. Name of the encoding, and iconv's name of it.
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "UTF-32", "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32", "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16 (little endian)", "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16 (big endian)", "UTF-16"),
+)
+
+
+def mark_length(head: bytes, location: str) -> int:
+    """Return the length of the byte order mark at the start of a text file: 3, or 0 if there is none.
+
+    Args:
+        head: the first `HEAD` bytes of the file, or all if it has fewer.
+        location: the file, for the message.
+
+    Raises:
+        InputError: the file is UTF-16 or UTF-32. Without a mark, these are known by a zero among the first two bytes.
+    """
+    if head.startswith(codecs.BOM_UTF8):
+        return len(codecs.BOM_UTF8)
+    for mark, encoding, name in _MARKS:
+        if head.startswith(mark):
+            raise _other_encoding(location, encoding, name)
+    if len(head) > 1 and (head[0] == 0) != (head[1] == 0):
+        order = "BE" if head[0] == 0 else "LE"
+        raise _other_encoding(
+            location, f"UTF-16 ({'big' if order == 'BE' else 'little'} endian, without a mark)", f"UTF-16{order}"
+        )
+    return 0
+
+
+def decode_line(line: bytes, number: int, location: str) -> str:
+    """Return a line of a text file without the LF or CR LF at its end.
+
+    Args:
+        line: the line as stored, without the byte order mark of the file.
+        number: number of the line, from 1, for the message.
+        location: the file, for the message.
+
+    Raises:
+        InputError: the line is not UTF-8.
+    """
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        column = len(line[: error.start].decode("utf-8")) + 1
+        place = f"line {number}, column {column} (byte {error.start + 1} of the line)"
+        zipped = number == 1 and line.startswith(b"\x1f\x8b")
+        raise not_utf8(location, place=place, byte=line[error.start], zipped=zipped) from error
+    if text.endswith("\n"):
+        return text[:-2] if text.endswith("\r\n") else text[:-1]
+    return text
+
+
+def decode_text(data: bytes, location: str) -> str:
+    r"""Return the text of a whole file, its lines ending in ``\n``.
+
+    Args:
+        data: content of the file.
+        location: the file, for the message.
+
+    Raises:
+        InputError: it is not UTF-8.
+    """
+    lines = data[mark_length(data[:HEAD], location) :].split(b"\n")
+    ended = [decode_line(line + b"\n", number, location) for number, line in enumerate(lines[:-1], start=1)]
+    return "\n".join([*ended, decode_line(lines[-1], len(lines), location)])
+
+
+def read_text(path: Path) -> str:
+    r"""Read a local text file, its lines ending in ``\n``.
+
+    Raises:
+        InputError: there is no such file, it cannot be read, or it is not UTF-8.
+    """
+    try:
+        check_regular(path)
+        data = path.read_bytes()
+    except DatasetError as error:
+        raise InputError(str(error)) from error
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read ({error.strerror}): check the path") from error
+    return decode_text(data, str(path))
+
+
+def not_utf8(location: str, *, place: str, byte: int, zipped: bool) -> InputError:
+    """Return the error of a text file with a byte that is not UTF-8.
+
+    Args:
+        location: the file.
+        place: the place in it.
+        byte: the byte.
+        zipped: whether the file begins like a gzip file.
+    """
+    if zipped:
+        advice = "it is compressed with gzip: give it a name that ends in '.gz'"
+    else:
+        advice = "convert the file to UTF-8: iconv -f LATIN1 -t UTF-8 OLD > NEW (name the encoding it has in place of LATIN1)"
+    return InputError(f"{location!r} is not UTF-8: {place} is the byte 0x{byte:02x}; {advice}")
+
+
+def _other_encoding(location: str, encoding: str, name: str) -> InputError:
+    return InputError(f"{location!r} is {encoding}, expected UTF-8: convert the file: iconv -f {name} -t UTF-8 OLD > NEW")

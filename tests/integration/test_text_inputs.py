@@ -1,0 +1,112 @@
+"""A byte order mark and CR LF change nothing in any text that a user brings, and UTF-16 is named in each."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from extractors.regions.class_names import read_names
+from pipelines.exchange.image_lists import read_ids
+from pipelines.exchange.importers import TsvImport
+from pipelines.inputs.captions import EVERYTHING, open_source
+from pipelines.inputs.images import open_images
+from pipelines.text.truecasers import load_truecasers
+from schemas.errors import ImagepivotError
+from train.config.sections import resolve
+
+
+def captions(format_: str) -> Callable[[Path], Any]:
+    def read(path: Path) -> Any:
+        source = open_source(format_, path)
+        return [row for part in source.parts(EVERYTHING) for row in source.read(part, EVERYTHING)]
+
+    return read
+
+
+def multi30k(kind: str) -> Callable[[Path], Any]:
+    def read(path: Path) -> Any:
+        for name, text in {"raw/train.en": "a\nb\n", "image_splits/train.txt": "1.jpg\n2.jpg\n"}.items():
+            file = path.parent / "m" / "task1" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(path.read_bytes() if name.startswith(kind) else text.encode())
+        return captions("multi30k")(path.parent / "m")
+
+    return read
+
+
+def regions(path: Path) -> Any:
+    files = TsvImport((str(path),)).open()
+    columns = files.columns([0, 1])
+    return list(files.image_ids), columns["width"].tolist(), columns["features"][:, 0].tolist()
+
+
+def region_lines(header: str = "") -> str:
+    box, feature = (base64.b64encode(np.arange(width, dtype="<f4").tobytes()).decode() for width in (4, 6))
+    return header + "".join(f"{name}\t640\t480\t1\t{box}\t{feature}\n" for name in ("ä", "b"))
+
+
+COCO = {
+    "images": [{"id": 1, "file_name": "a.jpg"}],
+    "annotations": [{"image_id": 1, "caption": "Größe"}, {"image_id": 1, "caption": "b"}],
+}
+KARPATHY = {"images": [{"filename": "a.jpg", "split": "train", "sentences": [{"raw": "Größe"}, {"raw": "b"}]}]}
+HEADER = "image_id\timage_w\timage_h\tnum_boxes\tboxes\tfeatures\n"
+TRUECASER = "dog (3/4) Dog (1)\nthe (2/2)\n"
+CONFIG = 'extends = "demo"\ndescription = """two\nlines"""\n[schedule]\nmax_steps = 7\n'
+
+# Name of the file, its text with LF, and what reads it.
+INPUTS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
+    "captions of multi30k": ("train.en", "Größe\nb\n", multi30k("raw")),
+    "image list of multi30k": ("train.txt", "é.jpg\nb.jpg#7\n", multi30k("image_splits")),
+    "captions csv": ("t.csv", 'image_id,text\n1,"two\nlines"\n2,b\n', captions("table")),
+    "captions tsv": ("t.tsv", "text\timage_id\nGröße\t1\nb\t2\n", captions("table")),
+    "captions jsonl": ("t.jsonl", '{"image_id": "1", "text": "Größe"}\n\n{"image_id": "2", "text": "b"}\n', captions("table")),
+    "coco": ("captions_train.json", json.dumps(COCO, indent=1) + "\n", captions("coco")),
+    "karpathy": ("dataset_x.json", json.dumps(KARPATHY, indent=1, ensure_ascii=False), captions("karpathy")),
+    "images csv": ("t.csv", "image_id,uri\na,a.jpg\nb,b.jpg\n", lambda path: list(open_images(path).refs())),
+    "images jsonl": ("t.jsonl", '{"image_id": "a", "uri": "a.jpg"}\n', lambda path: list(open_images(path).refs())),
+    "image ids": ("ids.txt", "ä.jpg#1\nb.avif\n", lambda path: read_ids(path, "name")),
+    "exact image ids": ("ids.txt", "ä.jpg#1\nb", lambda path: read_ids(path, "exact")),
+    "regions with a header": ("r.tsv", region_lines(HEADER), regions),
+    "regions without a header": ("r.tsv", region_lines(), regions),
+    "class names": ("names.txt", "Käse\ngray,grey\n", lambda path: read_names(path, 2)),
+    "configuration": ("c.toml", CONFIG, lambda path: resolve(str(path))),
+    "truecaser": ("en.model", TRUECASER, lambda path: load_truecasers(str(path.parent)).inputs()),
+}
+
+
+@pytest.fixture(params=INPUTS)
+def text_input(request, tmp_path):
+    """A path, its text, and a function that writes the path in an encoding and reads it."""
+    name, text, read = INPUTS[request.param]
+    path = tmp_path / name
+
+    def reading(data: bytes) -> Any:
+        path.write_bytes(data)
+        return read(path)
+
+    return text, reading
+
+
+def test_a_mark_and_crlf_change_nothing(text_input):
+    text, reading = text_input
+    plain = reading(text.encode())
+    assert plain
+    assert "\ufeff" not in repr(plain)
+    assert r"\r" not in repr(plain)
+    for mark in ("", "\ufeff"):
+        for ends in ("\n", "\r\n"):
+            assert reading((mark + text).replace("\n", ends).encode()) == plain
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf16_is_named(text_input, encoding):
+    text, reading = text_input
+    with pytest.raises(ImagepivotError, match=r"is UTF-16 \((little|big) endian.*\), expected UTF-8: convert the file: iconv"):
+        reading(text.encode(encoding))

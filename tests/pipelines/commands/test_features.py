@@ -1,0 +1,93 @@
+"""What the command `features` says about files that it does not take, before a run and before a plan."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from extractors import Description, Extractor, ExtractorRequest
+from pipelines.commands import app as cli
+from schemas.dataset import open_dataset
+from schemas.features import FeatureSpec
+
+SPEC = FeatureSpec("fake", (3,))
+
+
+class FakeExtractor(Extractor):
+    """The feature of an image is the colour of its first pixel."""
+
+    def __init__(self) -> None:
+        super().__init__(Description(SPEC, {"name": "fake"}))
+
+    def preprocess(self, image):
+        return torch.tensor(image.getpixel((0, 0)))
+
+    def extract(self, batch):
+        return batch.numpy().astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch):
+    monkeypatch.setattr(ExtractorRequest, "describe", lambda request: Description(SPEC, {"name": "fake"}))
+    monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: FakeExtractor())
+
+
+@pytest.fixture
+def features(monkeypatch, capsys, tmp_path):
+    """Runs the command in this process; gives exit code, standard output and standard error."""
+
+    def run(images, *options: str):
+        arguments = ["features", str(images), str(tmp_path / "f"), "--device", "cpu", "--shards", "2", "--workers", "1"]
+        monkeypatch.setattr(sys, "argv", ["imagepivot", *arguments, *options])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def images(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    Image.new("RGB", (2, 2), (1, 2, 3)).save(folder / "a.png")
+    Image.new("RGB", (2, 2), (4, 5, 6)).save(folder / "b.jp2")
+    for name in ("[c].psd", "a.txt", "b.txt"):
+        (folder / name).touch()
+    (folder / "more").symlink_to(tmp_path)
+    return folder
+
+
+NOTES = (
+    "not taken: 1 file (.psd 1), e.g. '[c].psd'; 1 linked folder, e.g. 'more' (links are not followed)\n"
+    "beside the images: 2 files (.txt 2)\n"
+)
+
+
+@pytest.mark.parametrize("options", [("--dry-run",), (), ("--log-json",)], ids=["plan", "run", "log"])
+def test_what_is_not_taken_is_named(features, images, options):
+    code, out, err = features(images, *options)
+    assert not code
+    assert NOTES in err
+    assert "not taken" not in out
+
+
+def test_what_is_no_file_becomes_a_failure(features, images, tmp_path):
+    os.mkfifo(images / "pipe.jpg")
+    code, _, err = features(images)
+    assert code == 3
+    assert "1 inputs failed: 1 unreadable" in err
+    dataset = open_dataset(tmp_path / "f")
+    assert sorted(dataset.image_ids()) == ["a", "b"]
+
+
+def test_a_folder_without_images_is_an_error(features, tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.psd").touch()
+    code, _, err = features(tmp_path / "images")
+    assert code == 1
+    assert "it holds 1 file (.psd 1), and images are known by .apng, .avif, .bmp" in err
+    assert not (tmp_path / "f").exists()

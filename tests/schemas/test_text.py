@@ -1,0 +1,76 @@
+"""Byte order marks, line ends and other encodings."""
+
+import os
+
+import pytest
+
+from schemas.errors import InputError
+from schemas.text import decode_line, decode_text, mark_length, read_text
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", ""),
+        (b"a\nb\n", "a\nb\n"),
+        (b"a\nb", "a\nb"),
+        (b"\xef\xbb\xbfa\r\nb\r\n", "a\nb\n"),
+        (b"\xef\xbb\xbf", ""),
+        (b"\xef\xbb\xbf\xef\xbb\xbfa\n\xef\xbb\xbfb", "\ufeffa\n\ufeffb"),
+        (b"old\rMac\r", "old\rMac\r"),
+        (b"a\r\r\nb\n\rc\r", "a\r\nb\n\rc\r"),
+        ("\u2028\x85\x0b\x0c\x1c\n".encode(), "\u2028\x85\x0b\x0c\x1c\n"),
+        (b"\n\n", "\n\n"),
+    ],
+)
+def test_marks_and_line_ends_go_and_nothing_else(tmp_path, data, text):
+    assert decode_text(data, "here") == text
+    (tmp_path / "a.txt").write_bytes(data)
+    assert read_text(tmp_path / "a.txt") == text
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        (
+            "utf-16",
+            r"'a\.csv' is UTF-16 \(little endian\), expected UTF-8: convert the file: iconv -f UTF-16 -t UTF-8 OLD > NEW",
+        ),
+        ("utf-16-le", r"UTF-16 \(little endian, without a mark\), expected UTF-8: .* iconv -f UTF-16LE -t"),
+        ("utf-16-be", r"UTF-16 \(big endian, without a mark\), expected UTF-8: .* iconv -f UTF-16BE -t"),
+        ("utf-32", r"'a\.csv' is UTF-32, expected UTF-8: .* iconv -f UTF-32 -t"),
+    ],
+)
+def test_wide_encodings_are_named(encoding, message):
+    with pytest.raises(InputError, match=message):
+        decode_text("image_id,text\n1,Größe\n".encode(encoding), "a.csv")
+
+
+def test_a_big_endian_mark():
+    with pytest.raises(InputError, match=r"is UTF-16 \(big endian\), expected"):
+        mark_length(b"\xfe\xff\x00a", "a.csv")
+
+
+def test_a_file_of_zeros_or_of_one_byte_is_no_other_encoding():
+    assert [mark_length(head, "a") for head in (b"\x00\x00\x00\x00", b"\x00", b"a", b"\xef\xbb", b"ab\x00c")] == [0] * 5
+
+
+def test_what_is_not_utf8_is_placed():
+    with pytest.raises(
+        InputError, match=r"'x' is not UTF-8: line 2, column 3 \(byte 4 of the line\) is the byte 0xff; convert"
+    ):
+        decode_text(b"\xef\xbb\xbfone\r\n\xc3\xa9t\xff\r\n", "x")
+    with pytest.raises(InputError, match=r"compressed with gzip: give it a name that ends in '\.gz'"):
+        decode_line(b"\x1f\x8b\x08\n", 1, "x")
+
+
+def test_what_cannot_be_read_is_an_error_that_says_why(tmp_path):
+    with pytest.raises(InputError, match=r"none' cannot be read \(No such file or directory\): check the path"):
+        read_text(tmp_path / "none")
+    with pytest.raises(InputError, match=r"cannot be read \(Is a directory\)"):
+        read_text(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(
+        InputError, match=r"pipe': it is a named pipe, expected a file; save in a file what can be read from it"
+    ):
+        read_text(tmp_path / "pipe")
