@@ -131,7 +131,7 @@ def test_links_are_files_and_never_followed_into_folders(folder, tmp_path):
     (folder.local_path / "to-nothing").symlink_to(tmp_path / "nowhere")
     assert dict(folder.files()) == {"own": 1, "to-file": 4, "to-nothing": -1}
     links: list[str] = []
-    assert len(list(folder.files(links.append))) == 3
+    assert len(list(folder.entries(links.append))) == 3
     assert links == ["to-folder"]
 
 
