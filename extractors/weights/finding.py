@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from extractors.weights.checkpoints import COUNTER, check_state, is_mappable, read_state
 from schemas.errors import InputError, UsageError
 from schemas.fingerprints import sha256_of_file
+from schemas.storage import local_path
 
 __all__ = ["Architecture", "FileStamp", "Weights", "resolve_weights", "state_sha256"]
 
@@ -137,7 +138,7 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
     elif request.startswith("random:"):
         return _random_weights(request, architecture)
     else:
-        path = Path(request)
+        path = local_path(request)
         if not path.is_file():
             raise InputError(
                 f"there is no weights file {request!r}: expected 'default', 'random:SEED', or the path of a local file; check the "
@@ -183,7 +184,7 @@ def state_sha256(state: Mapping[str, Tensor]) -> str:
             continue
         tensor = state[name].detach().cpu().contiguous()
         digest.update(f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy())  # Without a copy, which mapped values would turn into.
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)  # Without a copy, which mapped values would turn into.
     return digest.hexdigest()
 
 

@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pipelines.commands.options import BEAM, Ids, LogJson, MaxFailures, Output, Overwrite, Shards, console, execution_of, notes
+from pipelines.commands.options import (
+    BEAM,
+    AllowPrivateAddresses,
+    Ids,
+    LogJson,
+    MaxFailures,
+    Output,
+    Overwrite,
+    Shards,
+    console,
+    execution_of,
+    notes,
+)
 from pipelines.commands.results import finish
 from schemas.keys import DEFAULT_SHARDS
 
@@ -43,6 +55,7 @@ def features(
         typer.Option("--batch-size", help="Images that the model takes at once; the extractor's own number by default."),
     ] = None,
     ids: Ids = "name",
+    allow_private_addresses: AllowPrivateAddresses = False,
     min_regions: Annotated[
         int | None, typer.Option("--min-regions", help="Fewest regions of an image; 36 by default.", rich_help_panel=_REGIONS)
     ] = None,
@@ -104,7 +117,7 @@ def features(
 
     execution = execution_of(context, workers)
     job = FeaturesJob(
-        images=open_images(images, ids=ids),
+        images=open_images(images, ids=ids, allow_private_addresses=allow_private_addresses),
         output=output,
         extractor=ExtractorRequest(
             extractor,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from schemas.errors import InputError, UsageError
-from schemas.storage import is_remote
+from schemas.storage import is_remote, local_path
 
 __all__ = ["IdRule", "expand_ids", "local_file", "make_image_id", "read_ids"]
 
@@ -29,7 +29,7 @@ def local_file(location: str) -> Path:
     """
     if is_remote(location):
         raise UsageError(f"cannot import {location!r}: the files are mapped into memory, copy them to this machine first")
-    path = Path(location).expanduser()
+    path = local_path(location)
     if not path.is_file():
         raise InputError(f"no such file: {location!r}{' is a folder' if path.is_dir() else ''}; check the path")
     return path

@@ -37,6 +37,7 @@ from extractors.weights.finding import Architecture, Weights, resolve_weights
 from extractors.weights.restricted_pickle import read_pickle
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
+from schemas.storage import local_path
 
 __all__ = ["describe", "find_weights", "load", "spec"]
 
@@ -122,7 +123,7 @@ def _paths(name: str) -> tuple[Path, str]:
             f"there is no extractor {name!r}, expected {_PREFIX}CONFIG+WEIGHTS with a config file (.yaml) of detectron2 and a "
             f"checkpoint (.pth or .pkl) or random:SEED, e.g. {_PREFIX}faster_rcnn_R_101_C4.yaml+model_final.pth"
         )
-    return Path(match["config"]), match["weights"]
+    return local_path(match["config"]), match["weights"]
 
 
 def _config(path: Path) -> Any:

@@ -56,6 +56,11 @@ class ImageSource(ABC):
             DatasetError: the same, with an OSError as its cause.
         """
 
+    @property
+    def parallel_reads(self) -> int:
+        """Number of reads that should be under way at once because they wait for other machines; 1 if they do not."""
+        return 1
+
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
         """Return images in the order in which reading them is cheapest; the same list if any order will do."""
         return refs
