@@ -18,16 +18,29 @@ from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
+from urllib.parse import unquote_to_bytes
 
 import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import DatasetError, UsageError
 
-__all__ = ["TEMPORARY_MARK", "Entry", "Folder", "check_regular", "filesystem_of", "is_remote", "storage_errors"]
+__all__ = [
+    "TEMPORARY_MARK",
+    "Entry",
+    "Folder",
+    "check_regular",
+    "filesystem_of",
+    "is_remote",
+    "local_path",
+    "plain_location",
+    "storage_errors",
+]
 
 TEMPORARY_MARK = ".tmp-"
 """Marks the names of files that are not complete yet."""
+
+_FILE_ADDRESS = re.compile(r"file://([^/]*)(/.*)?", re.DOTALL | re.IGNORECASE)
 
 # Scheme, bucket (perhaps with credentials and "@" in front), key, pyarrow options.
 _STORE = re.compile(r"(s3|gs|gcs)://([^/?]+)(/.*?)?(\?\w+=[^/?]*)?", re.DOTALL)
@@ -74,11 +87,42 @@ _REMOTE_ADVICE = (
 
 def is_remote(location: str) -> bool:
     """Return whether a location is an address such as ``gs://bucket/name`` rather than a local path."""
-    return "://" in location and not location.startswith("file://")
+    return "://" in location and _FILE_ADDRESS.match(location) is None
+
+
+def plain_location(location: str | os.PathLike[str]) -> str:
+    """Return a location as everything below expects it: a local path as such, an address of a store unchanged.
+
+    ``file:///a%20b`` and ``file://localhost/a%20b`` mean the path ``/a b``; ``~`` and ``~user`` at the start of a path mean a home
+    folder, if there is such a user.
+
+    Raises:
+        UsageError: a ``file://`` address names another machine, or no path.
+
+    Example:
+        >>> plain_location("file:///photos/a%20b.jpg")
+        '/photos/a b.jpg'
+    """
+    text = os.fspath(location)
+    address = _FILE_ADDRESS.fullmatch(text)
+    if address is None:
+        return text if "://" in text else os.path.expanduser(text)  # noqa: PTH111 -- a path that is unknown stays as it is
+    host, path = address.groups(default="")
+    if host.lower() not in ("", "localhost") or not path or "%00" in path:
+        raise UsageError(
+            f"cannot understand the location {text!r}: a file address names an absolute path on this machine, such as "
+            "file:///data/photos"
+        )
+    return os.fsdecode(unquote_to_bytes(path))
+
+
+def local_path(location: str | os.PathLike[str]) -> Path:
+    """Return the path that a local location means, see `plain_location`."""
+    return Path(plain_location(location))
 
 
 def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a location and the path within it.
+    """Return the file system of a location, in any form that `plain_location` takes, and the path within it.
 
     An address consists of a scheme, a bucket and a key. The key is taken literally: nothing in it is unquoted. pyarrow options
     such as ``?region=eu-west-1`` may follow. Environment variables choose endpoints other than the clouds' own:
@@ -89,8 +133,9 @@ def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
         UsageError: the scheme of the address is unknown.
         DatasetError: the object store cannot be reached.
     """
-    if "://" not in location:
-        return fs.LocalFileSystem(), str(Path(location).expanduser().absolute())
+    location = plain_location(location)
+    if not is_remote(location):
+        return fs.LocalFileSystem(), str(Path(location).absolute())
     store = _STORE.fullmatch(location)
     scheme, bucket, key, options = store.groups(default="") if store else ("", "", "", "")
     try:
@@ -194,10 +239,13 @@ class Folder:
     Files are named relative to the folder, with ``/`` between the parts.
 
     Attributes:
-        location: local path, ``gs://...`` or ``s3://...``.
+        location: local path, ``gs://...`` or ``s3://...``; ``file://...`` and ``~`` become plain paths.
     """
 
     location: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "location", plain_location(self.location))
 
     @property
     def is_local(self) -> bool:

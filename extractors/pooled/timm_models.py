@@ -33,7 +33,7 @@ from extractors.images.decoding import DecodeError
 from extractors.images.preprocess import check_resized
 from extractors.settings import Settings
 from extractors.weights.checkpoints import read_state
-from extractors.weights.finding import Architecture, Weights, resolve_weights, state_sha256
+from extractors.weights.finding import Architecture, Weights, resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 
@@ -140,8 +140,7 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
     """Find weights, see `extractors.catalogue.ExtractorModule`."""
     name = spec.name.removeprefix(_PREFIX)
     if request == "default":
-        state = _download(name).state_dict()
-        return Weights(name, state_sha256(state), untrained=False, state=state)
+        return Weights(_download(name).state_dict())
     return resolve_weights(request, Architecture(build=lambda weights: _build(name), read=lambda path: _read(path, name)))
 
 

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from schemas.errors import InputError
 
-__all__ = ["check_state", "is_mappable", "read_safetensors", "read_state", "read_torch", "unwrapped"]
+__all__ = ["COUNTER", "check_state", "is_mappable", "read_safetensors", "read_state", "read_torch", "unwrapped"]
+
+COUNTER = ".num_batches_tracked"
+"""End of the names of batch norm's counters, which no feature depends on."""
 
 _WRAPPINGS = ("state_dict", "model")
 _LISTED = 5
@@ -97,7 +100,7 @@ def check_state(state: dict[str, Tensor], expected: Mapping[str, Tensor], *, sou
     Raises:
         InputError: names are missing or unexpected, shapes differ, or values are not finite.
     """
-    counters = {name for name in expected if name.endswith(".num_batches_tracked")}
+    counters = {name for name in expected if name.endswith(COUNTER)}
     missing = [name for name in expected if name not in state and name not in counters]
     unexpected = [name for name in state if name not in expected]
     misshapen = [

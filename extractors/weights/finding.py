@@ -1,13 +1,18 @@
 """The weights of a model: where they come from, which ones they are, and whether they fit.
 
-The SHA-256 of a file is that of its bytes. Checkpoints are never unpickled unsafely: see `extractors.weights.checkpoints`.
+Weights are known by their tensors, not by their file: a checkpoint, its copy in another format and the download that it was made
+from have one SHA-256, and features of them one fingerprint. The bytes of a file matter only where they are what somebody
+published: a download is checked by its hash, and so are files that fit but are known to be wrong. Checkpoints are never unpickled
+unsafely: see `extractors.weights.checkpoints`.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from extractors.weights.checkpoints import check_state, is_mappable, read_state
+from extractors.weights.checkpoints import COUNTER, check_state, is_mappable, read_state
 from schemas.errors import InputError, UsageError
 from schemas.fingerprints import sha256_of_file
+from schemas.storage import local_path
 
 __all__ = ["Architecture", "FileStamp", "Weights", "resolve_weights", "state_sha256"]
 
@@ -74,32 +80,41 @@ class Weights:
     """Weights that fit a model.
 
     Attributes:
-        name: torchvision's name for its default weights (also when they are read from a file), ``file``, or ``random:SEED``.
-        sha256: of the bytes of the file; `state_sha256` for random weights and those that another library downloads.
-        untrained: whether they are random.
         state: names and tensors, as ``load_state_dict`` takes them.
+        random: ``random:SEED`` for untrained weights; empty for others.
         path: the file that they come from, if there is one.
-        stamp: of that file, from before it was hashed.
+        stamp: of that file, from before it was read.
         mapped: whether tensors may be views of the file, as `extractors.weights.checkpoints.is_mappable` says.
     """
 
-    name: str
-    sha256: str
-    untrained: bool
     state: dict[str, Tensor] = field(repr=False)
+    random: str = ""
     path: Path | None = None
     stamp: FileStamp | None = None
     mapped: bool = False
+
+    @cached_property
+    def sha256(self) -> str:
+        """The `state_sha256` of the tensors."""
+        return state_sha256(self.state)
 
     def in_memory(self) -> Weights:
         """Return the same weights with values of their own, so that no change of the file can reach a loaded model."""
         if not self.mapped:
             return self
-        return replace(self, state={name: tensor.clone() for name, tensor in self.state.items()}, mapped=False)
+        copy = replace(self, state={name: tensor.clone() for name, tensor in self.state.items()}, mapped=False)
+        copy.__dict__["sha256"] = self.sha256  # The tensors are the same: they are not hashed again.
+        return copy
 
     def parameters(self) -> dict[str, Any]:
-        """Return what belongs to an extractor's parameters. The path does not: moving a file does not change its features."""
-        return {"weights": {"name": self.name, "sha256": self.sha256}, "untrained": self.untrained}
+        """Return what belongs to an extractor's parameters: the digest of the tensors, and whether they are untrained.
+
+        Path and format of a file do not belong to them: they do not change a feature. That weights are random does, so that no
+        dataset is begun with ``random:0`` and continued with a file of the same tensors, which does not say that they are
+        untrained.
+        """
+        seed = {"name": self.random} if self.random else {}
+        return {"weights": {**seed, "sha256": self.sha256}, "untrained": bool(self.random)}
 
 
 def resolve_weights(request: str, architecture: Architecture) -> Weights:
@@ -123,7 +138,7 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
     elif request.startswith("random:"):
         return _random_weights(request, architecture)
     else:
-        path = Path(request)
+        path = local_path(request)
         if not path.is_file():
             raise InputError(
                 f"there is no weights file {request!r}: expected 'default', 'random:SEED', or the path of a local file; check the "
@@ -131,38 +146,45 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
             )
     stamp = FileStamp.of(path)
     try:
-        with path.open("rb") as file:
-            sha256 = sha256_of_file(file)
+        with path.open("rb") as file, ThreadPoolExecutor(1) as pool:
+            # Beside the reading and hashing of the tensors, which takes as long.
+            sha256 = pool.submit(sha256_of_file, file) if request == "default" or architecture.refused else None
+            try:
+                state = check_state(architecture.read(path), _expected_state(architecture), source=repr(str(path)))
+                weights = Weights(state, path=path, stamp=stamp, mapped=is_mappable(path))
+                _ = weights.sha256
+            finally:
+                if sha256 is not None:  # What is wrong with the file as a whole goes before what is wrong in it.
+                    _check_file(path, sha256.result(), architecture, is_download=request == "default")
     except OSError as error:
         raise InputError(f"cannot read the weights file {str(path)!r} ({error.strerror}): check its permissions") from error
-    for prefix, reason in architecture.refused.items():
-        if sha256.startswith(prefix):
-            raise InputError(f"the weights in {str(path)!r} (SHA-256 {sha256[:16]}…) are not the ones wanted: {reason}")
-    is_default = architecture.default is not None and sha256.startswith(architecture.hash_prefix)
-    if request == "default" and not is_default:
+    return weights
+
+
+def _check_file(path: Path, sha256: str, architecture: Architecture, *, is_download: bool) -> None:
+    """Check the bytes of a file: that a download is what was published, and that the file is not one of those refused."""
+    if is_download and not sha256.startswith(architecture.hash_prefix):
         raise InputError(
             f"the downloaded weights {str(path)!r} have the SHA-256 {sha256[:16]}…, expected one that begins with "
             f"{architecture.hash_prefix}: the file is damaged; delete it and run again"
         )
-    state = check_state(architecture.read(path), _expected_state(architecture), source=repr(str(path)))
-    return Weights(
-        name=str(architecture.default) if is_default else "file",
-        sha256=sha256,
-        untrained=False,
-        state=state,
-        path=path,
-        stamp=stamp,
-        mapped=is_mappable(path),
-    )
+    for prefix, reason in architecture.refused.items():
+        if sha256.startswith(prefix):
+            raise InputError(f"the weights in {str(path)!r} (SHA-256 {sha256[:16]}…) are not the ones wanted: {reason}")
 
 
 def state_sha256(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of tensors in the order of their names: name, type, shape and values (little-endian) of each."""
+    """Return the SHA-256 of tensors in the order of their names: name, type, shape and values (little-endian) of each.
+
+    Batch norm's ``num_batches_tracked`` is left out: files from before 2018 lack it, and no feature depends on it.
+    """
     digest = hashlib.sha256()
     for name in sorted(state):
+        if name.endswith(COUNTER):
+            continue
         tensor = state[name].detach().cpu().contiguous()
         digest.update(f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)  # Without a copy, which mapped values would turn into.
     return digest.hexdigest()
 
 
@@ -192,7 +214,7 @@ def _random_weights(request: str, architecture: Architecture) -> Weights:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # what torch.manual_seed does, for the CPU alone
         state = architecture.build(weights=None).state_dict()
-    return Weights(f"random:{seed}", state_sha256(state), untrained=True, state=state)
+    return Weights(state, random=f"random:{seed}")
 
 
 def _expected_state(architecture: Architecture) -> dict[str, Tensor]:

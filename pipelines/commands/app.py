@@ -45,6 +45,7 @@ _EXTRAS = {
     "tensorboard": "train",
     "torch": "extractors",
     "torchvision": "extractors",
+    "urllib3": "pipelines",
 }
 _TRAINING = frozenset({"train", "evaluate", "embed", "search", "tables"})
 

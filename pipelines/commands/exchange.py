@@ -61,6 +61,13 @@ def import_(
         str, typer.Option("--array", help="hdf5: path of the array, or of a group with one array per image.")
     ] = "",
     id_array: Annotated[str, typer.Option("--id-array", help="hdf5: path of the image ids of the array.")] = "",
+    karpathy: Annotated[
+        str,
+        typer.Option("--karpathy", help="The dataset_*.json whose numbers the ids are; they become the names of its images."),
+    ] = "",
+    karpathy_key: Annotated[
+        Literal["imgid", "cocoid", "sentid"], typer.Option("--karpathy-key", help="What those numbers count there.")
+    ] = "imgid",
     shards: Shards = DEFAULT_SHARDS,
     overwrite: Overwrite = False,
     check: Check = False,
@@ -85,6 +92,8 @@ def import_(
         "max_regions": max_regions,
         "array": array,
         "id_array": id_array,
+        "karpathy": karpathy,
+        "karpathy_key": karpathy_key,
     }
     chosen = format or format_of(sources[0])
     files = _layout(LAYOUTS, chosen, options, misfit=f"these files are {chosen}", sources=tuple(sources), id_rule=id_rule)

@@ -8,6 +8,7 @@ import typer
 
 from pipelines.commands.options import (
     BEAM,
+    AllowPrivateAddresses,
     Check,
     Ids,
     LogJson,
@@ -58,6 +59,7 @@ def features(
         typer.Option("--batch-size", help="Images that the model takes at once; the extractor's own number by default."),
     ] = None,
     ids: Ids = "name",
+    allow_private_addresses: AllowPrivateAddresses = False,
     min_regions: Annotated[
         int | None, typer.Option("--min-regions", help="Fewest regions of an image; 36 by default.", rich_help_panel=_REGIONS)
     ] = None,
@@ -143,7 +145,7 @@ def features(
 
     execution = execution_of(context, workers)
     job = FeaturesJob(
-        images=open_images(images, ids=ids),
+        images=open_images(images, ids=ids, allow_private_addresses=allow_private_addresses),
         output=output,
         extractor=ExtractorRequest(
             extractor,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BEAM",
+    "AllowPrivateAddresses",
     "Check",
     "IdRule",
     "Ids",
@@ -55,6 +56,13 @@ Shards = Annotated[
 Ids = Annotated[
     IdRule,
     typer.Option("--ids", help="Image id: the file [i]name[/i] without extension, or the whole [i]path[/i] without extension."),
+]
+AllowPrivateAddresses = Annotated[
+    bool,
+    typer.Option(
+        "--allow-private-addresses",
+        help="A table's http addresses may lead to private and local networks, or through a proxy: nothing is checked.",
+    ),
 ]
 Languages = Annotated[str, typer.Option("--languages", help="Only these, e.g. [i]en,de[/i]; all by default.")]
 Portions = Annotated[str, typer.Option("--portions", help="Only these: [i]translation[/i], [i]comparable[/i]; all by default.")]

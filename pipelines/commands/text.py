@@ -28,7 +28,7 @@ __all__ = ["app"]
 
 app = typer.Typer()
 
-CaptionFormat = Literal["multi30k", "karpathy", "coco", "table"]
+CaptionFormat = Literal["multi30k", "karpathy", "coco", "scan", "table"]
 CountScope = Literal["language", "joint"]
 
 
@@ -65,8 +65,9 @@ def captions(
     """Tokenize raw captions into shards.
 
     SOURCE depends on --format: [b]multi30k[/b] takes the folder with task1 and task2; [b]karpathy[/b] a dataset_flickr30k.json
-    or the like; [b]coco[/b] a captions_SPLIT.json or a folder of them; [b]table[/b] a CSV, TSV, JSON lines or Parquet file with the
-    columns image_id and text, and optionally language, portion, index and split.
+    or the like; [b]coco[/b] a captions_SPLIT.json or a folder of them; [b]scan[/b] a folder with SPLIT_caps.txt and SPLIT_ids.txt,
+    such as f30k_precomp; [b]table[/b] a CSV, TSV, JSON lines or Parquet file with the columns image_id and text, and optionally
+    language, portion, index and split.
 
     An empty caption becomes a failure row. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from pipelines.commands.options import Ids, console
+from pipelines.commands.options import AllowPrivateAddresses, Ids, console
 
 __all__ = ["app"]
 
@@ -24,6 +24,7 @@ def view(
     ],
     most: Annotated[int, typer.Option("--most", min=0, help="Draw at most this many regions, the best by score; 0: all.")] = 0,
     ids: Ids = "name",
+    allow_private_addresses: AllowPrivateAddresses = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
     """Draw over a picture what its features were made of.
@@ -36,7 +37,7 @@ def view(
 
     job = ViewJob(
         dataset=dataset,
-        images=open_images(images, ids=ids),
+        images=open_images(images, ids=ids, allow_private_addresses=allow_private_addresses),
         image_id=image,
         output=output,
         most=most or None,

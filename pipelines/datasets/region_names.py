@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from extractors.regions.class_names import read_names
 from extractors.settings import RegionOptions
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import Folder
+from schemas.storage import Folder, local_path
 
 __all__ = ["NAMES_FILES", "NamedRegion", "RegionNames", "named_regions", "names_files", "stored_names"]
 
@@ -135,7 +134,7 @@ def names_files(options: RegionOptions | None, description: Description) -> dict
             raise UsageError(
                 f"--{noun}-names is given, and the regions of {description.spec.name!r} have no {noun}: leave the option out"
             )
-        files[name] = "".join(f"{line}\n" for line in read_names(Path(path).expanduser(), count)).encode()
+        files[name] = "".join(f"{line}\n" for line in read_names(local_path(path), count)).encode()
     return files
 
 

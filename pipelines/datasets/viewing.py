@@ -17,7 +17,7 @@ from pipelines.inputs.images import ImageSource
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.parameters import FeaturesParameters
-from schemas.storage import Folder
+from schemas.storage import Folder, local_path
 
 __all__ = ["ViewJob", "center_crop_box", "draw_view"]
 
@@ -64,7 +64,7 @@ def draw_view(job: ViewJob) -> str:
         InputError: the image is not in the dataset or not among the images, or is a different picture.
         DatasetError: the dataset does not say how it was made.
     """
-    path = Path(job.output).expanduser()
+    path = local_path(job.output)
     folder = Folder(str(path.parent))
     dataset = open_dataset(job.dataset)
     if not job.overwrite and folder.size(path.name) is not None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pipelines.inputs.images.selection import EXTENSIONS
 from schemas.errors import InputError, UsageError
-from schemas.storage import is_remote
+from schemas.storage import is_remote, local_path
 from schemas.text import LONE_CR, read_text
 
 __all__ = ["IdRule", "expand_ids", "local_file", "make_image_id", "read_ids"]
@@ -31,7 +31,7 @@ def local_file(location: str) -> Path:
     """
     if is_remote(location):
         raise UsageError(f"cannot import {location!r}: the files are mapped into memory, copy them to this machine first")
-    path = Path(location).expanduser()
+    path = local_path(location)
     if not path.is_file():
         found = " is a folder" if path.is_dir() else " is a pipe, a socket or a device" if path.exists() else ""
         raise InputError(f"no such file: {location!r}{found}; check the path")

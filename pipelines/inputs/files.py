@@ -15,7 +15,6 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 import ijson
@@ -23,7 +22,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import DatasetError, InputError
-from schemas.storage import Folder, check_regular, filesystem_of, is_remote, storage_errors
+from schemas.storage import Folder, check_regular, filesystem_of, is_remote, plain_location, storage_errors
 from schemas.text import HEAD, decode_line, mark_length, not_utf8
 
 __all__ = [
@@ -54,11 +53,11 @@ _LONGEST_ESCAPE = 12
 
 def locate(path: str | os.PathLike[str]) -> str:
     """Return a path as an absolute local path, which means the same to every worker, or an address unchanged."""
-    text = os.fspath(path)
-    if "://" in text:
+    text = plain_location(path)
+    if is_remote(text):
         return text.rstrip("/")
     # Not `Path.resolve`: messages should show the path that the user knows, not the target of a link.
-    return os.path.abspath(Path(text).expanduser())  # noqa: PTH100
+    return os.path.abspath(text)  # noqa: PTH100
 
 
 def kind_of(location: str) -> PathKind:

@@ -112,7 +112,7 @@ def test_no_source(fails, tmp_path):
 
 def test_an_unknown_format(fails, made, tmp_path):
     arguments = ("captions", made / "table.tsv", tmp_path / "o", "--format", "moses")
-    fails(*arguments, code=2, says="'moses' is not one of 'multi30k', 'karpathy', 'coco', 'table'")
+    fails(*arguments, code=2, says="'moses' is not one of 'multi30k', 'karpathy', 'coco', 'scan', 'table'")
 
 
 def test_no_format(fails, made, tmp_path):

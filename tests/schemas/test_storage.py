@@ -1,6 +1,7 @@
 import errno
 import os
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ import schemas.storage
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.output import hold
-from schemas.storage import Folder, filesystem_of, is_remote, storage_errors
+from schemas.storage import Folder, filesystem_of, is_remote, local_path, plain_location, storage_errors
 from schemas.validation import validate
 
 
@@ -47,6 +48,39 @@ def test_local_paths_are_made_absolute(tmp_path, monkeypatch):
     assert Folder("a/b").local_path == tmp_path / "a" / "b"
     assert Folder("~/b").local_path == tmp_path / "home" / "b"
     assert Folder(f"file://{tmp_path}/b").local_path == tmp_path / "b"
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        ("file:///data/a%20b/%C3%BC%25.jpg", "/data/a b/ü%.jpg"),
+        ("file://localhost/data", "/data"),
+        ("FILE://LocalHost/data", "/data"),
+        ("file:///a?b#c", "/a?b#c"),
+        ("file:///%ff", os.fsdecode(b"/\xff")),
+        ("file:///~", "/~"),
+        ("~", "/home/me"),
+        ("~/a", "/home/me/a"),
+        ("~root/a", f"{Path('~root').expanduser()}/a"),
+        ("~no-such-user/a", "~no-such-user/a"),
+        ("a/~/b", "a/~/b"),
+        ("/data/a%20b", "/data/a%20b"),
+        ("s3://bucket/~/a%20b", "s3://bucket/~/a%20b"),
+    ],
+)
+def test_what_a_location_means(monkeypatch, location, path):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert plain_location(location) == Folder(location).location == path
+    assert plain_location(path) == path
+    if not is_remote(location):
+        assert str(local_path(location)) == path
+        assert filesystem_of(location)[1] == str(Path(path).absolute())
+
+
+@pytest.mark.parametrize("location", ["file://server/data", "file://", "file://localhost", "file:///a%00b"])
+def test_file_addresses_of_other_machines_are_refused(location):
+    with pytest.raises(UsageError, match=f"cannot understand the location '{location}': .* such as file:///data/photos"):
+        Folder(location)
 
 
 def test_unknown_addresses_are_refused():

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from schemas.errors import InputError, UsageError
+from schemas.storage import local_path
 from schemas.text import read_text
 from train.config.presets import read_preset
 from train.config.strict_toml import build, dump, override, parse
@@ -249,7 +249,7 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
         256
     """
     if source.endswith(".toml"):
-        path = Path(source)
+        path = local_path(source)
         if not path.is_file():
             raise UsageError(f"there is no file {source!r}: check the path, or give the name of a preset (--list-presets)")
         try:

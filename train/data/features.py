@@ -20,6 +20,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import canonical_json, sha256_of_bytes
 from schemas.parameters import FeaturesParameters
+from schemas.storage import local_path
 
 __all__ = ["MEMORY_SHARE", "ImageFeatures", "extractor_fingerprint", "feature_spec", "missing_images", "read_features"]
 
@@ -114,7 +115,7 @@ def read_features(
             f"the features of {len(image_ids):,} images take {size / 1e9:.1f} GB, more than {memory_share:.0%} of this machine's "
             "memory: name a folder on a fast disk with --memory-map for a copy that is mapped into memory"
         )
-    return ImageFeatures(_mapped(Path(memory_map), shape, dataset, image_ids, l2=l2), spec)
+    return ImageFeatures(_mapped(local_path(memory_map), shape, dataset, image_ids, l2=l2), spec)
 
 
 def feature_spec(dataset: Dataset) -> FeatureSpec:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from extractors.regions.boxes import cell_anchors
 from extractors.weights.caffemodel import read_layers
-from extractors.weights.checkpoints import read_safetensors, read_torch, unwrapped
+from extractors.weights.checkpoints import COUNTER, read_safetensors, read_torch, unwrapped
 from extractors.weights.restricted_pickle import OLD_TORCH_MAGIC, read_pickle, safe_globals
 from schemas.errors import InputError
 
@@ -75,7 +75,6 @@ _DETECTRON2_SIGNS = ("backbone.stem.", "backbone.res", "proposal_generator.", "r
 _OUR_SIGNS = ("backbone.layer", "rpn.scores.", "head.")
 # Entries that are left out.
 _BOX_REGRESSION = (_PREDICTOR + "bbox_pred.weight", _PREDICTOR + "bbox_pred.bias", "bbox_pred[0]", "bbox_pred[1]")
-_COUNTER = ".num_batches_tracked"
 # Some detectron2 models carry these. The preprocessing has its own values, from cfgs/*.yml and the configs of both ports.
 _PIXELS = {"pixel_mean": (102.9801, 115.9465, 122.7717), "pixel_std": (1.0, 1.0, 1.0)}
 
@@ -225,7 +224,7 @@ def _taken(entries: Mapping[str, Any], names: Mapping[str, str], path: Path) -> 
     """Return the tensors of a file by our names, given its names by ours; refuse missing and unknown names."""
     known = {*names.values(), *_BOX_REGRESSION, *_PIXELS, _ANCHORS}
     missing = [theirs for theirs in names.values() if theirs not in entries]
-    unexpected = [name for name in entries if name not in known and not name.endswith(_COUNTER)]
+    unexpected = [name for name in entries if name not in known and not name.endswith(COUNTER)]
     problems = (("missing", missing), ("unexpected", unexpected))
     if missing or unexpected:
         listed = "; ".join(f"{len(group)} {problem}: {_listed(group)}" for problem, group in problems if group)

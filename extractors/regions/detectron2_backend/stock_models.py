@@ -32,18 +32,18 @@ from extractors.base import Description
 from extractors.regions.detectron2_backend.extractor import Detectron2Regions, refuse_compile
 from extractors.regions.detectron2_backend.networks import StockNetwork, build, merged_config
 from extractors.settings import RegionOptions, Settings
-from extractors.weights.checkpoints import read_state, unwrapped
+from extractors.weights.checkpoints import COUNTER, read_state, unwrapped
 from extractors.weights.finding import Architecture, Weights, resolve_weights
 from extractors.weights.restricted_pickle import read_pickle
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
+from schemas.storage import local_path
 
 __all__ = ["describe", "find_weights", "load", "spec"]
 
 _PREFIX = "detectron2:"
 _FORM = re.compile(r"(?P<config>.+?\.ya?ml)\+(?P<weights>.+)")
 _ANCHORS = "proposal_generator.anchor_generator.cell_anchors."
-_COUNTER = ".num_batches_tracked"
 _STRIDE = 16
 _BATCH = 2
 _INPUTS = ("FORMAT", "MIN_SIZE_TEST", "MAX_SIZE_TEST")
@@ -123,7 +123,7 @@ def _paths(name: str) -> tuple[Path, str]:
             f"there is no extractor {name!r}, expected {_PREFIX}CONFIG+WEIGHTS with a config file (.yaml) of detectron2 and a "
             f"checkpoint (.pth or .pkl) or random:SEED, e.g. {_PREFIX}faster_rcnn_R_101_C4.yaml+model_final.pth"
         )
-    return Path(match["config"]), match["weights"]
+    return local_path(match["config"]), match["weights"]
 
 
 def _config(path: Path) -> Any:
@@ -171,7 +171,7 @@ def _read(path: Path, *, cfg: Any) -> dict[str, Tensor]:
     for i, anchors in enumerate(build_anchor_generator(cfg, [ShapeSpec(stride=_STRIDE)]).cell_anchors):
         _check_anchors(state.pop(f"{_ANCHORS}{i}", anchors), anchors, path)
     frozen = cfg.MODEL.RESNETS.NORM == "FrozenBN"
-    return {name: tensor for name, tensor in state.items() if name not in _PIXELS and not (frozen and name.endswith(_COUNTER))}
+    return {name: tensor for name, tensor in state.items() if name not in _PIXELS and not (frozen and name.endswith(COUNTER))}
 
 
 def _check_anchors(anchors: Tensor, expected: Tensor, path: Path) -> None:

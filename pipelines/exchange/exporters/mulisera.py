@@ -13,6 +13,7 @@ from pipelines.exchange.image_lists import local_file, read_ids
 from pipelines.running.progress import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.storage import local_path
 
 __all__ = ["MuliseraLayout"]
 
@@ -44,7 +45,8 @@ class MuliseraLayout:
         if not self.lists:
             raise UsageError("mulisera reads features by line number: give the lists with --lists, e.g. image_splits/train.txt")
         orders = {
-            split_name(Path(location).stem, self.split_names): read_ids(local_file(location), "name") for location in self.lists
+            split_name(local_path(location).stem, self.split_names): read_ids(local_file(location), "name")
+            for location in self.lists
         }
         if len(orders) != len(self.lists):
             raise UsageError("two of the lists are for the same split: give each split one list")

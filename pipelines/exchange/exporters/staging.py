@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import TEMPORARY_MARK, is_remote, storage_errors
+from schemas.storage import TEMPORARY_MARK, is_remote, local_path, storage_errors
 
 __all__ = ["Staging"]
 
@@ -41,7 +41,7 @@ class Staging:
         Raises:
             DatasetError: a file already exists, or the folder cannot be written.
         """
-        folder = Path(self.location).expanduser()
+        folder = local_path(self.location)
         with storage_errors(self.location):
             others = sorted({path.name for path in folder.glob(obsolete)} - set(names)) if obsolete else []
             existing = [name for name in names if (folder / name).exists()] + others
@@ -64,4 +64,4 @@ class Staging:
 
     def paths(self, names: Sequence[str]) -> list[Path]:
         """Return the files' final paths."""
-        return [Path(self.location).expanduser() / name for name in names]
+        return [local_path(self.location) / name for name in names]

@@ -15,6 +15,7 @@ import numpy as np
 
 from pipelines.exchange.image_lists import IdRule, expand_ids, local_file, read_ids
 from pipelines.exchange.importers.base import check_options, describe_file, pad_regions
+from pipelines.exchange.karpathy_numbers import KarpathyKey, KarpathyNumbers, check_karpathy
 from schemas.errors import InputError, UsageError
 from schemas.kinds import REGIONS
 
@@ -33,6 +34,8 @@ class NpyImport:
         id_rule: the part of a list entry that is the image id.
         repeats: how many times in a row each image occurs; identical copies become one row.
         max_regions: greatest number of regions that are stored per image.
+        karpathy: a ``dataset_*.json`` of Karpathy's splits, where the ids are its numbers; they become the names of its images.
+        karpathy_key: what the numbers count, see `pipelines.exchange.karpathy_numbers`.
     """
 
     format: ClassVar[str] = "npy"
@@ -44,9 +47,12 @@ class NpyImport:
     id_rule: IdRule = "name"
     repeats: int = 1
     max_regions: int = REGIONS
+    karpathy: str = ""
+    karpathy_key: KarpathyKey = "imgid"
 
     def __post_init__(self) -> None:
         check_options(self.sources, self.id_rule, repeats=self.repeats, max_regions=self.max_regions)
+        check_karpathy(self.karpathy, self.karpathy_key)
         for option, files in (("ids", self.ids), ("boxes", self.boxes), ("sizes", self.sizes)):
             if files and len(files) != len(self.sources):
                 raise UsageError(
@@ -88,6 +94,7 @@ class ArrayFiles:
         files: every file, array by array.
         maps: the mapped arrays: ``values``, and for regions ``boxes`` and ``sizes``.
         image_ids: image id of each row.
+        numbers: what the ids in the lists stand for.
     """
 
     layout: NpyImport
@@ -95,6 +102,7 @@ class ArrayFiles:
     files: Sequence[Path]
     maps: Mapping[str, Sequence[np.ndarray]]
     image_ids: Sequence[str]
+    numbers: KarpathyNumbers
 
     @classmethod
     def open(cls, layout: NpyImport) -> ArrayFiles:
@@ -110,12 +118,14 @@ class ArrayFiles:
         _check_values(paths, maps["values"])
         if layout.boxes:
             _check_regions(paths, extras, maps, layout.max_regions)
+        numbers = KarpathyNumbers.open(layout.karpathy, layout.karpathy_key)
         image_ids: list[str] = []
         for path, list_path, array in zip(paths, lists, maps["values"], strict=True):
-            ids = read_ids(list_path, layout.id_rule)
+            entries = enumerate(read_ids(list_path, layout.id_rule), start=1)
+            ids = [numbers.image_id(entry, place=f"{list_path.name}, line {line}") for line, entry in entries]
             image_ids += expand_ids(ids, len(array), layout.repeats, list_name=list_path.name, array_name=path.name)
         groups = zip(paths, lists, *(files for files in extras.values() if files), strict=True)
-        return cls(layout, paths, [file for group in groups for file in group], maps, image_ids)
+        return cls(layout, paths, [file for group in groups for file in group], maps, image_ids, numbers)
 
     @property
     def kind(self) -> str:
@@ -135,13 +145,13 @@ class ArrayFiles:
 
     @property
     def inputs(self) -> list[dict[str, Any]]:
-        """Array, list, boxes and sizes, array by array."""
-        return [describe_file(path) for path in self.files]
+        """Array, list, boxes and sizes, array by array; and what their ids stand for."""
+        return [describe_file(path) for path in self.files] + self.numbers.inputs
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The rule for image ids."""
-        return {"id_rule": self.layout.id_rule}
+        """The rules for image ids."""
+        return {"id_rule": self.layout.id_rule, **self.numbers.parameters}
 
     def place(self, row: int) -> str:
         """Return file and row, counted from 0."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from pipelines.exchange.image_lists import IdRule, expand_ids, local_file, make_image_id, read_ids
 from pipelines.exchange.importers.base import check_options, describe_file
+from pipelines.exchange.karpathy_numbers import KarpathyKey, KarpathyNumbers, check_karpathy
 from schemas.errors import InputError, UsageError
 
 __all__ = ["Hdf5File", "Hdf5Import"]
@@ -29,6 +30,8 @@ class Hdf5Import:
         id_array: path of an array with the image ids of ``array``, in place of ``ids``.
         id_rule: the part of an id that is the image id.
         repeats: how many times in a row each image occurs; identical copies become one row.
+        karpathy: a ``dataset_*.json`` of Karpathy's splits, where the ids are its numbers; they become the names of its images.
+        karpathy_key: what the numbers count, see `pipelines.exchange.karpathy_numbers`.
     """
 
     format: ClassVar[str] = "hdf5"
@@ -39,9 +42,12 @@ class Hdf5Import:
     id_array: str = ""
     id_rule: IdRule = "name"
     repeats: int = 1
+    karpathy: str = ""
+    karpathy_key: KarpathyKey = "imgid"
 
     def __post_init__(self) -> None:
         check_options(self.sources, self.id_rule, repeats=self.repeats)
+        check_karpathy(self.karpathy, self.karpathy_key)
         if len(self.sources) != 1 or len(self.ids) > 1:
             raise UsageError("import one HDF5 file at a time, with at most one list of ids")
 
@@ -62,6 +68,7 @@ class Hdf5File:
         image_ids: image id of each row, or of each array by name.
         shape: shape of the feature of one image.
         dtype: type of the array or arrays.
+        numbers: what the ids in the file or the list stand for.
     """
 
     layout: Hdf5Import
@@ -71,6 +78,7 @@ class Hdf5File:
     image_ids: Sequence[str]
     shape: tuple[int, ...]
     dtype: np.dtype
+    numbers: KarpathyNumbers
 
     @classmethod
     def open(cls, layout: Hdf5Import) -> Hdf5File:
@@ -82,6 +90,7 @@ class Hdf5File:
         h5py = _h5py()
         contents = _Contents.open(h5py, layout.sources[0])
         list_path = local_file(layout.ids[0]) if layout.ids else None
+        numbers = KarpathyNumbers.open(layout.karpathy, layout.karpathy_key)
         node = contents.node(layout.array or "/")
         if not isinstance(node, h5py.Dataset):
             if layout.id_array or list_path is not None:
@@ -90,17 +99,20 @@ class Hdf5File:
                 )
             names = [name for name, item in node.items() if isinstance(item, h5py.Dataset)]
             shape, dtype = _check_arrays(contents, layout.array, node, names)
-            image_ids = [make_image_id(name, layout.id_rule, place=contents.path.name) for name in names]
-            return cls(layout, contents, list_path, names, image_ids, shape, dtype)
+            place = contents.path.name
+            ids = [make_image_id(name, layout.id_rule, place=place) for name in names]
+            image_ids = [numbers.image_id(text, place=place) for text in ids]
+            return cls(layout, contents, list_path, names, image_ids, shape, dtype, numbers)
         array_name = contents.place(layout.array)
         if len(node.shape) < 2 or not all(node.shape):
             raise InputError(
                 f"{array_name} has shape {node.shape}, expected an array [N, D] with one row per image and no zero dimension"
             )
         list_name = list_path.name if list_path is not None else contents.place(layout.id_array)
-        ids = _ids(contents, layout, list_path)
+        entries = enumerate(_ids(contents, layout, list_path))
+        ids = [numbers.image_id(entry, place=f"{list_name}, entry {number}") for number, entry in entries]
         image_ids = expand_ids(ids, len(node), layout.repeats, list_name=list_name, array_name=array_name)
-        return cls(layout, contents, list_path, (), image_ids, tuple(node.shape[1:]), node.dtype)
+        return cls(layout, contents, list_path, (), image_ids, tuple(node.shape[1:]), node.dtype, numbers)
 
     @property
     def kind(self) -> str:
@@ -109,14 +121,15 @@ class Hdf5File:
 
     @property
     def inputs(self) -> list[dict[str, Any]]:
-        """The file, and the list if there is one."""
+        """The file, the list if there is one, and what their ids stand for."""
         paths = [self.contents.path] if self.list_path is None else [self.contents.path, self.list_path]
-        return [describe_file(path) for path in paths]
+        return [describe_file(path) for path in paths] + self.numbers.inputs
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The arrays of the file, and the rule for image ids."""
-        return {"array": self.layout.array or "/", "id_array": self.layout.id_array, "id_rule": self.layout.id_rule}
+        """The arrays of the file, and the rules for image ids."""
+        arrays = {"array": self.layout.array or "/", "id_array": self.layout.id_array}
+        return {**arrays, "id_rule": self.layout.id_rule, **self.numbers.parameters}
 
     def place(self, row: int) -> str:
         """Return file, array and row, counted from 0."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from pipelines.exchange.image_lists import IdRule, local_file, make_image_id
 from pipelines.exchange.importers.base import check_options
+from pipelines.exchange.karpathy_numbers import KarpathyKey, KarpathyNumbers, check_karpathy
 from pipelines.exchange.tsv_columns import BOTTOM_UP, LXMERT
 from schemas.errors import InputError
 from schemas.kinds import REGIONS
@@ -60,6 +61,8 @@ class TsvImport:
         sources: the tsv files.
         id_rule: the part of an id in the file that is the image id.
         max_regions: greatest number of regions that are stored per image.
+        karpathy: a ``dataset_*.json`` of Karpathy's splits, where the ids are its numbers; they become the names of its images.
+        karpathy_key: what the numbers count, see `pipelines.exchange.karpathy_numbers`.
     """
 
     format: ClassVar[str] = "tsv"
@@ -67,9 +70,12 @@ class TsvImport:
     sources: tuple[str, ...]
     id_rule: IdRule = "name"
     max_regions: int = REGIONS
+    karpathy: str = ""
+    karpathy_key: KarpathyKey = "imgid"
 
     def __post_init__(self) -> None:
         check_options(self.sources, self.id_rule, max_regions=self.max_regions)
+        check_karpathy(self.karpathy, self.karpathy_key)
 
     def open(self) -> TsvFiles:
         """Index and check the files."""
@@ -85,6 +91,7 @@ class TsvFiles:
 
     def __init__(self, layout: TsvImport) -> None:
         self._layout = layout
+        self._numbers = KarpathyNumbers(layout.karpathy_key)
         self._paths: list[Path] = []
         self._columns: list[list[str]] = []
         self._inputs: list[dict[str, Any]] = []
@@ -101,6 +108,7 @@ class TsvFiles:
             ImagepivotError: a file is missing or damaged, or the files do not belong together.
         """
         files = cls(layout)
+        files._numbers = KarpathyNumbers.open(layout.karpathy, layout.karpathy_key)
         files._paths = [local_file(location) for location in layout.sources]
         for number, path in enumerate(files._paths):
             files._scan(number, path)
@@ -146,7 +154,7 @@ class TsvFiles:
         if row["num_regions"] > self._most[0]:
             self._most = (row["num_regions"], self._place(entry))
         self._lines.append(entry)
-        self._image_ids.append(row["image_id"])
+        self._image_ids.append(self._numbers.image_id(row["image_id"], place=self._place(entry)))
 
     def _parse(self, entry: _Line, line: bytes) -> dict[str, Any]:
         place, names = self._place(entry), self._columns[entry.file]
@@ -196,14 +204,14 @@ class TsvFiles:
 
     @property
     def inputs(self) -> list[dict[str, Any]]:
-        """Name, size and SHA-256 of each file."""
-        return self._inputs
+        """Name, size and SHA-256 of each file, and of the one that says what their ids stand for."""
+        return self._inputs + self._numbers.inputs
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The rule for image ids, and the numbering of labels if there are any."""
+        """The rules for image ids, and the numbering of labels if there are any."""
         labelled = any("class_ids" in names for names in self._columns)
-        return {"id_rule": self._layout.id_rule} | ({"labels": "from 1"} if labelled else {})
+        return {"id_rule": self._layout.id_rule, **self._numbers.parameters} | ({"labels": "from 1"} if labelled else {})
 
     def place(self, row: int) -> str:
         """Return file and line, counted from 1."""

@@ -1,4 +1,4 @@
-"""Readers of raw captions: Multi30K, Karpathy's splits, COCO, and tables."""
+"""Readers of raw captions: Multi30K, Karpathy's splits, COCO, VSE++'s and SCAN's files, and tables."""
 
 from pipelines.inputs.captions.base import (
     COMPARABLE,

@@ -9,6 +9,7 @@ from pipelines.inputs.captions.base import CaptionSource
 from pipelines.inputs.captions.coco import CocoSource
 from pipelines.inputs.captions.karpathy import KarpathySource
 from pipelines.inputs.captions.multi30k import Multi30kSource
+from pipelines.inputs.captions.scan import ScanSource
 from pipelines.inputs.captions.table import TableSource, check_columns
 from pipelines.inputs.files import kind_of, locate
 from schemas.errors import InputError, UsageError
@@ -16,7 +17,7 @@ from schemas.keys import check_language
 
 __all__ = ["FORMATS", "open_source"]
 
-FORMATS = ("multi30k", "karpathy", "coco", "table")
+FORMATS = ("multi30k", "karpathy", "coco", "scan", "table")
 
 
 def open_source(
@@ -58,5 +59,7 @@ def open_source(
             return KarpathySource.open(location, language=language)
         case "coco":
             return CocoSource.open(location, language=language)
+        case "scan":
+            return ScanSource.open(location, language=language)
         case _:
             return TableSource.open(location, language=language, columns=columns or {})

@@ -273,7 +273,9 @@ class ImagesInParquet(_Archives):
 
     The column is named ``bytes``, ``image``, ``image_bytes`` or ``jpg`` and is binary, or a HuggingFace struct with the fields
     ``bytes`` and ``path``. Image ids come from the column ``image_id``, ``id``, ``key`` or ``__key__``, or else from the paths
-    in the struct. ``offset`` is the row in the file, counted from 0, and ``uri`` the path of the file followed by that row.
+    in the struct; where a path is null, from file and row: row 123 of ``train-00000-of-00002.parquet`` is
+    ``train-00000-of-00002-000123``, with a ``_`` behind it if a path in that file gives this id already. ``offset`` is the row in
+    the file, counted from 0, and ``uri`` the path of the file followed by that row.
     """
 
     def refs(self) -> Iterator[ImageRef]:
@@ -309,21 +311,31 @@ class ImagesInParquet(_Archives):
             try:
                 table = pq.ParquetFile(file, pre_buffer=False)
                 ids = _ids_column(table.schema_arrow, location)
+                if ids not in table.schema_arrow.names:
+                    yield from self._refs_by_path(name, _read_paths(table, ids))
+                    return
                 for batch in table.iter_batches(columns=[ids]):
-                    column = batch.column(0)
-                    values = pc.struct_field(column, "path") if pa.types.is_struct(column.type) else column
-                    for value in values.to_pylist():
+                    for value in batch.column(0).to_pylist():
                         if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
                             raise InputError(
                                 f"{location!r}, row {row + 1}: {ids} is {value!r}, expected text or a whole number"
                             )
-                        image_id = self._image_id(str(value)) if ids.endswith(".path") else str(value)
-                        yield ImageRef(image_id, f"{name}/{row}", offset=row)
+                        yield ImageRef(str(value), f"{name}/{row}", offset=row)
                         row += 1
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise InputError(
                     f"{location!r} is not a whole Parquet file (after {row} rows): {error}; write it again"
                 ) from error
+
+    def _refs_by_path(self, name: str, paths: Sequence[str | None]) -> Iterator[ImageRef]:
+        """Make image ids from the paths of one file, and from file and row where there is no path."""
+        stem = self._image_id(name)
+        taken = {image_id for image_id in (self._image_id(path) for path in paths if path) if image_id.startswith(f"{stem}-")}
+        for row, path in enumerate(paths):
+            image_id = self._image_id(path) if path else f"{stem}-{row:06}"
+            while not path and image_id in taken:
+                image_id += "_"
+            yield ImageRef(image_id, f"{name}/{row}", offset=row)
 
 
 _CACHE = RowGroupCache()
@@ -335,6 +347,15 @@ def _row_groups(folder: Folder, name: str) -> tuple[int, ...]:
     with folder.open(name) as file:
         metadata = pq.read_metadata(file)
     return tuple(accumulate((metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)), initial=0))
+
+
+def _read_paths(table: pq.ParquetFile, column: str) -> list[str | None]:
+    """Return the path of each row of a file; None for a row, or a whole file, without any."""
+    struct, _, field = column.partition(".")
+    if table.schema_arrow.field(struct).type.get_field_index(field) < 0:
+        return [None] * table.metadata.num_rows
+    values = table.read(columns=[column]).column(0)
+    return pc.struct_field(values, field).cast(pa.string()).to_pylist()
 
 
 def _read_column(folder: Folder, name: str, group: int) -> pa.ChunkedArray:
@@ -369,7 +390,7 @@ def _ids_column(schema: pa.Schema, location: str) -> str:
     for name in (name for name in _ID_COLUMNS if schema.names.count(name) == 1):
         return name
     struct = images.removesuffix(".bytes")
-    if struct != images and schema.field(struct).type.get_field_index("path") >= 0:
+    if struct != images:
         return f"{struct}.path"
     raise InputError(
         f"{location!r} has no column of image ids; its columns are {', '.join(map(repr, schema.names))}. Name one of them "

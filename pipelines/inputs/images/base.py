@@ -63,6 +63,11 @@ class ImageSource(ABC):
             DatasetError: the same, with an OSError as its cause.
         """
 
+    @property
+    def parallel_reads(self) -> int:
+        """Number of reads that should be under way at once because they wait for other machines; 1 if they do not."""
+        return 1
+
     def _note(self, not_taken: NotTaken) -> None:
         """Note what a complete listing left out: beside the value, because it does not make two sources different."""
         object.__setattr__(self, "not_taken", not_taken)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 
 from pipelines.inputs.files import kind_of, locate
 from pipelines.inputs.images.archives import archive_kind, archives_in, holds_image_bytes, open_archives
@@ -16,7 +17,9 @@ from schemas.storage import Folder
 __all__ = ["open_images"]
 
 
-def open_images(location: str | os.PathLike[str], *, ids: IdRule = "name") -> ImageSource:
+def open_images(
+    location: str | os.PathLike[str], *, ids: IdRule = "name", allow_private_addresses: bool = False
+) -> ImageSource:
     """Open a collection of images.
 
     Args:
@@ -25,14 +28,26 @@ def open_images(location: str | os.PathLike[str], *, ids: IdRule = "name") -> Im
             ``image_id`` and ``uri``, a ``.tar``, a ``.parquet`` file with image bytes, or one image file; local, ``gs://`` or
             ``s3://``.
         ids: how image ids are made from paths.
+        allow_private_addresses: for a table: fetch from web servers at private, loopback and other addresses that are not public,
+            too, and through proxies.
 
     Raises:
-        UsageError: ``ids`` is neither ``name`` nor ``path``.
+        UsageError: ``ids`` is neither ``name`` nor ``path``, or private addresses are allowed to something that is not a table.
         InputError: the location does not exist, or is a compressed tar.
     """
     if ids not in ("name", "path"):
         raise UsageError(f"--ids is {ids!r}, expected 'name' or 'path'")
-    path = locate(location)
+    source = _open(locate(location), ids)
+    if not allow_private_addresses:
+        return source
+    if not isinstance(source, ImageTable):
+        raise UsageError(
+            f"--allow-private-addresses is for a table of addresses, but {source.location!r} is none: leave it out"
+        )
+    return replace(source, access=replace(source.access, allow_private_addresses=True))
+
+
+def _open(path: str, ids: IdRule) -> ImageSource:
     kind = kind_of(path)
     if kind == "folder":
         return _open_folder(Folder(path), ids)

@@ -154,7 +154,7 @@ def test_weights_of_a_file_with_and_without_a_classifier(tmp_path, name, suffix)
     path = tmp_path / f"w{suffix}"
     save_file(model.state_dict(), path) if suffix == ".safetensors" else torch.save(model.state_dict(), path)
     extractor = extractors.load(f"timm:{name}", weights=str(path))
-    assert extractor.parameters["weights"]["name"] == "file"
+    assert extractor.parameters["untrained"] is False
     batch = extractor.preprocess(noise(200, 180))[None]
     model.reset_classifier(0)
     config = resolve_model_data_config(model)
@@ -200,7 +200,7 @@ def test_missing_weights_in_a_file_are_named(tmp_path):
         extractors.load(TINY, weights=str(tmp_path / "w.pth"))
 
 
-def test_default_weights_are_timms(monkeypatch):
+def test_default_weights_are_timms_and_the_same_as_those_of_a_file(monkeypatch, tmp_path):
     trained, original = seeded(MODELS[1], seed=7), timm.create_model
 
     def create(name, pretrained, num_classes):
@@ -209,8 +209,10 @@ def test_default_weights_are_timms(monkeypatch):
 
     monkeypatch.setattr(timm_models.timm, "create_model", create)
     parameters = extractors.load(TINY).parameters
-    assert parameters["weights"] == {"name": MODELS[1], "sha256": state_sha256(trained.state_dict())}
+    assert parameters["weights"] == {"sha256": state_sha256(trained.state_dict())}
     assert parameters["untrained"] is False
+    save_file(trained.state_dict(), tmp_path / "model.safetensors")
+    assert extractors.describe(TINY, weights=str(tmp_path / "model.safetensors")).parameters == parameters
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("An error happened while trying"), RuntimeError("No pretrained weights")])

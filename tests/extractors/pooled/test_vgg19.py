@@ -36,7 +36,7 @@ def weights() -> Weights:
             bound = (6 / layer.weight[0].numel()) ** 0.5
             layer.weight.uniform_(-bound, bound, generator=random)
             layer.bias.uniform_(-0.1, 0.1, generator=random)
-    return Weights("random:0", "0" * 64, True, model.state_dict())
+    return Weights(model.state_dict(), random="random:0")
 
 
 @pytest.fixture(scope="module")
@@ -460,7 +460,7 @@ def test_caffemodel_and_state_dict_give_the_same_weights(tmp_path):
     for file in ("w.caffemodel", "w.pth"):
         found = resolve_weights(str(tmp_path / file), architecture)
         assert_same(found.state, state)
-        assert (found.name, found.untrained) == ("file", False)
+        assert found.parameters() == {"weights": {"sha256": state_sha256(state)}, "untrained": False}
 
 
 def test_the_model_has_the_shapes_of_torchvisions():
@@ -503,7 +503,7 @@ def test_precision_and_device_are_checked_before_weights_are_read(monkeypatch):
 @pytest.mark.slow
 def test_bf16_is_close_and_another_fingerprint(weights, loaded, pixels):
     name = "vgg19-10crop"
-    copied = Weights(weights.name, weights.sha256, True, dict(weights.state))
+    copied = Weights(dict(weights.state), random=weights.random)
     half = VGG19TenCrop(Settings(extractors.spec(name), precision="bf16"), copied, torch.device("cpu"))
     with torch.inference_mode():
         maps = [e._convolve(e._crops(pixels[name][0])[:1]).expand(10, -1) for e in (half, loaded[name])]

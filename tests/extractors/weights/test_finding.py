@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from extractors.weights import finding
 from extractors.weights.finding import Architecture, Weights, resolve_weights, state_sha256
 from schemas.errors import InputError, UsageError
 
@@ -53,6 +54,18 @@ def saved(path: pathlib.Path, content: object) -> str:
     return str(path)
 
 
+def digest(state: dict[str, torch.Tensor]) -> str:
+    """The SHA-256 of weights, computed from its definition: name, type, shape and little-endian values, in order of names."""
+    text = b""
+    for name, tensor in sorted(state.items()):
+        if not name.endswith("num_batches_tracked"):
+            array = tensor.numpy()
+            text += (
+                f"{name} {array.dtype} {list(array.shape)}\n".encode() + array.astype(array.dtype.newbyteorder("<")).tobytes()
+            )
+    return hashlib.sha256(text).hexdigest()
+
+
 def assert_same(found: Weights, state: dict[str, torch.Tensor]) -> None:
     assert sorted(found.state) == sorted(state)
     for name, value in state.items():
@@ -68,8 +81,50 @@ def test_file_round_trip(tmp_path, state, suffix):
         torch.save(state, path)
     found = resolve_weights(str(path), ARCHITECTURE)
     assert_same(found, state)
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert found.parameters() == {"weights": {"name": "file", "sha256": sha256}, "untrained": False}
+    assert found.parameters() == {"weights": {"sha256": digest(state)}, "untrained": False}
+
+
+FORMATS = {
+    "zip": lambda state, path: torch.save(state, path),
+    "before 1.6": lambda state, path: torch.save(state, path, _use_new_zipfile_serialization=False),
+    "safetensors": lambda state, path: save_file(state, path.with_suffix(".safetensors")),
+    "wrapped": lambda state, path: torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, path),
+    "reversed": lambda state, path: torch.save(dict(reversed(state.items())), path),
+    "another layout in memory": lambda state, path: torch.save(
+        state | {"conv1.weight": state["conv1.weight"].to(memory_format=torch.channels_last)}, path
+    ),
+    "one storage": lambda state, path: torch.save(state | {"bn1.bias": torch.cat([state["bn1.bias"]] * 2)[4:]}, path),
+    "float64": lambda state, path: torch.save(state | {"conv1.bias": state["conv1.bias"].double()}, path),
+    "no counters": lambda state, path: torch.save({k: v for k, v in state.items() if "num_batches" not in k}, path),
+    "other counters": lambda state, path: torch.save(state | {"bn1.num_batches_tracked": torch.tensor(77)}, path),
+    "parameters": lambda state, path: torch.save({k: nn.Parameter(v, v.is_floating_point()) for k, v in state.items()}, path),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_equal_tensors_are_the_same_weights_whatever_file_they_came_in(tmp_path, state, name):
+    FORMATS[name](state, tmp_path / "w.pth")
+    (path,) = tmp_path.iterdir()
+    found = resolve_weights(str(path), ARCHITECTURE)
+    assert found.parameters() == {"weights": {"sha256": digest(state)}, "untrained": False}
+    assert found.in_memory().sha256 == found.sha256
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_one_changed_value_makes_other_weights(tmp_path, state, suffix):
+    found = []
+    for last in (0.25, 0.5):
+        state["bn1.running_var"][-1] = last
+        path = tmp_path / f"w{suffix}"
+        torch.save(state, path) if suffix == ".pth" else save_file(state, path)
+        found.append(resolve_weights(str(path), ARCHITECTURE).sha256)
+    assert found[0] != found[1]
+
+
+def test_tensors_are_hashed_once_and_in_place(tmp_path, state, monkeypatch):
+    found = resolve_weights(saved(tmp_path / "w.pth", state), ARCHITECTURE)
+    monkeypatch.setattr(finding, "state_sha256", None)
+    assert found.in_memory().sha256 == found.sha256 == digest(state)
 
 
 def test_moving_a_file_changes_no_parameter(tmp_path, state):
@@ -194,14 +249,16 @@ def offer(monkeypatch, tmp_path, state) -> Architecture:
     return Architecture(build=build, default=default)
 
 
-def test_default_weights_are_downloaded_once_and_have_one_name(monkeypatch, tmp_path, state):
+def test_default_weights_are_downloaded_once_and_are_those_of_any_file_of_them(monkeypatch, tmp_path, state):
     architecture = offer(monkeypatch, tmp_path, state)
     found = resolve_weights("default", architecture)
     assert_same(found, state)
-    assert found.name == "Tiny_Weights.V1"
+    assert found.parameters() == {"weights": {"sha256": digest(state)}, "untrained": False}
     monkeypatch.setattr(torch.hub, "download_url_to_file", None)
     assert resolve_weights("default", architecture).parameters() == found.parameters()
     assert resolve_weights(str(tmp_path / "source.pth"), architecture).parameters() == found.parameters()
+    save_file(state, tmp_path / "again.safetensors")
+    assert resolve_weights(str(tmp_path / "again.safetensors"), architecture).parameters() == found.parameters()
 
 
 def test_damaged_file_in_the_cache_is_found(monkeypatch, tmp_path, state):
@@ -232,7 +289,14 @@ def test_random_weights_are_those_of_a_seeded_torchvision_model():
         expected = build().state_dict()
     found = resolve_weights("random:7", ARCHITECTURE)
     assert_same(found, expected)
-    assert found.parameters() == {"weights": {"name": "random:7", "sha256": state_sha256(expected)}, "untrained": True}
+    assert found.parameters() == {"weights": {"name": "random:7", "sha256": digest(expected)}, "untrained": True}
+
+
+def test_random_weights_in_a_file_are_the_same_tensors_but_no_longer_marked(tmp_path):
+    drawn = resolve_weights("random:7", ARCHITECTURE)
+    kept = resolve_weights(saved(tmp_path / "w.pth", drawn.state), ARCHITECTURE)
+    assert kept.sha256 == drawn.sha256
+    assert (drawn.parameters()["untrained"], kept.parameters()["untrained"]) == (True, False)
 
 
 def test_random_weights_neither_read_nor_change_the_global_generator():

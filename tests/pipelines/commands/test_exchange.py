@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from typer.testing import CliRunner
 
 from pipelines.commands import exchange
 from schemas.dataset import open_dataset
-from schemas.errors import UsageError
+from schemas.errors import InputError, UsageError
 
 
 @pytest.fixture
@@ -96,3 +97,24 @@ def test_help_has_an_example(call, name):
     code, shown = call(name, "--help")
     assert code == 0
     assert f"Example: imagepivot {name} " in " ".join(shown.split())
+
+
+def test_numbers_of_karpathys_splits_become_names(tmp_path, call):
+    np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
+    (tmp_path / "x.txt").write_text("9\n42\n")
+    images = [{"filename": f"{name}.jpg", "imgid": number, "cocoid": 7 * number} for name, number in (("a", 6), ("b", 3))]
+    (tmp_path / "dataset.json").write_text(json.dumps({"images": images}))
+    arguments = (
+        "import",
+        str(tmp_path / "x.npy"),
+        str(tmp_path / "out"),
+        "--name",
+        "x",
+        "--karpathy",
+        str(tmp_path / "dataset.json"),
+    )
+    with pytest.raises(InputError, match="has no imgid 9"):
+        call(*arguments)
+    (tmp_path / "x.txt").write_text("21\n42\n")
+    assert call(*arguments, "--karpathy-key", "cocoid")[0] == 0
+    assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["a", "b"]

@@ -161,7 +161,7 @@ def test_parse_columns_refuses(argument, message):
 @pytest.mark.parametrize(
     ("format_", "arguments", "error", "message"),
     [
-        ("flickr", {}, UsageError, r"unknown format of captions 'flickr': use one of multi30k, karpathy, coco, table"),
+        ("flickr", {}, UsageError, r"unknown format of captions 'flickr': use one of multi30k, karpathy, coco, scan, table"),
         ("coco", {"columns": {"text": "a"}}, UsageError, r"only a 'table' has columns"),
         ("table", {"columns": {"caption": "a"}}, UsageError, r"unknown column 'caption'"),
         ("karpathy", {"language": "english"}, UsageError, r"'english' is not a language tag"),
@@ -173,7 +173,7 @@ def test_open_source_refuses(tmp_path, format_, arguments, error, message):
         open_source(format_, tmp_path, **arguments)
 
 
-@pytest.mark.parametrize("format_", ["multi30k", "karpathy", "coco", "table"])
+@pytest.mark.parametrize("format_", ["multi30k", "karpathy", "coco", "scan", "table"])
 def test_open_source_of_nothing(tmp_path, format_):
     with pytest.raises(InputError, match=r"the source '.*/nothing.csv' does not exist: check the path"):
         open_source(format_, tmp_path / "nothing.csv")

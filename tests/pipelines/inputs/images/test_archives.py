@@ -256,6 +256,62 @@ def test_paths_of_huggingface_make_ids(tmp_path):
     assert set(contents(open_images(path, ids="path"))) == {f"some/{key}" for key in IMAGES}
 
 
+def write_structs(path, rows):
+    """Hugging Face's column of images, without a column of ids."""
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table(
+        {"image": pa.array([{"bytes": data, "path": place} for data, place in rows], kind), "label": [0] * len(rows)}
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, row_group_size=2)
+    return path
+
+
+def test_without_paths_file_and_row_make_ids(tmp_path):
+    for number in range(2):
+        rows = [(f"{number}{row}".encode(), None) for row in range(3)]
+        write_structs(tmp_path / "data" / f"train-0000{number}-of-00002.parquet", rows)
+    found = contents(open_images(tmp_path))
+    assert found == {
+        f"train-0000{number}-of-00002-00000{row}": f"{number}{row}".encode() for number in range(2) for row in range(3)
+    }
+    assert contents(open_images(tmp_path, ids="path")) == {f"data/{key}": data for key, data in found.items()}
+    # The ids belong to the rows, however the files are chosen or their rows grouped.
+    assert contents(open_images(tmp_path / "data" / "*-00001-*.parquet")).keys() <= found.keys()
+    path = tmp_path / "data" / "train-00001-of-00002.parquet"
+    pq.write_table(pq.read_table(path), path, row_group_size=1)
+    assert contents(open_images(tmp_path)) == found
+
+
+def test_rows_with_and_without_paths_have_ids_of_their_own(tmp_path):
+    rows = [(b"0", "x/a.jpg"), (b"1", None), (b"2", ""), (b"3", "t-000001.jpg"), (b"4", "t-000001_.png"), (b"5", "t-7.jpg")]
+    path = write_structs(tmp_path / "t.parquet", rows)
+    expected = {"a": b"0", "t-000001__": b"1", "t-000002": b"2", "t-000001": b"3", "t-000001_": b"4", "t-7": b"5"}
+    assert contents(open_images(path)) == expected
+    write_structs(path, [(data, place if place and "t" in place else None) for data, place in rows])
+    assert contents(open_images(path)) == {**{key: data for key, data in expected.items() if key != "a"}, "t-000000": b"0"}
+
+
+def test_a_struct_without_the_field_path_is_one_without_paths(tmp_path):
+    pq.write_table(pa.table({"image": [{"bytes": b"x"}, {"bytes": b"y"}]}), tmp_path / "a.parquet")
+    assert contents(open_images(tmp_path)) == {"a-000000": b"x", "a-000001": b"y"}
+
+
+def test_a_null_in_place_of_the_struct_has_an_id_and_cannot_be_read(tmp_path):
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    pq.write_table(pa.table({"image": pa.array([None, {"bytes": b"y", "path": "y.jpg"}], kind)}), tmp_path / "a.parquet")
+    source = open_images(tmp_path)
+    first, second = source.refs()
+    assert (first.image_id, second.image_id) == ("a-000000", "y")
+    with pytest.raises(OSError, match="the row holds no image"):
+        source.read(first)
+
+
+def test_a_column_of_paths_that_is_all_null_by_type(tmp_path):
+    pq.write_table(pa.table({"image": [{"bytes": b"x", "path": None}]}), tmp_path / "a.parquet")
+    assert contents(open_images(tmp_path)) == {"a-000000": b"x"}
+
+
 def test_numbers_are_ids_as_text_and_rows_are_addresses(tmp_path):
     pq.write_table(pa.table({"id": [7, 0], "image": [b"x", b"y"]}), tmp_path / "a.parquet")
     version = str((tmp_path / "a.parquet").stat().st_mtime_ns)
@@ -280,7 +336,6 @@ def test_a_table_of_addresses_stays_one(tmp_path):
         ({"image_id": ["a", None], "image": [b"x", b"y"]}, "row 2: image_id is None, expected text or a whole number"),
         ({"image_id": [""], "image": [b"x"]}, "row 1: image_id is ''"),
         ({"image_id": [1.5], "image": [b"x"]}, "row 1: image_id is 1.5"),
-        ({"image": [{"bytes": b"x", "path": None}]}, "row 1: image.path is None"),
         (
             {"image_id": ["a"], "image": ["text"]},
             "has no column of image bytes; its columns are 'image_id', 'image'. Name a binary",

@@ -1,0 +1,118 @@
+"""The numbers that features are listed by where their makers counted the images of Karpathy's ``dataset_*.json``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from pipelines.exchange.image_lists import local_file
+from pipelines.inputs.captions.base import image_id_of
+from pipelines.inputs.files import inventory, iter_json
+from schemas.errors import InputError, UsageError
+from schemas.storage import Folder
+
+__all__ = ["KarpathyKey", "KarpathyNumbers", "check_karpathy"]
+
+KarpathyKey = Literal["imgid", "cocoid", "sentid"]
+"""What is counted: ``imgid``: images of the file, ``cocoid``: images of COCO, ``sentid``: captions of the file."""
+
+
+def check_karpathy(location: str, key: KarpathyKey) -> None:
+    """Check the options of importers.
+
+    Raises:
+        UsageError: the key is unknown, or given without a file.
+    """
+    if key not in get_args(KarpathyKey):
+        raise UsageError(f"--karpathy-key is {key!r}, expected one of {', '.join(get_args(KarpathyKey))}")
+    if key != "imgid" and not location:
+        raise UsageError("--karpathy-key says what the numbers of a dataset_*.json are: give the file with --karpathy")
+
+
+@dataclass(frozen=True)
+class KarpathyNumbers:
+    """Image ids by number; without a file ids are left as they are.
+
+    Attributes:
+        key: what the numbers count.
+        folder: the folder of the file; None if there is none.
+        name: the file.
+        image_ids: image ids, file names without extension, by number.
+    """
+
+    key: KarpathyKey
+    folder: Folder | None = None
+    name: str = ""
+    image_ids: Mapping[int, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def open(cls, location: str, key: KarpathyKey) -> KarpathyNumbers:
+        """Read the numbers of a ``dataset_*.json``, plain or ``.gz``; none if the location is empty.
+
+        Raises:
+            InputError: there is no such file, it is of another kind, has no such numbers, or has one twice.
+        """
+        if not location:
+            return cls(key)
+        path = local_file(location)
+        folder = Folder(str(path.parent))
+        image_ids: dict[int, str] = {}
+        for position, image in enumerate(iter_json(folder, path.name, prefix="images.item"), start=1):
+            place = f"{str(path)!r}, image number {position}"
+            if not isinstance(image, dict) or "filename" not in image:
+                raise InputError(f"{place}: no 'filename' in it; is it a 'dataset_*.json' of Karpathy's splits?")
+            image_id = image_id_of(image["filename"], place=place)
+            for number in _numbers(image, key, place):
+                if image_ids.setdefault(number, image_id) != image_id:
+                    raise InputError(
+                        f"{place}: {key} {number} is that of {image_ids[number]!r} and of {image_id!r}; expected one"
+                    )
+        if not image_ids:
+            raise InputError(f"{str(path)!r} has no 'images' at its top level: is it a 'dataset_*.json' of Karpathy's splits?")
+        return cls(key, folder, path.name, image_ids)
+
+    def image_id(self, text: str, *, place: str) -> str:
+        """Return the image id that a listed number stands for.
+
+        Args:
+            text: the entry of the list.
+            place: file and line, for the message.
+
+        Raises:
+            InputError: it is not a number, or not one of the file.
+        """
+        if self.folder is None:
+            return text
+        number = int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+        if number is None:
+            raise InputError(f"{place}: {text!r} is not a number, but --karpathy was given: leave it out where ids are names")
+        if number not in self.image_ids:
+            others = " or ".join(key for key in get_args(KarpathyKey) if key != self.key)
+            raise InputError(
+                f"{place}: {self.folder.path_of(self.name)!r} has no {self.key} {number}, only {len(self.image_ids):,} from "
+                f"{min(self.image_ids)} to {max(self.image_ids)}: is it the file of another dataset, or are these other numbers "
+                f"(--karpathy-key {others})?"
+            )
+        return self.image_ids[number]
+
+    @property
+    def inputs(self) -> list[dict[str, Any]]:
+        """The file, if there is one, for a dataset's identity."""
+        return inventory(self.folder, [self.name]) if self.folder is not None else []
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What the numbers count, if there is a file."""
+        return {"karpathy_key": self.key} if self.folder is not None else {}
+
+
+def _numbers(image: Mapping[str, Any], key: KarpathyKey, place: str) -> Iterator[int]:
+    found = image.get("sentids") if key == "sentid" else [image.get(key)]
+    if not isinstance(found, list) or not all(type(number) is int for number in found):
+        raise InputError(
+            f"{place}: no {key!r} in it; the file has {', '.join(map(repr, sorted(image)))}. Give --karpathy-key the one that your "
+            "numbers are"
+        )
+    yield from found

@@ -1,0 +1,130 @@
+"""The ``*_precomp`` folders of VSE++ and SCAN: ``SPLIT_caps.txt`` with one caption per line, the captions of an image in a row.
+
+``SPLIT_ids.txt``, if it is there, names the images, exactly: one line per image, or one per caption as where VSE++ repeats each
+image. Without it five captions belong to each image, as the loaders of both assume, and image 7 of the split ``test``, counted from
+0, has the id ``test-7``. Splits keep their names (``train``, ``dev``, ``test``, ``testall``). ``imagepivot export --format scan``
+writes this layout.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.inputs.captions.base import (
+    COMPARABLE,
+    EVERYTHING,
+    CaptionSource,
+    Part,
+    RawCaption,
+    Selection,
+    check_image_id,
+    check_label,
+    find_files,
+    require_selected,
+)
+from pipelines.inputs.files import count_lines, inventory, list_files, read_lines, without_gz
+from schemas.errors import InputError
+from schemas.storage import Folder
+
+__all__ = ["ScanSource"]
+
+_ENDING = "_caps.txt"
+_FILE = r".+_caps\.txt(\.gz)?"
+_PER_IMAGE = 5
+
+
+@dataclass(frozen=True)
+class ScanSource(CaptionSource):
+    """The captions of one or more ``SPLIT_caps.txt``.
+
+    Attributes:
+        folder: the folder of the files.
+        names: the files with captions.
+        lists: for each of them the file with the ids of its images; empty if there is none.
+        language: language of all captions.
+    """
+
+    folder: Folder
+    names: tuple[str, ...]
+    lists: tuple[str, ...]
+    language: str
+
+    @classmethod
+    def open(cls, location: str, *, language: str) -> ScanSource:
+        """Open one file, or all ``SPLIT_caps.txt`` of a folder, with the lists of ids beside them.
+
+        Raises:
+            InputError: the folder contains none, a file name does not contain a split, or two contain the same.
+        """
+        folder, names = find_files(location, _FILE, hint=f"'SPLIT{_ENDING}'")
+        present = set(list_files(folder))
+        splits: dict[str, str] = {}
+        lists = []
+        for name in names:
+            place = repr(folder.path_of(name))
+            if not without_gz(name).endswith(_ENDING):
+                raise InputError(f"{place} is not named 'SPLIT{_ENDING}', so its split is unknown: rename it")
+            split = check_label(_split_of(name), ours="split", place=place)
+            if splits.setdefault(split, name) != name:
+                raise InputError(f"{splits[split]!r} and {name!r} in {location!r} are the same split: keep one")
+            lists.append(next((list_ for list_ in (f"{split}_ids.txt", f"{split}_ids.txt.gz") if list_ in present), ""))
+        return cls(folder, tuple(names), tuple(lists), language)
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the language, which the files do not say."""
+        return {"default_language": self.language}
+
+    def parts(self, selection: Selection) -> list[Part]:
+        """Return one part per file of captions."""
+        parts = [
+            Part(name=name, images=images, language=self.language, portion=COMPARABLE, split=_split_of(name))
+            for name, images in zip(self.names, self.lists, strict=True)
+        ]
+        kinds = {(part.language, part.portion, part.split) for part in parts}
+        require_selected(selection, kinds, location=self.folder.location)
+        return [part for part in parts if selection.takes(part.language, part.portion, part.split)]
+
+    def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
+        """Yield the captions of one split; the lines of both files are counted before the first caption."""
+        if not selection.takes(part.language, part.portion, part.split):
+            return
+        captions = count_lines(self.folder, part.name)
+        counts: Counter[str] = Counter()
+        for image_id, text in zip(self._image_ids(part, captions), read_lines(self.folder, part.name), strict=True):
+            yield RawCaption(image_id, part.language, part.portion, counts[image_id], part.split, text)
+            counts[image_id] += 1
+
+    def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
+        """Return the files of a selection, captions and lists of ids."""
+        names = [name for part in self.parts(selection) for name in (part.name, part.images) if name]
+        return inventory(self.folder, names)
+
+    def _image_ids(self, part: Part, captions: int) -> Iterator[str]:
+        """Yield the image id of each caption of a split."""
+        location = self.folder.path_of(part.name)
+        if not part.images:
+            if captions % _PER_IMAGE:
+                raise InputError(
+                    f"{location!r} has {captions:,} captions, which is not {_PER_IMAGE} for each image, and there is no "
+                    f"'{part.split}_ids.txt' beside it that says which images they belong to: was it cut short? Fetch it again, or "
+                    "write the list of ids"
+                )
+            yield from (f"{part.split}-{line // _PER_IMAGE}" for line in range(captions))
+            return
+        list_location = self.folder.path_of(part.images)
+        images = count_lines(self.folder, part.images)
+        if not images or captions % images:
+            raise InputError(
+                f"{location!r} has {captions:,} captions, but {list_location!r} has {images:,} ids: expected the same number of "
+                "captions for each id. One was cut short or edited; fetch both again"
+            )
+        for number, line in enumerate(read_lines(self.folder, part.images), start=1):
+            image_id = check_image_id(line, place=f"{list_location!r}, line {number}")
+            yield from (image_id for _ in range(captions // images))
+
+
+def _split_of(name: str) -> str:
+    return without_gz(name).removesuffix(_ENDING)

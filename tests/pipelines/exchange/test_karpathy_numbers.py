@@ -1,0 +1,160 @@
+"""Numbers of Karpathy's ``dataset_*.json`` become names of images, in every layout that is imported."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.exchange.importers import Hdf5Import, NpyImport, TsvImport
+from pipelines.exchange.importing import ImportJob, import_features
+from pipelines.exchange.karpathy_numbers import KarpathyNumbers
+from schemas.dataset import open_dataset
+from schemas.errors import InputError, UsageError
+
+NAMES = ["COCO_val2014_000000000042", "COCO_train2014_000000000009", "b.c"]
+COCOIDS = [42, 9, 581929]
+VALUES = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+
+
+@pytest.fixture
+def karpathy(tmp_path) -> str:
+    """Three images with two captions each; numbers of one kind are also numbers of another, for other images."""
+    images = [
+        {"filename": f"{name}.jpg", "imgid": 2 - n, "cocoid": COCOIDS[n], "sentids": [10 * n, 1 + 10 * n], "split": "val"}
+        for n, name in enumerate(NAMES)
+    ]
+    path = tmp_path / "dataset_coco.json"
+    path.write_text(json.dumps({"images": images, "dataset": "coco"}))
+    return str(path)
+
+
+def stored(layout, folder: Path, **options):
+    manifest = import_features(ImportJob(layout, output=str(folder / "out"), name="toy", shards=2, **options))
+    dataset = open_dataset(folder / "out")
+    column = "features" if dataset.kind == "regions" else "feature"
+    return {image_id: np.asarray(dataset.get(image_id)[column]).reshape(-1)[:4] for image_id in dataset.image_ids()}, manifest
+
+
+def check(found: dict[str, np.ndarray]) -> None:
+    assert sorted(found) == sorted(NAMES)
+    for name, row in zip(NAMES, VALUES, strict=True):
+        np.testing.assert_array_equal(found[name], row)
+
+
+def npy(folder: Path, ids: list[object], values=VALUES, **options) -> NpyImport:
+    np.save(folder / "test_ims.npy", values)
+    (folder / "test_ids.txt").write_text("".join(f"{number}\n" for number in ids))
+    return NpyImport((str(folder / "test_ims.npy"),), **options)
+
+
+@pytest.mark.parametrize(("key", "ids"), [("imgid", [2, 1, 0]), ("cocoid", COCOIDS), ("sentid", [1, 10, 21])])
+def test_arrays_with_numbers_of_each_kind(tmp_path, karpathy, key, ids):
+    found, manifest = stored(npy(tmp_path, ids, karpathy=karpathy, karpathy_key=key), tmp_path)
+    check(found)
+    data = Path(karpathy).read_bytes()
+    named = {"name": "dataset_coco.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert manifest.inputs[-1] == named
+    assert manifest.parameters["imported"]["karpathy_key"] == key
+
+
+def test_rows_of_the_captions_of_one_image_become_one(tmp_path, karpathy):
+    layout = npy(tmp_path, [0, 1, 10, 11, 20, 21], VALUES.repeat(2, axis=0), karpathy=karpathy, karpathy_key="sentid")
+    check(stored(layout, tmp_path)[0])
+
+
+def test_regions_of_tsv_files(tmp_path, karpathy):
+    def text(array) -> str:
+        return base64.b64encode(np.asarray(array, "<f4").tobytes()).decode()
+
+    lines = [f"{number}\t9\t8\t1\t{text(np.zeros(4))}\t{text(row)}\n" for number, row in zip(COCOIDS, VALUES, strict=True)]
+    (tmp_path / "t.tsv").write_text("".join(lines))
+    layout = TsvImport((str(tmp_path / "t.tsv"),), max_regions=1, karpathy=karpathy, karpathy_key="cocoid")
+    check(stored(layout, tmp_path)[0])
+    with pytest.raises(InputError, match=r"t.tsv, line 1: '.*dataset_coco.json' has no imgid 42, only 3 from 0 to 2"):
+        TsvImport((str(tmp_path / "t.tsv"),), max_regions=1, karpathy=karpathy).open()
+
+
+def test_hdf5_files_with_an_array_of_ids_and_with_an_array_per_image(tmp_path, karpathy):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["x"], file["ids"] = VALUES, np.array(COCOIDS)
+        for number, row in zip(COCOIDS, VALUES, strict=True):
+            file[f"single/{number:012}"] = row
+    for options in ({"array": "x", "id_array": "ids"}, {"array": "single"}):
+        layout = Hdf5Import((str(tmp_path / "f.h5"),), karpathy=karpathy, karpathy_key="cocoid", **options)
+        check(stored(layout, tmp_path, overwrite=True)[0])
+    with pytest.raises(InputError, match=r"f.h5:ids, entry 0: '.*' has no sentid 42"):
+        Hdf5Import((str(tmp_path / "f.h5"),), array="x", id_array="ids", karpathy=karpathy, karpathy_key="sentid").open()
+
+
+def test_without_a_file_numbers_stay_as_they_are(tmp_path):
+    found, manifest = stored(npy(tmp_path, [7, 8, 9]), tmp_path)
+    assert sorted(found) == ["7", "8", "9"]
+    assert manifest.parameters["imported"].keys() == {"format", "name", "dtype", "id_rule"}
+
+
+def test_another_file_or_key_makes_another_dataset(tmp_path, karpathy):
+    fingerprints = set()
+    for key in ("imgid", "sentid"):
+        layout = npy(tmp_path, [0, 1, 10][:1], VALUES[:1], karpathy=karpathy, karpathy_key=key)
+        fingerprints.add(stored(layout, tmp_path, overwrite=True)[1].fingerprint)
+    path = Path(karpathy)
+    path.write_text(path.read_text() + " ")
+    fingerprints.add(stored(layout, tmp_path, overwrite=True)[1].fingerprint)
+    assert len(fingerprints) == 3
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (3, r"test_ids.txt, line 2: '.*' has no imgid 3, only 3 from 0 to 2: .* \(--karpathy-key cocoid or sentid\)\?"),
+        ("a1", r"test_ids.txt, line 2: 'a1' is not a number, but --karpathy was given: leave it out where ids are names"),
+        ("-1", "'-1' is not a number"),
+        ("²", "'²' is not a number"),
+        ("9" * 5000, "is not a number"),
+    ],
+)
+def test_unknown_numbers_are_refused_and_nothing_is_written(tmp_path, karpathy, entry, message):
+    with pytest.raises(InputError, match=message):
+        stored(npy(tmp_path, [0, entry, 1], karpathy=karpathy), tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("images", "key", "message"),
+    [
+        ([{"filename": "a.jpg", "imgid": 0}], "cocoid", r"image number 1: no 'cocoid' in it; the file has 'filename', 'imgid'"),
+        ([{"filename": "a.jpg", "sentids": 3}], "sentid", r"image number 1: no 'sentid' in it"),
+        ([{"filename": "a.jpg", "imgid": "0"}], "imgid", r"no 'imgid' in it"),
+        ([{"imgid": 0}], "imgid", r"no 'filename' in it"),
+        ([{"filename": f"{n}.jpg", "imgid": 5} for n in "ab"], "imgid", r"image number 2: imgid 5 is that of 'a' and of 'b'"),
+        ([], "imgid", r"has no 'images' at its top level"),
+    ],
+)
+def test_broken_files_are_refused(tmp_path, images, key, message):
+    (tmp_path / "d.json").write_text(json.dumps({"images": images}))
+    with pytest.raises(InputError, match=message):
+        KarpathyNumbers.open(str(tmp_path / "d.json"), key)
+
+
+def test_a_compressed_file_is_read(karpathy, tmp_path):
+    packed = tmp_path / "dataset.json.gz"
+    packed.write_bytes(gzip.compress(Path(karpathy).read_bytes()))
+    numbers = KarpathyNumbers.open(str(packed), "cocoid")
+    assert [numbers.image_id(str(number), place="here") for number in COCOIDS] == NAMES
+
+
+@pytest.mark.parametrize("layout", [NpyImport, TsvImport, Hdf5Import])
+def test_options_that_make_no_sense_are_refused(layout):
+    with pytest.raises(UsageError, match="--karpathy-key is 'id', expected one of imgid, cocoid, sentid"):
+        layout(("x",), karpathy="d.json", karpathy_key="id")
+    with pytest.raises(UsageError, match="give the file with --karpathy"):
+        layout(("x",), karpathy_key="cocoid")
+    with pytest.raises(InputError, match=r"no such file: 'no.json'"):
+        KarpathyNumbers.open("no.json", "imgid")

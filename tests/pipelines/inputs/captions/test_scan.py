@@ -1,0 +1,157 @@
+"""``SPLIT_caps.txt`` and ``SPLIT_ids.txt`` of VSE++ and SCAN."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import pickle
+
+import pytest
+
+from pipelines.exchange.exporters import ScanLayout
+from pipelines.exchange.exporting import ExportJob, export_dataset
+from pipelines.inputs.captions import EVERYTHING, RawCaption, Selection, open_source
+from schemas.dataset import open_dataset
+from schemas.errors import InputError
+from schemas.features import FeatureSpec
+from tests.builders import write_rows
+
+
+def write(folder, **files: str):
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        data = text.encode()
+        (folder / f"{name}.txt").write_bytes(data)
+    return folder
+
+
+def lines(*texts: object) -> str:
+    return "".join(f"{text}\n" for text in texts)
+
+
+def read(source, selection=EVERYTHING):
+    return [row for part in source.parts(selection) for row in source.read(part, selection)]
+
+
+def caption(image_id: str, index: int, split: str, text: str, language: str = "en") -> RawCaption:
+    return RawCaption(image_id, language, "comparable", index, split, text)
+
+
+@pytest.fixture
+def precomp(tmp_path):
+    return write(
+        tmp_path / "f30k_precomp",
+        train_caps=lines(*(f"train {number}" for number in range(10))),
+        train_ids=lines("31", "7"),
+        dev_caps=lines(*(f"dev {number}" for number in range(5))),
+        dev_ids=lines("31.x/ü"),
+    )
+
+
+def test_a_folder_of_splits_with_one_id_for_each_image(precomp):
+    expected = [caption("31.x/ü", index, "dev", f"dev {index}") for index in range(5)]
+    expected += [caption(("31", "7")[n // 5], n % 5, "train", f"train {n}") for n in range(10)]
+    assert read(open_source("scan", precomp)) == expected
+
+
+def test_ids_that_are_repeated_for_each_caption(tmp_path):
+    folder = write(tmp_path / "p", test_caps=lines(*"abcd"), test_ids=lines("9", "9", "4", "9"))
+    assert read(open_source("scan", folder, language="de")) == [
+        caption("9", 0, "test", "a", "de"),
+        caption("9", 1, "test", "b", "de"),
+        caption("4", 0, "test", "c", "de"),
+        caption("9", 2, "test", "d", "de"),
+    ]
+
+
+def test_without_ids_positions_name_the_images_of_each_split(tmp_path):
+    folder = write(tmp_path / "p", test_caps=lines(*range(10)), testall_caps=lines(*range(5)))
+    rows = read(open_source("scan", folder))
+    assert [row.image_id for row in rows] == ["test-0"] * 5 + ["test-1"] * 5 + ["testall-0"] * 5
+    assert [row.index for row in rows] == [0, 1, 2, 3, 4] * 3
+    assert [row.text for row in rows] == [*map(str, range(10)), *map(str, range(5))]
+
+
+def test_one_file_plain_or_compressed(precomp):
+    for name in ("train_caps.txt", "train_ids.txt"):
+        data = (precomp / name).read_bytes()
+        (precomp / f"{name}.gz").write_bytes(gzip.compress(data))
+    expected = read(open_source("scan", precomp / "dev_caps.txt"))
+    assert {row.split for row in expected} == {"dev"}
+    plain = read(open_source("scan", precomp / "train_caps.txt"))
+    (precomp / "train_ids.txt").unlink()
+    assert read(open_source("scan", precomp / "train_caps.txt.gz")) == plain
+    with pytest.raises(InputError, match=r"'train_caps.txt' and 'train_caps.txt.gz' in .* are the same split: keep one"):
+        open_source("scan", precomp)
+
+
+def test_texts_are_kept_as_they_are(tmp_path):
+    texts = [" Two  dogs . ", "", "\u2028", '"quoted"\t\'', "中"]
+    folder = write(tmp_path / "p", dev_caps="\n".join(texts), dev_ids="1")
+    assert [row.text for row in read(open_source("scan", folder))] == texts
+
+
+def test_selections_and_inputs(precomp):
+    source = open_source("scan", precomp)
+    assert pickle.loads(pickle.dumps(source)) == source
+    assert {row.split for row in read(source, Selection(splits=("train",)))} == {"train"}
+    assert [entry["name"] for entry in source.inputs()] == ["dev_caps.txt", "dev_ids.txt", "train_caps.txt", "train_ids.txt"]
+    caps, ids = source.inputs(Selection(splits=("train",)))
+    data = (precomp / "train_ids.txt").read_bytes()
+    assert ids == {"name": "train_ids.txt", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert caps["name"] == "train_caps.txt"
+    assert source.parameters() == {"default_language": "en"}
+    with pytest.raises(InputError, match=r"no captions of split 'val' in .*: there are dev, train; change the selection"):
+        source.parts(Selection(splits=("val",)))
+    with pytest.raises(InputError, match="no captions in language 'de'"):
+        source.parts(Selection(languages=("de",)))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"a_caps": lines(*range(9)), "a_ids": lines(1, 2)},
+            r"a_caps.txt' has 9 captions, but '.*a_ids.txt' has 2 ids",
+        ),
+        ({"a_caps": lines(*range(2)), "a_ids": lines(1, 2, 3)}, r"has 2 captions, but .* has 3 ids"),
+        ({"a_caps": lines(*range(5)), "a_ids": ""}, r"has 5 captions, but .* has 0 ids"),
+        ({"a_caps": lines(*range(9))}, r"has 9 captions, which is not 5 for each image, and there is no 'a_ids.txt' beside it"),
+        ({"a_caps": lines(*range(2)), "a_ids": lines(1, "")}, r"a_ids.txt', line 2: the image id is empty"),
+        ({"a_caps": "a\n\xff", "a_ids": lines(1, 2)}, None),
+    ],
+)
+def test_files_that_do_not_belong_together(tmp_path, files, message):
+    source = open_source("scan", write(tmp_path / "p", **files))
+    if message is None:
+        (tmp_path / "p" / "a_caps.txt").write_bytes(b"a\n\xff")
+        message = r"a_caps.txt' is not UTF-8: line 2, column 1"
+    with pytest.raises(InputError, match=message):
+        read(source)
+
+
+def test_files_without_a_split_are_refused(tmp_path):
+    folder = write(tmp_path / "p", train_ids="1")
+    with pytest.raises(InputError, match=r"no 'SPLIT_caps.txt' in '.*'; it holds 'train_ids.txt'"):
+        open_source("scan", folder)
+    with pytest.raises(InputError, match=r"is not named 'SPLIT_caps.txt', so its split is unknown: rename it"):
+        open_source("scan", folder / "train_ids.txt")
+
+
+@pytest.mark.parametrize("per_image", [5, 1])
+def test_what_is_exported_is_read_again(tmp_path, per_image):
+    images = {"30": "train", "9": "dev", "a.b/c": "train", "bild-ä": "dev", "猫": "test"}
+    rows = [
+        {"image_id": image_id, "language": "de", "portion": "comparable", "index": index, "split": split}
+        | {"text": f" Ein Hund, {image_id} {index} ", "tokens": ["ein"]}
+        for image_id, split in images.items()
+        for index in range(per_image)
+    ]
+    write_rows(tmp_path / "captions", "captions", rows)
+    vectors = [{"image_id": image_id, "feature": [1.0]} for image_id in images]
+    write_rows(tmp_path / "features", "features", vectors, FeatureSpec("toy", (1,)))
+    layout = ScanLayout(captions=str(tmp_path / "captions"))
+    export_dataset(ExportJob(layout=layout, dataset=str(tmp_path / "features"), output=str(tmp_path / "precomp")))
+    found = read(open_source("scan", tmp_path / "precomp", language="de"))
+    stored = open_dataset(tmp_path / "captions").table(list(RawCaption._fields)).to_pylist()
+    assert sorted(found) == sorted(RawCaption(**row) for row in stored)

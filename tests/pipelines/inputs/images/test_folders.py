@@ -1,0 +1,206 @@
+"""Tables of addresses: web servers, ``file://`` and ``~``. Folders and patterns are tested in `test_opening`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import pickle
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from extractors import Description, Extractor
+from pipelines.features.forward import Tally, extract_shard
+from pipelines.features.job import FeaturesJob
+from pipelines.features.workers import decoding_threads
+from pipelines.inputs.images import ImageTable, open_images
+from pipelines.inputs.web import PARALLEL_READS, WebAccess
+from schemas.errors import InputError, UsageError
+from schemas.features import FeatureSpec
+from schemas.kinds import schema_of
+from schemas.storage import Folder
+from tests.web_server import serve
+
+SPEC = FeatureSpec("fake", (3,))
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def site():
+    with serve() as site:
+        yield site
+
+
+class ColourExtractor(Extractor):
+    """The feature of an image of one colour is that colour."""
+
+    def __init__(self) -> None:
+        super().__init__(Description(SPEC, {}))
+
+    def preprocess(self, image):
+        return torch.tensor(image.getpixel((0, 0)))
+
+    def extract(self, batch):
+        return batch.numpy().astype(np.float32)
+
+
+def picture(*colour: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (2, 2), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def table(path: Path, rows: dict[str, str]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("image_id", "uri"), *rows.items()])
+    return path
+
+
+def extracted(source, threads: int) -> tuple[dict[str, list[float]], dict[str, tuple[str, str]]]:
+    """Features by id, and reason and message of failures by id."""
+    tally, refs = Tally(), sorted(source.refs())
+    rows = extract_shard(
+        refs,
+        extractor=ColourExtractor(),
+        read=source.read,
+        schema=schema_of("features", SPEC),
+        batch_size=4,
+        threads=threads,
+        tally=tally,
+    )
+    features = {row["image_id"]: row["feature"] for part in rows for row in part.to_pylist()}
+    return features, {row["key"]: (row["reason"], row["message"]) for row in tally.failures}
+
+
+# --- web servers -----------------------------------------------------------------------------------------------------
+
+
+def test_a_table_of_web_addresses_gives_features_and_what_cannot_be_fetched_fails_alone(site, tmp_path):
+    site.pages |= {"/red.png": picture(255, 0, 0), "/large.png": bytes(5000), "/text.png": b"<html>"}
+    site.pages["/moved.png"] = lambda handler: handler.answer(301, Location="/red.png")
+    (tmp_path / "local.png").write_bytes(picture(0, 0, 9))
+    paths = ("red.png", "missing.png", "large.png", "text.png", "moved.png")
+    rows = {path.partition(".")[0]: site.address(f"/{path}") for path in paths}
+    path = table(tmp_path / "t.csv", rows | {"local": "local.png", "bad": "http://[bad"})
+    access = WebAccess(allow_private_addresses=True, max_bytes=1000)
+    features, failures = extracted(ImageTable(Folder(str(tmp_path)), path.name, access), PARALLEL_READS)
+    assert features == {"red": [255, 0, 0], "moved": [255, 0, 0], "local": [0, 0, 9]}
+    assert failures.pop("text")[0] == "not_an_image"
+    assert failures == {
+        "missing": ("unreadable", "HTTP 404"),
+        "large": ("unreadable", "larger than 1,000 bytes"),
+        "bad": ("unreadable", "not a valid address"),
+    }
+
+
+def test_private_addresses_fail_unless_they_are_allowed(site, tmp_path):
+    site.pages["/red.png"] = picture(255, 0, 0)
+    path = table(tmp_path / "t.csv", {"red": site.address("/red.png")})
+    refused = ("unreadable", "its host has an address that is not public")
+    assert extracted(open_images(path), 4) == ({}, {"red": refused})
+    assert site.connections == 0
+    assert extracted(open_images(path, allow_private_addresses=True), 4) == ({"red": [255, 0, 0]}, {})
+
+
+def test_only_a_table_may_lead_to_private_addresses(tmp_path):
+    with pytest.raises(UsageError, match=r"--allow-private-addresses is for a table of addresses, but '.*' is none"):
+        open_images(tmp_path, allow_private_addresses=True)
+
+
+def test_as_many_images_are_fetched_at_once_as_the_source_says(site, tmp_path):
+    # Each answer waits for all others: fewer requests at once would never be answered.
+    together = threading.Barrier(PARALLEL_READS)
+
+    def page(handler):
+        together.wait(20)
+        handler.answer(200, picture(1, 2, 3))
+
+    rows = {f"image{number:02d}": site.address(f"/{number}") for number in range(PARALLEL_READS)}
+    site.pages = {f"/{number}": page for number in range(PARALLEL_READS)}
+    source = open_images(table(tmp_path / "t.csv", rows), allow_private_addresses=True)
+    job = FeaturesJob(images=source, output=str(tmp_path / "f"), device="cpu")
+    features, failures = extracted(source, decoding_threads(job))
+    assert (len(features), failures) == (PARALLEL_READS, {})
+
+
+@pytest.mark.parametrize(
+    ("uris", "threads"),
+    [(["a.png", "b.png"], 1), (["a.png", "HTTP://h/b.png"], PARALLEL_READS), (["s3://b/http://a"], 1), ([], 1)],
+)
+def test_more_threads_read_where_web_servers_are_named(tmp_path, uris, threads):
+    source = open_images(table(tmp_path / "t.csv", {str(number): uri for number, uri in enumerate(uris)}))
+    assert source.parallel_reads == threads
+    assert decoding_threads(FeaturesJob(images=source, output="f", device="cpu"), cores=1) == threads
+
+
+def test_a_folder_is_read_by_as_many_threads_as_decode(tmp_path):
+    assert open_images(tmp_path).parallel_reads == 1
+
+
+def test_a_source_with_access_is_the_same_after_pickling(tmp_path):
+    source = open_images(table(tmp_path / "t.csv", {"a": "http://h/a"}), allow_private_addresses=True)
+    assert pickle.loads(pickle.dumps(source)) == source != open_images(tmp_path / "t.csv")
+
+
+def test_a_proxy_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    path = table(tmp_path / "t.csv", {"a": "a.png", "b": "http://h.test/b.png"})
+    with pytest.raises(UsageError, match=r"cannot fetch 'http://h.test/b.png': the environment names a proxy"):
+        list(open_images(path).refs())
+    assert len(list(open_images(path, allow_private_addresses=True).refs())) == 2
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("ftp://h/a.png", r"row 1 \(line 2\): cannot read from 'ftp://h/a.png', expected a path, file://, or one of http://"),
+        ("file://other/a.png", r"row 1 \(line 2\): cannot understand the location 'file://other/a.png'"),
+    ],
+)
+def test_addresses_that_no_image_can_be_read_from_are_found_while_listing(tmp_path, uri, message):
+    with pytest.raises(InputError, match=message):
+        list(open_images(table(tmp_path / "t.csv", {"a": uri})).refs())
+
+
+# --- local paths -----------------------------------------------------------------------------------------------------
+
+
+def test_file_addresses_and_home_folders_in_a_table(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "a b%ü.png").write_bytes(b"1")
+    (tmp_path / "home" / "c.png").write_bytes(b"2")
+    (tmp_path / "~nobody-here.png").write_bytes(b"3")
+    rows = {
+        "address": f"file://{tmp_path}/a%20b%25%C3%BC.png",
+        "host": f"file://localhost{tmp_path}/a%20b%25%c3%bc.png",
+        "upper": f"FILE://{tmp_path}/home/c.png",
+        "home": "~/c.png",
+        "tilde": "~nobody-here.png",
+        "path": f"{tmp_path}/a b%ü.png",
+    }
+    source = open_images(table(tmp_path / "t.csv", rows))
+    found = {ref.image_id: (ref.uri, source.read(ref)) for ref in source.refs()}
+    expected = {"address": b"1", "host": b"1", "upper": b"2", "home": b"2", "tilde": b"3", "path": b"1"}
+    assert found == {name: (rows[name], data) for name, data in expected.items()}
+
+
+@pytest.mark.parametrize("form", ["file://{}", "file://localhost{}", "~/i", "FILE://{}/"])
+def test_the_images_themselves_may_be_named_so(tmp_path, monkeypatch, form):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "i"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"1")
+    source = open_images(form.format(folder))
+    assert source == open_images(folder)
+    assert [(ref.image_id, source.read(ref)) for ref in source.refs()] == [("a", b"1")]
