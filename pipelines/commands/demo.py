@@ -17,7 +17,7 @@ app = typer.Typer()
 @app.command(epilog="Example: imagepivot demo build/demo --scenes 300")
 def demo(
     context: typer.Context,
-    output: Annotated[Path, typer.Argument(help="Folder for the scenes and the datasets.")] = Path("build/demo"),
+    output: Annotated[str, typer.Argument(help="Folder for the scenes and the datasets.")] = "build/demo",
     scenes: Annotated[int, typer.Option("--scenes", help="Number of scenes to draw.")] = 300,
 ) -> None:
     """Run everything on drawn scenes: captions in four languages, vocabulary, encoding, features, regions, training.
@@ -27,5 +27,6 @@ def demo(
     from pipelines.demo.run import run_demo
     from train.demo import train_demo
 
-    run_demo(output, scenes=scenes, console=console, notes=notes)
-    train_demo(output, console=console, notes=notes, tokenize=context.obj)
+    folder = Path(output)
+    run_demo(folder, scenes=scenes, console=console, notes=notes)
+    train_demo(folder, console=console, notes=notes, tokenize=context.obj)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import typer
 from rich.markup import escape
 
-from pipelines.commands.options import console, notes
+from pipelines.commands.options import console, remark
+from schemas import events
 
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
@@ -19,6 +20,8 @@ def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
     """Print what was written and what failed; exit with code 3 where more inputs failed than are allowed."""
     from pipelines.datasets.inspection import statistics_table
 
+    failed = dict(sorted(manifest.failure_reasons.items()))
+    events.record(counts={"rows": manifest.rows, "shards": len(manifest.shards), "failed": failed})
     console.print(
         f"[bold]{manifest.kind}[/bold]: {manifest.rows:,} rows in {len(manifest.shards)} shards in {escape(output)} "
         f"(fingerprint {manifest.fingerprint[:12]})",
@@ -28,10 +31,9 @@ def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
     if (table := statistics_table(manifest)) is not None:
         console.print(table)
     if manifest.failed:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(manifest.failure_reasons.items()))
-        notes.print(
-            f"[red]{manifest.failed:,} inputs failed[/red]: {reasons}. They are listed by: imagepivot inspect {escape(output)}",
-            soft_wrap=True,
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in failed.items())
+        remark(
+            f"{manifest.failed:,} inputs failed: {reasons}. They are listed by: imagepivot inspect {output} --failures", style="red"
         )
         if manifest.failed > max_failures:
             raise typer.Exit(3)
