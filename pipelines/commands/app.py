@@ -30,11 +30,11 @@ app = typer.Typer(
     name="imagepivot",
     help="Prepares data for multilingual image-sentence retrieval: captions and images in, Parquet shards out.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
 
 def _tokenize(text: str, language: str, steps: TextRecipe | None, truecaser: str) -> list[str]:
     from pipelines.text.queries import tokenize_query

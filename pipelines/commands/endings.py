@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import typer
 from rich.markup import escape
 
 from pipelines.commands.options import notes, remark

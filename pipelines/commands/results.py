@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import typer
 from rich.markup import escape
+from rich.text import Text
 
 from pipelines.commands.options import console, remark
 from schemas import events
@@ -13,7 +15,7 @@ from schemas import events
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
 
-__all__ = ["finish"]
+__all__ = ["finish", "print_extractors"]
 
 
 def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
@@ -33,7 +35,26 @@ def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
     if manifest.failed:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in failed.items())
         remark(
-            f"{manifest.failed:,} inputs failed: {reasons}. They are listed by: imagepivot inspect {output} --failures", style="red"
+            f"{manifest.failed:,} inputs failed: {reasons}. They are listed by: imagepivot inspect {output} --failures",
+            style="red",
         )
         if manifest.failed > max_failures:
             raise typer.Exit(3)
+
+
+def print_extractors(*, as_json: bool) -> None:
+    """Print the catalogue of extractors, as tables or as JSON."""
+    from extractors import entries
+    from pipelines.datasets.value_tables import add_values, named_table
+
+    catalogue = [entry.to_json() for entry in entries()]
+    if as_json:
+        typer.echo(json.dumps(catalogue, indent=2))
+        return
+    for entry in catalogue:
+        table = named_table(entry.pop("name"))
+        shape = entry.pop("shape")
+        entry["makes"] = f"{entry.pop('kind')}, {'shape depends on the model' if shape is None else '×'.join(map(str, shape))}"
+        entry["makes"] += f", {entry.pop('dtype')}"
+        add_values(table, {name: entry[name] for name in ("makes", "source", "weights", "preprocessing") if entry[name]})
+        console.print(table, Text(""))

@@ -89,12 +89,13 @@ class Meter:
         """
         if self.folder is None:
             return
-        earlier = {f"earlier_{name}": max(0, count - self.total().get(name, 0)) for name, count in counts.items()}
+        self.flush()
+        total = self.total()
+        earlier = {f"earlier_{name}": max(0, count - total.get(name, 0)) for name, count in counts.items()}
         with _lock:
-            _counts.setdefault(self.folder, {})
             for path in Path(self.folder).glob("*.json"):
                 path.unlink()
-            _counts[self.folder] = {**counts, **earlier}
+            _counts[self.folder] = {**total, **counts, **earlier}
             _write(self.folder, _counts[self.folder])
 
     def total(self) -> dict[str, int]:
@@ -129,7 +130,7 @@ def show_progress(
         def snapshot() -> Snapshot:
             counts = meter.total()
             earlier = counts.get(f"earlier_{unit}")
-            whole = total if earlier is None else counts[unit]
+            whole = total if earlier is None else counts[unit]  # Once the run has settled, all of it is done.
             return Snapshot(task, unit, counts, time.monotonic() - started, whole, earlier or 0)
 
         def report() -> None:
