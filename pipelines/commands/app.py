@@ -16,7 +16,7 @@ import typer
 
 from pipelines.commands import datasets, demo, exchange, features, text, view
 from pipelines.commands.endings import run, wants_events
-from pipelines.commands.options import console
+from pipelines.commands.options import console, notes
 from pipelines.commands.parsing import Command
 from schemas import events
 from train.commands import runs, tables, train
@@ -24,7 +24,7 @@ from train.commands import runs, tables, train
 if TYPE_CHECKING:
     from schemas.parameters import TextRecipe
 
-__all__ = ["app", "main"]
+__all__ = ["app", "console", "main", "notes"]
 
 app = typer.Typer(
     name="imagepivot",

@@ -66,7 +66,7 @@ def _overview(dataset: Dataset) -> Table:
     add_values(table, manifest.parameters, empty="all")
     for entry in manifest.inputs[:_MOST_INPUTS]:
         rest = {key: f"{value:,}" if key == "bytes" else value for key, value in entry.items() if key != "name"}
-        table.add_row(Text(f"from {entry['name']}"), Text(", ".join(f"{key} {value}" for key, value in rest.items())))
+        add_values(table, {f"from {entry['name']}": rest})
     if len(manifest.inputs) > _MOST_INPUTS:
         table.add_row("from", f"{len(manifest.inputs) - _MOST_INPUTS} more files, all in the manifest")
     table.add_row("made with", ", ".join(f"{name} {version}" for name, version in manifest.libraries.items()))

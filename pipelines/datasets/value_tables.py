@@ -24,7 +24,7 @@ def value_rows(name: str, value: Any, *, empty: str = "none", depth: int = 0) ->
     """
     label = "  " * depth + name
     if isinstance(value, Mapping):
-        yield label, "" if value else empty
+        yield label, "" if value else "none"
         for key, item in value.items():
             yield from value_rows(key, item, empty=empty, depth=depth + 1)
     else:
