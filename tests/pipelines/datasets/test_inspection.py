@@ -55,7 +55,7 @@ def test_an_overview_says_what_it_is(tmp_path):
     assert open_dataset(tmp_path / "f").fingerprint in text
     assert "float[6]" in text
     assert "stable key of the image" in text
-    assert 'from file0 │ {"bytes":0}' in text
+    assert "from file0 │ │ │ bytes │ 0 │" in text
     assert "2 more files, all in the manifest" in text
     assert "pyarrow" in text
 
