@@ -166,6 +166,7 @@ def test_an_error_that_is_our_fault_has_its_traceback(imagepivot, folder, tmp_pa
     assert last_of(done)["message"] == error["message"]
 
 
+@pytest.mark.slow
 def test_a_remark_about_weights_is_an_event(imagepivot, photos, tmp_path):
     """The device is looked at after the remark: nothing has to be extracted."""
     arguments = ("--weights", "random:0", "--device", "cuda:99", "--log-json")

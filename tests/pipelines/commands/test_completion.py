@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 import extractors
-from extractors.computing.devices import PRECISIONS
 from pipelines.commands import completion
-from pipelines.text.moses import RECIPES
 from train.config.presets import preset_names
 
 ROOT = Path(__file__).parents[3]
@@ -113,7 +111,11 @@ def test_the_command_offers_to_install_it(tmp_path):
     assert "imagepivot.sh" in (tmp_path / ".bashrc").read_text()
 
 
+@pytest.mark.slow
 def test_what_is_completed_is_what_there_is():
+    from extractors.computing.devices import PRECISIONS
+    from pipelines.text.moses import RECIPES
+
     assert set(extractors.names()) < set(completion.extractor_names(""))
     assert completion.recipes("") == list(RECIPES)
     assert set(completion.precisions("")) == set(PRECISIONS)
