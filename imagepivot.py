@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from extractors import ExtractorRequest as ExtractorRequest
     from extractors import RegionOptions as RegionOptions
     from extractors import decode as decode_image
+    from extractors import entries as extractor_catalogue
     from extractors import load as load_extractor
     from extractors import names as extractor_names
     from pipelines.datasets.comparison import DiffJob as DiffJob
@@ -172,6 +173,7 @@ __all__ = [
     "evaluate",
     "export_dataset",
     "extract_features",
+    "extractor_catalogue",
     "extractor_names",
     "import_features",
     "list_images",
@@ -203,6 +205,7 @@ _MODULES = {
     "extractors": (
         "decode_image = decode",
         "Extractor",
+        "extractor_catalogue = entries",
         "extractor_names = names",
         "ExtractorRequest",
         "load_extractor = load",

@@ -1,13 +1,14 @@
 """Images to arrays: decoding, preprocessing and the models. Nothing in here uses Beam, and importing it loads no torch."""
 
 from extractors.base import Description, Extractor, RegionExtractor
-from extractors.catalogue import ExtractorModule, ExtractorRequest, describe, load, names, spec
+from extractors.catalogue import CatalogueEntry, ExtractorModule, ExtractorRequest, describe, entries, load, names, spec
 from extractors.images.decoding import MAX_PIXELS, REASONS, DecodeError, decode
 from extractors.settings import RegionOptions, Settings
 
 __all__ = [
     "MAX_PIXELS",
     "REASONS",
+    "CatalogueEntry",
     "DecodeError",
     "Description",
     "Extractor",
@@ -18,6 +19,7 @@ __all__ = [
     "Settings",
     "decode",
     "describe",
+    "entries",
     "load",
     "names",
     "spec",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from extractors.base import Description, Extractor
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from extractors.weights.finding import Weights
 
-__all__ = ["ExtractorModule", "ExtractorRequest", "describe", "load", "names", "spec"]
+__all__ = ["CatalogueEntry", "ExtractorModule", "ExtractorRequest", "describe", "entries", "load", "names", "spec"]
 
 _TIMM = "timm:"
 _DETECTRON2 = "detectron2:"
@@ -44,10 +45,11 @@ class ExtractorModule(Protocol):
 
 @dataclass(frozen=True)
 class _Entry:
-    """An extractor that can be loaded: its spec, and for each backend the `ExtractorModule` that makes it."""
+    """An extractor that can be loaded: its spec, for each backend the `ExtractorModule` that makes it, its weights in words."""
 
     spec: FeatureSpec
     module: str
+    weights: str = ""
     makes_regions: bool = False
     detectron2_module: str = ""
 
@@ -62,6 +64,7 @@ _ENTRIES = {
                 source="Multi30K, github.com/multi30k/dataset, scripts/feature-extractor: ResNet50, global average pool",
             ),
             module="extractors.pooled.resnet50",
+            weights="default: torchvision's ResNet50_Weights.IMAGENET1K_V1; or that model as .pth, .pt or .safetensors",
         ),
         _Entry(
             FeatureSpec(
@@ -70,6 +73,7 @@ _ENTRIES = {
                 source="torchvision's VGG19: second fully connected layer after ReLU, mean of ten crops",
             ),
             module="extractors.pooled.vgg19",
+            weights="default: torchvision's VGG19_Weights.IMAGENET1K_V1; or that model as .pth, .pt or .safetensors",
         ),
         _Entry(
             FeatureSpec(
@@ -79,6 +83,7 @@ _ENTRIES = {
                 "VGG_ILSVRC_19_layers, fc7 after ReLU, mean of ten crops",
             ),
             module="extractors.pooled.vgg19",
+            weights="no default: VGG_ILSVRC_19_layers.caffemodel, or a conversion of it as .pth, .pt or .safetensors",
         ),
         _Entry(
             FeatureSpec(
@@ -88,11 +93,88 @@ _ENTRIES = {
                 "Genome, pool5_flat of the 36 best regions",
             ),
             module="extractors.regions.faster_rcnn",
+            weights="no default: any release of bottom-up attention's detector, as .caffemodel, .pkl, .pth or .safetensors",
             makes_regions=True,
             detectron2_module="extractors.regions.detectron2_backend.extractor",
         ),
     )
 }
+
+
+@dataclass(frozen=True)
+class CatalogueEntry:
+    """What there is to know about an extractor before its weights are at hand.
+
+    Attributes:
+        name: its name, or the form of the names of a family.
+        kind: kind of dataset that it fills, ``features`` or ``regions``.
+        shape: shape of the feature of one image; None if it depends on the model.
+        dtype: type of its values.
+        source: what it reproduces.
+        weights: the weights that it takes, in words; besides these ``random:SEED``, untrained.
+        preprocessing: the steps from an RGB image to the model's input; None if they depend on the model.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    source: str
+    weights: str
+    preprocessing: Mapping[str, Any] | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self) | {"shape": None if self.shape is None else list(self.shape)}
+
+
+_FAMILIES = (
+    CatalogueEntry(
+        name="timm:NAME",
+        kind="features",
+        shape=None,
+        dtype="float32",
+        source="the pooled output of one of timm's models, e.g. timm:resnet18.a1_in1k",
+        weights="default: timm's of that name; or that model as .pth, .pt or .safetensors",
+        preprocessing=None,
+    ),
+    CatalogueEntry(
+        name="detectron2:CONFIG+WEIGHTS",
+        kind="regions",
+        shape=None,
+        dtype="float32",
+        source="the regions of one of detectron2's models, given by the paths of its config file and its checkpoint",
+        weights="in the name",
+        preprocessing=None,
+    ),
+)
+
+
+def entries() -> tuple[CatalogueEntry, ...]:
+    """Describe all extractors: those of `names`, and the two families. Imports torch, and reads no weights.
+
+    Raises:
+        UsageError: a package that the extractors need is not installed.
+    """
+    return (*map(_catalogue_entry, names()), *_FAMILIES)
+
+
+def _catalogue_entry(name: str) -> CatalogueEntry:
+    entry = _ENTRIES[name]
+    module = _import(entry.module, name)
+    from extractors.weights.finding import Weights
+
+    # Of the weights only the digest enters a description, and it does not decide the preprocessing.
+    description = module.describe(Settings(entry.spec), Weights(state={}))
+    return CatalogueEntry(
+        name=name,
+        kind=description.kind,
+        shape=entry.spec.shape,
+        dtype=entry.spec.dtype,
+        source=entry.spec.source,
+        weights=entry.weights,
+        preprocessing=description.parameters["transform"],
+    )
 
 
 def names() -> tuple[str, ...]:

@@ -139,7 +139,9 @@ def test_shell_lines_are_accepted(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_and_options_in_the_text_exist(page: str) -> None:
-    every_option = set().union(*map(options_of, COMMANDS), BEAM_FLAGS, {"--version"})
+    every_option = set().union(
+        *map(options_of, COMMANDS), BEAM_FLAGS, {"--version", "--install-completion", "--show-completion"}
+    )
     for span in code_spans(page):
         if span.startswith(OTHER_PROGRAMS):
             continue

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from pipelines.commands.options import console, notes
+from pipelines.commands.options import AsJson, console, notes, remark
 from schemas.errors import DatasetError
 
 __all__ = ["app"]
@@ -19,22 +20,70 @@ app = typer.Typer()
 def inspect(
     dataset: Annotated[str, typer.Argument(help="Folder of a dataset.", show_default=False)],
     rows: Annotated[int, typer.Option("--rows", min=0, help="Sample rows to show.")] = 5,
+    failures: Annotated[
+        bool, typer.Option("--failures", help="List all inputs that failed; with --json one per line.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a dataset: parameters, statistics, failures and sample rows."""
-    from pipelines.datasets.inspection import describe
+    from pipelines.datasets.inspection import describe, failures_table
+    from pipelines.datasets.inspection_json import describe_json
     from schemas.dataset import open_dataset
 
-    console.print(describe(open_dataset(dataset), rows=rows))
+    opened = open_dataset(dataset)
+    if failures and as_json:
+        for row in opened.failures().to_pylist():
+            typer.echo(json.dumps(row, ensure_ascii=False))
+    elif failures and opened.manifest.failed:
+        console.print(failures_table(opened))
+    elif failures:
+        console.print(f"{escape(dataset)}: nothing failed", highlight=False, soft_wrap=True)
+    elif as_json:
+        typer.echo(json.dumps(describe_json(opened, rows=rows), ensure_ascii=False, indent=2))
+    else:
+        console.print(describe(opened, rows=rows))
 
 
 @app.command(epilog="Example: imagepivot validate build/features")
-def validate(dataset: Annotated[str, typer.Argument(help="Folder of a dataset.", show_default=False)]) -> None:
-    """Check every promise of the format on the stored bytes."""
+def validate(
+    dataset: Annotated[str, typer.Argument(help="Folder of a dataset.", show_default=False)],
+    mend: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="First write anew what the rest determines, and delete what the command that made it must make again.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check every promise of the format on the stored bytes.
+
+    With --repair, damaged shards are deleted, and the same command as before makes them again, and only them.
+    """
     from schemas.validation import validate as problems_of
 
+    if mend:
+        _repair(dataset)
     problems = problems_of(dataset)
+    if as_json:
+        typer.echo(json.dumps({"dataset": dataset, "holds": not problems, "problems": problems}, ensure_ascii=False, indent=2))
+        raise typer.Exit(1 if problems else 0)
     for problem in problems:
         notes.print(f"[red]{escape(problem)}[/red]", highlight=False, soft_wrap=True)
     if problems:
         raise DatasetError(f"{dataset!r} breaks {len(problems)} promises of the format: make it again, or copy it again")
     console.print(f"{escape(dataset)}: everything holds", highlight=False)
+
+
+def _repair(dataset: str) -> None:
+    from schemas.repairing import repair
+
+    done = repair(dataset)
+    for verb, names in (("written anew", done.mended), ("deleted", done.deleted)):
+        for name in names:
+            remark(f"{verb}: {name}")
+    if done.missing:
+        raise DatasetError(
+            f"{dataset!r} lacks {len(done.missing)} files now, e.g. {done.missing[0]!r}: run the command that made it again, without "
+            "--overwrite; it keeps what is whole and makes only these"
+        )

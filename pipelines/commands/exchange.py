@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from pipelines.commands.options import Check, Output, Overwrite, Shards, console, notes, several
+from pipelines.commands.options import Check, LogJson, Output, Overwrite, Shards, console, notes, remark, several
 from pipelines.commands.results import finish
+from schemas import events
 from schemas.keys import DEFAULT_SHARDS
 
 __all__ = ["app"]
@@ -71,6 +72,7 @@ def import_(
     shards: Shards = DEFAULT_SHARDS,
     overwrite: Overwrite = False,
     check: Check = False,
+    log_json: LogJson = False,
 ) -> None:
     """Turn features that other tools made into a dataset.
 
@@ -98,8 +100,9 @@ def import_(
     chosen = format or format_of(sources[0])
     files = _layout(LAYOUTS, chosen, options, misfit=f"these files are {chosen}", sources=tuple(sources), id_rule=id_rule)
     job = ImportJob(files=files, output=output, name=name, source=source, shards=shards, overwrite=overwrite, verify=check)
-    with show_progress(notes, "import", unit="images") as meter:
+    with show_progress(notes, "import", unit="images", log_json=log_json) as meter:
         manifest = import_features(job, meter)
+        meter.settle(images=manifest.rows)
     finish(manifest, output)
 
 
@@ -136,6 +139,7 @@ def export(
         typer.Option("--columns", help="tsv: 6 columns of bottom-up-attention, or 10 that LXMERT reads."),
     ] = "bottom-up",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files in OUTPUT.")] = False,
+    log_json: LogJson = False,
 ) -> None:
     """Write features in the layout of another code base.
 
@@ -162,11 +166,12 @@ def export(
     layout = _layout(LAYOUTS, format, options, misfit=f"not for {format}")
     job = ExportJob(layout=layout, dataset=dataset, output=output, overwrite=overwrite)
     remarks: list[str] = []
-    with show_progress(notes, "export", unit="images") as meter:
+    with show_progress(notes, "export", unit="images", log_json=log_json) as meter:
         paths = export_dataset(job, meter, note=remarks.append)
-    for remark in remarks:
-        notes.print(f"[yellow]{escape(remark)}[/yellow]", highlight=False, soft_wrap=True)
+    for text_of_remark in remarks:
+        remark(text_of_remark)
     size = sum(path.stat().st_size for path in paths)
+    events.record(counts={"files": len(paths), "bytes": size})
     console.print(
         f"[bold]{format}[/bold]: {len(paths):,} files, {size:,} bytes in {escape(output)}", highlight=False, soft_wrap=True
     )
@@ -179,6 +184,7 @@ def diff(
     tolerance: Annotated[
         float, typer.Option("--tolerance", min=0.0, help="Largest difference of two real numbers that counts as equal.")
     ] = 0.0,
+    log_json: LogJson = False,
 ) -> None:
     """Show what differs between two datasets, and by how much.
 
@@ -189,8 +195,10 @@ def diff(
     from pipelines.datasets.comparison_tables import comparison_table
     from pipelines.running.progress import show_progress
 
-    with show_progress(notes, "diff", unit="rows") as meter:
+    with show_progress(notes, "diff", unit="rows", log_json=log_json) as meter:
         comparison = compare_datasets(DiffJob(a=a, b=b, tolerance=tolerance), meter)
+    missing, differing = comparison.missing_in_a.count + comparison.missing_in_b.count, comparison.differing.count
+    events.record(counts={"rows": comparison.common, "missing": missing, "differing": differing})
     console.print(comparison_table(comparison))
     if comparison.differs:
         raise typer.Exit(1)

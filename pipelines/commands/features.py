@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from pipelines.commands import completion
 from pipelines.commands.options import (
     BEAM,
     AllowPrivateAddresses,
@@ -13,14 +14,14 @@ from pipelines.commands.options import (
     Ids,
     LogJson,
     MaxFailures,
-    Output,
     Overwrite,
     Shards,
     console,
     execution_of,
     notes,
+    remark,
 )
-from pipelines.commands.results import finish, show_not_taken
+from pipelines.commands.results import finish, print_extractors, show_not_taken
 from schemas.errors import UsageError
 from schemas.keys import DEFAULT_SHARDS
 
@@ -34,6 +35,8 @@ app = typer.Typer()
 
 _REGIONS = "Regions"
 _CHANGES = "When images have changed"
+# Not taken from the catalogue, whose import takes longer than all the rest of a help text; a test compares them.
+_EXTRACTORS = "resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, faster-rcnn-36, timm:NAME or detectron2:CONFIG+WEIGHTS"
 Backend = Literal["torchvision", "detectron2"]
 
 
@@ -43,14 +46,35 @@ Backend = Literal["torchvision", "detectron2"]
 )
 def features(
     context: typer.Context,
-    images: Annotated[str, typer.Argument(help="Folder, pattern, or table with image_id and uri.", show_default=False)],
-    output: Output,
-    extractor: Annotated[str, typer.Option("--extractor", help="Name of the extractor.")] = "resnet50-pool",
+    images: Annotated[
+        str,
+        typer.Argument(
+            help="Folder, pattern, table with image_id and uri, tar, or Parquet file with image bytes.", show_default=False
+        ),
+    ] = "",
+    output: Annotated[str, typer.Argument(help="Folder of the dataset to write.", show_default=False)] = "",
+    extractor: Annotated[
+        str,
+        typer.Option(
+            "--extractor", help=f"{_EXTRACTORS}; --list-extractors says more.", autocompletion=completion.extractor_names
+        ),
+    ] = "resnet50-pool",
     weights: Annotated[
-        str, typer.Option("--weights", help="[i]default[/i] (downloaded once), a file, or [i]random:SEED[/i] (untrained).")
+        str,
+        typer.Option(
+            "--weights",
+            help="[i]default[/i] (downloaded once), a file, or [i]random:SEED[/i] (untrained).",
+            autocompletion=completion.weights_requests,
+        ),
     ] = "default",
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.")] = "auto",
-    precision: Annotated[str, typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32 and fp16.")] = "fp32",
+    device: Annotated[
+        str,
+        typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", autocompletion=completion.devices),
+    ] = "auto",
+    precision: Annotated[
+        str,
+        typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32 and fp16.", autocompletion=completion.precisions),
+    ] = "fp32",
     compile: Annotated[  # noqa: A002
         bool, typer.Option("--compile", help="On a GPU: compile the model first, which takes a minute and speeds up the rest.")
     ] = False,
@@ -127,6 +151,10 @@ def features(
         bool,
         typer.Option("--dry-run", help="Write nothing: list the shards to do, their size, and the time they will take."),
     ] = False,
+    list_extractors: Annotated[
+        bool, typer.Option("--list-extractors", help="List the extractors: shapes, weights, preprocessing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --list-extractors: print JSON.")] = False,
     log_json: LogJson = False,
     workers: Annotated[
         int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per GPU, or one that uses all cores.")
@@ -134,9 +162,21 @@ def features(
 ) -> None:
     """Extract features of images into shards.
 
+    IMAGES is a folder, searched for images, or else for archives; a [b]pattern[/b] such as [i]'photos/**/*.jpg'[/i]; a
+    [b]table[/b] (CSV, TSV, JSON lines or Parquet) with the columns image_id and uri; a [b].tar[/b]; a [b].parquet[/b] file with
+    image bytes; or one image; local, gs:// or s3://.
+
     An image that cannot be read or decoded becomes a failure row and stops nothing. A run that was stopped continues when the
     same command is given again. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """
+    if list_extractors:
+        print_extractors(as_json=as_json)
+        return
+    for name, value in (("IMAGES", images), ("OUTPUT", output)):
+        if not value:
+            raise UsageError(f"{name} is missing, expected two: imagepivot features IMAGES OUTPUT")
+    if as_json:
+        raise UsageError("--json is for --list-extractors: give --log-json for progress as JSON")
     from extractors import ExtractorRequest
     from pipelines.features.extract import extract_features, list_images
     from pipelines.features.job import FeaturesJob
@@ -177,9 +217,10 @@ def features(
         console.print(plan_table(plan_work(job, listing)))
         return
     if any(name.startswith("random:") for name in (weights, extractor.rpartition("+")[2])):
-        notes.print("[yellow]untrained: the weights are random, the features mean nothing[/yellow]")
+        remark("untrained: the weights are random, the features mean nothing")
     with show_progress(notes, extractor, unit="images", total=listing.count, log_json=log_json) as meter:
         manifest = extract_features(job, execution, meter, listing=listing)
+        meter.settle(images=manifest.rows + manifest.failed, failed=manifest.failed)
     finish(manifest, output, max_failures)
 
 

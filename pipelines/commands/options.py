@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
+from schemas import events
 from schemas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BEAM",
     "AllowPrivateAddresses",
+    "AsJson",
     "Check",
     "IdRule",
     "Ids",
@@ -29,6 +32,7 @@ __all__ = [
     "console",
     "execution_of",
     "notes",
+    "remark",
     "several",
 ]
 
@@ -37,6 +41,13 @@ console = Console()
 
 notes = Console(stderr=True)
 """For progress and remarks, on standard error."""
+
+
+def _log_json(context: typer.Context, value: bool) -> bool:
+    if value and not context.resilient_parsing:
+        events.start()
+    return value
+
 
 BEAM = {"allow_extra_args": True}
 """Context settings of a command whose flags behind ``--`` go to Beam."""
@@ -49,7 +60,11 @@ Check = Annotated[
 ]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per core.")]
 MaxFailures = Annotated[int, typer.Option("--max-failures", min=0, help="Inputs that may fail before the exit code is 3.")]
-LogJson = Annotated[bool, typer.Option("--log-json", help="Progress as lines of JSON on stderr, for programs.")]
+LogJson = Annotated[
+    bool,
+    typer.Option("--log-json", callback=_log_json, is_eager=True, help="Make stderr lines of JSON, for programs that watch."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Shards = Annotated[
     int, typer.Option("--shards", help="Number of shards; captions and features with the same number join shard by shard.")
 ]
@@ -66,6 +81,12 @@ AllowPrivateAddresses = Annotated[
 ]
 Languages = Annotated[str, typer.Option("--languages", help="Only these, e.g. [i]en,de[/i]; all by default.")]
 Portions = Annotated[str, typer.Option("--portions", help="Only these: [i]translation[/i], [i]comparable[/i]; all by default.")]
+
+
+def remark(text: str, style: str = "yellow") -> None:
+    """Say something on standard error, in a style of rich's, or as an event."""
+    if not events.emit("remark", message=text):
+        notes.print(Text(text, style=style), soft_wrap=True)
 
 
 def several(text: str) -> tuple[str, ...]:

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import typer
 from rich.markup import escape
+from rich.text import Text
 
-from pipelines.commands.options import console, notes
+from pipelines.commands.options import console, remark
+from schemas import events
 
 if TYPE_CHECKING:
     from pipelines.inputs.images import ImageSource
     from schemas.manifest import Manifest
 
-__all__ = ["finish", "show_not_taken"]
+__all__ = ["finish", "print_extractors", "show_not_taken"]
 
 
 def show_not_taken(images: ImageSource) -> None:
-    """Print what the listing of a source left out: in yellow what may be images, calmly what lies beside them on purpose."""
+    """Say what the listing of a source left out: in yellow what may be images, calmly what lies beside them on purpose."""
     if images.not_taken is not None:
         for text, style in ((images.not_taken.warning, "yellow"), (images.not_taken.remark, "dim")):
             if text:
-                notes.print(escape(text), style=style, highlight=False, soft_wrap=True)
+                remark(text, style=style)
 
 
 def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
     """Print what was written and what failed; exit with code 3 where more inputs failed than are allowed."""
     from pipelines.datasets.inspection import statistics_table
 
+    failed = dict(sorted(manifest.failure_reasons.items()))
+    events.record(counts={"rows": manifest.rows, "shards": len(manifest.shards), "failed": failed})
     console.print(
         f"[bold]{manifest.kind}[/bold]: {manifest.rows:,} rows in {len(manifest.shards)} shards in {escape(output)} "
         f"(fingerprint {manifest.fingerprint[:12]})",
@@ -37,10 +42,28 @@ def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
     if (table := statistics_table(manifest)) is not None:
         console.print(table)
     if manifest.failed:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(manifest.failure_reasons.items()))
-        notes.print(
-            f"[red]{manifest.failed:,} inputs failed[/red]: {reasons}. They are listed by: imagepivot inspect {escape(output)}",
-            soft_wrap=True,
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in failed.items())
+        remark(
+            f"{manifest.failed:,} inputs failed: {reasons}. They are listed by: imagepivot inspect {output} --failures",
+            style="red",
         )
         if manifest.failed > max_failures:
             raise typer.Exit(3)
+
+
+def print_extractors(*, as_json: bool) -> None:
+    """Print the catalogue of extractors, as tables or as JSON."""
+    from extractors import entries
+    from pipelines.datasets.value_tables import add_values, named_table
+
+    catalogue = [entry.to_json() for entry in entries()]
+    if as_json:
+        typer.echo(json.dumps(catalogue, indent=2))
+        return
+    for entry in catalogue:
+        table = named_table(entry.pop("name"))
+        shape = entry.pop("shape")
+        entry["makes"] = f"{entry.pop('kind')}, {'shape depends on the model' if shape is None else '×'.join(map(str, shape))}"
+        entry["makes"] += f", {entry.pop('dtype')}"
+        add_values(table, {name: entry[name] for name in ("makes", "source", "weights", "preprocessing") if entry[name]})
+        console.print(table, Text(""))

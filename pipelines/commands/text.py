@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from pipelines.commands import completion
 from pipelines.commands.options import (
     BEAM,
     Check,
@@ -42,7 +43,12 @@ def captions(
     output: Output,
     format: Annotated[CaptionFormat, typer.Option("--format", help="How SOURCE is laid out.", show_default=False)],  # noqa: A002
     recipe: Annotated[
-        str, typer.Option("--recipe", help="Text recipe: [i]multi30k-lc[/i], [i]moses-truecase[/i] or [i]raw[/i].")
+        str,
+        typer.Option(
+            "--recipe",
+            help="Text recipe: [i]multi30k-lc[/i], [i]moses-truecase[/i] or [i]raw[/i].",
+            autocompletion=completion.recipes,
+        ),
     ] = "multi30k-lc",
     languages: Languages = "",
     portions: Portions = "",
@@ -88,6 +94,7 @@ def captions(
     )
     with show_progress(notes, "captions", unit="captions", log_json=log_json) as meter:
         manifest = prepare_captions(job, execution_of(context, workers), meter)
+        meter.settle(captions=manifest.rows + manifest.failed, failed=manifest.failed)
     finish(manifest, output, max_failures)
 
 
@@ -109,6 +116,7 @@ def vocabulary(
     splits: Annotated[str, typer.Option("--splits", help="Splits to count.")] = "train",
     overwrite: Overwrite = False,
     check: Check = False,
+    log_json: LogJson = False,
     workers: Workers = 1,
 ) -> None:
     """Build the joint vocabulary of captions: tokens under the threshold become <unk>.
@@ -116,7 +124,9 @@ def vocabulary(
     Writes a Parquet shard (id, token, count, counts by language) and vocabulary.txt, and prints how the languages' own
     vocabularies overlap.
     """
+    from pipelines.running.progress import show_progress
     from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
+    from schemas.dataset import open_dataset
 
     job = VocabularyJob(
         captions=captions,
@@ -129,8 +139,10 @@ def vocabulary(
         overwrite=overwrite,
         verify=check,
     )
-    with notes.status("counting tokens"):
-        manifest = build_vocabulary(job, execution_of(context, workers))
+    execution, total = execution_of(context, workers), open_dataset(captions, kind="captions").manifest.rows
+    with show_progress(notes, "vocabulary", unit="captions", total=total, log_json=log_json) as meter:
+        manifest = build_vocabulary(job, execution, meter)
+        meter.settle(captions=total)
     finish(manifest, output)
 
 
@@ -151,10 +163,13 @@ def encode(
     """Turn the tokens of captions into ids of a vocabulary."""
     from pipelines.running.progress import show_progress
     from pipelines.text.encoding import EncodeJob, encode_captions
+    from schemas.dataset import open_dataset
 
     job = EncodeJob(
         captions=captions, vocabulary=vocabulary, output=output, max_length=max_length, overwrite=overwrite, verify=check
     )
-    with show_progress(notes, "encode", unit="captions", log_json=log_json) as meter:
-        manifest = encode_captions(job, execution_of(context, workers), meter)
+    execution, total = execution_of(context, workers), open_dataset(captions, kind="captions").manifest.rows
+    with show_progress(notes, "encode", unit="captions", total=total, log_json=log_json) as meter:
+        manifest = encode_captions(job, execution, meter)
+        meter.settle(captions=manifest.rows)
     finish(manifest, output)

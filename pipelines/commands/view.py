@@ -20,7 +20,10 @@ def view(
     images: Annotated[str, typer.Argument(help="Location of the images, as for features.", show_default=False)],
     image: Annotated[str, typer.Option("--image", help="Image id of the picture.", show_default=False)],
     output: Annotated[
-        str, typer.Option("--output", "-o", help="File for the drawing: .png, .jpg or .webp.", show_default=False)
+        str,
+        typer.Option(
+            "--output", "-o", help="File for the drawing: .png, .jpg or .webp; local, gs:// or s3://.", show_default=False
+        ),
     ],
     most: Annotated[int, typer.Option("--most", min=0, help="Draw at most this many regions, the best by score; 0: all.")] = 0,
     ids: Ids = "name",

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.datasets.comparison import Comparison, VectorDifference
+from pipelines.datasets.value_tables import add_values, named_table
 from schemas.fingerprints import canonical_json
 
 __all__ = ["comparison_table"]
@@ -50,23 +51,21 @@ def _overview(comparison: Comparison) -> Table:
 
 
 def _vector_table(comparison: Comparison) -> Table:
-    table = Table(title="values", title_justify="left", title_style="bold", show_header=False)
-    table.add_column(style="cyan")
-    for _ in comparison.vectors:
-        table.add_column(overflow="fold")
-    rows: dict[str, list[str]] = {
-        "column": [column.column for column in comparison.vectors],
-        "rows that differ": [f"{column.rows:,}" for column in comparison.vectors],
-        "largest difference": [
-            f"{column.largest:.3g}{f' ({column.largest_key})' if column.largest_key else ''}" for column in comparison.vectors
-        ],
-        "... of the largest value": [f"{column.relative:.3g}" for column in comparison.vectors],
-        "mean difference": [f"{column.mean:.3g}" for column in comparison.vectors],
-        "mean cosine": ["" if column.cosine_mean is None else f"{column.cosine_mean:.9f}" for column in comparison.vectors],
-        "least cosine": [_least_cosine(column) for column in comparison.vectors],
-    }
-    for label, cells in rows.items():
-        table.add_row(label, *(Text(cell) for cell in cells))
+    """Return a row for each number: columns side by side would be too narrow to read."""
+    table = named_table("values")
+    for column in comparison.vectors:
+        key = f" ({column.largest_key})" if column.largest_key else ""
+        cosines = {}
+        if column.cosine_mean is not None:
+            cosines = {"mean cosine": f"{column.cosine_mean:.9f}", "least cosine": _least_cosine(column)}
+        numbers = {
+            "rows that differ": f"{column.rows:,}",
+            "largest difference": f"{column.largest:.3g}{key}",
+            "... of the largest value": f"{column.relative:.3g}",
+            "mean difference": f"{column.mean:.3g}",
+            **cosines,
+        }
+        add_values(table, {column.column: numbers})
     return table
 
 

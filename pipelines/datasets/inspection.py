@@ -8,19 +8,33 @@ from typing import Any
 
 import pyarrow as pa
 from rich.console import Group
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from pipelines.datasets.region_names import RegionNames, named_regions
+from pipelines.datasets.value_tables import add_values, named_table
 from schemas.dataset import Dataset
 from schemas.fingerprints import canonical_json
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
 
-__all__ = ["describe", "statistics_table"]
+__all__ = [
+    "describe",
+    "described_columns",
+    "failures_by_reason",
+    "failures_table",
+    "first_rows",
+    "is_untrained",
+    "statistics_table",
+    "stored_bytes",
+]
 
 _MOST_TEXT = 60
 _MOST_REGIONS = 4
+_MOST_INPUTS = 6
+_CAPTION_KINDS = ("captions", "encoded", "embeddings")
+_KEY_OF_CAPTION = ("image_id", "language", "portion", "index", "split")
 
 
 def describe(dataset: Dataset, *, rows: int = 5) -> Group:
@@ -35,7 +49,7 @@ def describe(dataset: Dataset, *, rows: int = 5) -> Group:
     if statistics is not None:
         parts.append(statistics)
     if dataset.manifest.failed:
-        parts.append(_failures(dataset, rows))
+        parts.append(_failures(dataset))
     if rows:
         parts.append(_sample_regions(dataset, rows) if dataset.kind == "regions" else _sample(dataset, rows))
     return Group(*(item for part in parts for item in (part, Text(""))))
@@ -43,34 +57,52 @@ def describe(dataset: Dataset, *, rows: int = 5) -> Group:
 
 def _overview(dataset: Dataset) -> Table:
     manifest = dataset.manifest
-    table = Table(title=Text(dataset.folder.location), title_justify="left", show_header=False, title_style="bold")
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    if dataset.spec is not None and FeaturesParameters.from_json(manifest.parameters).untrained:
+    table = named_table(dataset.folder.location)
+    if is_untrained(dataset):
         table.add_row("note", Text("untrained: the weights are random, the features mean nothing", style="yellow"))
-    sizes = sum(shard.bytes for shard in (*manifest.shards, *manifest.failures, *manifest.files))
     table.add_row("kind", manifest.kind)
-    table.add_row("rows", f"{manifest.rows:,} in {len(manifest.shards):,} shards, {_size(sizes)}")
+    table.add_row("rows", f"{manifest.rows:,} in {len(manifest.shards):,} shards, {_size(stored_bytes(dataset))}")
     table.add_row("fingerprint", manifest.fingerprint)
-    for name, value in manifest.parameters.items():
-        table.add_row(name, Text(_value(value)))
-    for entry in manifest.inputs[:6]:
-        rest = {key: value for key, value in entry.items() if key != "name"}
-        table.add_row(f"from {entry['name']}", Text(_value(rest)))
-    if len(manifest.inputs) > 6:
-        table.add_row("from", f"{len(manifest.inputs) - 6} more files, all in the manifest")
+    add_values(table, manifest.parameters, empty="all")
+    for entry in manifest.inputs[:_MOST_INPUTS]:
+        rest = {key: f"{value:,}" if key == "bytes" else value for key, value in entry.items() if key != "name"}
+        add_values(table, {f"from {entry['name']}": rest})
+    if len(manifest.inputs) > _MOST_INPUTS:
+        table.add_row("from", f"{len(manifest.inputs) - _MOST_INPUTS} more files, all in the manifest")
     table.add_row("made with", ", ".join(f"{name} {version}" for name, version in manifest.libraries.items()))
     return table
+
+
+def is_untrained(dataset: Dataset) -> bool:
+    """Return whether a dataset holds features of a model with random weights."""
+    return dataset.spec is not None and FeaturesParameters.from_json(dataset.manifest.parameters).untrained
+
+
+def stored_bytes(dataset: Dataset) -> int:
+    """Return the size of the files of a dataset."""
+    manifest = dataset.manifest
+    return sum(entry.bytes for entry in (*manifest.shards, *manifest.failures, *manifest.files))
 
 
 def _columns(dataset: Dataset) -> Table:
     table = Table(title="columns", title_justify="left", title_style="bold")
     for heading in ("name", "type", "what it is"):
-        table.add_column(heading)
-    for column in dataset.schema:
-        description = (column.metadata or {}).get(b"description", b"").decode()
-        table.add_row(column.name, Text(_type(column.type)), Text(description))
+        table.add_column(heading, overflow="fold")
+    for column in described_columns(dataset):
+        table.add_row(*(Text(column[name]) for name in ("name", "type", "description")))
     return table
+
+
+def described_columns(dataset: Dataset) -> list[dict[str, str]]:
+    """Return name, type and description of the columns of a dataset."""
+    return [
+        {
+            "name": column.name,
+            "type": _type(column.type),
+            "description": (column.metadata or {}).get(b"description", b"").decode(),
+        }
+        for column in dataset.schema
+    ]
 
 
 def statistics_table(manifest: Manifest) -> Table | None:
@@ -90,9 +122,10 @@ def statistics_table(manifest: Manifest) -> Table | None:
     else:
         table.show_header = False
         table.add_column()
-        table.add_column(justify="right")
+        table.add_column(justify="right", overflow="fold")
         for name, value in manifest.statistics.items():
-            table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
+            shown = {name.replace("_", " "): f"{value:,}" if isinstance(value, int) else value}
+            add_values(table, shown)
     return table
 
 
@@ -121,23 +154,49 @@ def _vocabulary_table(statistics: Mapping[str, Any]) -> Table:
     return table
 
 
-def _failures(dataset: Dataset, rows: int) -> Table:
+def _failures(dataset: Dataset) -> Table:
     table = Table(title=f"{dataset.manifest.failed:,} failures", title_justify="left", title_style="bold red")
     for heading in ("reason", "inputs", "first", "message"):
         table.add_column(heading, overflow="fold")
-    failures = dataset.failures().to_pylist()
-    for reason, count in sorted(dataset.manifest.failure_reasons.items()):
-        first = next(row for row in failures if row["reason"] == reason)
-        table.add_row(reason, f"{count:,}", Text(first["uri"] or first["key"]), Text(first["message"]))
+    for entry in failures_by_reason(dataset):
+        first = entry["first"]
+        table.add_row(entry["reason"], f"{entry['inputs']:,}", Text(first["uri"] or first["key"]), Text(first["message"]))
+    table.caption = f"all of them: imagepivot inspect {escape(dataset.folder.location)} --failures"
+    return table
+
+
+def failures_by_reason(dataset: Dataset) -> list[dict[str, Any]]:
+    """Return reason, number of inputs and the first failure of each reason, sorted by reason."""
+    failures = dataset.failures().to_pylist() if dataset.manifest.failed else []
+    return [
+        {"reason": reason, "inputs": count, "first": next(row for row in failures if row["reason"] == reason)}
+        for reason, count in sorted(dataset.manifest.failure_reasons.items())
+    ]
+
+
+def failures_table(dataset: Dataset) -> Table:
+    """Return all failures of a dataset."""
+    table = Table(title=f"{dataset.manifest.failed:,} failures", title_justify="left", title_style="bold red")
+    for heading in ("key", "reason", "uri", "message"):
+        table.add_column(heading, overflow="fold")
+    for row in dataset.failures().to_pylist():
+        table.add_row(*(Text(row[name]) for name in ("key", "reason", "uri", "message")))
     return table
 
 
 def _sample(dataset: Dataset, rows: int) -> Table:
-    table = Table(title="first rows", title_justify="left", title_style="bold")
-    for column in dataset.schema:
-        table.add_column(column.name, overflow="fold")
-    for row in _first_rows(dataset, rows):
-        table.add_row(*(Text(_value(value)) for value in row.values()))
+    """Return the first rows, with the values that make up the key of a caption in one column."""
+    table = Table(title="first rows", title_justify="left", title_style="bold", show_lines=dataset.kind in _CAPTION_KINDS)
+    names = [column.name for column in dataset.schema]
+    together = [name for name in names if name in _KEY_OF_CAPTION] if dataset.kind in _CAPTION_KINDS else []
+    rest = [name for name in names if name not in together]
+    if together:
+        table.add_column(", ".join(together), overflow="fold", max_width=32)
+    for name in rest:
+        table.add_column(name, overflow="fold")
+    for row in first_rows(dataset, rows):
+        key = [Text("\n".join((row["image_id"], *(str(row[name]) for name in together[1:]))))] if together else []
+        table.add_row(*key, *(Text(_value(row[name])) for name in rest))
     return table
 
 
@@ -147,7 +206,7 @@ def _sample_regions(dataset: Dataset, rows: int) -> Table:
         table.add_column(heading, overflow="fold")
     names = RegionNames.of(dataset)
     columns = [column.name for column in dataset.schema if column.name != "features"]
-    for row in _first_rows(dataset, rows, columns):
+    for row in first_rows(dataset, rows, columns):
         regions = [
             f"{region.text}  ({', '.join(f'{value:.0f}' for value in region.xyxy)})" for region in named_regions(row, names)
         ]
@@ -157,7 +216,7 @@ def _sample_regions(dataset: Dataset, rows: int) -> Table:
     return table
 
 
-def _first_rows(dataset: Dataset, rows: int, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+def first_rows(dataset: Dataset, rows: int, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
     """Yield rows of the first shards that have any."""
     batches = dataset.batches(columns, batch_size=rows)
     return islice((row for batch in batches for row in batch.to_pylist()), rows)
@@ -171,7 +230,7 @@ def _value(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], tuple):
         return ", ".join(f"{key} {count:,}" for key, count in value)
     if isinstance(value, (Mapping, list)):
-        return canonical_json(value) if value else "all" if isinstance(value, list) else ""
+        return canonical_json(value) if value else ""
     return _short(value) if isinstance(value, str) else str(value)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from PIL import Image
@@ -17,7 +18,7 @@ from pipelines.inputs.images import ImageSource
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.parameters import FeaturesParameters
-from schemas.storage import Folder, local_path
+from schemas.storage import Folder, is_remote
 
 __all__ = ["ViewJob", "center_crop_box", "draw_view"]
 
@@ -33,7 +34,7 @@ class ViewJob:
         dataset: folder of a dataset of kind ``regions``, or of ``features`` that were extracted here.
         images: the collection that contains the picture.
         image_id: id of the image.
-        output: file for the drawing; its extension determines the format.
+        output: file for the drawing, local, ``gs://...`` or ``s3://...``; its extension determines the format.
         most: draw at most this many regions, the best by score; all when None.
         overwrite: replace an existing file.
     """
@@ -46,8 +47,18 @@ class ViewJob:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        if Path(self.output).suffix.lower() not in _FORMATS:
+        if PurePosixPath(self.place[1]).suffix.lower() not in _FORMATS:
             raise UsageError(f"cannot tell the format of {self.output!r}, expected a name that ends in {', '.join(_FORMATS)}")
+
+    @property
+    def place(self) -> tuple[Folder, str]:
+        """Folder and name of the file for the drawing."""
+        if is_remote(self.output):
+            address, options = re.fullmatch(r"(.*?)(\?\w+=[^/?]*)?", self.output, re.DOTALL).groups(default="")  # type: ignore[union-attr]
+            folder, _, name = address.rpartition("/")
+            return Folder(folder + options), name
+        path = local_path(self.output)
+        return Folder(str(path.parent)), path.name
 
 
 def draw_view(job: ViewJob) -> str:
@@ -62,12 +73,12 @@ def draw_view(job: ViewJob) -> str:
     Raises:
         UsageError: the file exists.
         InputError: the image is not in the dataset or not among the images, or is a different picture.
-        DatasetError: the dataset does not say how it was made.
+        DatasetError: the dataset does not say how it was made, or there is no bucket for the drawing.
     """
-    path = local_path(job.output)
-    folder = Folder(str(path.parent))
+    folder, name = job.place
     dataset = open_dataset(job.dataset)
-    if not job.overwrite and folder.size(path.name) is not None:
+    folder.check_bucket()
+    if not job.overwrite and folder.size(name) is not None:
         raise UsageError(f"{job.output!r} already exists: give --overwrite to replace it, or another name")
     if dataset.kind not in ("regions", "features"):
         raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions or features")
@@ -77,8 +88,8 @@ def draw_view(job: ViewJob) -> str:
         drawing, description = _draw_regions(dataset, row, picture, job.most)
     else:
         drawing, description = _draw_crops(dataset, picture)
-    with folder.replace(path.name) as file:
-        drawing.save(file, _FORMATS[path.suffix.lower()])
+    with folder.replace(name) as file:
+        drawing.save(file, _FORMATS[PurePosixPath(name).suffix.lower()])
     return f"{description} of {job.image_id!r}"
 
 

@@ -87,6 +87,8 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
         ImagepivotError: the files are missing, damaged or contradict each other, or the folder cannot be written.
     """
     files = job.files.open()
+    if not files.image_ids:
+        raise InputError(f"{', '.join(map(repr, job.files.sources))} hold no images: check how the files were made")
     dtype = stored_dtype(files.dtype, place=job.files.sources[0])
     spec = FeatureSpec(name=job.name, shape=files.shape, dtype=dtype, source=job.source)
     identity = Identity(

@@ -88,6 +88,7 @@ class _ExtractShardFn(beam.DoFn):
         size = self._output.folder.size(self._output.name(shard)) or 0
         for name, count in {**_counts(tally), "bytes_written": size}.items():
             self._counters[name].inc(count)
+        self._meter.flush()
         yield shard
 
     def _show(self, batch: Tally) -> None:

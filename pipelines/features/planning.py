@@ -20,6 +20,7 @@ from pipelines.running.progress import bound_by
 from schemas.batches import vector_bytes
 from schemas.keys import shard_of
 from schemas.kinds import schema_of
+from schemas.progress import duration, pace
 
 __all__ = ["ShardPlan", "WorkPlan", "plan_table", "plan_work"]
 
@@ -153,24 +154,20 @@ def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, st
 def plan_table(plan: WorkPlan) -> Table:
     """Return the plan as a table for a terminal: the first shards to do, and the sum."""
     table = Table(title=f"{len(plan.todo)} shards to do, {plan.finished} finished", title_justify="left", title_style="bold")
-    for heading in ("shard", "images to extract", "rows kept", "MiB written"):
+    for heading in ("shard", "images to extract", "rows kept", "rows dropped", "MiB written"):
         table.add_column(heading, justify="right")
     for shard in plan.todo[:20]:
         size = (shard.images + shard.kept) * plan.row_bytes / 2**20
-        table.add_row(str(shard.number), f"{shard.images:,}", f"{shard.kept:,}", f"{size:,.1f}")
+        table.add_row(str(shard.number), f"{shard.images:,}", f"{shard.kept:,}", f"{shard.dropped:,}", f"{size:,.1f}")
     if len(plan.todo) > 20:
-        table.add_row("...", "", "", "")
+        table.add_row("...", "", "", "", "")
     table.add_section()
-    table.add_row("all", f"{plan.images:,}", f"{sum(s.kept for s in plan.todo):,}", f"{plan.bytes / 2**20:,.1f}")
+    kept, dropped = (sum(getattr(shard, name) for shard in plan.todo) for name in ("kept", "dropped"))
+    table.add_row("all", f"{plan.images:,}", f"{kept:,}", f"{dropped:,}", f"{plan.bytes / 2**20:,.1f}")
     if plan.seconds is not None:
         table.caption = (
-            f"about {_duration(plan.seconds)} at {plan.images_per_second:,.1f} images/s, bound by {plan.bottleneck}; "
+            f"about {duration(plan.seconds)}, {pace(plan.images_per_second or 0)}, bound by {plan.bottleneck}; "
             "measured on a few images, the start not counted"
         )
         table.caption_justify = "left"
     return table
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"

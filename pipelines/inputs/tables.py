@@ -151,6 +151,10 @@ class _Table:
             yield place, {ours: row[position] for ours, position in positions.items()}
         if positions is None:
             raise InputError(f"{location!r} is empty: expected a line with the names of the columns")
+        if number == 1:
+            raise InputError(
+                f"{location!r} has no rows below its header: check the program that wrote it, or name another file"
+            )
 
     def json_rows(self) -> Iterator[Row]:
         location = self.location
@@ -194,6 +198,8 @@ class _Table:
                     for number, row in enumerate(zip(*values, strict=True), start=done + 1):
                         yield f"row {number}", dict(zip(columns, row, strict=True))
                     done += batch.num_rows
+                if not done:
+                    raise InputError(f"{location!r} has no rows: check the program that wrote it, or name another file")
             except (pa.ArrowException, OSError) as error:
                 raise InputError(
                     f"{location!r} is not a whole Parquet file (after {done} rows): {error}; write it again"

@@ -13,11 +13,12 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -25,14 +26,18 @@ from rich.progress import (
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
+
+from schemas.events import line
+from schemas.progress import Snapshot, bound_by
 
 __all__ = ["Meter", "Snapshot", "bound_by", "show_progress"]
 
 _WRITE_SECONDS = 0.2
 _PLAIN_SECONDS = 10.0
 _JSON_SECONDS = 1.0
+_WIDE = 120  # Columns of a terminal on which bar and details fit into one line.
+_LONGEST_NAME = 30
 
 _counts: dict[str, dict[str, int]] = {}
 _written: dict[str, float] = {}
@@ -76,6 +81,23 @@ class Meter:
             if self.folder is not None and self.folder in _counts:
                 _write(self.folder, _counts[self.folder])
 
+    def settle(self, **counts: int) -> None:
+        """Replace the counts by those of the finished dataset, when the work is done and no worker counts any more.
+
+        The last counts of workers in other processes may be missing, and a run that continued an earlier one counted only its
+        own part.
+        """
+        if self.folder is None:
+            return
+        self.flush()
+        total = self.total()
+        earlier = {f"earlier_{name}": max(0, count - total.get(name, 0)) for name, count in counts.items()}
+        with _lock:
+            for path in Path(self.folder).glob("*.json"):
+                path.unlink()
+            _counts[self.folder] = {**total, **counts, **earlier}
+            _write(self.folder, _counts[self.folder])
+
     def total(self) -> dict[str, int]:
         """Return the counts of all processes so far."""
         total: dict[str, int] = {}
@@ -84,86 +106,6 @@ class Meter:
                 for name, count in json.loads(path.read_text()).items():
                     total[name] = total.get(name, 0) + count
         return total
-
-
-def bound_by(waiting: float, working: float) -> str:
-    """Return ``decoding`` if the model spends more than a tenth of its time waiting for images, else ``model``."""
-    return "decoding" if waiting > 0.1 * (waiting + working) else "model"
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Progress of a run at one moment.
-
-    Attributes:
-        task: name of the work, e.g. that of the extractor.
-        unit: name of the count that is shown, e.g. ``images``.
-        counts: counts of all workers, by name.
-        seconds: seconds since the run began.
-        total: number of units in the whole run, if known.
-    """
-
-    task: str
-    unit: str
-    counts: Mapping[str, int]
-    seconds: float
-    total: int | None = None
-
-    @property
-    def done(self) -> int:
-        """Number of units that are done."""
-        return self.counts.get(self.unit, 0)
-
-    @property
-    def failed(self) -> int:
-        """Number of units that failed."""
-        return self.counts.get("failed", 0)
-
-    @property
-    def rate(self) -> float:
-        """Units per second since the run began."""
-        return self.done / self.seconds if self.seconds else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds left at this rate; None while the total is unknown or nothing is done."""
-        return (self.total - self.done) / self.rate if self.total and self.rate else None
-
-    @property
-    def bottleneck(self) -> str | None:
-        """What limits the speed of the run, see `bound_by`; None if no worker reports its times."""
-        waiting, working = self.counts.get("wait_msec", 0), self.counts.get("forward_msec", 0)
-        if not working:
-            return None
-        return bound_by(waiting, working)
-
-    def to_json(self) -> str:
-        """Return the snapshot as one line of JSON."""
-        return json.dumps(
-            {
-                "event": "progress",
-                "what": self.task,
-                "unit": self.unit,
-                "done": self.done,
-                "failed": self.failed,
-                "total": self.total,
-                "seconds": round(self.seconds, 1),
-                "per_second": round(self.rate, 2),
-                "seconds_left": None if self.seconds_left is None else round(self.seconds_left, 1),
-                "bottleneck": self.bottleneck,
-            }
-        )
-
-    def to_line(self) -> str:
-        """Return the snapshot as a line for people."""
-        parts = [f"{self.done:,}{f' of {self.total:,}' if self.total else ''} {self.unit}", f"{self.rate:,.1f}/s"]
-        if self.seconds_left is not None:
-            parts.append(f"{self.seconds_left:,.0f} s left")
-        if self.failed:
-            parts.append(f"{self.failed:,} failed")
-        if self.bottleneck:
-            parts.append(f"bound by {self.bottleneck}")
-        return f"{self.task}: {', '.join(parts)}"
 
 
 @contextlib.contextmanager
@@ -186,12 +128,20 @@ def show_progress(
         meter, stop, started = Meter(folder), threading.Event(), time.monotonic()
 
         def snapshot() -> Snapshot:
-            return Snapshot(task, unit, meter.total(), time.monotonic() - started, total)
+            counts = meter.total()
+            earlier = counts.get(f"earlier_{unit}")
+            whole = total if earlier is None else counts[unit]  # Once the run has settled, all of it is done.
+            return Snapshot(task, unit, counts, time.monotonic() - started, whole, earlier or 0)
+
+        def report() -> None:
+            current = snapshot()
+            if not current.emit():
+                _print_plain(console, line("progress", **current.to_fields()))
 
         def display() -> None:
             if log_json:
                 while not stop.wait(_JSON_SECONDS):
-                    _print_plain(console, snapshot().to_json())
+                    report()
             elif console.is_terminal:
                 _show_live(console, snapshot, stop)
             else:
@@ -207,28 +157,24 @@ def show_progress(
             thread.join()
             meter.flush()
             if log_json:
-                _print_plain(console, snapshot().to_json())
+                report()
 
 
-def _print_plain(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+def _print_plain(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _show_live(console: Console, snapshot: Callable[[], Snapshot], stop: threading.Event) -> None:
-    total = snapshot().total
-    columns = [
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn() if total else TextColumn("{task.completed:,.0f}"),
-        TextColumn("{task.fields[details]}"),
-        TimeElapsedColumn(),
-        *([TextColumn("left"), TimeRemainingColumn()] if total else []),
-    ]
-    with Progress(*columns, console=console, transient=True) as progress:
-        row = progress.add_task(snapshot().task, total=total, details="")
+    """Show a line with a bar, or two lines on a terminal that is narrow."""
+    first = snapshot()
+    name = first.task if len(first.task) <= _LONGEST_NAME else f"…{first.task[1 - _LONGEST_NAME :]}"
+    count = MofNCompleteColumn() if first.total else TextColumn("{task.completed:,.0f}")
+    head = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(20), count, TextColumn(first.unit))
+    tail = (TextColumn("{task.fields[details]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
+    lines = [Progress(*head, *tail)] if console.width >= _WIDE else [Progress(*head), Progress(TextColumn(" "), *tail)]
+    rows = [progress.add_task(name, total=first.total, details="", left="") for progress in lines]
+    with Live(Group(*lines), console=console, transient=True, refresh_per_second=5):
         while not stop.wait(0.2):
             current = snapshot()
-            failed = f"  [red]{current.failed:,} failed[/red]" if current.failed else ""
-            bound = f"  bound by {current.bottleneck}" if current.bottleneck else ""
-            progress.update(row, completed=current.done, details=f"{current.unit}  {current.rate:,.1f}/s{bound}{failed}")
+            for progress, row in zip(lines, rows, strict=True):
+                progress.update(row, completed=current.done, details=current.details, left=current.left)

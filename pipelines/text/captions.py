@@ -114,6 +114,7 @@ class _MakeShardFn(beam.DoFn):
             shard.write(table)
             shard.add_failures(failures)
             shard.statistics = caption_statistics(table)
+        self._meter.flush()
         self._done.inc(table.num_rows)
         self._failed.inc(len(failures))
         yield number

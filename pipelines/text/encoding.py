@@ -15,7 +15,7 @@ from pipelines.running.jobs import CommitDataset, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
 from schemas.dataset import Dataset, open_dataset
-from schemas.errors import UsageError
+from schemas.errors import DatasetError, UsageError
 from schemas.fingerprints import Identity
 from schemas.kinds import ENCODED
 from schemas.manifest import Manifest
@@ -98,6 +98,7 @@ class _EncodeShardFn(beam.DoFn):
             shard.statistics = statistics
         self._counter.inc(table.num_rows)
         self._meter.add(captions=table.num_rows)
+        self._meter.flush()
         yield number
 
 
@@ -141,6 +142,8 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
     """
     captions = open_dataset(job.captions, kind="captions")
     vocabulary = open_dataset(job.vocabulary, kind="vocabulary")
+    if captions.manifest.rows == 0:
+        raise DatasetError(f"{job.captions!r} holds no captions, so there is nothing to encode: prepare the captions again")
     identity = Identity(
         kind="encoded",
         parameters=EncodedParameters(

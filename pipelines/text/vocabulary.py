@@ -13,6 +13,7 @@ import apache_beam as beam
 import pyarrow.parquet as pq
 
 from pipelines.running.jobs import CommitDataset, SumCounters, run_job
+from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
@@ -78,21 +79,25 @@ class CountTokens(beam.PTransform):
 
     Attributes:
         captions: the captions dataset.
+        meter: counts captions.
     """
 
     captions: Dataset
+    meter: Meter = Meter()
 
     def expand(self, shards: beam.PCollection) -> beam.PCollection:
         """Count each shard on the worker that reads it; only counts are shuffled."""
         return (
             shards
-            | "CountShard" >> beam.FlatMap(_count_shard, self.captions)
+            | "CountShard" >> beam.FlatMap(_count_shard, self.captions, self.meter)
             | "SumCounts" >> beam.CombinePerKey(SumCounters())
         )
 
 
-def _count_shard(shard: int, captions: Dataset) -> Iterator[tuple[tuple[str, str, str], Counter[str]]]:
+def _count_shard(shard: int, captions: Dataset, meter: Meter) -> Iterator[tuple[tuple[str, str, str], Counter[str]]]:
     yield from count_tokens(captions, shard).items()
+    meter.add(captions=captions.manifest.shards[shard].rows)
+    meter.flush()
 
 
 def vocabulary_statistics(
@@ -178,6 +183,8 @@ def _write_vocabulary(
         if split in job.splits and _selects(job, portion, language):
             trained.setdefault(language, Counter()).update(tokens)
     vocabulary = Vocabulary.from_counts(trained, min_count=job.min_count, scope=job.count_scope)
+    if len(vocabulary) == len(SPECIALS):
+        raise InputError(_no_token(trained, job))
     covered = {
         (portion, split, language): tokens
         for (portion, split, language), tokens in counts.items()
@@ -197,6 +204,28 @@ def _write_text(name: str, output: Output) -> tuple[str]:
         vocabulary = Vocabulary.from_table(pq.ParquetFile(file).read())
     output.folder.write(name, vocabulary.to_text().encode())
     return (name,)
+
+
+def _no_token(trained: Mapping[str, Mapping[str, int]], job: VocabularyJob) -> str:
+    """Say that no token reaches the threshold, and which comes closest."""
+    counts: Counter[str] = Counter()
+    for tokens in trained.values():
+        for token, count in tokens.items():
+            counts[token] = counts[token] + count if job.count_scope == "joint" else max(counts[token], count)
+    token, count = min(
+        ((token, count) for token, count in counts.items() if token not in SPECIALS), key=_by_count, default=("", 0)
+    )
+    if not count:
+        return f"the selected captions of {job.captions!r} hold no tokens: prepare the captions again, or select others"
+    scope = "all languages together" if job.count_scope == "joint" else "one language"
+    return (
+        f"no token reaches --min-count {job.min_count}, so the vocabulary would be empty: the most frequent in {scope}, {token!r}, "
+        f"occurs {count:,} times. Give --min-count {count} or less, or count more captions with --splits"
+    )
+
+
+def _by_count(item: tuple[str, int]) -> tuple[int, str]:
+    return -item[1], item[0]
 
 
 def _selects(job: VocabularyJob, portion: str, language: str) -> bool:
@@ -222,19 +251,20 @@ def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
         )
 
 
-def build_vocabulary(job: VocabularyJob, execution: Execution = Execution()) -> Manifest:
+def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
     """Make a dataset of kind ``vocabulary`` and its plain text file.
 
     Args:
         job: what to make.
         execution: where and how to run.
+        meter: counts captions, for a progress display.
 
     Returns:
         The manifest of the committed dataset.
 
     Raises:
         DatasetError: ``job.captions`` is not a captions dataset, or holds no captions.
-        InputError: no caption is selected.
+        InputError: no caption is selected, or no token reaches the threshold.
     """
     captions = open_dataset(job.captions, kind="captions")
     if captions.manifest.rows == 0:
@@ -264,7 +294,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution()) -> 
                 pipeline
                 | "ListShards" >> beam.Create(range(captions.num_shards))
                 | "SpreadShards" >> beam.Reshuffle()  # Fusion break: the shards are read by all workers.
-                | "CountTokens" >> CountTokens(captions)
+                | "CountTokens" >> CountTokens(captions, meter)
             )
             written = counts | "BuildVocabulary" >> BuildVocabulary(job, output)
         _ = written | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))

@@ -1,4 +1,6 @@
 import hashlib
+import importlib
+import json
 import subprocess
 import sys
 
@@ -46,3 +48,29 @@ def test_fingerprint_is_of_the_parameters_alone_and_not_of_their_order():
     assert first.fingerprint == Description(spec, {"b": [2, "é"], "a": 1}).fingerprint
     assert first.fingerprint != Description(spec, {"a": 1, "b": [2, "e"]}).fingerprint
     assert first.fingerprint == hashlib.sha256('{"a":1,"b":[2,"é"]}'.encode()).hexdigest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet50-pool", "vgg19-10crop", "vgg19-10crop-caffe", "faster-rcnn-36"])
+def test_the_catalogue_says_what_the_extractor_does(name):
+    (entry,) = (entry for entry in extractors.entries() if entry.name == name)
+    description = extractors.describe(name, weights="random:0")
+    assert (entry.kind, entry.shape, entry.dtype) == (description.kind, description.spec.shape, description.spec.dtype)
+    assert entry.preprocessing == description.parameters["transform"]
+    assert entry.source == description.spec.source
+    module = importlib.import_module(
+        {"resnet50-pool": "extractors.pooled.resnet50", "faster-rcnn-36": "extractors.regions.faster_rcnn"}.get(
+            name, "extractors.pooled.vgg19"
+        )
+    )
+    architecture = module.VARIANTS[name].architecture if hasattr(module, "VARIANTS") else module.ARCHITECTURE
+    assert entry.weights.startswith("default: ") == (architecture.default is not None)
+    if architecture.default is not None:
+        assert str(architecture.default) in entry.weights
+    assert json.loads(json.dumps(entry.to_json())) == entry.to_json()
+
+
+@pytest.mark.slow
+def test_the_catalogue_has_every_name_and_both_families():
+    assert [entry.name for entry in extractors.entries()] == [*extractors.names(), "timm:NAME", "detectron2:CONFIG+WEIGHTS"]
+    assert [entry.name for entry in extractors.entries() if entry.shape is None] == ["timm:NAME", "detectron2:CONFIG+WEIGHTS"]

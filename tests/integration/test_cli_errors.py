@@ -222,7 +222,7 @@ def test_options_of_captions(fails, made, tmp_path, arguments, code, says):
         (("--min-count", "0"), 2, "--min-count is 0, expected 1 or more"),
         (("--splits", "val"), 1, "has no captions of split 'val': it has train. Choose with --splits"),
         (("--languages", "de"), 1, "has no captions of language 'de': it has en"),
-        (("--splits", ""), 1, "no captions of the selected portions, splits and languages together"),
+        (("--splits", ""), 2, "--splits is '', expected a value: check the shell variable"),
         (("--count-scope", "all"), 2, "'all' is not one of 'language', 'joint'"),
     ],
 )

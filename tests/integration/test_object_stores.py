@@ -13,14 +13,18 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 from pyarrow import fs
 
 from schemas.dataset import open_dataset
+from schemas.features import FeatureSpec
 from schemas.storage import Folder, filesystem_of
 from schemas.validation import validate
+from tests.builders import write_rows
 from tests.integration.processes import start, wait_for
 
 pytest.importorskip("timm", reason="a small model of timm's makes many runs possible")
@@ -336,3 +340,33 @@ def test_keys_are_taken_as_they_stand(store):
     assert Folder(store.address("odd names/")).names() == ["ä%20b#c/d e?.txt"]
     filesystem, path = filesystem_of(store.address("odd names/ä%20b#c/d e?.txt"))
     assert filesystem.get_file_info(path).type == fs.FileType.File
+
+
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory) -> Path:
+    """A picture, and a dataset with one region of it."""
+    folder = tmp_path_factory.mktemp("regions")
+    Image.new("RGB", (60, 40), (200, 30, 30)).save(folder / "cat.png")
+    row = {"image_id": "cat", "width": 60, "height": 40, "num_regions": 1, "boxes": np.array([[5, 5, 40, 30]], np.float32)}
+    row |= {"features": np.zeros((1, 2), np.float32), "class_ids": np.array([3]), "class_scores": np.array([0.5])}
+    row |= {"attribute_ids": np.array([0]), "attribute_scores": np.array([0.0])}
+    write_rows(folder / "regions", "regions", [row], FeatureSpec("toy", (1, 2)))
+    return folder
+
+
+def test_a_drawing_is_stored_as_it_is_locally(store, regions, imagepivot, empty, tmp_path):
+    arguments = ("view", regions / "regions", regions / "cat.png", "--image", "cat", "-o")
+    imagepivot(*arguments, tmp_path / "cat.png")
+    address = store.address("drawings of wörkers")
+    done = imagepivot(*arguments, f"{address}/cat.png")
+    assert done.stdout == f"{address}/cat.png: 1 region of 'cat'\n"
+    assert bytes_of(address) == {"cat.png": (tmp_path / "cat.png").read_bytes()}
+    assert list(empty.iterdir()) == []  # The working folder: nothing lies in a local folder "s3:" or "gs:".
+    assert "already exists: give --overwrite" in imagepivot(*arguments, f"{address}/cat.png", code=2).stderr
+    imagepivot(*arguments, f"{address}/cat.png", "--overwrite")
+
+
+def test_a_drawing_into_no_bucket_is_refused_before_any_work(store, regions, imagepivot):
+    """The picture is not even looked for."""
+    arguments = ("view", regions / "regions", regions, "--image", "nothing", "-o", f"{store.scheme}://nobucket/a.png")
+    assert "there is no bucket 'nobucket'" in imagepivot(*arguments, code=1).stderr

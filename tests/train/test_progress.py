@@ -1,9 +1,14 @@
 import io
+import json
+import re
+import sys
 
+import pytest
 from rich.console import Console
 
+from schemas import events
 from train import progress
-from train.progress import ProgressLine, Report
+from train.progress import Counter, ProgressLine, Report
 
 REPORT = Report(step=1200, steps=5000, epoch=1, loss=12.345, scores={}, best=-1.0)
 EVALUATED = Report(step=1210, steps=None, epoch=1, loss=12.0, scores={"en": 100.0, "de": 55.55}, best=155.55)
@@ -44,3 +49,103 @@ def test_a_live_line_on_a_terminal(monkeypatch):
     assert "1200/5000" in output.getvalue()
     assert "loss 12.35" in output.getvalue()
     assert "sum of recalls en 100.0" in output.getvalue()
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress.time, "monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Turn standard error into events; a function that returns them, the last one left out."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    events.start()
+
+    def read():
+        events.finish(0)
+        return [json.loads(text) for text in stream.getvalue().splitlines()[:-1]]
+
+    yield read
+    events.finish(0)
+
+
+def test_a_slow_training_shows_seconds_per_step(clock):
+    output = io.StringIO()
+    with ProgressLine(Console(file=output, width=120)) as watch:
+        watch(Report(step=1, steps=10, epoch=0, loss=1.0, scores={}, best=-1.0))
+        clock.now += 60
+        watch(Report(step=3, steps=10, epoch=0, loss=1.0, scores={}, best=-1.0))
+    assert output.getvalue() == "step 3 of 10: epoch 0, loss 1.00, 30.0 s each\n"
+
+
+def test_events_of_a_training(clock, written):
+    """One at most every second, one at each evaluation, and the last report."""
+    output = io.StringIO()
+    with ProgressLine(Console(file=output), log_json=True) as watch:
+        for step, seconds, scores in ((10, 0.5, {}), (20, 1.0, {}), (30, 0.1, {"en": 60.0}), (40, 0.1, {})):
+            clock.now += seconds
+            watch(Report(step=step, steps=50, epoch=1, loss=float("nan"), scores=scores, best=60.0))
+    found = written()
+    assert output.getvalue() == ""
+    assert [(event["event"], event["done"], event["scores"]) for event in found] == [
+        ("progress", 20, {}),
+        ("progress", 30, {"en": 60.0}),
+        ("progress", 40, {}),
+    ]
+    last = found[-1]
+    assert (last["what"], last["unit"], last["total"], last["epoch"], last["best"], last["loss"]) == (
+        "train",
+        "steps",
+        50,
+        1,
+        60.0,
+        None,
+    )
+
+
+def test_a_counter_prints_a_line_every_ten_seconds(clock):
+    output = io.StringIO()
+    with Counter(Console(file=output, width=120), "embed", unit="vectors", total=100) as count:
+        for seconds in (4.0, 5.0, 1.0, 8.0):
+            clock.now += seconds
+            count(10)
+    assert output.getvalue() == "embed: 30 of 100 vectors, 23 s left, 3.0/s\n"
+
+
+def test_events_of_a_counter_end_with_all_that_is_done(clock, written):
+    with Counter(Console(file=io.StringIO()), "embed", unit="vectors", total=100, log_json=True) as count:
+        clock.now += 10
+        count(20)
+        count.settle()
+    first, last = written()
+    assert (first["done"], first["total"]) == (20, 100)
+    assert (last["done"], last["total"], last["per_second"]) == (100, 100, 2.0)
+
+
+@pytest.mark.parametrize("width", [80, 130])
+def test_live_lines_fit_the_terminal(width):
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=width, color_system=None)
+    with ProgressLine(console) as watch:
+        watch(Report(step=12000, steps=50000, epoch=12, loss=123.456, scores={}, best=1234.5))
+    with Counter(console, "evaluate", unit="vectors", total=31014) as count:
+        count(12000)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n").splitlines()
+    assert max(map(len, lines)) <= width
+    shown = " ".join(" ".join(lines).split())
+    assert "12000/50000 steps" in shown
+    assert "epoch 12, loss 123.46, best sum of recalls 1234.5" in shown
+    assert "12000/31014 vectors" in shown

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
+from schemas import events
 from schemas.errors import UsageError
+
+if TYPE_CHECKING:
+    from schemas.manifest import Manifest
 
 __all__ = [
     "AsJson",
     "Captions",
     "Device",
     "Features",
+    "LogJson",
     "MemoryMap",
     "Precision",
     "Settings",
@@ -23,6 +29,9 @@ __all__ = [
     "key_value_pairs",
     "notes",
     "overrides_of",
+    "presets",
+    "record_written",
+    "remark",
     "several",
 ]
 
@@ -32,11 +41,35 @@ console = Console()
 notes = Console(stderr=True)
 """For progress and remarks."""
 
+
+def _log_json(context: typer.Context, value: bool) -> bool:
+    if value and not context.resilient_parsing:
+        events.start()
+    return value
+
+
+def presets(incomplete: str) -> list[str]:
+    """Complete the name of a preset; the shell itself completes the name of a file."""
+    from train.config.presets import preset_names
+
+    return [name for name in preset_names() if name.startswith(incomplete)]
+
+
+def _devices(incomplete: str) -> list[str]:
+    return [name for name in ("auto", "cpu", "cuda", "cuda:0") if name.startswith(incomplete)]
+
+
+def _precisions(incomplete: str) -> list[str]:
+    return [name for name in ("fp32", "bf16", "tf32") if name.startswith(incomplete)]
+
+
 Captions = Annotated[str, typer.Option("--captions", help="Folder of encoded captions.", show_default=False)]
 Features = Annotated[str, typer.Option("--features", help="Folder of image features.", show_default=False)]
 Vocabulary = Annotated[str, typer.Option("--vocabulary", help="Folder of the vocabulary of the captions.", show_default=False)]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.")]
-Precision = Annotated[str, typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32.")]
+Device = Annotated[
+    str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", autocompletion=_devices)
+]
+Precision = Annotated[str, typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32.", autocompletion=_precisions)]
 MemoryMap = Annotated[str, typer.Option("--memory-map", help="Folder for a copy of features that do not fit into memory.")]
 Settings = Annotated[
     list[str] | None,
@@ -44,7 +77,23 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="A value of the configuration, e.g. [i]model.embedding=256[/i]; may be repeated."
     ),
 ]
+LogJson = Annotated[
+    bool,
+    typer.Option("--log-json", callback=_log_json, is_eager=True, help="Make stderr lines of JSON, for programs that watch."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def remark(text: str, style: str = "yellow") -> None:
+    """Say something on standard error, in a style of rich's, or as an event."""
+    if not events.emit("remark", message=text):
+        notes.print(Text(text, style=style), soft_wrap=True)
+
+
+def record_written(manifests: Sequence[Manifest]) -> None:
+    """Record for the last event what was written."""
+    rows, shards = (sum(counts) for counts in zip(*((m.rows, len(m.shards)) for m in manifests), strict=True))
+    events.record(counts={"rows": rows, "shards": shards, "failed": {}})
 
 
 def several(text: str) -> tuple[str, ...]:

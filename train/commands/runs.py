@@ -10,7 +10,20 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from train.commands.options import AsJson, Captions, Device, Features, MemoryMap, console, notes, several
+from schemas import events
+from train.commands.options import (
+    AsJson,
+    Captions,
+    Device,
+    Features,
+    LogJson,
+    MemoryMap,
+    console,
+    notes,
+    record_written,
+    remark,
+    several,
+)
 
 __all__ = ["app"]
 
@@ -33,12 +46,14 @@ def evaluate(
     device: Device = "auto",
     memory_map: MemoryMap = "",
     as_json: AsJson = False,
+    log_json: LogJson = False,
 ) -> None:
     """Measure what a run retrieves: R@1, R@5, R@10 and median rank, from image to text and from text to image.
 
     If an image has several captions, the best-ranked one counts. Equal scores count against the model.
     """
     from train.evaluation.scoring import EvaluateJob, evaluate_run
+    from train.progress import Counter
     from train.reports.score_tables import score_table
 
     job = EvaluateJob(
@@ -51,7 +66,9 @@ def evaluate(
         device=device,
         memory_map=memory_map or None,
     )
-    scores = evaluate_run(job)
+    with Counter(notes, "evaluate", unit="vectors", log_json=log_json) as count:
+        scores = evaluate_run(job, count)
+    events.record(counts={"scores": len(scores)})
     if as_json:
         typer.echo(json.dumps([score.to_dict() for score in scores], indent=2))
     else:
@@ -68,17 +85,23 @@ def embed(
     captions: Annotated[str, typer.Option("--captions", help="Folder of encoded captions; no captions if not given.")] = "",
     device: Device = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another dataset in OUTPUT.")] = False,
+    log_json: LogJson = False,
 ) -> None:
     """Write the embeddings of images and captions into shards.
 
     OUTPUT/images is a dataset of kind features, OUTPUT/captions one of kind embeddings, with the keys of the captions. If the
     command was stopped, the same command continues from there.
     """
+    from schemas.dataset import open_dataset
     from train.evaluation import embedding
+    from train.progress import Counter
 
     job = embedding.EmbedJob(run=run, output=output, features=features, captions=captions, device=device, overwrite=overwrite)
-    with notes.status("embedding"):
-        manifests = embedding.embed(job)
+    total = sum(open_dataset(source).manifest.rows for source in (features, captions) if source)
+    with Counter(notes, "embed", unit="vectors", total=total, log_json=log_json) as count:
+        manifests = embedding.embed(job, count)
+        count.settle()
+    record_written(manifests)
     for manifest in manifests:
         folder = "images" if manifest.kind == "features" else "captions"
         console.print(
@@ -105,12 +128,15 @@ def search(
     tokenized: Annotated[bool, typer.Option("--tokenized", help="The text is tokens separated by spaces.")] = False,
     device: Device = "auto",
     as_json: AsJson = False,
+    log_json: LogJson = False,
 ) -> None:
     """List the best images for a sentence in any language of a run.
 
     The text goes through the recipe of the captions that the run was trained on.
     """
+    from schemas.dataset import open_dataset
     from train.evaluation import searching
+    from train.progress import Counter
 
     job = searching.SearchJob(
         run=run,
@@ -123,7 +149,10 @@ def search(
         device=device,
     )
     # The mounting application sets `context.obj` to a function of type `searching.Tokenize`; without one only tokens work.
-    hits = searching.search(job, tokenize=context.obj, report_unknown=_report_unknown)
+    total = open_dataset(features).manifest.rows if features else None
+    with Counter(notes, "search", unit="images", total=total, log_json=log_json) as count:
+        hits = searching.search(job, tokenize=context.obj, report_unknown=_report_unknown, count=count)
+    events.record(counts={"hits": len(hits)})
     if as_json:
         typer.echo(json.dumps([{"image_id": hit.image_id, "score": hit.score} for hit in hits], ensure_ascii=False, indent=2))
         return
@@ -134,4 +163,4 @@ def search(
 
 
 def _report_unknown(tokens: Sequence[str]) -> None:
-    notes.print(f"[yellow]not in the vocabulary: {escape(' '.join(tokens))}[/yellow]", soft_wrap=True)
+    remark(f"not in the vocabulary: {' '.join(tokens)}")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from train.commands.options import Captions, Features, Precision, Vocabulary, console, notes, overrides_of
+from schemas import events
+from train.commands.options import Captions, Features, LogJson, Precision, Vocabulary, console, notes, overrides_of
 
 if TYPE_CHECKING:
     from train.reports.tables import Done
@@ -44,6 +45,7 @@ def tables(
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: all GPUs if there are any.")] = "auto",
     precision: Precision = "fp32",
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw OUTPUT/PAPER.png.")] = True,
+    log_json: LogJson = False,
 ) -> None:
     """Train the rows of a paper's tables, and print what they measure beside what was published.
 
@@ -55,6 +57,7 @@ def tables(
         # Imported first: a missing package shows before hours of training.
         from train.reports.table_plots import plot_report
     from train.data.corpus import Corpus
+    from train.progress import Counter
     from train.reports.table_reports import read_report
     from train.reports.tables import TablesJob, run_tables
 
@@ -69,8 +72,18 @@ def tables(
         device=device,
         precision=precision,
     )
-    with notes.status("training"):
-        run_tables(job, _report_done)
+    runs = 0
+    with Counter(notes, "tables", unit="runs", total=len(job.presets()) * seeds, log_json=log_json) as count:
+
+        def report_done(done: Done) -> None:
+            nonlocal runs
+            runs = done.count
+            count(1)
+            if not log_json:
+                notes.print(f"{done.count} of {done.total}: {done.task.preset}, seed {done.task.seed}", highlight=False)
+
+        run_tables(job, report_done)
+    events.record(counts={"runs": runs})
     report = read_report(job.output, paper)
     Path(job.output, f"{paper}.md").write_text(report.to_markdown(), encoding="utf-8")
     if plot:
@@ -79,7 +92,3 @@ def tables(
         console.print(part, highlight=False)
     written = " and ".join(f"{output}/{paper}.{kind}" for kind in (("md", "png") if plot else ("md",)))
     console.print(f"written: {escape(written)}", highlight=False, soft_wrap=True)
-
-
-def _report_done(done: Done) -> None:
-    notes.print(f"{done.count} of {done.total}: {done.task.preset}, seed {done.task.seed}", highlight=False)

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from schemas import events
 from schemas.errors import UsageError
-from train.commands.options import Device, MemoryMap, Precision, Settings, console, notes, overrides_of
+from train.commands.options import Device, LogJson, MemoryMap, Precision, Settings, console, notes, overrides_of, presets
 
 __all__ = ["app"]
 
@@ -20,7 +21,9 @@ app = typer.Typer()
     "--vocabulary vocabulary"
 )
 def train(
-    config: Annotated[str, typer.Argument(help="Name of a preset, or a TOML file.", show_default=False)] = "",
+    config: Annotated[
+        str, typer.Argument(help="Name of a preset, or a TOML file.", show_default=False, autocompletion=presets)
+    ] = "",
     output: Annotated[str, typer.Argument(help="Folder of the run.", show_default=False)] = "",
     captions: Annotated[str, typer.Option("--captions", help="Folder of encoded captions.", show_default=False)] = "",
     features: Annotated[str, typer.Option("--features", help="Folder of image features.", show_default=False)] = "",
@@ -43,6 +46,7 @@ def train(
     memory_map: MemoryMap = "",
     list_presets: Annotated[bool, typer.Option("--list-presets", help="List the presets.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the full configuration, and train nothing.")] = False,
+    log_json: LogJson = False,
 ) -> None:
     """Train a joint embedding of images and sentences.
 
@@ -83,8 +87,9 @@ def train(
         tensorboard=tensorboard,
         memory_map=memory_map or None,
     )
-    with ProgressLine(notes) as watch:
+    with ProgressLine(notes, log_json=log_json) as watch:
         standing = loop.train(job, watch).standing
+    events.record(counts={"steps": standing.step})
     console.print(
         f"[bold]run[/bold]: {standing.step:,} steps in {escape(output)}, ended by {standing.stopped}; best sum of recalls "
         f"{standing.best_score:.1f} at step {standing.best_step:,}",

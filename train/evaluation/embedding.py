@@ -27,7 +27,7 @@ from schemas.storage import Folder
 from schemas.writing import ShardWriter, write_dataset
 from train.data.features import feature_spec
 from train.devices import check_device_name, resolve_device
-from train.evaluation.evaluating import embed_captions, embed_images
+from train.evaluation.evaluating import Count, count_nothing, embed_captions, embed_images
 from train.evaluation.matching import check_captions, check_features
 from train.models.joint_embedding import JointEmbedding
 from train.runs.run import Run, open_run
@@ -37,8 +37,8 @@ __all__ = ["EmbedJob", "embed", "embed_run", "embed_shard", "weights_digest"]
 _KEY = ("image_id", "language", "portion", "index", "split")
 
 _Columns: TypeAlias = dict[str, Any]
-_Rows: TypeAlias = Callable[[Run, Dataset, int], tuple[_Columns, dict[str, int]]]
-"""From a run, a dataset and the number of a shard to the columns and statistics of the output shard."""
+_Rows: TypeAlias = Callable[[Run, Dataset, int, Count], tuple[_Columns, dict[str, int]]]
+"""From a run, a dataset, the number of a shard and a count to the columns and statistics of the output shard."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def weights_digest(model: JointEmbedding) -> str:
     return digest.hexdigest()
 
 
-def embed_shard(run: Run, features: Dataset, number: int) -> tuple[list[str], Tensor]:
+def embed_shard(run: Run, features: Dataset, number: int, count: Count = count_nothing) -> tuple[list[str], Tensor]:
     """Return the image ids of a shard of features, and their embeddings ``[I, E]``."""
     table = features.shard(number, ["image_id", "feature"])
     values = table["feature"].combine_chunks().flatten().to_numpy()
@@ -93,17 +93,32 @@ def embed_shard(run: Run, features: Dataset, number: int) -> tuple[list[str], Te
     if run.config.data.l2_features:
         norms = np.linalg.norm(array, axis=1, keepdims=True)
         array /= np.where(norms > 0, norms, 1)
-    return table["image_id"].to_pylist(), embed_images(run.model, array)
+    return table["image_id"].to_pylist(), embed_images(run.model, array, count=count)
 
 
-def embed(job: EmbedJob) -> list[Manifest]:
+def embed(job: EmbedJob, count: Count = count_nothing) -> list[Manifest]:
     """Open a run and embed images and captions with it; returns and raises what `embed_run` does, and what `open_run` raises."""
     run = open_run(job.run, device=resolve_device(job.device))
-    return embed_run(run, job.output, name=job.name, features=job.features, captions=job.captions, overwrite=job.overwrite)
+    return embed_run(
+        run,
+        job.output,
+        name=job.name,
+        features=job.features,
+        captions=job.captions,
+        overwrite=job.overwrite,
+        count=count,
+    )
 
 
 def embed_run(
-    run: Run, output: str, *, name: str, features: str = "", captions: str = "", overwrite: bool = False
+    run: Run,
+    output: str,
+    *,
+    name: str,
+    features: str = "",
+    captions: str = "",
+    overwrite: bool = False,
+    count: Count = count_nothing,
 ) -> list[Manifest]:
     """Embed images and captions with the model of an open run, one output shard per input shard.
 
@@ -117,6 +132,7 @@ def embed_run(
         features: as in `EmbedJob`.
         captions: as in `EmbedJob`.
         overwrite: as in `EmbedJob`.
+        count: counts the images and captions, for a display of progress.
 
     Returns:
         Manifests of the datasets: kind ``features`` in ``images``, kind ``embeddings`` in ``captions``.
@@ -134,10 +150,10 @@ def embed_run(
     manifests = []
     if images is not None:
         task = _Task("features", f"{output}/images", images, _image_rows)
-        manifests.append(_write(run, task, name=name, overwrite=overwrite))
+        manifests.append(_write(run, task, name=name, overwrite=overwrite, count=count))
     if encoded is not None:
         task = _Task("embeddings", f"{output}/captions", encoded, _caption_rows)
-        manifests.append(_write(run, task, name=name, overwrite=overwrite))
+        manifests.append(_write(run, task, name=name, overwrite=overwrite, count=count))
     return manifests
 
 
@@ -151,7 +167,7 @@ class _Task:
     rows: _Rows
 
 
-def _write(run: Run, task: _Task, *, name: str, overwrite: bool) -> Manifest:
+def _write(run: Run, task: _Task, *, name: str, overwrite: bool, count: Count) -> Manifest:
     """Write a dataset with as many shards as its source, or complete it."""
     spec = FeatureSpec(name=name, shape=(run.model.config.embedding,), source=run.config.description)
     model = EmbeddingModel(
@@ -168,18 +184,18 @@ def _write(run: Run, task: _Task, *, name: str, overwrite: bool) -> Manifest:
     output = Output(folder=Folder(task.location), identity=identity)
 
     def make_shard(number: int, shard: ShardWriter) -> None:
-        columns, shard.statistics = task.rows(run, task.source, number)
+        columns, shard.statistics = task.rows(run, task.source, number, count)
         shard.write(pa.table(columns, schema=output.schema))
 
     return write_dataset(output, make_shard, overwrite=overwrite, libraries=("torch",))
 
 
-def _image_rows(run: Run, features: Dataset, number: int) -> tuple[_Columns, dict[str, int]]:
-    image_ids, embeddings = embed_shard(run, features, number)
+def _image_rows(run: Run, features: Dataset, number: int, count: Count) -> tuple[_Columns, dict[str, int]]:
+    image_ids, embeddings = embed_shard(run, features, number, count)
     return {"image_id": image_ids, "feature": _vectors(embeddings)}, {"images": len(image_ids)}
 
 
-def _caption_rows(run: Run, captions: Dataset, number: int) -> tuple[_Columns, dict[str, int]]:
+def _caption_rows(run: Run, captions: Dataset, number: int, count: Count) -> tuple[_Columns, dict[str, int]]:
     table = captions.shard(number).combine_chunks()
     known = pc.is_in(table["language"].cast(pa.string()), pa.array(run.model.config.languages))
     kept = table.filter(known).combine_chunks()
@@ -189,7 +205,8 @@ def _caption_rows(run: Run, captions: Dataset, number: int) -> tuple[_Columns, d
     embeddings = torch.zeros(len(kept), run.model.config.embedding)
     for language in run.model.config.languages:
         rows = np.flatnonzero(languages == language)
-        embeddings[rows] = embed_captions(run.model, token_ids, offsets, rows, language).cpu()
+        embeddings[rows] = embed_captions(run.model, token_ids, offsets, rows, language, count=count).cpu()
+    count(len(table) - len(kept))  # Those that the model does not know are done, too.
     columns = {name: kept[name].combine_chunks() for name in _KEY} | {"embedding": _vectors(embeddings)}
     return columns, {"captions": len(kept), "captions_left_out": len(table) - len(kept)}
 

@@ -5,9 +5,10 @@ Letters: ``I`` images, ``N`` captions, ``C`` captions of one language, ``E`` emb
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -19,9 +20,26 @@ from train.data.splits import TrainingData
 from train.evaluation.metrics import CUTOFFS, Retrieval, chance_recall, retrieval
 from train.models.joint_embedding import JointEmbedding
 
-__all__ = ["Embeddings", "chance", "embed_all", "embed_captions", "embed_images", "evaluate", "sum_of_recalls"]
+__all__ = [
+    "Count",
+    "Embeddings",
+    "chance",
+    "count_nothing",
+    "embed_all",
+    "embed_captions",
+    "embed_images",
+    "evaluate",
+    "sum_of_recalls",
+]
 
 _BATCH = 512
+
+Count: TypeAlias = Callable[[int], object]
+"""Takes the number of vectors that were made since it was last called, for a display of progress."""
+
+
+def count_nothing(done: int) -> None:
+    """Take a number of vectors, and do nothing with it."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +72,16 @@ def _evaluating(model: JointEmbedding) -> Iterator[torch.device]:
         model.train(training)
 
 
-def embed_images(model: JointEmbedding, features: np.ndarray, *, batch_size: int = _BATCH) -> Tensor:
+def embed_images(
+    model: JointEmbedding, features: np.ndarray, *, batch_size: int = _BATCH, count: Count = count_nothing
+) -> Tensor:
     """Embed image features ``[I, D]`` as ``[I, E]``, a batch at a time, since they may be mapped from a file."""
+    parts: list[Tensor] = []
     with _evaluating(model) as device:
-        parts = [
-            model.embed_images(torch.from_numpy(np.array(features[start : start + batch_size], np.float32)).to(device))
-            for start in range(0, len(features), batch_size)
-        ]
+        for start in range(0, len(features), batch_size):
+            batch = np.array(features[start : start + batch_size], np.float32)
+            parts.append(model.embed_images(torch.from_numpy(batch).to(device)))
+            count(len(batch))
     return torch.cat(parts) if parts else torch.zeros(0, model.config.embedding, device=device)
 
 
@@ -72,6 +93,7 @@ def embed_captions(
     language: str,
     *,
     batch_size: int = _BATCH,
+    count: Count = count_nothing,
 ) -> Tensor:
     """Embed captions in one language.
 
@@ -84,6 +106,7 @@ def embed_captions(
         rows: ``[C]``, the captions to embed.
         language: their language.
         batch_size: captions that the model takes at once; changes speed, not results.
+        count: counts the captions.
 
     Returns:
         Embeddings ``[C, E]``, in the order of ``rows``.
@@ -95,25 +118,32 @@ def embed_captions(
             chosen = by_length[start : start + batch_size]
             packed = pack(token_ids, offsets, rows[chosen]).to(device)
             embeddings[torch.from_numpy(chosen).to(device)] = model.embed_captions(packed, language).float()
+            count(len(chosen))
     return embeddings
 
 
-def embed_all(model: JointEmbedding, data: TrainingData, *, batch_size: int = _BATCH) -> Embeddings:
+def embed_all(
+    model: JointEmbedding, data: TrainingData, *, batch_size: int = _BATCH, count: Count = count_nothing
+) -> Embeddings:
     """Embed all images and captions, the captions by language."""
     captions = data.captions
     rows_of_languages = {language: captions.rows_of(language) for language in captions.language_names}
     rows_of_languages = {language: rows for language, rows in rows_of_languages.items() if len(rows)}
     return Embeddings(
-        images=embed_images(model, data.features.array, batch_size=batch_size).float(),
+        images=embed_images(model, data.features.array, batch_size=batch_size, count=count).float(),
         captions={
-            language: embed_captions(model, captions.token_ids, captions.offsets, rows, language, batch_size=batch_size)
+            language: embed_captions(
+                model, captions.token_ids, captions.offsets, rows, language, batch_size=batch_size, count=count
+            )
             for language, rows in rows_of_languages.items()
         },
         rows=rows_of_languages,
     )
 
 
-def evaluate(model: JointEmbedding, data: TrainingData, *, batch_size: int = _BATCH) -> dict[str, Retrieval]:
+def evaluate(
+    model: JointEmbedding, data: TrainingData, *, batch_size: int = _BATCH, count: Count = count_nothing
+) -> dict[str, Retrieval]:
     """Measure recall and median rank for each language.
 
     The candidates of a language are its captions and the images that have any: an image without a caption in the language is
@@ -123,11 +153,12 @@ def evaluate(model: JointEmbedding, data: TrainingData, *, batch_size: int = _BA
         model: the model; it is put back into its previous mode afterwards.
         data: the split to evaluate on.
         batch_size: captions or images that the model takes at once; changes speed, not results.
+        count: counts captions and images.
 
     Returns:
         Retrieval by language, in the order of ``data.captions.language_names``; a language without captions is left out.
     """
-    embeddings = embed_all(model, data, batch_size=batch_size)
+    embeddings = embed_all(model, data, batch_size=batch_size, count=count)
     with _evaluating(model) as device:
         results = {}
         for language, rows in embeddings.rows.items():

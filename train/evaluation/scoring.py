@@ -10,7 +10,7 @@ from schemas.errors import DatasetError, UsageError
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, TrainingData, open_data
 from train.devices import check_device_name, resolve_device
-from train.evaluation.evaluating import chance, evaluate
+from train.evaluation.evaluating import Count, chance, count_nothing, evaluate
 from train.evaluation.metrics import Retrieval
 from train.runs.run import Run, open_run
 
@@ -77,8 +77,8 @@ class Score:
         }
 
 
-def evaluate_run(job: EvaluateJob) -> list[Score]:
-    """Open a run and evaluate it; returns and raises what `score_run` does, and what `open_run` raises."""
+def evaluate_run(job: EvaluateJob, count: Count = count_nothing) -> list[Score]:
+    """Open a run and evaluate it; takes, returns and raises what `score_run` does, and raises what `open_run` does."""
     return score_run(
         open_run(job.run, device=resolve_device(job.device)),
         captions=job.captions,
@@ -87,6 +87,7 @@ def evaluate_run(job: EvaluateJob) -> list[Score]:
         languages=job.languages,
         portion=job.portion,
         memory_map=job.memory_map,
+        count=count,
     )
 
 
@@ -99,6 +100,7 @@ def score_run(
     languages: Sequence[str] = (),
     portion: str = "",
     memory_map: str | None = None,
+    count: Count = count_nothing,
 ) -> list[Score]:
     """Evaluate an open run. The captions of each split and portion are a test of their own and are never mixed.
 
@@ -110,6 +112,7 @@ def score_run(
         languages: as in `EvaluateJob`.
         portion: as in `EvaluateJob`.
         memory_map: folder for a copy of features that do not fit into memory.
+        count: counts the captions and images that are embedded, for a display of progress.
 
     Returns:
         One score per split, language and portion.
@@ -146,7 +149,7 @@ def score_run(
                 memory_map=memory_map,
                 expected={name: run.fingerprints[name] for name in ("vocabulary", "extractor")},
             )
-            scores += [_score(run, data, language, name) for language, names in portions.items() for name in names]
+            scores += [_score(run, data, language, name, count) for language, names in portions.items() for name in names]
     return scores
 
 
@@ -186,7 +189,7 @@ def _listing(labels: Collection[tuple[str, str, str]], splits: Sequence[str]) ->
     )
 
 
-def _score(run: Run, data: TrainingData, language: str, portion: str) -> Score:
+def _score(run: Run, data: TrainingData, language: str, portion: str, count: Count) -> Score:
     captions = data.captions
     chosen = captions.select(
         (captions.languages == captions.language_names.index(language))
@@ -196,6 +199,6 @@ def _score(run: Run, data: TrainingData, language: str, portion: str) -> Score:
         language=language,
         portion=portion,
         split=captions.split,
-        retrieval=evaluate(run.model, replace(data, captions=chosen))[language],
+        retrieval=evaluate(run.model, replace(data, captions=chosen), count=count)[language],
         chance=chance(chosen, language),
     )

@@ -18,7 +18,7 @@ from schemas.parameters import FeaturesParameters, TextRecipe
 from schemas.vocabulary import UNK
 from train.devices import check_device_name, resolve_device
 from train.evaluation.embedding import embed_shard, weights_digest
-from train.evaluation.evaluating import embed_captions
+from train.evaluation.evaluating import Count, count_nothing, embed_captions
 from train.evaluation.matching import check_features
 from train.runs.run import Run, open_run
 
@@ -92,6 +92,7 @@ def search(
     job: SearchJob,
     tokenize: Tokenize | None = None,
     report_unknown: Callable[[Sequence[str]], None] = lambda tokens: None,
+    count: Count = count_nothing,
 ) -> list[Hit]:
     """Open a run and search images with it.
 
@@ -99,6 +100,7 @@ def search(
         job: what to search for, and where.
         tokenize: turns text into tokens as the run's captions were; not needed if the query is tokens.
         report_unknown: receives the tokens that are not in the vocabulary, if there are any.
+        count: counts the images that are embedded, for a display of progress.
 
     Returns:
         The best images, best first.
@@ -121,22 +123,27 @@ def search(
         tokens = tuple(tokenize(job.query, language, run.text, job.truecaser))
     else:
         tokens = job.query
-    gallery = embed_gallery(run, job.features) if job.features else read_gallery(run, job.embeddings)
+    gallery = embed_gallery(run, job.features, count) if job.features else read_gallery(run, job.embeddings)
     hits = search_gallery(run, tokens, language, gallery, top=job.top)
     if unknown := [token for token in tokens if token not in run.vocabulary.ids]:
         report_unknown(unknown)
     return hits
 
 
-def embed_gallery(run: Run, features: str) -> Gallery:
+def embed_gallery(run: Run, features: str, count: Count = count_nothing) -> Gallery:
     """Embed all images of a dataset of features.
+
+    Args:
+        run: the run.
+        features: folder of the features.
+        count: counts the images, for a display of progress.
 
     Raises:
         DatasetError: the folder holds no features, or features from another extractor than the run was trained on.
     """
     dataset = open_dataset(features, kind="features")
     check_features(run, dataset)
-    shards = [embed_shard(run, dataset, number) for number in range(dataset.num_shards)]
+    shards = [embed_shard(run, dataset, number, count) for number in range(dataset.num_shards)]
     return Gallery([image_id for ids, _ in shards for image_id in ids], torch.cat([embeddings for _, embeddings in shards]))
 
 

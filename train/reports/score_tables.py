@@ -14,12 +14,19 @@ __all__ = ["score_table"]
 def score_table(scores: Sequence[Score], *, title: str) -> Table:
     """Return a table of recalls, with those of chance in brackets, and median ranks for each language, portion and split."""
     table = Table(
-        title=title, title_justify="left", title_style="bold", caption="recalls in percent, in brackets those of chance"
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption="recalls in percent, in brackets those of chance; median: median rank",
+        caption_justify="left",
+        box=None,  # Borders and wide padding would break the lines of a terminal of 80 columns.
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
     )
     for heading in ("captions", "queries"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("R@1", "R@5", "R@10", "median rank"):
-        table.add_column(heading, justify="right")
+    for heading in ("R@1", "R@5", "R@10", "median"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for score in scores:
         for name, direction in (("image", score.retrieval.image_to_text), ("text", score.retrieval.text_to_image)):
             chances = score.chance["image_to_text" if name == "image" else "text_to_image"]

@@ -11,6 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from schemas.storage import Folder
 from train.reports.published import PublishedRow, rows_of_paper
@@ -47,15 +48,23 @@ class Cell:
         return stdev(self.values) if len(self.values) > 1 else None
 
     @property
+    def measured_text(self) -> str:
+        """Mean and deviation."""
+        measured = _NONE if self.mean is None else f"{self.mean:.1f}"
+        return measured if self.deviation is None else f"{measured} ± {self.deviation:.1f}"
+
+    @property
+    def published_text(self) -> str:
+        """The published number; empty if there is none."""
+        if self.published is None:
+            return ""
+        # Medians are whole numbers in the papers, recalls have one decimal.
+        return f"{self.published:.1f}" if isinstance(self.published, float) else str(self.published)
+
+    @property
     def text(self) -> str:
         """Mean and deviation, and the published number in brackets."""
-        measured = _NONE if self.mean is None else f"{self.mean:.1f}"
-        if self.deviation is not None:
-            measured += f" ± {self.deviation:.1f}"
-        if self.published is None:
-            return measured
-        # Medians are whole numbers in the papers, recalls have one decimal.
-        return f"{measured} ({self.published:.1f})" if isinstance(self.published, float) else f"{measured} ({self.published})"
+        return f"{self.measured_text} ({self.published_text})" if self.published_text else self.measured_text
 
 
 @dataclass(frozen=True)
@@ -129,16 +138,27 @@ class Report:
         return "\n".join([parts[0], "", *parts[1:]]) + "\n"
 
     def to_tables(self) -> list[Table]:
-        """Return the report as tables for a terminal."""
-        tables = []
-        for section in self.sections:
-            table = Table(title=section.title, title_justify="left", title_style="bold")
-            for heading in section.headings:
-                table.add_column(heading, justify="left" if heading in ("row", "language") else "right")
-            for line in section.texts():
-                table.add_row(*line)
-            tables.append(table)
-        return tables
+        """Return the report as tables for a terminal of 80 columns: each row of a paper takes a line for each direction."""
+        return [_terminal_table(section) for section in self.sections]
+
+
+def _terminal_table(section: Section) -> Table:
+    table = Table(title=section.title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    measures = [measure for measure in MEASURES if any(measure == column for _, column in section.columns)]
+    table.add_column("")
+    for measure in measures:
+        table.add_column(_SHORT[measure].removesuffix(" rank"), justify="right", no_wrap=True)
+    for line in section.lines:
+        runs = f"{line.runs} run{'' if line.runs == 1 else 's'}"
+        table.add_row(Text.assemble((line.row.name, "bold"), f", {line.row.language}, {runs}"))
+        for direction in DIRECTIONS:
+            cells = [line.cells[direction, name] if (direction, name) in section.columns else None for name in measures]
+            if any(cells):
+                table.add_row(f"  {direction.replace('_', ' ')}", *(cell.measured_text if cell else "" for cell in cells))
+            published = [cell.published_text if cell else "" for cell in cells]
+            if any(published):
+                table.add_row("    published", *published, style="dim")
+    return table
 
 
 def read_report(output: str, paper: str) -> Report:
@@ -194,7 +214,7 @@ def _line(row: PublishedRow, results: Sequence[Mapping[str, Any]]) -> Line:
 
 
 def _notes(results: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    notes = ["Each number is the mean of the runs ± their standard deviation, in brackets the published number."]
+    notes = ["Each number is the mean of the runs ± their standard deviation; beside or below it stands the published one."]
     if not results:
         return (*notes, "No row has been trained yet.")
     features = sorted({result["feature"] for result in results})

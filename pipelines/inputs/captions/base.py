@@ -170,11 +170,13 @@ class Tally:
         self._seen.add(kind)
 
     def require(self, selection: Selection) -> None:
-        """Check that every selected value occurred.
+        """Check that there are captions, and that every selected value occurred.
 
         Raises:
-            InputError: a selected value did not.
+            InputError: there are none, or a selected value did not occur.
         """
+        if not self._seen:
+            raise InputError(f"{self._location!r} holds no captions: check the program that wrote it, or fetch it again")
         require_selected(selection, self._seen, location=self._location)
 
 

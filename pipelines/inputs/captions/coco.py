@@ -82,6 +82,7 @@ class CocoSource(CaptionSource):
         location = self.folder.path_of(part.name)
         images = self._images(part.name)
         counts = dict.fromkeys(images.values(), 0)
+        number = 0
         for number, annotation in enumerate(iter_json(self.folder, part.name, prefix="annotations.item"), start=1):
             place = f"{location!r}, annotation number {number}"
             if not isinstance(annotation, dict) or "image_id" not in annotation or "caption" not in annotation:
@@ -94,6 +95,8 @@ class CocoSource(CaptionSource):
             text = check_text(annotation["caption"], place=f"{place} (image {image_id!r})")
             yield RawCaption(image_id, part.language, part.portion, counts[image_id], part.split, text)
             counts[image_id] += 1
+        if not number:
+            raise InputError(f"{location!r} has no 'annotations': is it one of COCO's 'captions_*.json'? Fetch it again")
 
     def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
         """Return the files of a selection."""

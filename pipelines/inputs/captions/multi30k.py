@@ -79,6 +79,8 @@ class Multi30kSource(CaptionSource):
                 f"{self.folder.path_of(part.name)!r} has {texts} lines, but its image list {self.folder.path_of(part.images)!r} "
                 f"has {images}: line N of one belongs to line N of the other. One was cut short or edited; fetch both again"
             )
+        if not texts:
+            raise InputError(f"{self.folder.path_of(part.name)!r} holds no captions: fetch it again, or leave its split out")
         language, portion, split, index = part.language, part.portion, part.split, part.index
         lines = read_lines(self.folder, part.name)
         for image_id, text in zip(self._image_ids(part.images), lines, strict=True):

@@ -271,6 +271,22 @@ def test_the_table_names_the_worst_image(tmp_path):
     assert "mean cosine │ 0.900000000" in text
 
 
+def test_six_columns_of_regions_fit_into_80_columns(tmp_path):
+    rows = region_rows()
+    changed = [{**row, "features": row["features"] + np.float32(0.25), "boxes": row["boxes"] + 1} for row in rows]
+    comparison = compare(regions_dataset(tmp_path / "a", rows), regions_dataset(tmp_path / "b", changed))
+    file = io.StringIO()
+    Console(file=file, width=80).print(comparison_table(comparison))
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in file.getvalue()
+    squeezed = [" ".join(line.split()) for line in lines]
+    for column in comparison.vectors:
+        start = squeezed.index(f"│ {column.column} │ │")
+        assert squeezed[start + 1] == f"│ rows that differ │ {column.rows} │"
+        assert squeezed[start + 2].startswith(f"│ largest difference │ {column.largest:.3g}")
+
+
 def test_other_kinds_are_not_compared(tmp_path):
     a, b = features(tmp_path / "a", vectors()), write(tmp_path / "b", "captions", caption_rows())
     with pytest.raises(UsageError, match=r"holds features, .* holds captions: only datasets of one kind compare"):

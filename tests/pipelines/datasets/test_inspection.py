@@ -1,10 +1,12 @@
 import io
+import json
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from pipelines.datasets.inspection import describe, statistics_table
+from pipelines.datasets.inspection import describe, failures_table, statistics_table
+from pipelines.datasets.inspection_json import describe_json
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.keys import shard_of
@@ -55,7 +57,7 @@ def test_an_overview_says_what_it_is(tmp_path):
     assert open_dataset(tmp_path / "f").fingerprint in text
     assert "float[6]" in text
     assert "stable key of the image" in text
-    assert 'from file0 │ {"bytes":0}' in text
+    assert "from file0 │ │ │ bytes │ 0 │" in text
     assert "2 more files, all in the manifest" in text
     assert "pyarrow" in text
 
@@ -141,3 +143,101 @@ def test_statistics_of_other_kinds_are_names_and_numbers(tmp_path):
 
 def test_no_statistics_make_no_table(tmp_path):
     assert statistics_table(make_features(tmp_path / "f").manifest) is None
+
+
+def test_nested_parameters_take_a_row_for_each_value(tmp_path):
+    text = squeezed(shown(describe(make_features(tmp_path / "f", untrained=True)), width=100))
+    expected = f"│ extractor │ │ │ name │ fake │ │ untrained │ yes │ │ weights │ │ │ name │ random:0 │ │ sha256 │ {'0' * 64} │"
+    assert expected in text
+
+
+def test_nothing_is_cut_at_80_columns(tmp_path):
+    failures = [failure(f"{'x' * 70}{n}", "truncated", "it ends " * 20) for n in range(2)]
+    dataset = make_features(tmp_path / "f", failures=failures)
+    for text in (shown(describe(dataset), width=80), shown(failures_table(dataset), width=80)):
+        assert max(map(len, text.splitlines())) <= 80
+        assert "…" not in text
+
+
+def test_the_key_of_a_caption_is_not_broken_into_columns(tmp_path):
+    key = {"image_id": "scene-00003", "language": "de", "portion": "translation", "index": 0, "split": "train"}
+    write_rows(
+        tmp_path / "c", "captions", [{**key, "text": "Eine Katze schläft.", "tokens": ["eine", "katze", "schläft", "."]}]
+    )
+    text = shown(describe(open_dataset(tmp_path / "c")), width=80)
+    sample = squeezed(text[text.index("first rows") :])
+    assert "│ scene-00003 │ Eine Katze schläft. │ eine katze schläft . │ │ de │" in sample
+    assert "│ translation │" in sample
+
+
+def test_all_failures_are_listed(tmp_path):
+    failures = [failure(name, "truncated", f"message {name}") for name in "zyx"]
+    text = shown(failures_table(make_features(tmp_path / "f", failures=failures)))
+    assert "3 failures" in text
+    for name in "xyz":
+        assert f"│ {name} │ truncated │ folder/[bold]{name}.jpg │ message {name} │" in squeezed(text)
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def test_json_has_everything_that_is_shown(tmp_path):
+    failures = [failure("x", "empty", "no bytes"), failure("y", "truncated", "ends"), failure("z", "truncated", "ends")]
+    dataset = make_features(tmp_path / "f", untrained=True, failures=failures, statistics={"images": 3})
+    described = json.loads(json.dumps(describe_json(dataset, rows=2)))
+    ids = dataset.image_ids()[:2]
+    rows = described.pop("first_rows")
+    assert [row["image_id"] for row in rows] == ids
+    assert rows[0]["feature"] == {"first": dataset.get(ids[0])["feature"].tolist()[:4], "length": 6}
+    manifest = dataset.manifest
+    stored = [path for path in (tmp_path / "f").rglob("*") if path.is_file() and "manifest" not in path.name]
+    assert described == {
+        "dataset": str(tmp_path / "f"),
+        "kind": "features",
+        "rows": 3,
+        "shards": 2,
+        "bytes": sum(path.stat().st_size for path in stored),
+        "fingerprint": manifest.fingerprint,
+        "untrained": True,
+        "parameters": manifest.parameters,
+        "inputs": [{"name": f"file{n}", "bytes": n} for n in range(8)],
+        "libraries": manifest.libraries,
+        "columns": [
+            {"name": column.name, "type": kind, "description": column.metadata[b"description"].decode()}
+            for column, kind in zip(dataset.schema, ("string", "float[6]"), strict=True)
+        ],
+        "statistics": {"images": 3},
+        "failed": 3,
+        "failures": [
+            {"reason": "empty", "inputs": 1, "first": failures[0]},
+            {"reason": "truncated", "inputs": 2, "first": described["failures"][1]["first"]},
+        ],
+    }
+    assert described["failures"][1]["first"] in failures[1:]
+    assert describe_json(dataset, rows=0)["first_rows"] == []
+
+
+def test_json_of_regions_has_boxes_and_labels(tmp_path):
+    boxes = np.zeros((2, 4), np.float32)
+    boxes[0] = (1, 2, 30, 40)
+    row = {
+        "image_id": "cat",
+        "width": 60,
+        "height": 50,
+        "num_regions": 1,
+        "boxes": boxes,
+        "features": np.zeros((2, 3), np.float32),
+        "class_ids": np.array([7, 0], np.int16),
+        "class_scores": np.array([0.5, 0], np.float32),
+        "attribute_ids": np.zeros(2, np.int16),
+        "attribute_scores": np.zeros(2, np.float32),
+    }
+    write_rows(tmp_path / "r", "regions", [row], FeatureSpec("toy", (2, 3)))
+    [shown_row] = describe_json(open_dataset(tmp_path / "r"))["first_rows"]
+    assert json.loads(json.dumps(shown_row)) == {
+        "image_id": "cat",
+        "width": 60,
+        "height": 50,
+        "num_regions": 1,
+        "regions": [{"label": "class 7 0.50", "class_id": 7, "box": [1, 2, 30, 40]}],
+    }

@@ -16,6 +16,7 @@ from pipelines.inputs.images import open_images
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
+from schemas.storage import Folder
 from tests.builders import write_rows
 
 CAFFE = {
@@ -266,6 +267,21 @@ def test_a_file_that_is_there(regions, photos_here, tmp_path):
     assert (photos_here / "cat.png").read_bytes() == original
     draw_view(regions, open_images(photos_here), "cat", str(photos_here / "cat.png"), overwrite=True)
     assert (photos_here / "cat.png").read_bytes() != original
+
+
+@pytest.mark.parametrize(
+    ("output", "folder", "name"),
+    [
+        ("s3://bucket/a b/c.png", "s3://bucket/a b", "c.png"),
+        ("gs://bucket/c.png", "gs://bucket", "c.png"),
+        ("s3://bucket/a/c.png?region=eu-west-1", "s3://bucket/a?region=eu-west-1", "c.png"),
+        ("a/c.png", "a", "c.png"),
+        ("c.PNG", ".", "c.PNG"),
+    ],
+)
+def test_the_place_of_a_drawing(photos_here, output, folder, name):
+    job = ViewJob("regions", open_images(photos_here), "cat", output)
+    assert job.place == (Folder(folder), name)
 
 
 @pytest.mark.parametrize("name", ["out", "out.pdf"])

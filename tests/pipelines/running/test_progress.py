@@ -1,8 +1,10 @@
 import io
 import json
 import multiprocessing
+import re
 import threading
 import time
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -107,9 +109,7 @@ def test_plain_lines_outside_a_terminal(monkeypatch, always):
         wait_for(lambda: "4 of 10" in file.getvalue())
         folder = meter.folder
     line = next(line for line in file.getvalue().splitlines() if "4 of 10" in line)
-    assert line.startswith("captions: 4 of 10 captions, ")
-    assert "/s, " in line
-    assert line.endswith(" s left, 1 failed")
+    assert re.fullmatch(r"captions: 4 of 10 captions, \d+ s left, [\d,.]+(/s| s each), 1 failed", line)
     assert Meter(folder).total() == {}, "the folder of the counts is deleted"
 
 
@@ -149,6 +149,7 @@ def test_json_lines_for_programs(always):
         meter.add(images=4, failed=1, wait_msec=900, forward_msec=100)
     last = json.loads(file.getvalue().splitlines()[-1])
     rate, seconds = last.pop("per_second"), last.pop("seconds")
+    assert datetime.fromisoformat(last.pop("time")).utcoffset() == timedelta(0)
     left = last.pop("seconds_left")
     assert rate > 0
     assert seconds >= 0
@@ -179,3 +180,48 @@ def test_unwritten_counts_are_flushed(tmp_path, monkeypatch):
         meter.add(images=1)
     meter.flush()
     assert meter.total() == {"images": 5}
+
+
+def test_settled_counts_are_those_of_the_dataset_and_not_of_this_run(tmp_path, monkeypatch):
+    """What workers did not write in time, and what an earlier run made, is counted as done and does not count as speed."""
+    monkeypatch.setattr(progress, "_WRITE_SECONDS", 1000.0)
+    (tmp_path / "12345.json").write_text('{"images": 4, "forward_msec": 7}')
+    meter = Meter(str(tmp_path))
+    for _ in range(3):
+        meter.add(images=1, failed=1)
+    meter.settle(images=10, failed=2)
+    assert meter.total() == {"images": 10, "failed": 2, "forward_msec": 7, "earlier_images": 3, "earlier_failed": 0}
+    meter.flush()
+    assert meter.total()["images"] == 10
+
+
+def test_the_last_event_of_a_settled_run_says_that_all_is_done(always):
+    file = io.StringIO()
+    with show_progress(Console(file=file), "captions", unit="captions", total=7, log_json=True) as meter:
+        meter.add(captions=2)
+        meter.settle(captions=8, failed=1)
+    last = json.loads(file.getvalue().splitlines()[-1])
+    assert (last["done"], last["total"], last["failed"], last["seconds_left"]) == (8, 8, 1, 0.0)
+    assert last["per_second"] <= 2 / 0.0001
+
+
+def test_a_meter_that_counts_nothing_settles_nothing():
+    Meter().settle(images=3)
+    assert Meter().total() == {}
+
+
+@pytest.mark.parametrize("width", [80, 130])
+def test_the_live_line_fits_the_terminal(always, width):
+    """A long name is cut at its beginning; rate, failures and bottleneck stay."""
+    file = io.StringIO()
+    console = Console(file=file, width=width, force_terminal=True, color_system=None)
+    name = "timm:vit_base_patch14_reg4_dinov2.lvd142m"
+    with show_progress(console, name, unit="images", total=31014) as meter:
+        meter.add(images=30000, failed=1234, wait_msec=900, forward_msec=100)
+        wait_for(lambda: "30000/31014" in file.getvalue() and "bound by" in file.getvalue())
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).replace("\r", "\n").splitlines()
+    assert max(map(len, lines)) <= width
+    shown = " ".join(lines)
+    assert "…e_patch14_reg4_dinov2.lvd142m" in shown
+    assert "30000/31014 images" in " ".join(shown.split())
+    assert "1,234 failed, bound by decoding" in shown

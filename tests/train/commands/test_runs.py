@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 
+from schemas import events
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from train.commands import options, runs, tables
+from train.data.splits import open_data
 from train.evaluation.scoring import score_run
 from train.evaluation.searching import embed_gallery, search_gallery
 from train.runs.run import open_run
@@ -60,6 +64,52 @@ def test_evaluate_prints_the_scores(command, write_run, toy):
         (line,) = (line for line in table.splitlines() if f"{score.language} {score.portion}" in line)
         assert f"{score.retrieval.image_to_text.recall_at_5:.1f} ({score.chance['image_to_text'][1]:.1f})" in line
     assert "27 texts" in table
+
+
+def test_the_scores_fit_into_80_columns(command, write_run, toy, monkeypatch):
+    monkeypatch.setattr(options.console, "_width", 80)
+    arguments = ("--captions", toy.captions, "--features", toy.features, "--split", "test", "--device", "cpu")
+    out, _ = command("evaluate", write_run(), *arguments)
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in out
+    assert len([line for line in lines if " images " in line or " texts " in line]) == len(lines) - 3
+
+
+def test_work_with_a_run_counts_what_it_embeds(command, write_run, toy, tmp_path, monkeypatch):
+    """The last progress is complete, also where an earlier run did all of it."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    folder, images = write_run(), len(open_dataset(toy.features))
+    captions = len(open_dataset(toy.captions))
+
+    def progress_of(*arguments):
+        stream.seek(0)
+        stream.truncate()
+        command(*arguments, "--device", "cpu", "--log-json")
+        events.finish(0)
+        found = [json.loads(text) for text in stream.getvalue().splitlines()]
+        return [event for event in found if event["event"] == "progress"][-1], found[-1]["counts"]
+
+    embed = ("embed", folder, tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
+    for _ in range(2):
+        last, counts = progress_of(*embed)
+        assert (last["what"], last["unit"], last["done"], last["total"]) == (
+            "embed",
+            "vectors",
+            images + captions,
+            images + captions,
+        )
+        assert counts["shards"] == 6
+    last, counts = progress_of("search", folder, "en1", "--tokenized", "--language", "en", "--features", toy.features)
+    assert (last["done"], last["total"], counts) == (images, images, {"hits": 10})
+    evaluated = ("evaluate", folder, "--captions", toy.captions, "--features", toy.features, "--split", "test", "--json")
+    last, counts = progress_of(*evaluated)
+    scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
+    test = len(open_data(toy.captions, toy.features, split="test", languages=["en"], portions=["comparable"]).features.array)
+    queries = sum(score.retrieval.text_to_image.queries for score in scores)
+    assert counts == {"scores": len(scores)}
+    assert queries < last["done"] <= queries + len(scores) * max(test, images)
 
 
 def test_evaluate_maps_features_that_do_not_fit(command, write_run, toy, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from dataclasses import replace
@@ -8,6 +9,7 @@ from statistics import mean, stdev
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
@@ -195,7 +197,31 @@ def test_without_results_the_published_numbers_stand_alone(tmp_path):
     assert len(report.sections[-1].columns) == 6
     assert report.sections[2].columns == (("image_to_text", "recall_at_10"), ("text_to_image", "recall_at_10"))
     assert "| Bi-disjoint | de | 0 | – (67.9) | – (54.9) |" in report.to_markdown()
-    assert [table.row_count for table in report.to_tables()] == [len(section.lines) for section in report.sections]
+
+
+@pytest.mark.parametrize("paper", ["gella2017", "kadar2018"])
+def test_tables_fit_into_80_columns(finished, paper):
+    """Each row of the paper has its name, and for each direction what was measured and what was published."""
+    report = read_report(str(finished), paper)
+    for section, table in zip(report.sections, report.to_tables(), strict=True):
+        output = io.StringIO()
+        Console(file=output, width=80).print(table)
+        lines = [line.rstrip() for line in output.getvalue().splitlines()]
+        assert max(map(len, lines)) <= 80
+        assert not any("…" in line for line in lines)
+        names = [
+            f"{line.row.name}, {line.row.language}, {line.runs} run{'' if line.runs == 1 else 's'}" for line in section.lines
+        ]
+        assert [line for line in lines if line in names] == names
+        for line in section.lines:
+            below = lines[
+                lines.index(f"{line.row.name}, {line.row.language}, {line.runs} run{'' if line.runs == 1 else 's'}") + 1 :
+            ]
+            for direction, measure in section.columns:
+                start = next(n for n, text in enumerate(below) if text.startswith(f"  {direction.replace('_', ' ')} "))
+                assert line.cells[direction, measure].measured_text in below[start]
+                if published := line.cells[direction, measure].published_text:
+                    assert published in below[start + 1]
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,8 @@ def test_csv_without_a_last_line_end_and_with_lines_before_the_header(tmp_path):
     ("text", "message"),
     [
         ("", r"a.csv' is empty: expected a line with the names of the columns"),
+        ("image_id,text\n", r"a.csv' has no rows below its header: check the program that wrote it"),
+        ("image_id,text\n\n\n", r"a.csv' has no rows below its header"),
         ("image_id,text\n1,a\n2\n", r"row 2 \(line 3\): 1 columns, expected the 2 of the header"),
         ("image_id,text\n1,a, b\n", r"row 1 \(line 2\): 3 columns, expected the 2"),
         ('image_id,text\n1,"a\nb"\n2,a,b\n', r"row 2 \(line 4\): 3 columns"),

@@ -1,0 +1,206 @@
+"""``--log-json``: standard error is nothing but lines of JSON, and the last one says how the command ended."""
+
+import io
+import json
+import signal
+import sys
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+import typer
+
+from pipelines.commands import app
+from pipelines.commands.endings import run
+from schemas.dataset import open_dataset
+from schemas.features import FeatureSpec
+from tests.builders import write_rows
+from tests.integration.processes import start, wait_for
+
+LONG = (
+    *("captions", "vocabulary", "encode", "features", "import", "export", "diff"),
+    *("train", "evaluate", "embed", "search", "tables"),
+)
+
+
+def events_of(done) -> list[dict]:
+    found = [json.loads(text) for text in done.stderr.splitlines()]
+    for event in found:
+        assert datetime.fromisoformat(event["time"]).utcoffset() == timedelta(0)
+        assert event["event"] in ("progress", "remark", "warning", "error", "end")
+    assert [event["event"] for event in found].count("end") == 1
+    assert found[-1]["event"] == "end"
+    return found
+
+
+def last_of(done) -> dict:
+    """The last event without its time."""
+    return {name: value for name, value in events_of(done)[-1].items() if name not in ("time", "event")}
+
+
+def progress_of(done) -> dict:
+    return [event for event in events_of(done) if event["event"] == "progress"][-1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A table of captions, one of them empty, and an array of features with its ids."""
+    folder = tmp_path_factory.mktemp("log_json")
+    rows = [f"img{number}\ta dog runs" for number in range(40)]
+    (folder / "good.tsv").write_text("\n".join(["image_id\ttext", *rows]) + "\n")
+    (folder / "bad.tsv").write_text("image_id\ttext\na\tone\nb\t \nc\t\n")
+    np.save(folder / "x.npy", np.arange(12, dtype=np.float32).reshape(3, 4))
+    (folder / "x.txt").write_text("a.jpg\nb.jpg\nc.jpg\n")
+    return folder
+
+
+def captions(folder, output, name="good", *arguments):
+    return ("captions", folder / f"{name}.tsv", output, "--format", "table", "--shards", "4", "--log-json", *arguments)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_every_long_command_has_the_option(name):
+    command = typer.main.get_command(app.app).commands[name]
+    assert "--log-json" in {option for parameter in command.params for option in parameter.opts}
+
+
+def test_the_end_has_the_counts_of_what_was_written(imagepivot, folder, tmp_path):
+    made = {name: tmp_path / name for name in ("captions", "vocabulary", "encoded")}
+    done = imagepivot(*captions(folder, made["captions"], "good", "--workers", "1"))
+    assert last_of(done) == {
+        "command": "captions",
+        "output": str(made["captions"]),
+        "counts": {"rows": 40, "shards": 4, "failed": {}},
+        "status": "done",
+        "exit_code": 0,
+        "message": None,
+    }
+    progress = progress_of(done)
+    assert (progress["done"], progress["total"], progress["failed"]) == (40, 40, 0)
+
+    done = imagepivot("vocabulary", made["captions"], made["vocabulary"], "--log-json")
+    assert last_of(done)["counts"] == {"rows": 7, "shards": 1, "failed": {}}
+    assert (progress_of(done)["done"], progress_of(done)["total"]) == (40, 40)
+
+    done = imagepivot("encode", made["captions"], made["vocabulary"], made["encoded"], "--workers", "1", "--log-json")
+    assert last_of(done)["counts"] == {"rows": 40, "shards": 4, "failed": {}}
+    assert progress_of(done)["done"] == 40
+
+
+def test_the_end_of_import_export_and_diff(imagepivot, folder, tmp_path):
+    done = imagepivot("import", folder / "x.npy", tmp_path / "f", "--name", "x", "--shards", "2", "--log-json")
+    assert last_of(done)["counts"] == {"rows": 3, "shards": 2, "failed": {}}
+    done = imagepivot("export", tmp_path / "f", tmp_path / "x", "--format", "npy", "--log-json")
+    size = sum(path.stat().st_size for path in (tmp_path / "x").iterdir())
+    assert last_of(done)["counts"] == {"files": 2, "bytes": size}
+    write_rows(tmp_path / "g", "features", [{"image_id": "a", "feature": np.zeros(4, np.float32)}], FeatureSpec("x", (4,)))
+    done = imagepivot("diff", tmp_path / "f", tmp_path / "g", "--log-json", code=1)
+    assert (last_of(done)["status"], last_of(done)["counts"]) == ("failed", {"rows": 1, "missing": 2, "differing": 1})
+
+
+def test_failures_are_counted_by_reason(imagepivot, folder, tmp_path):
+    done = imagepivot(*captions(folder, tmp_path / "o", "bad", "--workers", "1"), code=3)
+    end = last_of(done)
+    assert (end["status"], end["exit_code"]) == ("failures", 3)
+    assert end["counts"] == {"rows": 1, "shards": 4, "failed": {"empty_caption": 2}}
+    assert (progress_of(done)["done"], progress_of(done)["failed"]) == (3, 2)
+    [remark] = [event["message"] for event in events_of(done) if event["event"] == "remark"]
+    assert remark.startswith("2 inputs failed: 2 empty_caption. They are listed by: imagepivot inspect ")
+
+
+def test_a_run_that_continues_ends_with_all_that_is_there(imagepivot, folder, tmp_path):
+    arguments = captions(folder, tmp_path / "o", "good", "--workers", "1")
+    imagepivot(*arguments)
+    (tmp_path / "o" / "manifest.json").unlink(missing_ok=True)
+    (tmp_path / "o" / "_manifest.json").unlink(missing_ok=True)
+    sorted((tmp_path / "o").glob("part-*"))[0].unlink()
+    done = imagepivot(*arguments)
+    assert (progress_of(done)["done"], last_of(done)["counts"]["rows"]) == (40, 40)
+
+
+def test_an_error_is_an_event_and_the_reason_of_the_end(imagepivot, folder, tmp_path):
+    done = imagepivot(*captions(folder, tmp_path / "o", "none"), code=1)
+    [error] = [event for event in events_of(done) if event["event"] == "error"]
+    assert "none.tsv' does not exist" in error["message"]
+    assert error["kind"] == "InputError"
+    end = last_of(done)
+    assert (end["status"], end["exit_code"], end["output"]) == ("failed", 1, str(tmp_path / "o"))
+    assert end["message"] == error["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("captions", "x.tsv", "o", "--log-json"), "Missing option '--format'"),
+        (("captions", "x.tsv", "--log-json"), "Missing argument 'output'"),
+        (("captions", "x.tsv", "o", "--format", "table", "--bogus", "--log-json"), "No such option: --bogus"),
+        (("captions", "x.tsv", "o", "--format", "moses", "--log-json"), "'moses' is not one of"),
+        (("captions", "x.tsv", "", "--format", "table", "--log-json"), "OUTPUT is '', expected a value"),
+        (("vocabulary", "x", "o", "--min-count", "0", "--log-json"), "--min-count is 0"),
+        (("inspect", "x", "--log-json"), "No such option: --log-json"),
+        (("nonsense", "--log-json"), "No such command 'nonsense'"),
+    ],
+)
+def test_wrong_usage_is_an_event(imagepivot, words, says):
+    done = imagepivot(*words, code=2)
+    assert [event["event"] for event in events_of(done)] == ["error", "end"]
+    end = last_of(done)
+    assert (end["status"], end["exit_code"]) == ("failed", 2)
+    assert says.lower() in end["message"].lower()
+
+
+def test_an_option_behind_the_dashes_is_for_beam(imagepivot, folder, tmp_path):
+    done = imagepivot("vocabulary", tmp_path / "none", tmp_path / "v", "--", "--log-json", code=1)
+    assert done.stderr.startswith("Error: ")
+
+
+def test_an_error_that_is_our_fault_has_its_traceback(imagepivot, folder, tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("pipelines.inputs.captions.open_source", broken)
+    done = imagepivot(*captions(folder, tmp_path / "o"), code=1)
+    [error] = [event for event in events_of(done) if event["event"] == "error"]
+    assert (error["kind"], error["message"]) == ("ZeroDivisionError", "ZeroDivisionError: ours")
+    assert error["traceback"].startswith("Traceback (most recent call last):")
+    assert last_of(done)["message"] == error["message"]
+
+
+@pytest.mark.slow
+def test_a_remark_about_weights_is_an_event(imagepivot, photos, tmp_path):
+    """The device is looked at after the remark: nothing has to be extracted."""
+    arguments = ("--weights", "random:0", "--device", "cuda:99", "--log-json")
+    done = imagepivot("features", photos / "images" / "cat.jpg", tmp_path / "f", *arguments, code=2)
+    remarks = [event["message"] for event in events_of(done) if event["event"] == "remark"]
+    assert remarks == ["untrained: the weights are random, the features mean nothing"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_the_last_event(folder, tmp_path):
+    (tmp_path / "t.tsv").write_text("image_id\ttext\n" + "".join(f"i{n}\tA dog runs.\n" for n in range(200_000)))
+    words = ("captions", tmp_path / "t.tsv", tmp_path / "o", "--format", "table", "--workers", "2", "--log-json")
+    with start(*words, folder=tmp_path / "run") as process:
+        wait_for(lambda: '"progress"' in (tmp_path / "run" / "stderr").read_text())
+        process.send(signal.SIGINT)
+        done = process.wait()
+    assert done.returncode == 130
+    end = last_of(done)
+    assert (end["status"], end["exit_code"], end["output"]) == ("stopped", 130, str(tmp_path / "o"))
+    assert end["message"] == "stopped; finished shards are kept, the same command continues from here"
+
+
+@pytest.mark.slow
+def test_counts_of_worker_processes_are_true_and_what_they_say_is_an_event(forked, folder, tmp_path):
+    """With two workers: the last counts are complete, though no worker writes more often than five times a second."""
+    done = forked(*captions(folder, tmp_path / "o", "bad", "--workers", "2"), code=3)
+    assert (progress_of(done)["done"], progress_of(done)["failed"]) == (3, 2)
+    assert last_of(done)["counts"] == {"rows": len(open_dataset(tmp_path / "o")), "shards": 4, "failed": {"empty_caption": 2}}
+
+
+def test_a_default_may_ask_for_it_too(monkeypatch, tmp_path):
+    """Where the option does not stand on the command line, what happens after it was parsed is events."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(sys, "argv", ["imagepivot", "vocabulary", str(tmp_path / "none"), str(tmp_path / "v")])
+    assert run(lambda **settings: app.app(default_map={"vocabulary": {"log_json": True}}, **settings)) == 1
+    assert [json.loads(text)["event"] for text in stream.getvalue().splitlines()] == ["error", "end"]

@@ -1,0 +1,122 @@
+"""What a shell completes, asked as the shells ask: by environment variables, of the installed command."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import extractors
+from pipelines.commands import completion
+from train.config.presets import preset_names
+
+ROOT = Path(__file__).parents[3]
+# Asks several times in one process, which is forked for each: starting Python takes longer than completing.
+ASK = """
+import os, sys
+from imagepivot import main
+sys.argv = ["imagepivot"]
+for words in sys.stdin.read().split("\\n"):
+    sys.stdout.flush()
+    if not os.fork():
+        {variables}
+        try:
+            main()
+        except SystemExit as end:
+            print("=>", end.code or 0, [n for n in ("torch", "apache_beam", "numpy", "pyarrow", "PIL") if n in sys.modules])
+            sys.stdout.flush()
+        os._exit(0)
+    os.wait()
+"""
+VARIABLES = {
+    "bash": 'os.environ.update(_IMAGEPIVOT_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(words.count(" ")))',
+    "zsh": 'os.environ.update(_IMAGEPIVOT_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=words)',
+    "fish": (
+        'os.environ.update(_IMAGEPIVOT_COMPLETE="complete_fish", _TYPER_COMPLETE_ARGS=words, '
+        '_TYPER_COMPLETE_FISH_ACTION="get-args")'
+    ),
+}
+EXPECTED = {
+    "imagepivot val": ["validate"],
+    "imagepivot features photos out --extractor res": ["resnet50-pool"],
+    "imagepivot features --weights d": ["default"],
+    "imagepivot features --device cu": ["cuda", "cuda:0"],
+    "imagepivot features --precision b": ["bf16"],
+    "imagepivot captions source out --format k": ["karpathy"],
+    "imagepivot captions --recipe multi": ["multi30k-lc"],
+    "imagepivot train gella2017/pivot": ["gella2017/pivot-asym", "gella2017/pivot-sym"],
+    "imagepivot evaluate run --device c": ["cpu", "cuda", "cuda:0"],
+    "imagepivot tables k": ["kadar2018"],
+    "imagepivot features --list": ["--list-extractors"],
+}
+
+
+@pytest.mark.parametrize("shell", VARIABLES)
+def test_a_shell_completes_values_and_loads_nothing_heavy(shell):
+    script = ASK.format(variables=VARIABLES[shell])
+    done = subprocess.run(
+        [sys.executable, "-c", script], input="\n".join(EXPECTED), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    answers = done.stdout.split("=> 0 []\n")[:-1]
+    assert len(answers) == len(EXPECTED), done.stdout
+    for (words, expected), answer in zip(EXPECTED.items(), answers, strict=True):
+        for value in expected:
+            assert value.replace(":", r"\\:") in answer if shell == "zsh" else value in answer.split(), (words, answer)
+    assert "vgg19" not in answers[1]
+
+
+def test_files_are_left_to_the_shell():
+    """Where there is nothing to complete, bash completes names of files."""
+    script = ASK.format(variables=VARIABLES["bash"])
+    done = subprocess.run(
+        [sys.executable, "-c", script], input="imagepivot inspect bui", cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "=> 0 []"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_bash_takes_the_script_that_is_offered():
+    from typer._completion_shared import get_completion_script
+
+    source = get_completion_script(prog_name="imagepivot", complete_var="_IMAGEPIVOT_COMPLETE", shell="bash")
+    ask = (
+        "COMP_WORDS=(imagepivot features --extractor vgg); COMP_CWORD=3; _imagepivot_completion imagepivot; "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", f"{source}\n{ask}"], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.split(), done.stderr) == (["vgg19-10crop", "vgg19-10crop-caffe"], "")
+
+
+def test_the_command_offers_to_install_it(tmp_path):
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    command = [
+        sys.executable,
+        "-c",
+        "import shellingham; shellingham.detect_shell = lambda: ('bash', 'bash')\n"
+        "import sys; sys.argv = ['imagepivot', sys.argv[1]]\n"
+        "from imagepivot import main; main()",
+    ]
+    shown = subprocess.run([*command, "--show-completion"], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "complete -o default -F _imagepivot_completion imagepivot" in shown.stdout
+    done = subprocess.run([*command, "--install-completion"], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / ".bash_completions" / "imagepivot.sh").read_text().strip() == shown.stdout.strip()
+    assert "imagepivot.sh" in (tmp_path / ".bashrc").read_text()
+
+
+@pytest.mark.slow
+def test_what_is_completed_is_what_there_is():
+    from extractors.computing.devices import PRECISIONS
+    from pipelines.text.moses import RECIPES
+
+    assert set(extractors.names()) < set(completion.extractor_names(""))
+    assert completion.recipes("") == list(RECIPES)
+    assert set(completion.precisions("")) == set(PRECISIONS)
+    assert "vsepp" in preset_names()

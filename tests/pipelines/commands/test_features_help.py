@@ -1,0 +1,55 @@
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import extractors
+from pipelines.commands import app as cli
+from pipelines.commands import features
+from schemas.errors import UsageError
+
+RUNNER = CliRunner()
+
+
+def test_the_help_names_extractors_and_kinds_of_source(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = " ".join(RUNNER.invoke(cli.app, ["features", "--help"]).output.replace("│", " ").split())
+    for name in (*extractors.names(), "timm:NAME", "detectron2:CONFIG+WEIGHTS"):
+        assert name in text
+    for source in ("folder", "pattern", "table", "tar", "Parquet"):
+        assert source in text
+
+
+@pytest.mark.slow
+def test_extractors_are_listed(monkeypatch):
+    listed = json.loads(RUNNER.invoke(cli.app, ["features", "--list-extractors", "--json"]).stdout)
+    assert listed == [entry.to_json() for entry in extractors.entries()]
+    monkeypatch.setattr(cli.console, "_width", 80)
+    text = RUNNER.invoke(cli.app, ["features", "--list-extractors"]).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    squeezed = " ".join(text.split())
+    assert "resnet50-pool" in squeezed
+    assert "│ makes │ regions, 36×2048, float32 │" in squeezed
+    assert "│ mean │ 103.939, 116.779, 123.68 │" in squeezed
+    assert "│ makes │ features, shape depends on the model, float32 │" in squeezed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "IMAGES is missing, expected two: imagepivot features IMAGES OUTPUT"),
+        (["photos"], "OUTPUT is missing"),
+        (["photos", "out", "--json"], "--json is for --list-extractors"),
+    ],
+)
+def test_wrong_usage(arguments, message):
+    result = RUNNER.invoke(features.app, arguments)
+    assert isinstance(result.exception, UsageError)
+    assert message in str(result.exception)
+
+
+def test_the_commands_parse(monkeypatch):
+    command = typer.main.get_command(cli.app).commands["features"]
+    assert command.make_context("features", ["--list-extractors"]).params["list_extractors"] is True

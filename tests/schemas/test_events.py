@@ -1,0 +1,149 @@
+import io
+import json
+import logging
+import subprocess
+import sys
+import warnings
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from schemas import events
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """Standard error as lines of JSON: a function that ends it and returns the events."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+
+    def end(*arguments, **fields):
+        events.finish(*arguments, **fields)
+        return [json.loads(text) for text in stream.getvalue().splitlines()]
+
+    events.start()
+    yield end
+    events.finish(0)
+
+
+def without_time(event):
+    assert datetime.fromisoformat(event.pop("time")).utcoffset() == timedelta(0)
+    return event
+
+
+def test_nothing_is_written_before_the_start(capsys):
+    assert events.emit("remark", message="x") is False
+    events.record(output="o")
+    events.finish(0)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_events_have_a_time_and_their_fields(log):
+    assert events.emit("remark", message="größer") is True
+    assert [without_time(event) for event in log(0)] == [
+        {"event": "remark", "message": "größer"},
+        {"event": "end", "command": None, "output": None, "counts": {}, "status": "done", "exit_code": 0, "message": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(0, "done"), (1, "failed"), (2, "failed"), (3, "failures"), (130, "stopped"), (77, "failed")]
+)
+def test_the_last_event_says_how_it_ended(log, code, status):
+    events.record(command="features", output="out", counts={"rows": 3})
+    (last,) = log(code, "because")
+    assert without_time(last) == {
+        "event": "end",
+        "command": "features",
+        "output": "out",
+        "counts": {"rows": 3},
+        "status": status,
+        "exit_code": code,
+        "message": "because",
+    }
+    assert events.emit("remark", message="too late") is False
+
+
+def test_numbers_that_json_does_not_know_are_null():
+    event = json.loads(events.line("progress", loss=float("nan"), scores={"en": float("inf"), "de": 1.5}, path=Path("a")))
+    assert (event["loss"], event["scores"], event["path"]) == (None, {"en": None, "de": 1.5}, "a")
+
+
+def test_warnings_and_logs_are_events(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        events.start()
+        warnings.warn("old weights", UserWarning, stacklevel=1)
+        logging.getLogger("PIL.x").warning("slow %s", "path")
+        logging.getLogger("PIL.x").error("broken")
+        logging.getLogger("PIL.x").info("not shown")
+        events.finish(0)
+    assert [without_time(json.loads(text)) for text in stream.getvalue().splitlines()[:-1]] == [
+        {"event": "warning", "message": "old weights", "source": "UserWarning"},
+        {"event": "warning", "message": "slow path", "source": "PIL.x"},
+        {"event": "error", "message": "broken", "source": "PIL.x"},
+    ]
+
+
+def test_warnings_and_handlers_are_put_back(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    before = warnings.showwarning, logging.root.handlers[:], logging.root.level
+    events.start()
+    assert warnings.showwarning is not before[0]
+    events.finish(0)
+    assert (warnings.showwarning, logging.root.handlers, logging.root.level) == before
+
+
+SCRIPT = """
+import logging, os, subprocess, sys, warnings
+logging.basicConfig()
+from schemas import events
+events.start()
+events.record(output="o")
+print("python says")
+print("to stderr", file=sys.stderr)
+os.write(2, b"from C++: caf\\xe9\\n")
+warnings.warn("a warning")
+logging.warning("a log")
+subprocess.run([sys.executable, "-c", "import warnings; warnings.warn('of a worker')"])
+os.write(2, b"\\r 10%\\r 100%\\n")
+events.emit("remark", message="a remark")
+os.write(2, b"without an end of line")
+events.finish(3)
+print("after the end", file=sys.stderr)
+raise SystemExit(3)
+"""
+
+
+def test_whatever_reaches_standard_error_is_a_line_of_json():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "python says\n")
+    found = [without_time(json.loads(text)) for text in done.stderr.splitlines()]
+    assert found[-1] == {
+        "event": "end",
+        "command": None,
+        "output": "o",
+        "counts": {},
+        "status": "failures",
+        "exit_code": 3,
+        "message": None,
+    }
+    messages = "\n".join(event.get("message") or "" for event in found[:-1] if event["event"] == "warning")
+    for text in (
+        "to stderr",
+        "from C++: caf\ufffd",
+        "a warning",
+        "a log",
+        "UserWarning: of a worker",
+        "100%",
+        "without an end",
+    ):
+        assert text in messages
+    assert " 10%" not in messages
+    assert messages.count("a log") == 1
+    assert {"event": "remark", "message": "a remark"} in found

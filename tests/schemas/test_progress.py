@@ -1,0 +1,56 @@
+import json
+
+import pytest
+
+from schemas.progress import Snapshot, duration, pace
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (0.0, ""),
+        (-1.0, ""),
+        (1234.56, "1,234.6/s"),
+        (1.0, "1.0/s"),
+        (0.5, "2.0 s each"),
+        (1 / 2.4, "2.4 s each"),
+        (1 / 59, "59.0 s each"),
+        (1 / 90, "1 min 30 s each"),
+    ],
+)
+def test_a_pace_is_never_zero(rate, text):
+    assert pace(rate) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (754, "12 min 34 s"), (3600, "1 h 0 min"), (360000, "100 h 0 min")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_a_line_of_a_slow_extractor_shows_seconds_per_image():
+    snapshot = Snapshot("faster-rcnn-36", "images", {"images": 10, "failed": 1}, 24.0, 100)
+    assert snapshot.to_line() == "faster-rcnn-36: 10 of 100 images, 3 min 36 s left, 2.4 s each, 1 failed"
+
+
+def test_nothing_done_has_no_rate():
+    assert Snapshot("captions", "captions", {}, 3.0).to_line() == "captions: 0 captions"
+
+
+def test_a_rate_has_three_digits_however_small_it_is():
+    fields = Snapshot("x", "images", {"images": 1}, 400.0, 10).to_fields()
+    assert fields["per_second"] == 0.0025
+    assert fields["seconds_left"] == 3600.0
+    assert json.loads(json.dumps(fields)) == fields
+
+
+def test_what_was_done_earlier_does_not_count_as_speed():
+    snapshot = Snapshot("x", "images", {"images": 30}, 10.0, 40, earlier=20)
+    assert (snapshot.done, snapshot.rate, snapshot.seconds_left) == (30, 1.0, 10.0)
+
+
+def test_without_an_event_log_nothing_is_written(capsys):
+    assert Snapshot("x", "images", {}, 1.0).emit() is False
+    assert capsys.readouterr() == ("", "")
