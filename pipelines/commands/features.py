@@ -35,8 +35,6 @@ app = typer.Typer()
 
 _REGIONS = "Regions"
 _CHANGES = "When images have changed"
-# Not taken from the catalogue, whose import takes longer than all the rest of a help text; a test compares them.
-_EXTRACTORS = "resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, faster-rcnn-36, timm:NAME or detectron2:CONFIG+WEIGHTS"
 Backend = Literal["torchvision", "detectron2"]
 
 
@@ -55,9 +53,7 @@ def features(
     output: Annotated[str, typer.Argument(help="Folder of the dataset to write.", show_default=False)] = "",
     extractor: Annotated[
         str,
-        typer.Option(
-            "--extractor", help=f"{_EXTRACTORS}; --list-extractors says more.", autocompletion=completion.extractor_names
-        ),
+        typer.Option("--extractor", help="Name of the extractor, see above.", autocompletion=completion.extractor_names),
     ] = "resnet50-pool",
     weights: Annotated[
         str,
@@ -165,6 +161,9 @@ def features(
     IMAGES is a folder, searched for images, or else for archives; a [b]pattern[/b] such as [i]'photos/**/*.jpg'[/i]; a
     [b]table[/b] (CSV, TSV, JSON lines or Parquet) with the columns image_id and uri; a [b].tar[/b]; a [b].parquet[/b] file with
     image bytes; or one image; local, gs:// or s3://.
+
+    The extractors are resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, faster-rcnn-36, timm:NAME and
+    detectron2:CONFIG+WEIGHTS; --list-extractors says more.
 
     An image that cannot be read or decoded becomes a failure row and stops nothing. A run that was stopped continues when the
     same command is given again. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...

@@ -18,7 +18,7 @@ from pipelines.inputs.images import ImageSource
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.parameters import FeaturesParameters
-from schemas.storage import Folder, is_remote
+from schemas.storage import Folder, is_remote, local_path
 
 __all__ = ["ViewJob", "center_crop_box", "draw_view"]
 

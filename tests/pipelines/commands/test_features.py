@@ -1,5 +1,6 @@
 """What the command `features` says about files that it does not take, before a run and before a plan."""
 
+import json
 import os
 import sys
 
@@ -71,6 +72,9 @@ NOTES = (
 def test_what_is_not_taken_is_named(features, images, options):
     code, out, err = features(images, *options)
     assert not code
+    if "--log-json" in options:
+        events = [json.loads(line) for line in err.splitlines()]
+        err = "".join(f"{event['message']}\n" for event in events if event["event"] == "remark")
     assert NOTES in err
     assert "not taken" not in out
 

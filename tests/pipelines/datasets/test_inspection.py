@@ -190,7 +190,8 @@ def test_json_has_everything_that_is_shown(tmp_path):
     assert [row["image_id"] for row in rows] == ids
     assert rows[0]["feature"] == {"first": dataset.get(ids[0])["feature"].tolist()[:4], "length": 6}
     manifest = dataset.manifest
-    stored = [path for path in (tmp_path / "f").rglob("*") if path.is_file() and "manifest" not in path.name]
+    stored = [path for path in (tmp_path / "f").rglob("*") if path.is_file() and path.name != "_manifest.json"]
+    stored = [path for path in stored if path.parent.name != ".records"]
     assert described == {
         "dataset": str(tmp_path / "f"),
         "kind": "features",
