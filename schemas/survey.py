@@ -227,9 +227,9 @@ class Survey:
         """Whether an update reads images of a shard although nothing seems to have changed."""
         if self._update is None or self._update.only_add:
             return False
-        # A file may have become readable without a change of its own; without a record there is nothing to compare with next time.
+        # A file may have become readable without a change of its own; without states or a record nothing can be compared here.
         record = self._record(number)
-        unrecorded = self._output.states is not None and (record is None or not record.state)
+        unrecorded = self._output.listings is not None and (self._output.states is None or record is None or not record.state)
         return self._update.check_content or unrecorded or "unreadable" in footer.failures.reasons
 
     def _is_unchanged(self, number: int, footer: Footer) -> bool:

@@ -213,7 +213,13 @@ def plan_features(job: FeaturesJob, listing: Listing) -> Output:
     if description.kind == "regions" and not job.overwrite:
         names = {**stored_names(folder, description), **names}
     return Output(
-        folder=folder, identity=identity, listings=listing.shards, states=listing.states, files=names, other_files=NAMES_FILES
+        folder=folder,
+        identity=identity,
+        listings=listing.shards,
+        # Where versions cost a request each, an update asks for them; to go on with a run, the addresses are enough.
+        states=listing.states if job.images.tells_versions else None,
+        files=names,
+        other_files=NAMES_FILES,
     )
 
 

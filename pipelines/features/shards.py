@@ -68,6 +68,9 @@ def make_shard(
     refs = sorted(refs)
     refuse_duplicates(refs)
     _refuse_other_list(output, number, refs, images)
+    if not images.tells_versions:
+        versions = images.versions(refs)
+        refs = [ref._replace(version=version) for ref, version in zip(refs, versions, strict=True)]
     reuse = plan_reuse(output, number, refs, read=images.read, update=update, retry_failed=retry_failed)
     if _is_damaged(output, number, reuse):
         reuse = Reuse(todo=refs)
@@ -129,10 +132,7 @@ def _state(sources: Iterable[Source]) -> str:
 
 def _refuse_other_list(output: Output, number: int, refs: Sequence[ImageRef], images: ImageSource) -> None:
     """Refuse a shard whose images are not those that the launcher listed: a shard of others must not count as finished."""
-    if output.listings is None or output.states is None:
-        return
-    listing = Listing.of(refs, 1)
-    if (listing.shards[0], listing.states[0]) != (output.listings[number], output.states[number]):
+    if output.listings is not None and Listing.of(refs, 1).shards[0] != output.listings[number]:
         raise InputError(
             f"the images in {images.location!r} changed while the run was going on: shard {number} has {len(refs)} images now, and "
             "its list is another one. Wait until they are all there, and run the same command again; finished shards are kept"

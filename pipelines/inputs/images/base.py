@@ -64,6 +64,15 @@ class ImageSource(ABC):
         """
 
     @property
+    def tells_versions(self) -> bool:
+        """Whether listing tells the version of every image; if not, `versions` asks for them, at the cost of a request each."""
+        return True
+
+    def versions(self, refs: Sequence[ImageRef]) -> Sequence[str]:
+        """Return the versions of images as they are now; an empty string where nothing tells."""
+        return [ref.version for ref in refs]
+
+    @property
     def parallel_reads(self) -> int:
         """Number of reads that should be under way at once because they wait for other machines; 1 if they do not."""
         return 1

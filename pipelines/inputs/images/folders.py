@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import PurePosixPath
 
+from pyarrow import fs
+
 from pipelines.inputs.images.base import IdRule, ImageRef, ImageSource
 from pipelines.inputs.images.selection import NotTaken, crosses_folders, is_image
 from pipelines.inputs.tables import read_rows
-from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address
-from schemas.errors import InputError, UsageError
-from schemas.storage import Folder, is_remote, plain_location
+from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, versions_of
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.storage import Folder, filesystem_of, is_remote, plain_location, storage_errors
 
 __all__ = ["ImageTable", "ImagesInFolder"]
 
@@ -91,27 +94,54 @@ class ImageTable(ImageSource):
     @property
     def parallel_reads(self) -> int:
         """Many if the first rows name web servers."""
-        return PARALLEL_READS if _names_web_servers(self.folder, self.name) else 1
+        return PARALLEL_READS if any(map(is_web_address, self._first_addresses)) else 1
+
+    @property
+    def tells_versions(self) -> bool:
+        """Not if the first rows name other machines: listing would ask them for every image."""
+        return self.folder.is_local and not any(map(is_remote, self._first_addresses))
+
+    @property
+    def _first_addresses(self) -> tuple[str, ...]:
+        return _first_addresses(self.folder, self.name)
 
     def refs(self) -> Iterator[ImageRef]:
-        """List the images by reading the table row by row."""
+        """List the images by reading the table row by row; of local images, size and modification time are looked up."""
+        tells_versions = self.tells_versions
         for place, row in read_rows(self.folder, self.name, columns=_COLUMNS, required=_COLUMNS):
             image_id, uri = row["image_id"], row["uri"]
             if not isinstance(uri, str) or not uri or image_id is None or image_id == "":
                 raise InputError(f"{self.location!r}, {place}: image_id {image_id!r} with uri {uri!r}; expected both")
             if "://" in uri:
                 self._check_address(uri, place)
-            yield ImageRef(str(image_id), uri)
+            size, version = _status(self._path_of(uri)) if tells_versions else (-1, "")
+            yield ImageRef(str(image_id), uri, size, version=version)
+
+    def versions(self, refs: Sequence[ImageRef]) -> Sequence[str]:
+        """Ask web servers for ETags, stores and disks for sizes and modification times, many at once."""
+        if self.tells_versions:
+            return [ref.version for ref in refs]
+        web = [ref.uri for ref in refs if is_web_address(ref.uri)]
+        answers = dict(zip(web, versions_of(web, self.access), strict=True))
+        with ThreadPoolExecutor(PARALLEL_READS, thread_name_prefix="versions") as pool:
+            others = pool.map(lambda ref: "" if ref.uri in answers else self._stored_version(ref.uri), refs)
+            return [answers.get(ref.uri) or other for ref, other in zip(refs, others, strict=True)]
+
+    def _stored_version(self, uri: str) -> str:
+        size, version = _status(self._path_of(uri))
+        return f"{version} {size}" if version else ""
+
+    def _path_of(self, uri: str) -> str:
+        """Return the full path or address of an image that is not behind a web server."""
+        path = plain_location(uri)
+        return path if is_remote(path) or os.path.isabs(path) else self.folder.path_of(path)  # noqa: PTH117
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one file."""
         if is_web_address(ref.uri):
             return fetch(ref.uri, self.access)
-        path = plain_location(ref.uri)
-        if is_remote(path) or os.path.isabs(path):  # noqa: PTH117 -- a string, not a path yet
-            parent, _, name = path.rpartition("/")
-            return Folder(parent or "/").read(name)
-        return self.folder.read(path)
+        parent, _, name = self._path_of(ref.uri).rpartition("/")
+        return Folder(parent or "/").read(name)
 
     def _check_address(self, uri: str, place: str) -> None:
         """Refuse an address that cannot be read whatever is behind it."""
@@ -130,10 +160,21 @@ class ImageTable(ImageSource):
 
 
 @lru_cache(maxsize=64)
-def _names_web_servers(folder: Folder, name: str) -> bool:
-    """Return whether one of the first rows of a table has a web address."""
+def _first_addresses(folder: Folder, name: str) -> tuple[str, ...]:
+    """Return the addresses in the first rows of a table."""
     rows = islice(read_rows(folder, name, columns=_COLUMNS, required=_COLUMNS), _FIRST_ROWS)
-    return any(isinstance(row["uri"], str) and is_web_address(row["uri"]) for _, row in rows)
+    return tuple(row["uri"] for _, row in rows if isinstance(row["uri"], str))
+
+
+def _status(location: str) -> tuple[int, str]:
+    """Return size and modification time, in nanoseconds, of a file on a disk or in a store; -1 and nothing if it cannot be told."""
+    try:
+        with storage_errors(location):
+            filesystem, path = filesystem_of(location)
+            entry = filesystem.get_file_info(path)
+    except (DatasetError, UsageError, FileNotFoundError):
+        return -1, ""
+    return (entry.size, str(entry.mtime_ns)) if entry.type == fs.FileType.File else (-1, "")
 
 
 def _check_name(path: str, folder: Folder) -> None:
