@@ -349,7 +349,7 @@ def test_a_missing_shard_is_named_when_an_image_is_looked_for(copy_toy, by_hand)
 def test_missing_failures_are_named(copy_toy):
     toy = copy_toy("features")
     next((toy.path / "_failures").iterdir()).unlink()
-    with pytest.raises(DatasetError, match=r"_failures/part-\d{5}-of-00003.parquet is listed in the manifest but missing"):
+    with pytest.raises(DatasetError, match=r"_failures/part-\d{5}-of-00003.jsonl is listed in the manifest but missing"):
         open_dataset(toy.path).failures()
 
 

@@ -1,6 +1,7 @@
 import hashlib
 import json
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_the_text_is_plain_json_for_people_and_other_tools():
     content = json.loads(text)
     assert text == json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
     assert '"ü"' in text
-    assert (content["format"], content["version"]) == ("imagepivot", 1)
+    assert (content["format"], content["version"]) == ("imagepivot", 2)
     assert content["shards"][1] == {"path": "part-00001-of-00002.parquet", "bytes": 11, "sha256": f"{1:064d}", "rows": 4}
 
 
@@ -65,7 +66,9 @@ def test_a_manifest_lists_what_lies_there(toys, kind):
         data = (toy.path / entry["path"]).read_bytes()
         assert (entry["bytes"], entry["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
     there = {str(path.relative_to(toy.path)) for path in toy.path.rglob("*") if path.is_file()}
-    assert {entry["path"] for entry in entries} == there - {"_manifest.json"}
+    records = {f".records/{Path(entry['path']).stem}.jsonl" for entry in content["shards"]}
+    assert {entry["path"] for entry in entries} == there - records - {"_manifest.json"}
+    assert records <= there
     names = [f"part-{number:05d}-of-{toy.identity.shards:05d}.parquet" for number in range(toy.identity.shards)]
     assert [entry["path"] for entry in content["shards"]] == names
     assert [entry["rows"] for entry in content["shards"]] == [len(toy.shard(number)) for number in range(len(names))]
@@ -80,9 +83,9 @@ def test_failures_are_counted_by_reason(toys):
 
 
 def test_a_newer_version_is_refused():
-    with pytest.raises(DatasetError, match=r"data/_manifest.json has format version 2, .* reads up to 1: update imagepivot"):
+    with pytest.raises(DatasetError, match=r"data/_manifest.json has format version 3, .* reads up to 2: update imagepivot"):
         # What a newer version holds is not known: it must not be read as far as possible.
-        read(edited(version=2, shards="elsewhere"))
+        read(edited(version=3, shards="elsewhere"))
 
 
 @pytest.mark.parametrize(

@@ -59,20 +59,29 @@ def test_the_manifest_is_written_after_everything_else(toys, tmp_path, monkeypat
 
     monkeypatch.setattr(Folder, "_publish", record)
     toys["vocabulary"].at(tmp_path / "vocabulary").write()
-    assert published == ["part-00000-of-00001.parquet", "vocabulary.txt", "_manifest.json"]
+    shard = "part-00000-of-00001"
+    assert published == [f".records/{shard}.jsonl", f"{shard}.parquet", "vocabulary.txt", "_manifest.json"]
 
 
-def test_a_commit_reads_every_shard_again(new_features, monkeypatch):
+def test_a_commit_reads_every_shard_again(new_features):
     toy = new_features()
     for number in range(3):
         toy.write_shard(number)
-    # A byte that changes between the writing and the commit is listed as it lies there.
+    # A byte that changes between the writing and the commit never reaches a manifest: the same run makes the shard again.
     path = toy.path / SHARD(1)
-    data = bytearray(path.read_bytes())
+    whole = path.read_bytes()
+    data = bytearray(whole)
     data[1000] ^= 1
     path.write_bytes(data)
+    assert toy.output.survey().finished() == {0, 1, 2}  # Its size and footer are as they were.
+    with pytest.raises(DatasetError, match=rf"{SHARD(1)} was damaged after it had been written: run the same command again"):
+        toy.commit()
+    assert not (toy.path / "_manifest.json").exists()
+    assert toy.output.survey().finished() == {0, 2}
+    toy.write_shard(1)
     toy.commit()
-    assert not [problem for problem in validate(toy.path) if "SHA-256" in problem]
+    assert path.read_bytes() == whole
+    assert validate(toy.path) == []
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -167,7 +176,7 @@ output = Output(Folder(sys.argv[1]), Identity(kind="captions", parameters={"a": 
 with hold(output.folder):
     survey = output.survey()
     survey.refuse(overwrite=False)
-    survey.clear()
+    survey.clear(survey.finished())
     with open_shard(output, 0) as shard:
         shard.add_failures([{"key": "a", "uri": "b", "stage": "prepare", "reason": "empty_caption", "message": ""}])
     with open_shard(output, 1) as shard:
@@ -180,19 +189,19 @@ with hold(output.folder):
 def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
     folder = Folder(str(tmp_path / "data"))
     output = Output(folder, Identity(kind="captions", parameters={"a": 1}, shards=2))
-    finished = ["_failures/part-00000-of-00002.jsonl", "part-00000-of-00002.parquet"]
+    finished = [".records/part-00000-of-00002.jsonl", "_failures/part-00000-of-00002.jsonl", "part-00000-of-00002.parquet"]
     with blocked_process(KILLED, folder.location) as process:
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     torn = f".part-00001-of-00002.parquet.tmp-{process.pid}"
-    assert folder.names() == [".lock", torn, *finished]
+    assert folder.names() == sorted([".lock", torn, *finished])
     assert output.survey().finished() == {0}
     assert output.survey().complete() is None
     with pytest.raises(DatasetError, match=r"is not a dataset: it holds no _manifest.json"):
         open_dataset(folder.location)
     with hold(folder):
         prepare(output, overwrite=False)
-        assert folder.names() == [".lock", *finished]
+        assert folder.names() == sorted([".lock", *finished])
         assert output.survey().finished() == {0}
     assert folder.names() == finished
 
@@ -345,9 +354,18 @@ def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     toy = copy_toy("features")
     (toy.path / "_manifest.json").write_text("{", encoding="utf-8")
     assert toy.output.survey().complete() is None
-    refuse(toy.output, "is not the manifest of a dataset")
-    prepare(toy.output, overwrite=True)
+    refuse(
+        toy.output,
+        r"_manifest\.json is not the manifest of a dataset .*\. Nothing was written: delete that file, and the same command keeps "
+        r"the shards that are whole; or give --overwrite to start anew",
+    )
+    # The advice holds: without the manifest nothing is made again, and with --overwrite everything is.
+    manifest = (toy.path / "_manifest.json").read_bytes()
+    (toy.path / "_manifest.json").unlink()
     assert toy.output.survey().finished() == {0, 1, 2}
+    (toy.path / "_manifest.json").write_bytes(manifest)
+    prepare(toy.output, overwrite=True)
+    assert tree(toy.path) == {}
 
 
 @pytest.mark.parametrize("old", ["captions", "vocabulary", "features16", "regions"])
