@@ -25,7 +25,7 @@ _FORMAT = "imagepivot"
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of a dataset other than a shard, e.g. ``vocabulary.txt``.
+    """A file of a dataset other than a shard, e.g. ``_vocabulary.txt``.
 
     Attributes:
         path: relative to the dataset's folder.

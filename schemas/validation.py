@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.failures import failures_name, read_failures
-from schemas.fingerprints import sha256_of_file
+from schemas.fingerprints import FORMAT_VERSION, sha256_of_file
 from schemas.keys import shard_name, shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS
 from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
@@ -23,7 +23,7 @@ from schemas.parameters import EncodedParameters
 from schemas.records import read_sources, record_name
 from schemas.shards import Footer, read_footer
 from schemas.survey import LOCK_NAME
-from schemas.vocabulary import END, SPECIALS, START, TEXT_NAME
+from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
 
 __all__ = ["validate"]
 
@@ -206,10 +206,11 @@ def _check_vocabulary(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     if wrong is not None:
         yield f"the count of token {wrong!r} is not the sum of its counts by language"
     text = "".join(f"{row['token']}\n" for row in rows).encode()
-    if all(entry.path != TEXT_NAME for entry in dataset.manifest.files):
-        yield f"there is no {TEXT_NAME} in the manifest"
-    elif dataset.folder.size(TEXT_NAME) is not None and dataset.folder.read(TEXT_NAME) != text:
-        yield f"{TEXT_NAME} does not hold the same tokens"
+    name = TEXT_NAMES[FORMAT_VERSION - dataset.manifest.version]
+    if all(entry.path != name for entry in dataset.manifest.files):
+        yield f"there is no {name} in the manifest"
+    elif dataset.folder.size(name) is not None and dataset.folder.read(name) != text:
+        yield f"{name} does not hold the same tokens"
 
 
 def _check_vectors(dataset: Dataset, table: pa.Table) -> Iterator[str]:

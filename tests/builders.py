@@ -41,7 +41,7 @@ def write_rows(
     stored = {} if spec is None else {"feature": {**vars(spec), "shape": list(spec.shape)}}
     identity = Identity(kind, {**stored, **(parameters or {})}, inputs=inputs, shards=shards)
     if kind == "vocabulary":
-        files["vocabulary.txt"] = "".join(f"{row['token']}\n" for row in rows).encode()
+        files["_vocabulary.txt"] = "".join(f"{row['token']}\n" for row in rows).encode()
     output = Output(Folder(str(path)), identity, files=files)
 
     def make_shard(number: int, shard: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -37,6 +38,11 @@ def as_version_1(folder: Path) -> None:
             failed = folder / "failures" / entry["path"]
             failed.parent.mkdir(exist_ok=True)
             write(failed, pa.table(field, schema=schema), {**pairs, "imagepivot.statistics": reasons})
+    for entry in manifest["files"]:
+        new = folder / re.sub(r"^_(names/.*)", r"\1.txt", entry["path"]).removeprefix("_")
+        new.parent.mkdir(exist_ok=True)
+        (folder / entry["path"]).rename(new)
+        entry["path"] = new.relative_to(folder).as_posix()
     manifest["version"] = 1
     manifest["failures"] = [
         {**listed(folder, path), "rows": pq.read_metadata(path).num_rows} for path in sorted((folder / "failures").glob("*"))
@@ -44,7 +50,7 @@ def as_version_1(folder: Path) -> None:
     text = json.dumps({"format": "imagepivot", **manifest}, sort_keys=True, indent=2, ensure_ascii=False)
     (folder / "manifest.json").write_text(text + "\n", encoding="utf-8")
     (folder / "_manifest.json").unlink()
-    for name in (".records", "_failures"):
+    for name in (".records", "_failures", "_names", "_truecaser"):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 

@@ -1,6 +1,6 @@
 """Names of the classes and attributes of regions: text files beside the shards, for people.
 
-``names/classes.txt`` and ``names/attributes.txt`` hold one name per line: line ``N`` names id ``N``, since 0 is the background or
+``_names/classes`` and ``_names/attributes`` hold one name per line: line ``N`` names id ``N``, since 0 is the background or
 no attribute. They are listed in the manifest but are not part of the dataset's identity: names change no feature.
 """
 
@@ -23,9 +23,11 @@ from schemas.storage import Folder
 
 __all__ = ["NAMES_FILES", "NamedRegion", "RegionNames", "named_regions", "names_files", "stored_names"]
 
-_CLASSES = "names/classes.txt"
-_ATTRIBUTES = "names/attributes.txt"
-NAMES_FILES = "|".join(map(re.escape, (_CLASSES, _ATTRIBUTES)))
+# Without an extension: some tools take the most frequent one of a folder for that of its data.
+_CLASSES = "_names/classes"
+_ATTRIBUTES = "_names/attributes"
+_VERSION_1 = {_CLASSES: "names/classes.txt", _ATTRIBUTES: "names/attributes.txt"}
+NAMES_FILES = "|".join(map(re.escape, (*_VERSION_1.keys(), *_VERSION_1.values())))
 """Regular expression of the paths of these files within a dataset."""
 
 
@@ -50,7 +52,8 @@ class RegionNames:
         """
         listed = {entry.path for entry in dataset.manifest.files}
         try:
-            names = [_lines(dataset.folder.read(name)) if name in listed else () for name in (_CLASSES, _ATTRIBUTES)]
+            stored = [next((name for name in (new, old) if name in listed), None) for new, old in _VERSION_1.items()]
+            names = [() if name is None else _lines(dataset.folder.read(name)) for name in stored]
         except FileNotFoundError as error:
             raise DatasetError(
                 f"the names of {dataset.folder.location!r} are listed in the manifest but not there: copy the whole folder again"

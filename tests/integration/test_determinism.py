@@ -73,13 +73,13 @@ def test_two_workers_make_the_same_captions(inputs, finished, imagepivot, tmp_pa
     files = snapshot(tmp_path / "c")
     assert files == snapshot(finished / "captions")
     assert len([name for name in files if name.startswith("_failures/")]) > 0
-    assert {"truecaser/en.model", "truecaser/de.model", "truecaser/pt-BR.model"} < set(files)
+    assert {"_truecaser/en.model", "_truecaser/de.model", "_truecaser/pt-BR.model"} < set(files)
 
 
 def test_two_workers_make_the_same_vocabulary(finished, imagepivot, tmp_path):
     imagepivot("vocabulary", finished / "captions", tmp_path / "v", "--workers", "2")
     assert snapshot(tmp_path / "v") == snapshot(finished / "vocabulary")
-    assert set(snapshot(tmp_path / "v")) == {"_manifest.json", "part-00000-of-00001.parquet", "vocabulary.txt"}
+    assert set(snapshot(tmp_path / "v")) == {"_manifest.json", "part-00000-of-00001.parquet", "_vocabulary.txt"}
 
 
 def test_two_workers_make_the_same_ids(finished, imagepivot, tmp_path):

@@ -57,10 +57,10 @@ def shard_by_hand(image_id: str, shards: int) -> int:
 
 # What the pipelines of these kinds may write besides shards.
 OTHER_FILES = {
-    "captions": r"truecaser/[A-Za-z0-9-]+\.model",
-    "vocabulary": r"vocabulary\.txt",
-    "features": r"names/(classes|attributes)\.txt|truecaser/[A-Za-z0-9-]+\.model",
-    "regions": r"names/(classes|attributes)\.txt",
+    "captions": r"_?truecaser/[A-Za-z0-9-]+\.model",
+    "vocabulary": r"_?vocabulary\.txt",
+    "features": r"_names/(classes|attributes)|_truecaser/[A-Za-z0-9-]+\.model",
+    "regions": r"_names/(classes|attributes)|names/(classes|attributes)\.txt",
 }
 
 
@@ -134,8 +134,8 @@ class Toy:
     def commit(self) -> Manifest:
         files: tuple[str, ...] = ()
         if self.kind == "vocabulary":
-            self.output.folder.write("vocabulary.txt", "".join(f"{row['token']}\n" for row in self.rows).encode())
-            files = ("vocabulary.txt",)
+            self.output.folder.write("_vocabulary.txt", "".join(f"{row['token']}\n" for row in self.rows).encode())
+            files = ("_vocabulary.txt",)
         return commit(self.output, files=files)
 
 

@@ -298,7 +298,7 @@ def test_the_vocabulary(toys, by_hand):
     counts = by_hand.count_tokens(toys["captions"])
     vocabulary = open_dataset(toys["vocabulary"].path).vocabulary()
     assert vocabulary == Vocabulary.from_counts(counts, min_count=1)
-    assert (toys["vocabulary"].path / "vocabulary.txt").read_text(encoding="utf-8") == vocabulary.to_text()
+    assert (toys["vocabulary"].path / "_vocabulary.txt").read_text(encoding="utf-8") == vocabulary.to_text()
     with pytest.raises(DatasetError, match=r"'.*/captions' holds captions, expected a vocabulary"):
         open_dataset(toys["captions"].path).vocabulary()
 

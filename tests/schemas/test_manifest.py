@@ -22,7 +22,7 @@ def example(**changes):
         "shards": tuple(ShardEntry(f"part-0000{n}-of-00002.parquet", 10 + n, f"{n:064d}", 3 + n) for n in range(2)),
         "failures": (ShardEntry("_failures/part-00001-of-00002.jsonl", 5, "f" * 64, 4),),
         "failure_reasons": {"empty_caption": 4},
-        "files": (FileEntry("truecaser/en.model", 3, "e" * 64),),
+        "files": (FileEntry("_truecaser/en.model", 3, "e" * 64),),
         "statistics": {"captions": {"en": 7}},
     }
     return Manifest(**{**values, **changes})

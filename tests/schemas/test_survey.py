@@ -116,7 +116,7 @@ def test_a_record_of_another_shard_is_not_believed(copy_toy):
 
 def test_damaged_side_files_are_found(copy_toy):
     toy = copy_toy("vocabulary")
-    flip(toy.path / "vocabulary.txt")
+    flip(toy.path / "_vocabulary.txt")
     assert toy.output.survey().complete() is not None
     assert toy.output.survey(verify=True).complete() is None
 

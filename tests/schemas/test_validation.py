@@ -139,15 +139,15 @@ def test_missing_failures(copy_toy):
 
 def test_a_missing_vocabulary_file(copy_toy):
     toy = copy_toy("vocabulary")
-    (toy.path / "vocabulary.txt").unlink()
-    assert complains(toy, r"vocabulary\.txt is missing")
+    (toy.path / "_vocabulary.txt").unlink()
+    assert complains(toy, r"_vocabulary\.txt is missing")
 
 
 def test_a_vocabulary_file_that_is_not_listed(copy_toy, forge):
     toy = copy_toy("vocabulary")
-    (toy.path / "vocabulary.txt").unlink()
+    (toy.path / "_vocabulary.txt").unlink()
     forge.edit_manifest(toy, lambda content: content.update(files=[]))
-    assert complains(toy, rf"{VOCABULARY}: there is no vocabulary\.txt in the manifest")
+    assert complains(toy, rf"{VOCABULARY}: there is no _vocabulary\.txt in the manifest")
 
 
 def test_shards_in_another_order(copy_toy, forge):
@@ -363,11 +363,11 @@ def vocabulary(toy, forge, change):
     def rewrite(table):
         rows = table.to_pylist()
         change(rows)
-        (toy.path / "vocabulary.txt").write_text("".join(f"{row['token']}\n" for row in rows), encoding="utf-8")
+        (toy.path / "_vocabulary.txt").write_text("".join(f"{row['token']}\n" for row in rows), encoding="utf-8")
         return pa.Table.from_pylist(rows, schema=table.schema)
 
     forge.shard(toy, VOCABULARY, rewrite)
-    forge.relist(toy, "vocabulary.txt")
+    forge.relist(toy, "_vocabulary.txt")
 
 
 def swap(rows):
@@ -409,9 +409,9 @@ def test_an_id_twice(copy_toy, forge):
 @pytest.mark.parametrize("data", [b"<pad>\n<start>\n<end>\n<unk>\n", b"", b"\xff\xfe\n"])
 def test_another_vocabulary_text(copy_toy, forge, data):
     toy = copy_toy("vocabulary")
-    (toy.path / "vocabulary.txt").write_bytes(data)
-    forge.relist(toy, "vocabulary.txt")
-    assert complains(toy, rf"{VOCABULARY}: vocabulary\.txt does not hold the same tokens")
+    (toy.path / "_vocabulary.txt").write_bytes(data)
+    forge.relist(toy, "_vocabulary.txt")
+    assert complains(toy, rf"{VOCABULARY}: _vocabulary\.txt does not hold the same tokens")
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
