@@ -14,10 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from schemas.damage import is_store_error
+from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry
 from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_file
 from schemas.manifest import ShardEntry
 from schemas.storage import Folder
+from schemas.stored import stored_values
 
 __all__ = ["FOREIGN", "Footer", "footer_metadata", "inspect_shard", "read_footer", "shard_entry"]
 
@@ -78,17 +81,17 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
         if f"{_PREFIX}fingerprint" not in content:
             return FOREIGN
         version = int(content[f"{_PREFIX}version"])
-        failures = json.loads(content[f"{_PREFIX}failures"]) if version > 1 else {}
+        failures = _object(content[f"{_PREFIX}failures"]) if version > 1 else {}
         return Footer(
             kind=content[f"{_PREFIX}kind"],
             fingerprint=content[f"{_PREFIX}fingerprint"],
-            parameters=json.loads(content[f"{_PREFIX}parameters"]),
-            statistics=json.loads(content[f"{_PREFIX}statistics"]),
+            parameters=_object(content[f"{_PREFIX}parameters"]),
+            statistics=_object(content[f"{_PREFIX}statistics"]),
             rows=metadata.num_rows,
-            failures=FailuresEntry(**failures),
+            failures=FailuresEntry(**stored_values(FailuresEntry, failures)),
             version=version,
         )
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, RecursionError, DatasetError):
         return None
 
 
@@ -108,12 +111,23 @@ def shard_entry(folder: Folder, name: str, rows: int) -> ShardEntry:
         return ShardEntry(path=name, bytes=file.size(), sha256=sha256_of_file(file), rows=rows)
 
 
+def _object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, found {text[:60]!r}")
+    return value
+
+
 def _read_metadata(folder: Folder, name: str) -> pq.FileMetaData | None:
     """Read a shard's Parquet metadata; None where there is no file or a damaged one."""
     try:
         with folder.open(name) as file:
             return pq.ParquetFile(file).metadata
-    except (FileNotFoundError, ValueError, pa.ArrowNotImplementedError):  # ArrowInvalid is a ValueError.
+    except FileNotFoundError:
+        return None
+    except (ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
+        if is_store_error(error):
+            raise
         return None
     except OSError:
         if not folder.is_local:

@@ -53,13 +53,13 @@ def _overview(dataset: Dataset) -> Table:
     table.add_row("rows", f"{manifest.rows:,} in {len(manifest.shards):,} shards, {_size(sizes)}")
     table.add_row("fingerprint", manifest.fingerprint)
     for name, value in manifest.parameters.items():
-        table.add_row(name, Text(_value(value)))
+        table.add_row(Text(name), Text(_value(value)))
     for entry in manifest.inputs[:6]:
         rest = {key: value for key, value in entry.items() if key != "name"}
-        table.add_row(f"from {entry['name']}", Text(_value(rest)))
+        table.add_row(Text(f"from {entry.get('name', '')}".strip()), Text(_value(rest)))
     if len(manifest.inputs) > 6:
         table.add_row("from", f"{len(manifest.inputs) - 6} more files, all in the manifest")
-    table.add_row("made with", ", ".join(f"{name} {version}" for name, version in manifest.libraries.items()))
+    table.add_row("made with", Text(", ".join(f"{name} {version}" for name, version in manifest.libraries.items())))
     return table
 
 
@@ -77,22 +77,31 @@ def statistics_table(manifest: Manifest) -> Table | None:
     """Return the manifest's statistics in the form that suits its kind; None if there are none."""
     if not manifest.statistics:
         return None
+    own = {"captions": _captions_table, "vocabulary": _vocabulary_table}
+    try:
+        return own[manifest.kind](manifest.statistics)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return _plain_table(manifest.statistics)  # Another kind, or a dataset that was not written by its command.
+
+
+def _plain_table(statistics: Mapping[str, Any]) -> Table:
+    table = Table(title="statistics", title_justify="left", title_style="bold", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in statistics.items():
+        table.add_row(Text(name.replace("_", " ")), Text(f"{value:,}" if isinstance(value, int) else str(value)))
+    return table
+
+
+def _captions_table(statistics: Mapping[str, Any]) -> Table:
     table = Table(title="statistics", title_justify="left", title_style="bold")
-    if manifest.kind == "captions":
-        for heading in ("portion", "split", "language"):
-            table.add_column(heading)
-        for heading in ("captions", "tokens"):
-            table.add_column(heading, justify="right")
-        for key, counts in sorted(manifest.statistics.get("captions", {}).items()):
-            table.add_row(*key.split("/"), f"{counts['captions']:,}", f"{counts['tokens']:,}")
-    elif manifest.kind == "vocabulary":
-        return _vocabulary_table(manifest.statistics)
-    else:
-        table.show_header = False
-        table.add_column()
-        table.add_column(justify="right")
-        for name, value in manifest.statistics.items():
-            table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
+    for heading in ("portion", "split", "language"):
+        table.add_column(heading)
+    for heading in ("captions", "tokens"):
+        table.add_column(heading, justify="right")
+    for key, counts in sorted(statistics["captions"].items()):
+        portion, split, language = key.split("/")
+        table.add_row(*map(Text, (portion, split, language)), f"{counts['captions']:,}", f"{counts['tokens']:,}")
     return table
 
 
@@ -127,8 +136,8 @@ def _failures(dataset: Dataset, rows: int) -> Table:
         table.add_column(heading, overflow="fold")
     failures = dataset.failures().to_pylist()
     for reason, count in sorted(dataset.manifest.failure_reasons.items()):
-        first = next(row for row in failures if row["reason"] == reason)
-        table.add_row(reason, f"{count:,}", Text(first["uri"] or first["key"]), Text(first["message"]))
+        first = next((row for row in failures if row["reason"] == reason), {"uri": "", "key": "", "message": ""})
+        table.add_row(Text(reason), f"{count:,}", Text(first["uri"] or first["key"]), Text(first["message"]))
     return table
 
 

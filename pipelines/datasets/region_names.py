@@ -18,7 +18,7 @@ from extractors import Description
 from extractors.regions.class_names import read_names
 from extractors.settings import RegionOptions
 from schemas.dataset import Dataset
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import UsageError
 from schemas.storage import Folder
 
 __all__ = ["NAMES_FILES", "NamedRegion", "RegionNames", "named_regions", "names_files", "stored_names"]
@@ -48,17 +48,11 @@ class RegionNames:
         """Read the names that a dataset holds.
 
         Raises:
-            DatasetError: a file that the manifest lists is missing.
+            DatasetError: a file that the manifest lists is missing or damaged.
         """
-        listed = {entry.path for entry in dataset.manifest.files}
-        try:
-            stored = [next((name for name in (new, old) if name in listed), None) for new, old in _VERSION_1.items()]
-            names = [() if name is None else _lines(dataset.folder.read(name)) for name in stored]
-        except FileNotFoundError as error:
-            raise DatasetError(
-                f"the names of {dataset.folder.location!r} are listed in the manifest but not there: copy the whole folder again"
-            ) from error
-        return cls(*names)
+        listed = {entry.path: entry for entry in dataset.manifest.files}
+        stored = [listed.get(new, listed.get(old)) for new, old in _VERSION_1.items()]
+        return cls(*(() if entry is None else _lines(dataset.read_file(entry)) for entry in stored))
 
     def label(self, class_id: int, attribute_id: int = 0) -> str:
         """Return the label of a region, e.g. ``blue sky``; ids if there are no names, empty for the background without attribute.

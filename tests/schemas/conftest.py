@@ -32,6 +32,7 @@ from schemas.output import Output
 from schemas.storage import Folder
 from schemas.vocabulary import Vocabulary
 from schemas.writing import commit, open_shard
+from tests.builders import sign
 
 ROOT = Path(__file__).parent.parent.parent
 KEYS = {
@@ -341,7 +342,7 @@ class Forger:
         path = toy.path / "_manifest.json"
         content = json.loads(path.read_text(encoding="utf-8"))
         edit(content)
-        path.write_text(json.dumps(content), encoding="utf-8")
+        path.write_text(json.dumps(sign(content)), encoding="utf-8")
 
     def relist(self, toy: Toy, name: str) -> None:
         """Lists the bytes and rows that a file has now; without a record, which would tell another story."""

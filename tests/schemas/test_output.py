@@ -356,8 +356,8 @@ def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     assert toy.output.survey().complete() is None
     refuse(
         toy.output,
-        r"_manifest\.json is not the manifest of a dataset .*\. Nothing was written: delete that file, and the same command keeps "
-        r"the shards that are whole; or give --overwrite to start anew",
+        r"_manifest\.json is not the manifest of a dataset .*: copy it again, or delete it and run the command that made the "
+        r"dataset again, which keeps the shards that are whole; or give --overwrite to start anew\. Nothing was written",
     )
     # The advice holds: without the manifest nothing is made again, and with --overwrite everything is.
     manifest = (toy.path / "_manifest.json").read_bytes()

@@ -1,5 +1,6 @@
 """One test a promise: break it on disk, expect that complaint and no other."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -68,7 +69,7 @@ def test_what_is_no_dataset_raises(tmp_path):
 def test_edited_parameters_raise(copy_toy, forge):
     toy = copy_toy("features")
     forge.edit_manifest(toy, lambda content: content["parameters"].update(weights="others"))
-    with pytest.raises(DatasetError, match="was changed by hand"):
+    with pytest.raises(DatasetError, match="was changed by hand: its fingerprint is"):
         validate(toy.path)
 
 
@@ -92,29 +93,30 @@ def test_a_flipped_bit_of_a_value_that_is_still_a_number(copy_toy):
     assert complains(toy, rf"{FIRST} has SHA-256 .*: its bytes changed")
 
 
-def test_a_damaged_footer(copy_toy):
+def test_a_damaged_footer(copy_toy, forge):
     toy = copy_toy("features")
     data = bytearray((toy.path / FIRST).read_bytes())
     footer = int.from_bytes(data[-8:-4], "little")
     data[-8 - footer : -8] = bytes(footer)
     (toy.path / FIRST).write_bytes(data)
-    assert complains(toy, rf"{FIRST} has SHA-256 .*: its bytes changed", rf"{FIRST} cannot be read: .*")
+    assert complains(toy, rf"{FIRST} has SHA-256 .*: its bytes changed")
+    digest = hashlib.sha256(data).hexdigest()
+    forge.edit_manifest(toy, lambda content: content["shards"][0].update(sha256=digest))
+    assert complains(toy, rf"{FIRST} cannot be read: .*")
 
 
 def test_a_truncated_shard(copy_toy):
     toy = copy_toy("features")
     data = (toy.path / FIRST).read_bytes()
     (toy.path / FIRST).write_bytes(data[:-1000])
-    assert complains(
-        toy, rf"{FIRST} has {len(data) - 1000:,} bytes, the manifest says {len(data):,}", rf"{FIRST} cannot be read: .*"
-    )
+    assert complains(toy, rf"{FIRST} has {len(data) - 1000:,} bytes, the manifest says {len(data):,}")
 
 
 def test_an_empty_shard_file(copy_toy):
     toy = copy_toy("features")
     size = (toy.path / FIRST).stat().st_size
     (toy.path / FIRST).write_bytes(b"")
-    assert complains(toy, rf"{FIRST} has 0 bytes, the manifest says {size:,}", rf"{FIRST} cannot be read: .*")
+    assert complains(toy, rf"{FIRST} has 0 bytes, the manifest says {size:,}")
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "part-00000-of-00004.parquet", "_failures/notes.txt", ".part-1.tmp-7"])
@@ -127,7 +129,7 @@ def test_an_extra_file(copy_toy, name):
 def test_a_missing_shard(copy_toy):
     toy = copy_toy("features")
     (toy.path / FIRST).unlink()
-    assert complains(toy, rf"{FIRST} is missing", rf"{FIRST} cannot be read: .*No such file.*")
+    assert complains(toy, rf"{FIRST} is missing")
 
 
 def test_missing_failures(copy_toy):
@@ -153,11 +155,8 @@ def test_a_vocabulary_file_that_is_not_listed(copy_toy, forge):
 def test_shards_in_another_order(copy_toy, forge):
     toy = copy_toy("captions")
     forge.edit_manifest(toy, lambda content: content["shards"].reverse())
-    problems = validate(toy.path)
-    assert problems[:2] == [
-        "shard 0 is called 'part-00002-of-00003.parquet', expected 'part-00000-of-00003.parquet'",
-        "shard 2 is called 'part-00000-of-00003.parquet', expected 'part-00002-of-00003.parquet'",
-    ]
+    with pytest.raises(DatasetError, match=r"shard 0 is called 'part-00002-of-00003.parquet', expected 'part-00000-of-00003"):
+        validate(toy.path)
 
 
 # --- footers, schema, counts -----------------------------------------------------------------------------------------
@@ -462,7 +461,9 @@ def test_wrong_number_of_rows_of_failures(failed, forge):
 def test_other_columns_of_failures(failed, forge):
     toy, name, _ = failed
     forge.failures(toy, name, lambda rows: rows[0].pop("uri"))
-    assert complains(toy, rf".*/{name} is damaged \(a line is not an object of key, uri, stage, reason, message\): copy .*")
+    assert complains(
+        toy, rf".*/{name} is damaged \(a line is not an object of key, uri, stage, reason, message, all of them text\): .*"
+    )
 
 
 def test_an_image_that_failed_and_has_a_row(failed, forge):
@@ -474,12 +475,12 @@ def test_an_image_that_failed_and_has_a_row(failed, forge):
 
 
 def test_failures_that_belong_to_no_shard(failed, forge):
-    toy, name, shard = failed
+    toy, name, _ = failed
     lost = "_failures/part-00007-of-00003.jsonl"
     (toy.path / name).rename(toy.path / lost)
     forge.edit_manifest(toy, lambda content: content["failures"][0].update(path=lost))
-    none = rf"{shard} was made with \d failures, the manifest lists 0, or others"
-    assert complains(toy, rf"{lost} belongs to no shard", none)
+    with pytest.raises(DatasetError, match=rf"failures '{lost}' belong to no shard"):
+        validate(toy.path)
 
 
 # --- several at once -------------------------------------------------------------------------------------------------
