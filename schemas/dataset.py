@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from schemas.damage import content_errors, damaged
 from schemas.errors import DatasetError
-from schemas.failures import read_failures
+from schemas.failures import parse_failures
 from schemas.features import FeatureSpec
+from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import shard_of
-from schemas.kinds import FAILURES, schema_of
-from schemas.manifest import Manifest
+from schemas.kinds import FAILURES, schema_of, vector_bytes
+from schemas.manifest import FileEntry, Manifest, ShardEntry
 from schemas.parameters import feature_of
 from schemas.storage import Folder
 from schemas.vocabulary import Vocabulary
 
-__all__ = ["Dataset", "open_dataset"]
+__all__ = ["Dataset", "OpenShard", "open_dataset"]
 
 
 def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Dataset:
@@ -46,6 +51,18 @@ def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Da
     if kind is not None and dataset.kind != kind:
         raise DatasetError(f"{folder.location!r} holds {dataset.kind}, expected {kind}: give the folder of the {kind}")
     return dataset
+
+
+class OpenShard(NamedTuple):
+    """A shard that is open for reading.
+
+    Attributes:
+        source: its bytes.
+        parquet: the same as a Parquet file.
+    """
+
+    source: pa.NativeFile
+    parquet: pq.ParquetFile
 
 
 @dataclass(frozen=True)
@@ -90,7 +107,10 @@ class Dataset:
 
     def shard(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read all rows of one shard, sorted by key."""
-        return self._read(self.manifest.shards[number].path, columns)
+        with self.open_shard(number) as shard:
+            table = shard.parquet.read(columns=None if columns is None else list(columns))
+            table.validate(full=True)
+            return table if columns is None else table.select(list(columns))
 
     def shards(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Read the shards one after the other; memory holds one."""
@@ -99,9 +119,17 @@ class Dataset:
 
     def batches(self, columns: Sequence[str] | None = None, batch_size: int = 4096) -> Iterator[pa.RecordBatch]:
         """Read all rows in batches; memory holds one."""
-        for entry in self.manifest.shards:
-            with self.open_file(entry.path) as file:
-                yield from pq.ParquetFile(file).iter_batches(batch_size=batch_size, columns=columns)
+        for number in range(self.num_shards):
+            yield from self.shard_batches(number, columns, batch_size)
+
+    def shard_batches(
+        self, number: int, columns: Sequence[str] | None = None, batch_size: int = 4096
+    ) -> Iterator[pa.RecordBatch]:
+        """Read the rows of one shard in batches, sorted by key; memory holds one."""
+        with self.open_shard(number) as shard:
+            for batch in shard.parquet.iter_batches(batch_size=batch_size, columns=None if columns is None else list(columns)):
+                batch.validate(full=True)
+                yield batch
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Read all rows; ``polars.from_arrow``, ``duckdb`` and ``pandas`` take the table as it is."""
@@ -109,7 +137,7 @@ class Dataset:
 
     def failures(self) -> pa.Table:
         """Read the inputs that failed: key, uri, stage, reason and message."""
-        tables = [self._failures(entry.path) for entry in self.manifest.failures]
+        tables = [parse_failures(self.read_file(entry), self.folder.path_of(entry.path)) for entry in self.manifest.failures]
         return pa.concat_tables(tables) if tables else FAILURES.empty_table()
 
     def rows(self, image_id: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -121,9 +149,9 @@ class Dataset:
         """
         if self.kind == "vocabulary":
             raise DatasetError(f"{self.folder.location!r} is a vocabulary, whose rows do not belong to images")
-        name = self.manifest.shards[shard_of(image_id, self.num_shards)].path
-        with self.open_file(name) as file:
-            table = pq.read_table(file, columns=None, filters=pc.field("image_id") == image_id)
+        with self.open_shard(shard_of(image_id, self.num_shards)) as shard:
+            table = pq.read_table(shard.source, filters=pc.field("image_id") == image_id)
+            table.validate(full=True)
         if table.num_rows == 0:
             raise KeyError(image_id)
         return table if columns is None else table.select(list(columns))
@@ -168,6 +196,9 @@ class Dataset:
         if not pa.types.is_fixed_size_list(dtype):
             raise DatasetError(f"column {column!r} holds {dtype}, not vectors: use table()")
         shape = self._shape(column, len(self))
+        for entry in self.manifest.shards:  # Before memory is taken for rows that cannot be there.
+            if entry.rows * vector_bytes(self.schema) > entry.bytes:
+                raise damaged(self.folder.path_of(entry.path), f"cannot hold {entry.rows:,} rows in {entry.bytes:,} bytes")
         if out is None:
             out = np.empty(shape, dtype=dtype.value_type.to_pandas_dtype())
         if out.shape != shape or not out.flags.c_contiguous:
@@ -186,30 +217,88 @@ class Dataset:
         """Read the vocabulary of a dataset of that kind."""
         if self.kind != "vocabulary":
             raise DatasetError(f"{self.folder.location!r} holds {self.kind}, expected a vocabulary")
-        return Vocabulary.from_table(self.table())
-
-    def _failures(self, name: str) -> pa.Table:
+        table = self.table()
         try:
-            return read_failures(self.folder, name)
+            return Vocabulary.from_table(table)
+        except ValueError as error:
+            raise DatasetError(f"{self.folder.location!r} is no vocabulary: {error}. Make it again") from error
+
+    @contextmanager
+    def open_shard(self, number: int) -> Iterator[OpenShard]:
+        """Open a shard that has the size, the rows and the columns that the manifest and the kind ask for.
+
+        Of a shard without vectors, which is small, the digest is compared, too: nothing damaged is ever read from it. What a
+        digest would cost a shard of vectors is the speed of reading, so there only the frame is checked, and `validate` the rest.
+        What pyarrow raises in the block is raised as a ``DatasetError``: nothing but reading may stand there.
+
+        Raises:
+            DatasetError: the shard is missing or damaged.
+        """
+        entry, path = self.manifest.shards[number], self.folder.path_of(self.manifest.shards[number].path)
+        with self._open(entry) as file, content_errors(path):
+            source = file
+            if not vector_bytes(self.schema):
+                buffer = file.read_buffer()
+                self._check_digest(entry, buffer)
+                source = pa.BufferReader(buffer)
+            parquet = pq.ParquetFile(source)
+            self._check_frame(entry, parquet)
+            yield OpenShard(source, parquet)
+
+    def read_file(self, entry: FileEntry) -> bytes:
+        """Read a file that the manifest lists whole; not for shards of vectors.
+
+        Raises:
+            DatasetError: the file is missing or damaged.
+        """
+        with self._open(entry) as file:
+            data: bytes = file.read()
+        self._check_digest(entry, data)
+        return data
+
+    def _open(self, entry: FileEntry) -> pa.NativeFile:
+        path = self.folder.path_of(entry.path)
+        try:
+            file = self.folder.open(entry.path)
         except FileNotFoundError:
-            raise self._missing(name) from None
+            raise DatasetError(
+                f"{path} is listed in the manifest but missing: copy the whole folder again, or run the command that made it "
+                "again, which makes only what is missing"
+            ) from None
+        if file.size() != entry.bytes:
+            raise damaged(path, f"has {file.size():,} bytes, the manifest says {entry.bytes:,}")
+        return file
+
+    def _check_digest(self, entry: FileEntry, data: pa.Buffer | bytes) -> None:
+        if sha256_of_bytes(data) != entry.sha256:
+            raise damaged(self.folder.path_of(entry.path), "is damaged (its SHA-256 is not the one that the manifest lists)")
+
+    def _check_frame(self, entry: ShardEntry, parquet: pq.ParquetFile) -> None:
+        """Compare what the footer says of the rows with manifest and schema: what it says beyond that, pyarrow believes."""
+        path, metadata = self.folder.path_of(entry.path), parquet.metadata
+        if metadata.num_rows != entry.rows:
+            raise damaged(path, f"has {metadata.num_rows:,} rows, the manifest says {entry.rows:,}")
+        if not parquet.schema_arrow.equals(self.schema):
+            raise damaged(path, f"has other columns than a shard of {self.kind}")
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        if sum(group.num_rows for group in groups) != entry.rows:
+            raise damaged(path, "is damaged (its row groups do not add up)")
+        widths = [column.type.list_size if pa.types.is_fixed_size_list(column.type) else None for column in self.schema]
+        for group, (number, width) in itertools.product(groups, enumerate(widths)):
+            if width is not None and group.column(number).num_values != group.num_rows * width:
+                raise damaged(path, "is damaged (its vectors do not have the length that the manifest says)")
 
     def _fill(self, number: int, column: str, target: np.ndarray) -> None:
         """Copy one shard into its place, a row group at a time: what was just decoded is still in the processor's cache."""
         done = 0
-        name = self.manifest.shards[number].path
-        with self.open_file(name) as file:
-            parquet = pq.ParquetFile(file)
-            if parquet.metadata.num_rows != len(target):
-                raise DatasetError(
-                    f"{self.folder.path_of(name)} has {parquet.metadata.num_rows} rows, the manifest says {len(target)}: "
-                    "copy the whole folder again, or make the dataset again"
-                )
-            for group in range(parquet.num_row_groups):
-                for chunk in parquet.read_row_group(group, columns=[column], use_threads=False)[column].chunks:
+        with self.open_shard(number) as shard:
+            for group in range(shard.parquet.num_row_groups):
+                for chunk in shard.parquet.read_row_group(group, columns=[column], use_threads=False)[column].chunks:
                     values = chunk.flatten().to_numpy(zero_copy_only=True)
                     target[done : done + len(chunk)] = values.reshape(-1, target.shape[1])
                     done += len(chunk)
+            if done != len(target):
+                raise ValueError(f"{done:,} rows are there, the footer says {len(target):,}")
 
     def _shape(self, column: str, rows: int) -> tuple[int, ...]:
         width = self.schema.field(column).type.list_size
@@ -220,24 +309,3 @@ class Dataset:
     def _array(self, values: pa.ChunkedArray, column: str) -> np.ndarray:
         flat = values.combine_chunks().flatten().to_numpy(zero_copy_only=True)
         return flat.reshape(self._shape(column, len(values)))
-
-    def open_file(self, name: str) -> pa.NativeFile:
-        """Open a file that the manifest lists.
-
-        Raises:
-            DatasetError: the file is missing.
-        """
-        try:
-            return self.folder.open(name)
-        except FileNotFoundError:
-            raise self._missing(name) from None
-
-    def _missing(self, name: str) -> DatasetError:
-        return DatasetError(
-            f"{self.folder.path_of(name)} is listed in the manifest but missing: copy the whole folder again, or run the command "
-            "that made it again, which makes only what is missing"
-        )
-
-    def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
-        with self.open_file(name) as file:
-            return pq.read_table(file, columns=None if columns is None else list(columns))

@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.errors import DatasetError
+from schemas.damage import content_errors
 from schemas.fingerprints import sha256_of_bytes
 from schemas.kinds import FAILURES
 from schemas.storage import Folder
 
-__all__ = ["FailuresEntry", "failures_name", "read_failures", "write_failures"]
+__all__ = ["FailuresEntry", "failures_name", "parse_failures", "read_failures", "write_failures"]
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,35 @@ def read_failures(folder: Folder, name: str) -> pa.Table:
         FileNotFoundError: there is no such file.
         DatasetError: it is damaged.
     """
-    try:
-        with folder.open(name) as file:
-            if name.endswith(".parquet"):
-                return pq.ParquetFile(file).read().cast(FAILURES)
-            rows = [json.loads(line) for line in file.read().decode().splitlines()]
-        if any(not isinstance(row, dict) or sorted(row) != sorted(FAILURES.names) for row in rows):
-            raise ValueError(f"a line is not an object of {', '.join(FAILURES.names)}")
+    return parse_failures(folder.read(name), folder.path_of(name))
+
+
+def parse_failures(data: bytes, path: str) -> pa.Table:
+    """Return the rows of a file of failures.
+
+    Args:
+        data: its content.
+        path: the file, for messages; its extension says what the content is.
+
+    Raises:
+        DatasetError: it is damaged.
+    """
+    with content_errors(path):
+        if path.endswith(".parquet"):
+            table = pq.ParquetFile(pa.BufferReader(data)).read().cast(FAILURES)
+            table.validate(full=True)
+            return table
+        *lines, rest = data.decode().split("\n")  # Not splitlines: an address may hold one of Unicode's line ends.
+        if rest:
+            raise ValueError("the last line has no end")
+        try:
+            rows = [json.loads(line) for line in lines]
+        except RecursionError as error:
+            raise ValueError("a line is nested too deeply") from error
+        if not all(_is_failure(row) for row in rows):
+            raise ValueError(f"a line is not an object of {', '.join(FAILURES.names)}, all of them text")
         return pa.Table.from_pylist(rows, schema=FAILURES)
-    except FileNotFoundError:
-        raise
-    except (ValueError, TypeError, OSError, pa.ArrowException) as error:
-        raise DatasetError(
-            f"{folder.path_of(name)} is damaged ({' '.join(str(error).split())}): copy the whole folder again, or run the command "
-            "that made it again with --check, which makes only what is damaged"
-        ) from error
+
+
+def _is_failure(row: Any) -> bool:
+    return isinstance(row, dict) and row.keys() == set(FAILURES.names) and all(isinstance(v, str) for v in row.values())

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from schemas.errors import DatasetError
+from schemas.stored import stored_values
+
 __all__ = ["FeatureSpec"]
 
 _DTYPES = ("float32", "float16")
@@ -45,5 +48,17 @@ class FeatureSpec:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> FeatureSpec:
-        """Read what a manifest stores."""
-        return cls(**{**stored, "shape": tuple(stored["shape"])})
+        """Read what a manifest stores.
+
+        Raises:
+            DatasetError: it does not describe a feature.
+        """
+        values = stored_values(cls, stored)
+        missing = {"name", "shape"} - values.keys()
+        unknown = set(stored) - values.keys()
+        try:
+            if missing or unknown:
+                raise ValueError(f"{min(missing)} is missing" if missing else f"{min(unknown)!r} is unknown")
+            return cls(**values)
+        except ValueError as error:
+            raise DatasetError(f"the feature is not described: {error}") from error

@@ -22,6 +22,7 @@ __all__ = [
     "features_schema",
     "regions_schema",
     "schema_of",
+    "vector_bytes",
 ]
 
 REGIONS = 36
@@ -163,3 +164,9 @@ def schema_of(kind: str, spec: FeatureSpec | None = None) -> pa.Schema:
     if spec is None:
         raise ValueError(f"kind {kind!r} needs a FeatureSpec")
     return {"features": features_schema, "regions": regions_schema, "embeddings": embeddings_schema}[kind](spec)
+
+
+def vector_bytes(schema: pa.Schema) -> int:
+    """Return the bytes that the vectors of one row take; they are stored uncompressed."""
+    vectors = (field.type for field in schema if pa.types.is_fixed_size_list(field.type))
+    return sum(vector.list_size * vector.value_type.bit_width // 8 for vector in vectors)

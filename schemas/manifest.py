@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+import pyarrow as pa
+
 from schemas.errors import DatasetError
-from schemas.fingerprints import FORMAT_VERSION, Identity
-from schemas.kinds import KEY_COLUMNS
+from schemas.failures import failures_name
+from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes
+from schemas.keys import shard_name
+from schemas.kinds import KEY_COLUMNS, schema_of
+from schemas.parameters import (
+    CaptionsParameters,
+    EncodedParameters,
+    FeaturesParameters,
+    VocabularyParameters,
+    feature_of,
+)
 from schemas.storage import Folder
+from schemas.stored import stored_values
 
 __all__ = ["MANIFEST_NAME", "MANIFEST_NAMES", "FileEntry", "Manifest", "ShardEntry"]
 
@@ -22,10 +35,22 @@ MANIFEST_NAMES = (MANIFEST_NAME, "manifest.json")
 
 _FORMAT = "imagepivot"
 
+_PARAMETERS: dict[str, Any] = {
+    "captions": CaptionsParameters,
+    "encoded": EncodedParameters,
+    "vocabulary": VocabularyParameters,
+    "features": FeaturesParameters,
+    "regions": FeaturesParameters,
+    "embeddings": FeaturesParameters,
+}
+
+_MOST = 1 << 48
+"""More bytes or rows than any file has."""
+
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of a dataset other than a shard, e.g. ``vocabulary.txt``.
+    """A file of a dataset other than a shard, e.g. ``_vocabulary.txt``.
 
     Attributes:
         path: relative to the dataset's folder.
@@ -99,8 +124,12 @@ class Manifest:
         return sum(shard.rows for shard in self.failures)
 
     def to_json(self) -> str:
-        """Return the manifest as text: keys sorted, two spaces of indentation, so that people can read and compare it."""
-        content = {"format": _FORMAT, **asdict(self)}
+        """Return the manifest as text: keys sorted, two spaces of indentation, so that people can read and compare it.
+
+        The text names the digest of its own content, white space aside.
+        """
+        content = json.loads(canonical_json({"format": _FORMAT, **asdict(self)}))
+        content["sha256"] = _digest(content)
         return json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
@@ -112,42 +141,30 @@ class Manifest:
             location: the file, for messages.
 
         Raises:
-            DatasetError: it is not a manifest, has a newer version, or contradicts itself.
+            DatasetError: it is not a manifest, has a newer version, was changed, or contradicts itself.
         """
         try:
             content = json.loads(text)
             if content.pop("format") != _FORMAT:
                 raise KeyError("format")
             version = content["version"]
-            if not isinstance(version, int):
+            if isinstance(version, bool) or not isinstance(version, int) or version < 1:
                 raise TypeError(f"version is {version!r}")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DatasetError(f"{location} is not the manifest of a dataset ({type(error).__name__}: {error})") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DatasetError(
+                f"{location} is not the manifest of a dataset ({type(error).__name__}: {error}): {_ADVICE}"
+            ) from error
         if version > FORMAT_VERSION:
             raise DatasetError(
                 f"{location} has format version {version}, this version of imagepivot reads up to {FORMAT_VERSION}: "
                 "update imagepivot"
             )
         try:
-            manifest = cls(
-                **{
-                    **content,
-                    "inputs": tuple(content["inputs"]),
-                    "shards": tuple(ShardEntry(**entry) for entry in content["shards"]),
-                    "failures": tuple(ShardEntry(**entry) for entry in content["failures"]),
-                    "files": tuple(FileEntry(**entry) for entry in content["files"]),
-                }
-            )
-        except (KeyError, TypeError) as error:
-            raise DatasetError(f"{location} is damaged: {error}. Make the dataset again") from error
-        if manifest.kind not in list(KEY_COLUMNS):  # A list: in a damaged manifest the kind may be unhashable.
-            raise DatasetError(f"{location} is of kind {manifest.kind!r}, expected one of {', '.join(KEY_COLUMNS)}")
-        if manifest.identity.fingerprint != manifest.fingerprint:
-            raise DatasetError(
-                f"{location} was changed by hand: its fingerprint is {manifest.fingerprint[:12]}..., its parameters and "
-                f"inputs give {manifest.identity.fingerprint[:12]}.... Make the dataset again"
-            )
-        return manifest
+            if version > 1 and content.pop("sha256", None) != _digest({"format": _FORMAT, **content}):
+                raise DatasetError("it was changed since it was written: its content does not have the sha256 that it names")
+            return _checked(cls, content)
+        except (DatasetError, ValueError, RecursionError) as error:  # No number, no text: canonical JSON cannot be made of it.
+            raise DatasetError(f"{location} is damaged ({error}): {_ADVICE}") from error
 
     @classmethod
     def read(cls, folder: Folder) -> Manifest:
@@ -164,8 +181,88 @@ class Manifest:
             try:
                 return cls.from_json(data.decode(), folder.path_of(name))
             except UnicodeDecodeError as error:
-                raise DatasetError(f"{folder.path_of(name)} is damaged: {error}. Make the dataset again") from error
+                raise DatasetError(f"{folder.path_of(name)} is damaged ({error}): {_ADVICE}") from error
         raise DatasetError(
             f"{folder.location!r} is not a dataset: it holds no {MANIFEST_NAME}. Either the path is wrong or the run "
             "that writes it has not ended; run its command again to finish it"
         )
+
+
+_ADVICE = "copy it again, or delete it and run the command that made the dataset again, which keeps the shards that are whole"
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return sha256_of_bytes(canonical_json(content).encode())
+
+
+def _checked(cls: type[Manifest], content: dict[str, Any]) -> Manifest:
+    """Make a manifest of stored content, in which every value may be anything.
+
+    Raises:
+        DatasetError: what is wrong, for people.
+    """
+    _check_names(cls, content)
+    kind = content["kind"]
+    if kind not in list(KEY_COLUMNS):  # A list: the kind may be unhashable.
+        raise DatasetError(f"kind is {kind!r}, expected one of {', '.join(KEY_COLUMNS)}")
+    lists = {"shards": ShardEntry, "failures": ShardEntry, "files": FileEntry}
+    entries: dict[str, Any] = {name: tuple(_entries(entry, content[name], name)) for name, entry in lists.items()}
+    manifest = cls(**{**stored_values(cls, content, but=tuple(lists)), **entries})
+    _check_paths(manifest)
+    if manifest.identity.fingerprint != manifest.fingerprint:
+        raise DatasetError(
+            f"it was changed by hand: its fingerprint is {manifest.fingerprint[:12]}..., its parameters and inputs give "
+            f"{manifest.identity.fingerprint[:12]}..."
+        )
+    _PARAMETERS[kind].from_json(manifest.parameters)
+    try:
+        schema_of(kind, feature_of(manifest.parameters))
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        raise DatasetError(f"the feature has no shape of kind {kind}: {error}") from error
+    return manifest
+
+
+def _check_names(cls: Any, stored: Mapping[str, Any]) -> None:
+    for name in sorted({known.name for known in fields(cls)} ^ stored.keys()):
+        raise DatasetError(f"{name} is {'unknown' if name in stored else 'missing'}")
+
+
+def _entries(cls: type[FileEntry], stored: Any, name: str) -> Iterator[FileEntry]:
+    if not isinstance(stored, list):
+        raise DatasetError(f"{name} is {stored!r}, expected a list")
+    for number, item in enumerate(stored):
+        try:
+            values = stored_values(cls, item)
+            _check_names(cls, item)
+            for field_name in ("bytes", "rows"):
+                if not 0 <= values.get(field_name, 0) < _MOST:
+                    raise DatasetError(f"{field_name} is {values[field_name]!r}")
+            if not re.fullmatch("[0-9a-f]{64}", values["sha256"]):
+                raise DatasetError(f"sha256 is {values['sha256']!r}")
+        except DatasetError as error:
+            raise DatasetError(f"{name}[{number}]: {error}") from error
+        yield cls(**values)
+
+
+def _check_paths(manifest: Manifest) -> None:
+    """Check that every file has the name that its place asks for, and that none lies outside the folder."""
+    if not manifest.shards:
+        raise DatasetError("it lists no shards")
+    names = [shard_name(number, len(manifest.shards)) for number in range(len(manifest.shards))]
+    for number, (shard, name) in enumerate(zip(manifest.shards, names, strict=True)):
+        if shard.path != name:
+            raise DatasetError(f"shard {number} is called {shard.path!r}, expected {name!r}")
+    belonging = [failures_name(name, manifest.version) for name in names]
+    failures = [entry.path for entry in manifest.failures]
+    stray = next((path for path in failures if path not in belonging), None)
+    if stray is not None or failures != sorted(set(failures)):
+        raise DatasetError(
+            f"failures {stray!r} belong to no shard" if stray else "a file of failures is listed twice, or out of order"
+        )
+    files = [entry.path for entry in manifest.files]
+    for path in files:
+        parts = path.split("/")
+        if not path.isprintable() or not {"", ".", ".."}.isdisjoint(parts) or path in (*names, *belonging, *MANIFEST_NAMES):
+            raise DatasetError(f"{path!r} is no name of a file that lies beside the shards")
+    if len(set(files)) != len(files):
+        raise DatasetError("a file is listed twice")

@@ -1,7 +1,8 @@
 """What datasets say about themselves, typed: the ``parameters`` of a manifest, for producers and consumers alike.
 
 One frozen dataclass per kind. ``to_json`` gives the plain values that a manifest stores and a fingerprint is made of, and
-``from_json`` reads those of any format version. A value that a dataset does not state is None.
+``from_json`` reads those of any format version, and raises a `DatasetError` for a value of another type. A value that a dataset
+does not state is None.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
+from schemas.stored import stored_values
 
 __all__ = [
     "CaptionsParameters",
@@ -55,7 +57,7 @@ class TextRecipe:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> TextRecipe | None:
         """Read a recipe; None where nothing says which one it was."""
-        return cls(**_known(cls, stored)) if "recipe" in stored else None
+        return cls(**stored_values(cls, stored)) if "recipe" in stored else None
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,9 @@ class CaptionsParameters:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> CaptionsParameters:
         """Read what a manifest stores."""
-        selection = {name: tuple(stored.get(name, ())) for name in ("languages", "portions", "splits")}
-        learned = tuple(stored["train_splits"]) if "train_splits" in stored else None
-        own = {*selection, "train_splits", *_names(TextRecipe)}
-        source = {name: value for name, value in stored.items() if name not in own}
-        return cls(text=TextRecipe.from_json(stored), train_splits=learned, source=source, **selection)
+        own = stored_values(cls, stored, but=("text", "source"))
+        source = {name: value for name, value in stored.items() if name not in (*own, *_names(TextRecipe))}
+        return cls(text=TextRecipe.from_json(stored), source=source, **own)
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,7 @@ class VocabularyParameters:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> VocabularyParameters:
         """Read what a manifest stores."""
-        known: dict[str, Any] = _known(cls, stored)
-        for name in ("splits", "languages", "portions"):
-            known[name] = tuple(known.get(name, ()))
-        return cls(**known)
+        return cls(**stored_values(cls, stored))
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,8 @@ class EncodedParameters:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> EncodedParameters:
         """Read what a manifest stores."""
-        return cls(**{**_known(cls, stored), "text": TextRecipe.from_json(stored.get("text", {}))})
+        values = stored_values(cls, stored, but=("text",))
+        return cls(**values, text=TextRecipe.from_json(_object(stored, "text") or {}))
 
 
 @dataclass(frozen=True)
@@ -171,12 +169,7 @@ class EmbeddingModel:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> EmbeddingModel:
         """Read what a manifest stores."""
-        languages = stored.get("languages")
-        return cls(
-            weights_sha256=stored.get("weights_sha256", ""),
-            similarity=stored.get("similarity", ""),
-            languages=None if languages is None else tuple(languages),
-        )
+        return cls(**{"weights_sha256": "", "similarity": "", **stored_values(cls, stored)})
 
 
 @dataclass(frozen=True)
@@ -205,7 +198,7 @@ class FeaturesParameters:
     @property
     def transform(self) -> Mapping[str, Any] | None:
         """How images became the pixels that the extractor saw; None where it is not stated."""
-        return (self.extractor or {}).get("transform")
+        return _object(self.extractor or {}, "transform")
 
     def to_json(self) -> dict[str, Any]:
         """Return the values that are stated."""
@@ -221,22 +214,30 @@ class FeaturesParameters:
         feature = feature_of(stored)
         if feature is None:
             raise DatasetError("the manifest does not say what the feature is: make the dataset again")
-        model = EmbeddingModel.from_json(stored["model"]) if "model" in stored else None
-        return cls(**{**_known(cls, stored), "feature": feature, "model": model})
+        model = _object(stored, "model")
+        values = stored_values(cls, stored, but=("feature", "model"))
+        return cls(**values, feature=feature, model=EmbeddingModel.from_json(model) if model is not None else None)
 
 
 def feature_of(stored: Mapping[str, Any]) -> FeatureSpec | None:
-    """Return the feature that stored parameters name; None for a kind without vectors."""
-    feature = stored.get("feature")
+    """Return the feature that stored parameters name; None for a kind without vectors.
+
+    Raises:
+        DatasetError: what they name is no feature.
+    """
+    feature = _object(stored, "feature")
     return None if feature is None else FeatureSpec.from_json(feature)
+
+
+def _object(stored: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    value = stored.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise DatasetError(f"{name} is {value!r}, expected an object")
+    return value
 
 
 def _names(cls: Any) -> tuple[str, ...]:
     return tuple(entry.name for entry in fields(cls))
-
-
-def _known(cls: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: stored[name] for name in _names(cls) if name in stored}
 
 
 def _stated(value: Any) -> dict[str, Any]:

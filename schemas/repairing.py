@@ -18,7 +18,7 @@ from schemas.output import hold
 from schemas.records import Record, read_record, read_sources, record_name, write_record
 from schemas.shards import read_footer
 from schemas.storage import TEMPORARY_MARK, Folder
-from schemas.vocabulary import TEXT_NAME, Vocabulary
+from schemas.vocabulary import TEXT_NAMES, Vocabulary
 
 __all__ = ["Repair", "repair"]
 
@@ -45,7 +45,7 @@ def repair(path: str | os.PathLike[str]) -> Repair:
     """Mend what is damaged in a dataset, as far as the dataset itself says how.
 
     Sizes and digests are compared with the manifest, or where that is damaged, too, with what is on record beside each shard.
-    Records and ``vocabulary.txt`` are written anew. Damaged shards are deleted together with the manifest: the same command as
+    Records and the plain text of a vocabulary are written anew. Damaged shards are deleted together with the manifest: the same command as
     before then makes them again, and only them.
 
     Args:
@@ -131,15 +131,15 @@ class _Repairer:
 
     def _mend_text(self, entry: FileEntry, whole: list[str]) -> bool:
         """Write the plain text of a vocabulary from its shard."""
-        if entry.path != TEXT_NAME or not whole:
+        if entry.path not in TEXT_NAMES or not whole:
             return False
         try:
             with self._folder.open(whole[0]) as file:
                 text = Vocabulary.from_table(pq.ParquetFile(file).read()).to_text()
         except (ValueError, KeyError, OSError, pa.ArrowException):
             return False
-        self._folder.write(TEXT_NAME, text.encode())
-        self._mended.append(TEXT_NAME)
+        self._folder.write(entry.path, text.encode())
+        self._mended.append(entry.path)
         return True
 
     def _mend_record(self, name: str) -> None:

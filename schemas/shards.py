@@ -14,10 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from schemas.damage import is_store_error
+from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry
-from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_file
+from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes, sha256_of_file
 from schemas.manifest import ShardEntry
 from schemas.storage import Folder
+from schemas.stored import stored_values
 
 __all__ = ["FOREIGN", "Footer", "footer_metadata", "inspect_shard", "read_footer", "shard_entry"]
 
@@ -61,6 +64,7 @@ def footer_metadata(identity: Identity, statistics: Mapping[str, Any], failures:
         "statistics": canonical_json(statistics),
         "failures": canonical_json(failures.to_json()),
     }
+    content["sha256"] = _digest(content)
     return {_PREFIX + key: text for key, text in content.items()}
 
 
@@ -74,21 +78,24 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
     if metadata is None:
         return None
     try:
-        content = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
-        if f"{_PREFIX}fingerprint" not in content:
+        stored = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
+        content = {key.removeprefix(_PREFIX): text for key, text in stored.items() if key.startswith(_PREFIX)}
+        if not content:
             return FOREIGN
-        version = int(content[f"{_PREFIX}version"])
-        failures = json.loads(content[f"{_PREFIX}failures"]) if version > 1 else {}
+        version = int(content["version"])
+        if version > 1 and content.pop("sha256") != _digest(content):
+            return None  # Else a changed fingerprint would make it a shard of another dataset.
+        failures = _object(content["failures"]) if version > 1 else {}
         return Footer(
-            kind=content[f"{_PREFIX}kind"],
-            fingerprint=content[f"{_PREFIX}fingerprint"],
-            parameters=json.loads(content[f"{_PREFIX}parameters"]),
-            statistics=json.loads(content[f"{_PREFIX}statistics"]),
+            kind=content["kind"],
+            fingerprint=content["fingerprint"],
+            parameters=_object(content["parameters"]),
+            statistics=_object(content["statistics"]),
             rows=metadata.num_rows,
-            failures=FailuresEntry(**failures),
+            failures=FailuresEntry(**stored_values(FailuresEntry, failures)),
             version=version,
         )
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, RecursionError, DatasetError):
         return None
 
 
@@ -108,12 +115,27 @@ def shard_entry(folder: Folder, name: str, rows: int) -> ShardEntry:
         return ShardEntry(path=name, bytes=file.size(), sha256=sha256_of_file(file), rows=rows)
 
 
+def _digest(content: Mapping[str, str]) -> str:
+    return sha256_of_bytes(canonical_json(content).encode())
+
+
+def _object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, found {text[:60]!r}")
+    return value
+
+
 def _read_metadata(folder: Folder, name: str) -> pq.FileMetaData | None:
     """Read a shard's Parquet metadata; None where there is no file or a damaged one."""
     try:
         with folder.open(name) as file:
             return pq.ParquetFile(file).metadata
-    except (FileNotFoundError, ValueError, pa.ArrowNotImplementedError):  # ArrowInvalid is a ValueError.
+    except FileNotFoundError:
+        return None
+    except (ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
+        if is_store_error(error):
+            raise
         return None
     except OSError:
         if not folder.is_local:

@@ -120,10 +120,7 @@ class Survey:
         if overwrite:
             return
         if isinstance(self._manifest, DatasetError):
-            raise DatasetError(
-                f"{self._manifest}. Nothing was written: delete that file, and the same command keeps the shards that are "
-                "whole; or give --overwrite to start anew"
-            )
+            raise DatasetError(f"{self._manifest}; or give --overwrite to start anew. Nothing was written")
         self._refuse_other(self._manifest)
         for name in sorted(self._sizes):
             if name.startswith("part-"):

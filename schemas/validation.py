@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -15,15 +15,15 @@ import pyarrow.parquet as pq
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.failures import failures_name, read_failures
-from schemas.fingerprints import sha256_of_file
-from schemas.keys import shard_name, shard_of
+from schemas.fingerprints import FORMAT_VERSION, sha256_of_file
+from schemas.keys import shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS
 from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
 from schemas.parameters import EncodedParameters
 from schemas.records import read_sources, record_name
 from schemas.shards import Footer, read_footer
 from schemas.survey import LOCK_NAME
-from schemas.vocabulary import END, SPECIALS, START, TEXT_NAME
+from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
 
 __all__ = ["validate"]
 
@@ -45,11 +45,13 @@ def validate(path: str | os.PathLike[str]) -> list[str]:
         DatasetError: the folder holds no dataset, or its manifest is unusable.
     """
     dataset = open_dataset(path)
-    problems = list(_check_files(dataset))
+    stray, broken = list(_stray_files(dataset)), _broken_files(dataset)
+    problems = [*stray, *broken.values()]
     reasons: Counter[str] = Counter()
     for number, entry in enumerate(dataset.manifest.shards):
-        shard_problems = list(_check_shard(dataset, number, entry))
-        problems += shard_problems or _check_failures(dataset, number, reasons)
+        if entry.path not in broken:  # What is known to be damaged is not even parsed.
+            shard_problems = list(_check_shard(dataset, number, entry))
+            problems += shard_problems or _check_failures(dataset, number, reasons, broken)
     if dict(reasons) != dict(dataset.manifest.failure_reasons) and not problems:
         problems.append(
             f"the manifest counts failures {dict(dataset.manifest.failure_reasons)}, the shards hold {dict(reasons)}"
@@ -57,29 +59,32 @@ def validate(path: str | os.PathLike[str]) -> list[str]:
     return problems
 
 
-def _check_files(dataset: Dataset) -> Iterator[str]:
+def _listed(dataset: Dataset) -> list[FileEntry]:
+    return [*dataset.manifest.shards, *dataset.manifest.failures, *dataset.manifest.files]
+
+
+def _stray_files(dataset: Dataset) -> Iterator[str]:
     manifest = dataset.manifest
-    listed: list[FileEntry] = [*manifest.shards, *manifest.failures, *manifest.files]
-    shards = len(manifest.shards)
-    for number, shard in enumerate(manifest.shards):
-        if shard.path != shard_name(number, shards):
-            yield f"shard {number} is called {shard.path!r}, expected {shard_name(number, shards)!r}"
-    belonging = {failures_name(shard.path, manifest.version) for shard in manifest.shards}
-    yield from (f"{entry.path} belongs to no shard" for entry in manifest.failures if entry.path not in belonging)
-    present = set(dataset.folder.names())
-    unlisted = {*MANIFEST_NAMES[: 3 - manifest.version], LOCK_NAME, *(record_name(shard.path) for shard in manifest.shards)}
-    for name in sorted(present - unlisted - {entry.path for entry in listed}):
+    known = {*MANIFEST_NAMES[: 3 - manifest.version], LOCK_NAME, *(record_name(shard.path) for shard in manifest.shards)}
+    for name in sorted(set(dataset.folder.names()) - known - {entry.path for entry in _listed(dataset)}):
         yield f"{name} lies in the folder but is not in the manifest"
-    for entry in listed:
+
+
+def _broken_files(dataset: Dataset) -> dict[str, str]:
+    """Compare presence, size and digest of every file that the manifest lists; return what is wrong, by path."""
+    present, broken = set(dataset.folder.names()), {}
+    for entry in _listed(dataset):
         if entry.path not in present:
-            yield f"{entry.path} is missing"
+            broken[entry.path] = f"{entry.path} is missing"
             continue
         with dataset.folder.open(entry.path) as file:
             size, digest = file.size(), sha256_of_file(file)
         if size != entry.bytes:
-            yield f"{entry.path} has {size:,} bytes, the manifest says {entry.bytes:,}"
+            broken[entry.path] = f"{entry.path} has {size:,} bytes, the manifest says {entry.bytes:,}"
         elif digest != entry.sha256:
-            yield f"{entry.path} has SHA-256 {digest[:12]}..., the manifest says {entry.sha256[:12]}...: its bytes changed"
+            stored, expected = digest[:12], entry.sha256[:12]
+            broken[entry.path] = f"{entry.path} has SHA-256 {stored}..., the manifest says {expected}...: its bytes changed"
+    return broken
 
 
 def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Table | str:
@@ -87,7 +92,8 @@ def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Ta
     try:
         with dataset.folder.open(entry.path) as file:
             table = pq.ParquetFile(file).read()
-    except (FileNotFoundError, pa.ArrowInvalid, OSError) as error:
+        table.validate(full=True)
+    except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
         return f"{entry.path} cannot be read: {error}"
     if not table.schema.equals(schema):
         stored, expected = (columns.to_string(show_field_metadata=False) for columns in (table.schema, schema))
@@ -126,15 +132,13 @@ def _check_shard(dataset: Dataset, number: int, entry: ShardEntry) -> Iterator[s
         yield f"{entry.path}: {problem}"
 
 
-def _check_failures(dataset: Dataset, number: int, reasons: Counter[str]) -> list[str]:
+def _check_failures(dataset: Dataset, number: int, reasons: Counter[str], broken: Mapping[str, str]) -> list[str]:
     name = failures_name(dataset.manifest.shards[number].path, dataset.manifest.version)
     entry = next((entry for entry in dataset.manifest.failures if entry.path == name), None)
-    if entry is None:
+    if entry is None or name in broken:
         return []
     try:
         table = read_failures(dataset.folder, name)
-    except FileNotFoundError:
-        return []  # Reported already.
     except DatasetError as error:
         return [str(error)]
     if table.num_rows != entry.rows:
@@ -206,10 +210,11 @@ def _check_vocabulary(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     if wrong is not None:
         yield f"the count of token {wrong!r} is not the sum of its counts by language"
     text = "".join(f"{row['token']}\n" for row in rows).encode()
-    if all(entry.path != TEXT_NAME for entry in dataset.manifest.files):
-        yield f"there is no {TEXT_NAME} in the manifest"
-    elif dataset.folder.size(TEXT_NAME) is not None and dataset.folder.read(TEXT_NAME) != text:
-        yield f"{TEXT_NAME} does not hold the same tokens"
+    name = TEXT_NAMES[FORMAT_VERSION - dataset.manifest.version]
+    if all(entry.path != name for entry in dataset.manifest.files):
+        yield f"there is no {name} in the manifest"
+    elif dataset.folder.size(name) is not None and dataset.folder.read(name) != text:
+        yield f"{name} does not hold the same tokens"
 
 
 def _check_vectors(dataset: Dataset, table: pa.Table) -> Iterator[str]:

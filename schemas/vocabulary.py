@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from schemas.kinds import VOCABULARY
 
-__all__ = ["END", "PAD", "SPECIALS", "START", "TEXT_NAME", "UNK", "Vocabulary"]
+__all__ = ["END", "PAD", "SPECIALS", "START", "TEXT_NAMES", "UNK", "Vocabulary"]
 
 PAD, START, END, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
-TEXT_NAME = "vocabulary.txt"
-"""The vocabulary beside its shard, as plain text: one token per line."""
+TEXT_NAMES = ("_vocabulary.txt", "vocabulary.txt")
+"""The vocabulary beside its shard, as plain text, one token per line: the name in this version of the format, then that in 1."""
 
 
 @dataclass(frozen=True)

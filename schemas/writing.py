@@ -20,10 +20,10 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.batches import vector_bytes
 from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry, failures_name, write_failures
 from schemas.fingerprints import Identity, sha256_of_bytes, sha256_of_file
+from schemas.kinds import vector_bytes
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
 from schemas.output import Output, hold
 from schemas.records import Record, Sources, read_record, write_record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,13 @@ def shard_by_hand(image_id: str, shards: int) -> int:
     return int(hashlib.blake2b(image_id.encode()).hexdigest(), 16) % shards
 
 
+def sign(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Give an edited manifest the digest of what it holds now, so that it passes for one that was written so."""
+    content = {name: value for name, value in manifest.items() if name != "sha256"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return {**content, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
 def write_rows(
     path: Path,
     kind: str,
@@ -41,7 +49,7 @@ def write_rows(
     stored = {} if spec is None else {"feature": {**vars(spec), "shape": list(spec.shape)}}
     identity = Identity(kind, {**stored, **(parameters or {})}, inputs=inputs, shards=shards)
     if kind == "vocabulary":
-        files["vocabulary.txt"] = "".join(f"{row['token']}\n" for row in rows).encode()
+        files["_vocabulary.txt"] = "".join(f"{row['token']}\n" for row in rows).encode()
     output = Output(Folder(str(path)), identity, files=files)
 
     def make_shard(number: int, shard: Any) -> None:

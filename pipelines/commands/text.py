@@ -121,7 +121,7 @@ def vocabulary(
 ) -> None:
     """Build the joint vocabulary of captions: tokens under the threshold become <unk>.
 
-    Writes a Parquet shard (id, token, count, counts by language) and vocabulary.txt, and prints how the languages' own
+    Writes a Parquet shard (id, token, count, counts by language) and _vocabulary.txt, and prints how the languages' own
     vocabularies overlap.
     """
     from pipelines.running.progress import show_progress

@@ -33,6 +33,7 @@ __all__ = [
 _MOST_TEXT = 60
 _MOST_REGIONS = 4
 _MOST_INPUTS = 6
+_NO_FAILURE = {"uri": "", "key": "", "message": ""}
 _CAPTION_KINDS = ("captions", "encoded", "embeddings")
 _KEY_OF_CAPTION = ("image_id", "language", "portion", "index", "split")
 
@@ -66,10 +67,10 @@ def _overview(dataset: Dataset) -> Table:
     add_values(table, manifest.parameters, empty="all")
     for entry in manifest.inputs[:_MOST_INPUTS]:
         rest = {key: f"{value:,}" if key == "bytes" else value for key, value in entry.items() if key != "name"}
-        add_values(table, {f"from {entry['name']}": rest})
+        add_values(table, {f"from {entry.get('name', '')}": rest})
     if len(manifest.inputs) > _MOST_INPUTS:
         table.add_row("from", f"{len(manifest.inputs) - _MOST_INPUTS} more files, all in the manifest")
-    table.add_row("made with", ", ".join(f"{name} {version}" for name, version in manifest.libraries.items()))
+    table.add_row("made with", Text(", ".join(f"{name} {version}" for name, version in manifest.libraries.items())))
     return table
 
 
@@ -109,23 +110,31 @@ def statistics_table(manifest: Manifest) -> Table | None:
     """Return the manifest's statistics in the form that suits its kind; None if there are none."""
     if not manifest.statistics:
         return None
+    own = {"captions": _captions_table, "vocabulary": _vocabulary_table}
+    try:
+        return own[manifest.kind](manifest.statistics)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return _plain_table(manifest.statistics)  # Another kind, or a dataset that was not written by its command.
+
+
+def _plain_table(statistics: Mapping[str, Any]) -> Table:
+    table = Table(title="statistics", title_justify="left", title_style="bold", show_header=False)
+    table.add_column()
+    table.add_column(justify="right", overflow="fold")
+    for name, value in statistics.items():
+        add_values(table, {name.replace("_", " "): f"{value:,}" if isinstance(value, int) else value})
+    return table
+
+
+def _captions_table(statistics: Mapping[str, Any]) -> Table:
     table = Table(title="statistics", title_justify="left", title_style="bold")
-    if manifest.kind == "captions":
-        for heading in ("portion", "split", "language"):
-            table.add_column(heading)
-        for heading in ("captions", "tokens"):
-            table.add_column(heading, justify="right")
-        for key, counts in sorted(manifest.statistics.get("captions", {}).items()):
-            table.add_row(*key.split("/"), f"{counts['captions']:,}", f"{counts['tokens']:,}")
-    elif manifest.kind == "vocabulary":
-        return _vocabulary_table(manifest.statistics)
-    else:
-        table.show_header = False
-        table.add_column()
-        table.add_column(justify="right", overflow="fold")
-        for name, value in manifest.statistics.items():
-            shown = {name.replace("_", " "): f"{value:,}" if isinstance(value, int) else value}
-            add_values(table, shown)
+    for heading in ("portion", "split", "language"):
+        table.add_column(heading)
+    for heading in ("captions", "tokens"):
+        table.add_column(heading, justify="right")
+    for key, counts in sorted(statistics["captions"].items()):
+        portion, split, language = key.split("/")
+        table.add_row(*map(Text, (portion, split, language)), f"{counts['captions']:,}", f"{counts['tokens']:,}")
     return table
 
 
@@ -169,7 +178,7 @@ def failures_by_reason(dataset: Dataset) -> list[dict[str, Any]]:
     """Return reason, number of inputs and the first failure of each reason, sorted by reason."""
     failures = dataset.failures().to_pylist() if dataset.manifest.failed else []
     return [
-        {"reason": reason, "inputs": count, "first": next(row for row in failures if row["reason"] == reason)}
+        {"reason": reason, "inputs": count, "first": next((row for row in failures if row["reason"] == reason), _NO_FAILURE)}
         for reason, count in sorted(dataset.manifest.failure_reasons.items())
     ]
 

@@ -1,6 +1,6 @@
 """Names of the classes and attributes of regions: text files beside the shards, for people.
 
-``names/classes.txt`` and ``names/attributes.txt`` hold one name per line: line ``N`` names id ``N``, since 0 is the background or
+``_names/classes`` and ``_names/attributes`` hold one name per line: line ``N`` names id ``N``, since 0 is the background or
 no attribute. They are listed in the manifest but are not part of the dataset's identity: names change no feature.
 """
 
@@ -17,14 +17,16 @@ from extractors import Description
 from extractors.regions.class_names import read_names
 from extractors.settings import RegionOptions
 from schemas.dataset import Dataset
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import UsageError
 from schemas.storage import Folder, local_path
 
 __all__ = ["NAMES_FILES", "NamedRegion", "RegionNames", "named_regions", "names_files", "stored_names"]
 
-_CLASSES = "names/classes.txt"
-_ATTRIBUTES = "names/attributes.txt"
-NAMES_FILES = "|".join(map(re.escape, (_CLASSES, _ATTRIBUTES)))
+# Without an extension: some tools take the most frequent one of a folder for that of its data.
+_CLASSES = "_names/classes"
+_ATTRIBUTES = "_names/attributes"
+_VERSION_1 = {_CLASSES: "names/classes.txt", _ATTRIBUTES: "names/attributes.txt"}
+NAMES_FILES = "|".join(map(re.escape, (*_VERSION_1.keys(), *_VERSION_1.values())))
 """Regular expression of the paths of these files within a dataset."""
 
 
@@ -45,16 +47,11 @@ class RegionNames:
         """Read the names that a dataset holds.
 
         Raises:
-            DatasetError: a file that the manifest lists is missing.
+            DatasetError: a file that the manifest lists is missing or damaged.
         """
-        listed = {entry.path for entry in dataset.manifest.files}
-        try:
-            names = [_lines(dataset.folder.read(name)) if name in listed else () for name in (_CLASSES, _ATTRIBUTES)]
-        except FileNotFoundError as error:
-            raise DatasetError(
-                f"the names of {dataset.folder.location!r} are listed in the manifest but not there: copy the whole folder again"
-            ) from error
-        return cls(*names)
+        listed = {entry.path: entry for entry in dataset.manifest.files}
+        stored = [listed.get(new, listed.get(old)) for new, old in _VERSION_1.items()]
+        return cls(*(() if entry is None else _lines(dataset.read_file(entry)) for entry in stored))
 
     def label(self, class_id: int, attribute_id: int = 0) -> str:
         """Return the label of a region, e.g. ``blue sky``; ids if there are no names, empty for the background without attribute.

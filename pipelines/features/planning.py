@@ -17,9 +17,8 @@ from pipelines.features.reuse import plan_reuse
 from pipelines.features.workers import count_gpus, decoding_threads
 from pipelines.inputs.images import ImageRef, Listing
 from pipelines.running.progress import bound_by
-from schemas.batches import vector_bytes
 from schemas.keys import shard_of
-from schemas.kinds import schema_of
+from schemas.kinds import schema_of, vector_bytes
 from schemas.progress import duration, pace
 
 __all__ = ["ShardPlan", "WorkPlan", "plan_table", "plan_work"]

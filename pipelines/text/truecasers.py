@@ -1,4 +1,4 @@
-"""Truecasers on disk: one file per language in Moses' own format, in the folder ``truecaser`` of a captions dataset."""
+"""Truecasers on disk: one file per language in Moses' own format, in the folder ``_truecaser`` of a captions dataset."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from schemas.keys import check_language
 from schemas.storage import Folder
 from schemas.text import decode_text
 
-__all__ = ["TRUECASER_FILES", "TRUECASER_FOLDER", "Truecasers", "load_truecasers", "parse_truecaser", "truecaser_name"]
+__all__ = ["TRUECASER_FILES", "TRUECASER_FOLDERS", "Truecasers", "load_truecasers", "parse_truecaser", "truecaser_name"]
 
-TRUECASER_FOLDER = "truecaser"
-TRUECASER_FILES = rf"{TRUECASER_FOLDER}/[A-Za-z0-9-]+\.model"
+TRUECASER_FOLDERS = ("_truecaser", "truecaser")
+"""The folder in this version of the format of datasets, then that in version 1."""
+
+TRUECASER_FILES = rf"({'|'.join(TRUECASER_FOLDERS)})/[A-Za-z0-9-]+\.model"
 """Regular expression of the paths of truecasers within a captions dataset."""
 
 
 def truecaser_name(language: str) -> str:
     """Return the path of a language's truecaser within a captions dataset."""
-    return f"{TRUECASER_FOLDER}/{language}.model"
+    return f"{TRUECASER_FOLDERS[0]}/{language}.model"
 
 
 @dataclass(frozen=True)
@@ -39,26 +41,24 @@ class Truecasers:
     def inputs(self) -> list[dict[str, Any]]:
         """Return what the truecasers add to the identity of a dataset: name, size in bytes and digest of each."""
         return [
-            {"name": truecaser_name(language), "bytes": len(text.encode()), "sha256": sha256_of_bytes(text.encode())}
+            {"name": f"truecaser/{language}.model", "bytes": len(text.encode()), "sha256": sha256_of_bytes(text.encode())}
             for language, text in sorted(self.texts.items())
         ]
 
 
 def load_truecasers(location: str) -> Truecasers:
-    """Read every ``LANGUAGE.model`` in a folder, or in its folder ``truecaser`` if there is one.
+    """Read every ``LANGUAGE.model`` in a folder, or in its folder ``_truecaser`` if there is one.
 
     Raises:
         InputError: the folder holds no model, or a broken one.
         UsageError: the name of a file is not a language tag.
     """
     folder = Folder(location)
-    names = [name.removeprefix(f"{TRUECASER_FOLDER}/") for name in folder.names() if name.startswith(f"{TRUECASER_FOLDER}/")]
-    if names:
-        folder = Folder(folder.path_of(TRUECASER_FOLDER))
-    else:
-        names = [name for name in folder.names() if "/" not in name]
+    below = next((name for name in TRUECASER_FOLDERS if folder.children(name)), None)
+    if below is not None:
+        folder = Folder(folder.path_of(below))
     texts: dict[str, str] = {}
-    for name in names:
+    for name in folder.children():
         if not name.endswith(".model"):
             continue
         text = decode_text(folder.read(name), folder.path_of(name))

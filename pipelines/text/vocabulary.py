@@ -22,7 +22,7 @@ from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.parameters import VocabularyParameters
 from schemas.storage import Folder
-from schemas.vocabulary import SPECIALS, TEXT_NAME, Vocabulary
+from schemas.vocabulary import SPECIALS, TEXT_NAMES, Vocabulary
 from schemas.writing import open_shard
 
 __all__ = ["BuildVocabulary", "CountTokens", "VocabularyJob", "build_vocabulary", "count_tokens", "vocabulary_statistics"]
@@ -191,11 +191,11 @@ def _write_vocabulary(
         if _selects(job, portion, language)
     }
     statistics = vocabulary_statistics(vocabulary, covered, trained, min_count=job.min_count, count_scope=job.count_scope)
-    output.folder.write(TEXT_NAME, vocabulary.to_text().encode())
+    output.folder.write(TEXT_NAMES[0], vocabulary.to_text().encode())
     with open_shard(output, 0) as shard:
         shard.write(vocabulary.to_table())
         shard.statistics = statistics
-    return (TEXT_NAME,)
+    return (TEXT_NAMES[0],)
 
 
 def _write_text(name: str, output: Output) -> tuple[str]:
@@ -284,11 +284,13 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
         ).to_json(),
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
     )
-    output = Output(folder=Folder(job.output), identity=identity, other_files=re.escape(TEXT_NAME))
+    output = Output(folder=Folder(job.output), identity=identity, other_files="|".join(map(re.escape, TEXT_NAMES)))
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
         if finished:
-            written = pipeline | "VocabularyIsThere" >> beam.Create([TEXT_NAME]) | "WriteText" >> beam.Map(_write_text, output)
+            written = (
+                pipeline | "VocabularyIsThere" >> beam.Create([TEXT_NAMES[0]]) | "WriteText" >> beam.Map(_write_text, output)
+            )
         else:
             counts = (
                 pipeline

@@ -73,7 +73,7 @@ def test_two_workers_make_the_same_captions(inputs, finished, imagepivot, tmp_pa
     files = snapshot(tmp_path / "c")
     assert files == snapshot(finished / "captions")
     assert len([name for name in files if name.startswith("_failures/")]) > 0
-    assert {"truecaser/en.model", "truecaser/de.model", "truecaser/pt-BR.model"} < set(files)
+    assert {"_truecaser/en.model", "_truecaser/de.model", "_truecaser/pt-BR.model"} < set(files)
 
 
 def test_two_workers_make_the_same_vocabulary(finished, imagepivot, tmp_path):
@@ -83,7 +83,7 @@ def test_two_workers_make_the_same_vocabulary(finished, imagepivot, tmp_path):
         ".records/part-00000-of-00001.jsonl",
         "_manifest.json",
         "part-00000-of-00001.parquet",
-        "vocabulary.txt",
+        "_vocabulary.txt",
     }
 
 

@@ -119,7 +119,7 @@ def test_the_vocabulary_of_the_independent_captions(folder):
 
 
 def test_ids_decode_to_the_tokens_with_unk_where_a_token_is_not_in_the_vocabulary(folder, captions):
-    words = (folder / "translation" / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    words = (folder / "translation" / "_vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
     known = set(words)
     encoded = open_dataset(folder / "encoded")
     assert encoded.num_shards == captions.num_shards

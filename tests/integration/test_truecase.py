@@ -121,7 +121,7 @@ def test_the_sample_has_tokens_only_that_the_reference_handles(rows):
 
 @pytest.mark.parametrize("language", ["en", "de", "fr", "cs"])
 def test_the_truecaser_is_that_of_the_reference(folder, learned, language):
-    text = (folder / "captions" / "truecaser" / f"{language}.model").read_text(encoding="utf-8")
+    text = (folder / "captions" / "_truecaser" / f"{language}.model").read_text(encoding="utf-8")
     assert text == model_text(learned[language])
 
 
@@ -140,7 +140,7 @@ def test_the_tokens_are_those_of_the_reference(folder, rows, learned):
 def test_it_is_a_dataset(folder):
     assert validate(folder / "captions") == []
     manifest = open_dataset(folder / "captions").manifest
-    assert [entry.path for entry in manifest.files] == [f"truecaser/{language}.model" for language in ("cs", "de", "en", "fr")]
+    assert [entry.path for entry in manifest.files] == [f"_truecaser/{language}.model" for language in ("cs", "de", "en", "fr")]
     assert manifest.parameters["train_splits"] == ["train"]
 
 
@@ -149,7 +149,7 @@ def test_other_splits_do_not_matter_to_the_truecaser(folder, rows, imagepivot):
     assert changed != rows
     captions(imagepivot, write(folder / "changed.tsv", changed), folder / "changed", "--workers", "1")
     for language in ("en", "de", "fr", "cs"):
-        name = f"truecaser/{language}.model"
+        name = f"_truecaser/{language}.model"
         assert (folder / "changed" / name).read_bytes() == (folder / "captions" / name).read_bytes()
 
 
@@ -157,10 +157,10 @@ def test_the_splits_to_learn_from_can_be_named(folder, rows, imagepivot):
     captions(imagepivot, folder / "captions.tsv", folder / "val", "--workers", "1", "--train-splits", "val")
     recipe = RECIPES["moses-truecase"]
     counts = learn(prepare(row[5], "de", recipe) for row in rows if row[1] == "de" and row[4] == "val")
-    assert (folder / "val" / "truecaser" / "de.model").read_text(encoding="utf-8") == model_text(counts)
+    assert (folder / "val" / "_truecaser" / "de.model").read_text(encoding="utf-8") == model_text(counts)
 
 
-@pytest.mark.parametrize("below", ["", "truecaser"], ids=["dataset", "folder"])
+@pytest.mark.parametrize("below", ["", "_truecaser"], ids=["dataset", "folder"])
 def test_a_truecaser_can_be_used_again(folder, rows, imagepivot, learned, below, tmp_path):
     """Captions without a training split are truecased by models learned from other captions."""
     others = [row for row in rows if row[4] != "train"]
@@ -178,12 +178,12 @@ def test_a_truecaser_can_be_used_again(folder, rows, imagepivot, learned, below,
     assert {f"truecaser/{language}.model" for language in learned} < {entry["name"] for entry in dataset.manifest.inputs}
     assert validate(tmp_path / "o") == []
     for language in learned:
-        name = f"truecaser/{language}.model"
+        name = f"_truecaser/{language}.model"
         assert (tmp_path / "o" / name).read_bytes() == (folder / "captions" / name).read_bytes()
 
 
 def test_a_language_without_a_truecaser_is_an_error(folder, imagepivot, tmp_path):
-    shutil.copytree(folder / "captions" / "truecaser", tmp_path / "models")
+    shutil.copytree(folder / "captions" / "_truecaser", tmp_path / "models")
     (tmp_path / "models" / "cs.model").unlink()
     done = captions(
         imagepivot,

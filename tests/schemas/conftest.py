@@ -11,6 +11,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from schemas.output import Output
 from schemas.storage import Folder
 from schemas.vocabulary import Vocabulary
 from schemas.writing import commit, open_shard
+from tests.builders import sign
 
 ROOT = Path(__file__).parent.parent.parent
 KEYS = {
@@ -56,10 +58,10 @@ def shard_by_hand(image_id: str, shards: int) -> int:
 
 # What the pipelines of these kinds may write besides shards.
 OTHER_FILES = {
-    "captions": r"truecaser/[A-Za-z0-9-]+\.model",
-    "vocabulary": r"vocabulary\.txt",
-    "features": r"names/(classes|attributes)\.txt|truecaser/[A-Za-z0-9-]+\.model",
-    "regions": r"names/(classes|attributes)\.txt",
+    "captions": r"_?truecaser/[A-Za-z0-9-]+\.model",
+    "vocabulary": r"_?vocabulary\.txt",
+    "features": r"_names/(classes|attributes)|_truecaser/[A-Za-z0-9-]+\.model",
+    "regions": r"_names/(classes|attributes)|names/(classes|attributes)\.txt",
 }
 
 
@@ -133,8 +135,8 @@ class Toy:
     def commit(self) -> Manifest:
         files: tuple[str, ...] = ()
         if self.kind == "vocabulary":
-            self.output.folder.write("vocabulary.txt", "".join(f"{row['token']}\n" for row in self.rows).encode())
-            files = ("vocabulary.txt",)
+            self.output.folder.write("_vocabulary.txt", "".join(f"{row['token']}\n" for row in self.rows).encode())
+            files = ("_vocabulary.txt",)
         return commit(self.output, files=files)
 
 
@@ -334,23 +336,26 @@ def by_hand() -> SimpleNamespace:
 
 
 class Forger:
-    """Rewrites files of a dataset, and the manifest so that it lists the new bytes."""
+    """Rewrites files of a dataset, and whatever is on record about them, as if the dataset had been written so."""
 
     def edit_manifest(self, toy: Toy, edit: Callable[[dict[str, Any]], object]) -> None:
         path = toy.path / "_manifest.json"
         content = json.loads(path.read_text(encoding="utf-8"))
         edit(content)
-        path.write_text(json.dumps(content), encoding="utf-8")
+        path.write_text(json.dumps(sign(content)), encoding="utf-8")
 
     def relist(self, toy: Toy, name: str) -> None:
-        """Lists the bytes and rows that a file has now."""
+        """Lists the bytes and rows that a file has now; without a record, which would tell another story."""
         data = (toy.path / name).read_bytes()
+        (toy.path / ".records" / name).with_suffix(".jsonl").unlink(missing_ok=True)
 
         def edit(content: dict[str, Any]) -> None:
             entry = next(e for e in [*content["shards"], *content["failures"], *content["files"]] if e["path"] == name)
             entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-            if "rows" in entry:
+            if name.endswith(".parquet"):
                 entry["rows"] = pq.read_metadata(toy.path / name).num_rows
+            elif "rows" in entry:
+                entry["rows"] = len(data.splitlines())
 
         self.edit_manifest(toy, edit)
 
@@ -358,13 +363,30 @@ class Forger:
         self, toy: Toy, name: str, change: Callable[[pa.Table], pa.Table], *, footer: dict[str, str] | None = None
     ) -> None:
         """Rewrites a shard, with its own footer unless told otherwise, and lists it."""
-        path = toy.path / name
-        pairs = {k.decode(): v.decode() for k, v in pq.read_metadata(path).metadata.items() if k.startswith(b"imagepivot.")}
+        path, pairs = toy.path / name, self.footer(toy, name)
         table = change(pq.ParquetFile(path).read()).replace_schema_metadata(None)  # Else the footer comes along with it.
         with pq.ParquetWriter(path, table.schema) as writer:
             writer.write_table(table)
             writer.add_key_value_metadata(pairs if footer is None else footer)
         self.relist(toy, name)
+
+    def footer(self, toy: Toy, name: str) -> dict[str, str]:
+        """What a shard says of itself."""
+        pairs = pq.read_metadata(toy.path / name).metadata
+        return {k.decode(): v.decode() for k, v in pairs.items() if k.startswith(b"imagepivot.")}
+
+    def failures(self, toy: Toy, name: str, change: Callable[[list[dict[str, str]]], object]) -> None:
+        """Rewrites a file of failures, lists it, and lets the footer of its shard name it."""
+        path, shard = toy.path / name, Path(name).with_suffix(".parquet").name
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        change(rows)
+        data = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+        path.write_bytes(data)
+        self.relist(toy, name)
+        stated = {"rows": len(rows), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        stated["reasons"] = Counter(row["reason"] for row in rows)
+        footer = {**self.footer(toy, shard), "imagepivot.failures": json.dumps(stated)}
+        self.shard(toy, shard, lambda table: table, footer=footer)
 
     def value(self, toy: Toy, name: str, row: int, **values: Any) -> None:
         """Changes values of one row of a shard."""

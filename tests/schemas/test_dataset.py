@@ -298,7 +298,7 @@ def test_the_vocabulary(toys, by_hand):
     counts = by_hand.count_tokens(toys["captions"])
     vocabulary = open_dataset(toys["vocabulary"].path).vocabulary()
     assert vocabulary == Vocabulary.from_counts(counts, min_count=1)
-    assert (toys["vocabulary"].path / "vocabulary.txt").read_text(encoding="utf-8") == vocabulary.to_text()
+    assert (toys["vocabulary"].path / "_vocabulary.txt").read_text(encoding="utf-8") == vocabulary.to_text()
     with pytest.raises(DatasetError, match=r"'.*/captions' holds captions, expected a vocabulary"):
         open_dataset(toys["captions"].path).vocabulary()
 
@@ -349,19 +349,33 @@ def test_a_missing_shard_is_named_when_an_image_is_looked_for(copy_toy, by_hand)
 def test_missing_failures_are_named(copy_toy):
     toy = copy_toy("features")
     next((toy.path / "_failures").iterdir()).unlink()
-    with pytest.raises(DatasetError, match=r"_failures/part-\d{5}-of-00003.parquet is listed in the manifest but missing"):
+    with pytest.raises(DatasetError, match=r"_failures/part-\d{5}-of-00003.jsonl is listed in the manifest but missing"):
         open_dataset(toy.path).failures()
 
 
-def test_a_shard_with_fewer_rows_than_listed_is_no_array(copy_toy):
+def test_a_shard_with_fewer_rows_than_listed_is_no_array(copy_toy, forge):
     # Otherwise the rows that are not there would be whatever lies in memory.
     toy = copy_toy("features")
-    path = toy.path / "part-00001-of-00003.parquet"
+    path = toy.path / "part-00000-of-00003.parquet"
     table = pq.ParquetFile(path).read()
+
+    def count_as_listed(rows):
+        forge.relist(toy, path.name)
+        forge.edit_manifest(toy, lambda content: content["shards"][0].update(rows=rows))
+
     pq.write_table(table.slice(1), path)
+    with pytest.raises(
+        DatasetError, match=rf"{path.name} has [\d,]+ bytes, the manifest says [\d,]+: copy the whole folder again"
+    ):
+        open_dataset(toy.path).numpy()
+    count_as_listed(len(table))
     with pytest.raises(DatasetError, match=rf"{path.name} has {len(table) - 1} rows, the manifest says {len(table)}"):
         open_dataset(toy.path).numpy()
+    count_as_listed(len(table) * 1000)
+    with pytest.raises(DatasetError, match=rf"{path.name} cannot hold {len(table) * 1000:,} rows in [\d,]+ bytes: copy"):
+        open_dataset(toy.path).numpy()
     pq.write_table(pa.concat_tables([table, table]), path)
+    count_as_listed(len(table))
     with pytest.raises(DatasetError, match=rf"{path.name} has {2 * len(table)} rows, the manifest says {len(table)}"):
         open_dataset(toy.path).numpy()
 

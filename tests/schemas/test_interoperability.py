@@ -1,9 +1,10 @@
-"""Datasets read by other people's tools, which know nothing of us: every kind, by a glob of its shards."""
+"""Datasets read by other people's tools, which know nothing of us: every kind, by its folder and by a glob of its shards."""
 
 import json
 
 import duckdb
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset
@@ -11,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset import open_dataset
+from schemas.validation import validate
 from schemas.vocabulary import SPECIALS
+from schemas.writing import commit
 
 KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings"]
 VECTORS = [("features", "feature"), ("features16", "feature"), ("regions", "features"), ("regions", "boxes")]
@@ -38,11 +41,120 @@ def huggingface(tmp_path_factory):
 
     datasets.disable_progress_bars()
 
-    def load(toy, **kwargs):
-        return datasets.load_dataset("parquet", data_files=toy.glob, split="train", cache_dir=str(cache), **kwargs)
+    def load(toy, *, folder=False, **kwargs):
+        source = {"path": str(toy.path)} if folder else {"path": "parquet", "data_files": toy.glob}
+        return datasets.load_dataset(**source, split="train", cache_dir=str(cache), **kwargs)
 
     yield load
     patch.undo()
+
+
+# --- a whole folder --------------------------------------------------------------------------------------------------
+
+SIDE_FILES = {
+    "captions": [f"_truecaser/{language}.model" for language in ("cs", "de", "en", "fr")],
+    "features": [],
+    "regions": ["_names/classes", "_names/attributes"],
+}
+
+
+def failures(images):
+    """So many that every shard has some."""
+    return [
+        {"key": f"broken-{n}", "uri": f"{n}.jpg", "stage": "decode", "reason": "truncated", "message": "Ende"}
+        for n in range(images)
+    ]
+
+
+@pytest.fixture(scope="module", params=[1, 3, 16])
+def full(request, toys, by_hand, tmp_path_factory):
+    """Every kind with all that may lie beside the shards: failures in each of them, records, side files."""
+    root = tmp_path_factory.mktemp("full")
+    datasets = {}
+    for kind in KINDS:
+        toy = toys[kind]
+        shards = 1 if kind == "vocabulary" else request.param
+        failed = failures(200) if kind in ("captions", "features", "features16", "regions") else []
+        toy = by_hand.toy(
+            root / kind, toy.kind, toy.rows, spec=toy.spec, parameters=toy.identity.parameters, failures=failed, shards=shards
+        )
+        toy.write()
+        if kind in SIDE_FILES:
+            for name in SIDE_FILES[kind]:
+                toy.output.folder.write(name, b"sky\nman\n")
+            commit(toy.output, files=tuple(SIDE_FILES[kind]))
+        assert validate(toy.path) == []
+        assert len(list((toy.path / ".records").iterdir())) == shards
+        assert len(list(toy.path.glob("_failures/*"))) == (shards if failed else 0)
+        datasets[kind] = toy
+    return datasets
+
+
+def in_order(rows):
+    """Rows in the order of their keys: of several shards any may be read first."""
+    keys = [name for name in ("image_id", "language", "portion", "index", "id") if rows and name in rows[0]]
+    return sorted(plain(rows), key=lambda row: tuple(row[name] for name in keys))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pyarrow_reads_a_folder(full, kind):
+    toy = full[kind]
+    assert pa.dataset.dataset(toy.path).schema.names == toy.schema.names
+    assert in_order(pa.dataset.dataset(toy.path).to_table().to_pylist()) == in_order(toy.rows)
+    assert in_order(pq.read_table(toy.path).to_pylist()) == in_order(toy.rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pandas_reads_a_folder(full, kind):
+    toy = full[kind]
+    frame = pd.read_parquet(toy.path)
+    assert list(frame.columns) == toy.schema.names
+    rows = [
+        {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
+        for row in frame.to_dict("records")
+    ]
+    assert in_order(rows) == in_order(toy.rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("source", ["'{}/**/*.parquet'", "read_parquet('{}')", "'{}/*.parquet'"])
+def test_duckdb_reads_a_folder(full, kind, source):
+    toy = full[kind]
+    columns = [name for name in toy.schema.names if name != "counts"]
+    quoted = ", ".join(f'"{name}"' for name in columns)
+    rows = duckdb.sql(f"select {quoted} from {source.format(toy.path)}").fetchall()
+    found = [dict(zip(columns, (list(v) if isinstance(v, tuple) else v for v in row), strict=True)) for row in rows]
+    assert in_order(found) == in_order([{name: row[name] for name in columns} for row in toy.rows])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_polars_reads_a_folder_by_a_pattern(full, kind):
+    toy = full[kind]
+    columns = [name for name in toy.schema.names if name != "counts"]
+    frame = pl.read_parquet(toy.path / "**/*.parquet").select(columns).with_columns(pl.col(pl.Categorical).cast(pl.String))
+    assert in_order(frame.to_dicts()) == in_order([{name: row[name] for name in columns} for row in toy.rows])
+
+
+def test_polars_takes_no_folder_of_mixed_files(full):
+    # Whatever they are called; the page on datasets says so, and gives the pattern instead.
+    with pytest.raises(pl.exceptions.PolarsError, match="different file extensions"):
+        pl.read_parquet(full["captions"].path)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "vocabulary"])
+def test_huggingface_reads_a_folder(full, huggingface, kind):
+    toy = full[kind]
+    loaded = huggingface(toy, folder=True)
+    assert loaded.column_names == toy.schema.names
+    assert in_order(loaded.to_list()) == in_order(toy.rows)
+
+
+def test_huggingface_reads_the_folder_of_a_vocabulary_without_its_maps(full, huggingface):
+    from datasets import Features, Value
+
+    columns = Features({"id": Value("int32"), "token": Value("string"), "count": Value("int64")})
+    loaded = huggingface(full["vocabulary"], folder=True, features=columns, columns=list(columns))
+    assert loaded.to_list() == [{name: row[name] for name in columns} for row in full["vocabulary"].rows]
 
 
 # --- pyarrow ---------------------------------------------------------------------------------------------------------

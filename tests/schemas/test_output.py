@@ -59,20 +59,29 @@ def test_the_manifest_is_written_after_everything_else(toys, tmp_path, monkeypat
 
     monkeypatch.setattr(Folder, "_publish", record)
     toys["vocabulary"].at(tmp_path / "vocabulary").write()
-    assert published == ["part-00000-of-00001.parquet", "vocabulary.txt", "_manifest.json"]
+    shard = "part-00000-of-00001"
+    assert published == [f".records/{shard}.jsonl", f"{shard}.parquet", "_vocabulary.txt", "_manifest.json"]
 
 
-def test_a_commit_reads_every_shard_again(new_features, monkeypatch):
+def test_a_commit_reads_every_shard_again(new_features):
     toy = new_features()
     for number in range(3):
         toy.write_shard(number)
-    # A byte that changes between the writing and the commit is listed as it lies there.
+    # A byte that changes between the writing and the commit never reaches a manifest: the same run makes the shard again.
     path = toy.path / SHARD(1)
-    data = bytearray(path.read_bytes())
+    whole = path.read_bytes()
+    data = bytearray(whole)
     data[1000] ^= 1
     path.write_bytes(data)
+    assert toy.output.survey().finished() == {0, 1, 2}  # Its size and footer are as they were.
+    with pytest.raises(DatasetError, match=rf"{SHARD(1)} was damaged after it had been written: run the same command again"):
+        toy.commit()
+    assert not (toy.path / "_manifest.json").exists()
+    assert toy.output.survey().finished() == {0, 2}
+    toy.write_shard(1)
     toy.commit()
-    assert not [problem for problem in validate(toy.path) if "SHA-256" in problem]
+    assert path.read_bytes() == whole
+    assert validate(toy.path) == []
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -113,16 +122,16 @@ def test_libraries_files_and_statistics_of_a_commit(new_features):
     toy = new_features()
     for number in range(3):
         toy.write_shard(number)
-    toy.output.folder.write("truecaser/en.model", b"model")
-    toy.output.folder.write("truecaser/de.model", b"Modell")
+    toy.output.folder.write("_truecaser/en.model", b"model")
+    toy.output.folder.write("_truecaser/de.model", b"Modell")
     manifest = commit(
         toy.output,
         statistics=lambda footers: {"rows_by_shard": [footer.rows for footer in footers]},
         libraries=("pytest",),
-        files=("truecaser/en.model", "truecaser/de.model"),
+        files=("_truecaser/en.model", "_truecaser/de.model"),
     )
     assert sorted(manifest.libraries) == ["imagepivot", "numpy", "pyarrow", "pytest"]
-    assert [(entry.path, entry.bytes) for entry in manifest.files] == [("truecaser/de.model", 6), ("truecaser/en.model", 5)]
+    assert [(entry.path, entry.bytes) for entry in manifest.files] == [("_truecaser/de.model", 6), ("_truecaser/en.model", 5)]
     assert manifest.statistics == {"rows_by_shard": [len(toy.shard(number)) for number in range(3)]}
     assert validate(toy.path) == []
 
@@ -167,7 +176,7 @@ output = Output(Folder(sys.argv[1]), Identity(kind="captions", parameters={"a": 
 with hold(output.folder):
     survey = output.survey()
     survey.refuse(overwrite=False)
-    survey.clear()
+    survey.clear(survey.finished())
     with open_shard(output, 0) as shard:
         shard.add_failures([{"key": "a", "uri": "b", "stage": "prepare", "reason": "empty_caption", "message": ""}])
     with open_shard(output, 1) as shard:
@@ -180,19 +189,19 @@ with hold(output.folder):
 def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
     folder = Folder(str(tmp_path / "data"))
     output = Output(folder, Identity(kind="captions", parameters={"a": 1}, shards=2))
-    finished = ["_failures/part-00000-of-00002.jsonl", "part-00000-of-00002.parquet"]
+    finished = [".records/part-00000-of-00002.jsonl", "_failures/part-00000-of-00002.jsonl", "part-00000-of-00002.parquet"]
     with blocked_process(KILLED, folder.location) as process:
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     torn = f".part-00001-of-00002.parquet.tmp-{process.pid}"
-    assert folder.names() == [".lock", torn, *finished]
+    assert folder.names() == sorted([".lock", torn, *finished])
     assert output.survey().finished() == {0}
     assert output.survey().complete() is None
     with pytest.raises(DatasetError, match=r"is not a dataset: it holds no _manifest.json"):
         open_dataset(folder.location)
     with hold(folder):
         prepare(output, overwrite=False)
-        assert folder.names() == [".lock", *finished]
+        assert folder.names() == sorted([".lock", *finished])
         assert output.survey().finished() == {0}
     assert folder.names() == finished
 
@@ -200,7 +209,7 @@ def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
 def test_temporary_files_of_failures_and_truecasers_are_cleaned_up(new_features):
     toy = new_features()
     folder = toy.output.folder
-    for name in ("_failures/.part-00001-of-00003.jsonl.tmp-1", "truecaser/.en.model.tmp-22", "._manifest.json.tmp-3"):
+    for name in ("_failures/.part-00001-of-00003.jsonl.tmp-1", "_truecaser/.en.model.tmp-22", "._manifest.json.tmp-3"):
         folder.write(name, b"half")
     prepare(toy.output, overwrite=False)
     assert folder.names() == []
@@ -212,9 +221,9 @@ def test_a_complete_dataset_is_found(copy_toy):
     assert other(toy, weights="new").output.survey().complete() is None
 
 
-@pytest.mark.parametrize("name", [SHARD(1), "_failures/{}", "vocabulary.txt"])
+@pytest.mark.parametrize("name", [SHARD(1), "_failures/{}", "_vocabulary.txt"])
 def test_a_dataset_with_a_missing_or_cut_file_is_not_complete(copy_toy, name):
-    toy = copy_toy("vocabulary" if name == "vocabulary.txt" else "features")
+    toy = copy_toy("vocabulary" if name == "_vocabulary.txt" else "features")
     path = toy.path / name.format(next((toy.path / "_failures").iterdir()).name if "{}" in name else "")
     data = path.read_bytes()
     path.write_bytes(data[:-1])
@@ -228,18 +237,18 @@ def test_a_dataset_with_a_missing_or_cut_file_is_not_complete(copy_toy, name):
 def test_files_that_are_known_before_the_run_belong_to_the_dataset(copy_toy):
     toy = copy_toy("features")
     before = {path.name: path.read_bytes() for path in toy.path.glob("part-*")}
-    named = replace(toy.output, files={"names/classes.txt": b"sky\n"})
+    named = replace(toy.output, files={"_names/classes": b"sky\n"})
     assert toy.output.survey().complete() is not None
     assert named.survey().complete() is None, "all but the names is there"
     prepare(named, overwrite=False)
     manifest = commit(named)
-    assert [entry.path for entry in manifest.files] == ["names/classes.txt"]
+    assert [entry.path for entry in manifest.files] == ["_names/classes"]
     assert named.survey().complete() == toy.output.survey().complete() == manifest
     assert manifest.fingerprint == toy.output.identity.fingerprint
     assert {path.name: path.read_bytes() for path in toy.path.glob("part-*")} == before
-    assert replace(named, files={"names/classes.txt": b"man\n"}).survey().complete() is None
+    assert replace(named, files={"_names/classes": b"man\n"}).survey().complete() is None
     commit(toy.output)
-    assert not (toy.path / "names/classes.txt").exists()
+    assert not (toy.path / "_names/classes").exists()
 
 
 def test_a_dataset_that_lost_a_shard_is_mended_by_the_same_run(copy_toy, toys):
@@ -274,7 +283,7 @@ def refuse(output, match, *, overwrite=False):
         "part-00000-of-00003.parquet.bak",
         "_failures/notes",
         "deeper/part-00000-of-00003.parquet",
-        "truecaser/readme",
+        "_truecaser/readme",
         ".hidden",
         "_manifest.json.old",
     ],
@@ -345,9 +354,18 @@ def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     toy = copy_toy("features")
     (toy.path / "_manifest.json").write_text("{", encoding="utf-8")
     assert toy.output.survey().complete() is None
-    refuse(toy.output, "is not the manifest of a dataset")
-    prepare(toy.output, overwrite=True)
+    refuse(
+        toy.output,
+        r"_manifest\.json is not the manifest of a dataset .*: copy it again, or delete it and run the command that made the "
+        r"dataset again, which keeps the shards that are whole; or give --overwrite to start anew\. Nothing was written",
+    )
+    # The advice holds: without the manifest nothing is made again, and with --overwrite everything is.
+    manifest = (toy.path / "_manifest.json").read_bytes()
+    (toy.path / "_manifest.json").unlink()
     assert toy.output.survey().finished() == {0, 1, 2}
+    (toy.path / "_manifest.json").write_bytes(manifest)
+    prepare(toy.output, overwrite=True)
+    assert tree(toy.path) == {}
 
 
 @pytest.mark.parametrize("old", ["captions", "vocabulary", "features16", "regions"])
@@ -365,10 +383,10 @@ def test_overwriting_leaves_nothing_of_the_old_dataset(copy_toy, toys, old):
 def test_overwriting_with_fewer_truecasers_leaves_none_of_the_others(copy_toy):
     toy = copy_toy("captions")
     for language in ("de", "en"):
-        toy.output.folder.write(f"truecaser/{language}.model", b"model")
-    commit(toy.output, files=("truecaser/de.model", "truecaser/en.model"))
+        toy.output.folder.write(f"_truecaser/{language}.model", b"model")
+    commit(toy.output, files=("_truecaser/de.model", "_truecaser/en.model"))
     assert validate(toy.path) == []
-    commit(toy.output, files=("truecaser/de.model",))
+    commit(toy.output, files=("_truecaser/de.model",))
     assert validate(toy.path) == []
 
 

@@ -65,8 +65,8 @@ def test_damaged_failures_take_their_shard_with_them(copy_toy, toys):
 def test_the_text_of_a_vocabulary_is_written_from_its_shard(copy_toy, toys):
     toy = copy_toy("vocabulary")
     for break_it in (flip, Path.unlink):
-        break_it(toy.path / "vocabulary.txt")
-        assert repair(toy.path) == Repair(mended=("vocabulary.txt",))
+        break_it(toy.path / "_vocabulary.txt")
+        assert repair(toy.path) == Repair(mended=("_vocabulary.txt",))
         assert tree(toy.path) == tree(toys["vocabulary"].path)
 
 

@@ -74,5 +74,5 @@ def test_any_damage_to_a_footer_is_survived(folder):
 
 def test_an_entry_is_of_the_stored_bytes(folder):
     write_captions(folder, 3)
-    entry = shard_entry(folder, NAME, read_footer(folder, NAME))
+    entry = shard_entry(folder, NAME, 3)
     assert (entry.path, entry.rows, entry.bytes) == (NAME, 3, (folder.local_path / NAME).stat().st_size)

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset import open_dataset
-from schemas.failures import failures_name
+from schemas.failures import FailuresEntry, failures_name, read_failures
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity, canonical_json
 from schemas.kinds import CAPTIONS, FAILURES, VOCABULARY, features_schema
@@ -21,6 +22,8 @@ from schemas.validation import validate
 from schemas.writing import commit, complete_dataset, open_shard, write_dataset
 
 NAME = "part-00000-of-00001.parquet"
+FAILED = "_failures/part-00000-of-00001.jsonl"
+RECORD = ".records/part-00000-of-00001.jsonl"
 IDENTITY = Identity(kind="captions", parameters={"tokenizer": "moses", "ü": [1, 2.5, None]})
 
 
@@ -97,12 +100,21 @@ def test_a_footer_says_what_the_shard_is(toys, kind):
     for number, path in enumerate(sorted(toy.path.glob("part-*.parquet"))):
         pairs = pq.read_metadata(path).metadata
         ours = {key.decode(): value.decode() for key, value in pairs.items() if key.startswith(b"imagepivot.")}
+        failed = [failure for failure in toy.failures if toy.failure_shard(failure) == number]
+        lines = path.parent.joinpath("_failures", f"{path.stem}.jsonl").read_bytes() if failed else b""
+        stated = {
+            "rows": len(failed),
+            "bytes": len(lines),
+            "sha256": hashlib.sha256(lines).hexdigest() if failed else "",
+            "reasons": dict(Counter(failure["reason"] for failure in failed)),
+        }
         assert ours == {
-            "imagepivot.version": "1",
+            "imagepivot.version": "2",
             "imagepivot.kind": toy.kind,
             "imagepivot.fingerprint": toy.identity.fingerprint,
             "imagepivot.parameters": canonical_json(toy.identity.parameters),
             "imagepivot.statistics": f'{{"rows_written":{len(toy.shard(number))}}}',
+            "imagepivot.failures": canonical_json(stated),
         }
 
 
@@ -119,11 +131,10 @@ def test_rows_and_failures_are_counted_while_they_are_written(folder):
         for count in range(1, 4):
             shard.write(pa.Table.from_pylist(many_captions(2), schema=CAPTIONS))
             shard.add_failures([failure(f"late {count}")])
-            assert (shard.rows, shard.failures) == (2 * count, count)
-        shard.statistics = {"rows": shard.rows, "failed": shard.failures}
+            assert (shard.rows, len(shard.failures)) == (2 * count, count)
+        shard.statistics = {"rows": shard.rows, "failed": len(shard.failures)}
     assert read_footer(folder, NAME).statistics == {"rows": 6, "failed": 3}
-    keys = pq.ParquetFile(folder.local_path / "_failures" / NAME).read()["key"].to_pylist()
-    assert keys == ["late 1", "late 2", "late 3"]
+    assert [row["key"] for row in failures_in(folder)] == ["late 1", "late 2", "late 3"]
 
 
 def test_statistics_that_json_cannot_hold_write_nothing(folder):
@@ -287,7 +298,7 @@ def test_a_writer_that_fails_leaves_the_shard_that_was_there(folder):
     before = folder.read(NAME)
     with pytest.raises(ZeroDivisionError, match="in the middle"):
         write(folder, failing(many_captions(9)))
-    assert folder.names() == [NAME]
+    assert folder.names() == [RECORD, NAME]
     assert folder.read(NAME) == before
 
 
@@ -319,6 +330,11 @@ def test_a_killed_writer_leaves_only_a_temporary_file(folder, blocked_process):
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
+def failures_in(folder):
+    """The lines, as anyone would read them."""
+    return [json.loads(line) for line in folder.read(FAILED).decode().splitlines()]
+
+
 def failure(key, reason="truncated"):
     return {"key": key, "uri": f"{key}.jpg", "stage": "decode", "reason": reason, "message": f"«{key}»"}
 
@@ -326,14 +342,14 @@ def failure(key, reason="truncated"):
 def test_failures_lie_beside_their_shard(folder):
     failures = [failure("c"), failure("a", "empty"), failure("b")]
     write_captions(folder, many_captions(3), failures=failures)
-    assert folder.names() == [f"_failures/{NAME}", NAME]
-    assert failures_name(NAME) == f"_failures/{NAME}"
-    table = pq.ParquetFile(folder.local_path / "_failures" / NAME).read()
-    assert table.schema.equals(FAILURES)
-    assert table.to_pylist() == sorted(failures, key=lambda row: row["key"])
-    footer = pq.read_metadata(folder.local_path / "_failures" / NAME).metadata
-    assert footer[b"imagepivot.fingerprint"].decode() == IDENTITY.fingerprint
-    assert json.loads(footer[b"imagepivot.statistics"]) == {"reasons": {"truncated": 2, "empty": 1}}
+    assert folder.names() == [RECORD, FAILED, NAME]
+    assert failures_name(NAME) == FAILED
+    assert failures_in(folder) == sorted(failures, key=lambda row: row["key"])
+    assert read_failures(folder, FAILED).to_pylist() == failures_in(folder)
+    assert read_failures(folder, FAILED).schema.equals(FAILURES)
+    data = folder.read(FAILED)
+    entry = FailuresEntry(3, len(data), hashlib.sha256(data).hexdigest(), {"truncated": 2, "empty": 1})
+    assert read_footer(folder, NAME).failures == entry
 
 
 def test_bytes_of_failures_do_not_depend_on_their_order(folder):
@@ -341,7 +357,7 @@ def test_bytes_of_failures_do_not_depend_on_their_order(folder):
     written = set()
     for order in (failures, failures[::-1], failures[1:] + failures[:1]):
         write_captions(folder, many_captions(3), failures=order)
-        written.add(folder.read(f"_failures/{NAME}"))
+        written.add(folder.read(FAILED))
     assert len(written) == 1
 
 
@@ -355,7 +371,7 @@ def test_failures_are_published_before_their_shard(folder, monkeypatch):
 
     monkeypatch.setattr(Folder, "_publish", record)
     write_captions(folder, many_captions(3), failures=[failure("a")])
-    assert published == [f"_failures/{NAME}", NAME]
+    assert published == [FAILED, RECORD, NAME]
 
 
 def test_no_shard_without_its_failures(folder):
@@ -367,7 +383,8 @@ def test_no_shard_without_its_failures(folder):
 def test_a_retry_without_failures_removes_those_of_the_first_try(folder):
     write_captions(folder, many_captions(3), failures=[failure("a")])
     write_captions(folder, many_captions(3), failures=[])
-    assert folder.names() == [NAME]
+    assert folder.names() == [RECORD, NAME]
+    assert read_footer(folder, NAME).failures == FailuresEntry()
 
 
 # --- a whole dataset -------------------------------------------------------------------------------------------------
@@ -402,14 +419,14 @@ def test_only_missing_shards_are_written_and_nothing_is_checked_for_none(toys, t
 
 def test_a_check_that_fails_replaces_nothing(copy_toy):
     toy = copy_toy("features")
-    before = {path.name: path.read_bytes() for path in toy.path.rglob("*.*")}
+    before = {path: path.read_bytes() for path in toy.path.rglob("*.*") if path.is_file()}
 
     def check():
         raise ZeroDivisionError("unusable")
 
     with pytest.raises(ZeroDivisionError, match="unusable"):
         write_dataset(replace(toy, identity=replace(toy.identity, shards=2)).output, rows_of(toy), overwrite=True, check=check)
-    assert {path.name: path.read_bytes() for path in toy.path.rglob("*.*")} == before
+    assert {path: path.read_bytes() for path in toy.path.rglob("*.*") if path.is_file()} == before
 
 
 def test_statistics_of_shards_are_summed_wherever_they_are_nested(folder):

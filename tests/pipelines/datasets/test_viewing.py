@@ -132,7 +132,7 @@ def test_regions_are_drawn_best_first_with_ids(regions, photos_here, tmp_path):
 
 
 def test_regions_are_drawn_with_names(photos_here, tmp_path, drawn):
-    files = {"names/classes.txt": b"sky\nbus stop,busstop\n", "names/attributes.txt": b"blue\nold\nwet\n"}
+    files = {"_names/classes": b"sky\nbus stop,busstop\n", "_names/attributes": b"blue\nold\nwet\n"}
     dataset = write(tmp_path / "named", "regions", {"cat": region_row()}, REGIONS, files=files)
     draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "out.png"), most=2)
     assert [box.label for box in drawn[0][1]] == ["blue bus stop 0.75", "wet bus stop 0.50"]

@@ -31,6 +31,7 @@ from schemas.features import FeatureSpec
 from schemas.kinds import regions_schema
 from schemas.survey import Update
 from schemas.validation import validate
+from tests.version1 import as_version_1
 
 ONE = Execution(workers=1)
 R, D, CLASSES, ATTRIBUTES = 3, 5, 4, 2
@@ -239,9 +240,9 @@ def test_names_lie_beside_the_shards_and_change_nothing_else(images, names, extr
     named = extract_features(job_of(images, tmp_path / "s", regions=names), ONE)
     assert named.fingerprint == plain.fingerprint
     assert [shard.sha256 for shard in named.shards] == [shard.sha256 for shard in plain.shards]
-    assert (tmp_path / "s" / "names/classes.txt").read_bytes() == b"sky\nbus stop,busstop\nman\ntree\n"
-    assert (tmp_path / "s" / "names/attributes.txt").read_bytes() == b"blue\nold\n"
-    assert [entry.path for entry in named.files] == ["names/attributes.txt", "names/classes.txt"]
+    assert (tmp_path / "s" / "_names/classes").read_bytes() == b"sky\nbus stop,busstop\nman\ntree\n"
+    assert (tmp_path / "s" / "_names/attributes").read_bytes() == b"blue\nold\n"
+    assert [entry.path for entry in named.files] == ["_names/attributes", "_names/classes"]
     assert validate(tmp_path / "s") == []
     assert RegionNames.of(open_dataset(tmp_path / "s")).classes == ("sky", "bus stop,busstop", "man", "tree")
     assert RegionNames.of(open_dataset(tmp_path / "r")) == RegionNames()
@@ -276,18 +277,26 @@ def test_a_run_with_names_goes_on_after_a_kill(images, names, extracted_with_nam
 
 
 def test_names_that_another_extractor_left_are_not_taken_over(images, tmp_path):
-    (tmp_path / "r" / "names").mkdir(parents=True)
-    (tmp_path / "r" / "names" / "classes.txt").write_text("one\nof too few\n")
-    (tmp_path / "r" / "names" / "attributes.txt").write_text("blue\nold\n")
+    (tmp_path / "r" / "_names").mkdir(parents=True)
+    (tmp_path / "r" / "_names" / "classes").write_text("one\nof too few\n")
+    (tmp_path / "r" / "_names" / "attributes").write_text("blue\nold\n")
     extract_features(job_of(images, tmp_path / "r"), ONE)
     assert RegionNames.of(open_dataset(tmp_path / "r")) == RegionNames(attributes=("blue", "old"))
+
+
+def test_names_of_a_dataset_of_version_1_are_read(extracted_with_names, tmp_path):
+    as_version_1(tmp_path / "r")
+    assert (tmp_path / "r" / "names/classes.txt").exists()
+    assert validate(tmp_path / "r") == []
+    names = RegionNames.of(open_dataset(tmp_path / "r"))
+    assert names == RegionNames(classes=("sky", "bus stop,busstop", "man", "tree"), attributes=("blue", "old"))
 
 
 def test_names_of_an_overwritten_dataset_go(images, extracted_with_names, tmp_path):
     with pytest.raises(DatasetError, match="holds another dataset"):
         extract_features(job_of(images, tmp_path / "r", weights="1"), ONE)
     extract_features(job_of(images, tmp_path / "r", weights="1", overwrite=True), ONE)
-    assert not (tmp_path / "r" / "names/classes.txt").exists()
+    assert not (tmp_path / "r" / "_names/classes").exists()
     assert validate(tmp_path / "r") == []
 
 
@@ -306,7 +315,7 @@ def test_names_of_what_the_extractor_does_not_tell(images, names, tmp_path, monk
 
 
 def test_names_that_are_lost_are_an_error(images, names, extracted_with_names, tmp_path):
-    (tmp_path / "r" / "names" / "classes.txt").unlink()
+    (tmp_path / "r" / "_names" / "classes").unlink()
     with pytest.raises(DatasetError, match="are listed in the manifest but not there: copy the whole folder again"):
         inspect(open_dataset(tmp_path / "r"))
     extract_features(job_of(images, tmp_path / "r", regions=names), ONE)

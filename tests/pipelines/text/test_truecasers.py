@@ -9,7 +9,7 @@ EN = "dog (3/4) Dog (1)\nthe (2/2)\n"
 DE = "Hund (5/5)\n"
 
 
-@pytest.mark.parametrize("below", ["", "truecaser"])
+@pytest.mark.parametrize("below", ["", "_truecaser", "truecaser"])  # The last: version 1 of the format.
 def test_models_of_a_folder_or_of_a_dataset(tmp_path, below):
     folder = tmp_path / below
     folder.mkdir(exist_ok=True)
@@ -18,7 +18,7 @@ def test_models_of_a_folder_or_of_a_dataset(tmp_path, below):
     (folder / "README").write_text("not a model")
     if below:
         (tmp_path / "_manifest.json").write_text("{}")
-        (tmp_path / "xx.model").write_text("a folder with a folder 'truecaser' is a dataset: this is not read")
+        (tmp_path / "xx.model").write_text("a folder with a folder '_truecaser' is a dataset: this is not read")
     assert load_truecasers(str(tmp_path)) == Truecasers({"en": EN, "de": DE})
 
 
@@ -28,10 +28,11 @@ def test_language_tags_are_normalized(tmp_path):
 
 
 def test_the_name_of_a_truecaser():
-    assert truecaser_name("pt-BR") == "truecaser/pt-BR.model"
+    assert truecaser_name("pt-BR") == "_truecaser/pt-BR.model"
 
 
 def test_inputs_are_digests_in_the_order_of_languages():
+    # By the names of version 1, since they are part of the fingerprint.
     text = "é (1/1)\n"
     assert Truecasers({"fr": text, "de": DE}).inputs() == [
         {"name": "truecaser/de.model", "bytes": len(DE), "sha256": hashlib.sha256(DE.encode()).hexdigest()},

@@ -177,7 +177,7 @@ def test_a_vocabulary_is_what_a_plain_loop_finds(rows, captions, built, selectio
         by_language = {language: counter[row["token"]] for language, counter in counts.items() if counter[row["token"]]}
         assert dict(row["counts"]) == by_language
         assert row["count"] == sum(by_language.values())
-    assert (folder / "vocabulary.txt").read_text() == "".join(f"{token}\n" for token in [*SPECIALS, *tokens])
+    assert (folder / "_vocabulary.txt").read_text() == "".join(f"{token}\n" for token in [*SPECIALS, *tokens])
     assert validate(folder) == []
     assert manifest.parameters["min_count"] == min_count
     assert [source["fingerprint"] for source in manifest.inputs] == [open_dataset(captions).fingerprint]
@@ -226,7 +226,7 @@ def test_a_run_that_was_killed_before_its_shard_starts_again(captions, built, tm
     before = {path.name: path.read_bytes() for path in files(tmp_path / "v")}
     for name in ("_manifest.json", "part-00000-of-00001.parquet"):
         (tmp_path / "v" / name).unlink()
-    (tmp_path / "v" / "vocabulary.txt").write_text("half")
+    (tmp_path / "v" / "_vocabulary.txt").write_text("half")
     build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE)
     assert {path.name: path.read_bytes() for path in files(tmp_path / "v")} == before
 

@@ -153,7 +153,7 @@ def test_nothing_large_is_read_before_all_is_checked(toy, new_dataset, tmp_path,
     shutil.copytree(toy.features, tmp_path / "features")
     manifest = json.loads((tmp_path / "features" / "_manifest.json").read_text())
     (tmp_path / "features" / "_manifest.json").write_text(json.dumps({**manifest, "fingerprint": "0123"}))
-    with pytest.raises(DatasetError, match="was changed by hand"):
+    with pytest.raises(DatasetError, match="was changed since it was written"):
         open_data(toy.captions, str(tmp_path / "features"), split="val")
     with pytest.raises(DatasetError, match="has no captions of split 'dev'"):
         open_data(toy.captions, toy.features, split="dev")

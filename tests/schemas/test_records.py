@@ -1,0 +1,120 @@
+import hashlib
+import json
+
+import pytest
+
+from schemas.records import Record, Source, Sources, read_record, read_sources, record_name, write_record
+from schemas.storage import Folder
+
+SHARD = "part-00001-of-00003.parquet"
+STATISTICS = {"rows": 3, "listing": "ab", "names": {"ü": 1.5}}
+RECORD = Record.of(4711, "a" * 64, STATISTICS)
+SOURCES = Sources(
+    state="c" * 64,
+    entries=(
+        Source("猫", "photos/猫.jpg", 17, "1700000000000000001", "d" * 64),
+        Source("a b", "photos/line\nbreak\u2028.jpg", 0, "", ""),
+        Source("a", 'quote".jpg', -1, "etag", "e" * 64),
+    ),
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(str(tmp_path / "data"))
+
+
+def path(folder):
+    return folder.local_path / ".records/part-00001-of-00003.jsonl"
+
+
+def test_what_is_written_is_read_again(folder):
+    write_record(folder, SHARD, RECORD, SOURCES)
+    record, sources = read_sources(folder, SHARD)
+    assert record == read_record(folder, SHARD)
+    assert (record.bytes, record.sha256, record.state) == (4711, "a" * 64, "c" * 64)
+    assert sources == sorted(SOURCES.entries)
+    assert record_name(SHARD) == ".records/part-00001-of-00003.jsonl"
+    assert folder.names() == [record_name(SHARD)]
+
+
+def test_without_sources(folder):
+    write_record(folder, SHARD, RECORD)
+    assert read_sources(folder, SHARD) == (read_record(folder, SHARD), [])
+    assert read_record(folder, SHARD).state == ""
+
+
+def test_it_is_lines_of_json_sorted_by_image(folder):
+    write_record(folder, SHARD, RECORD, SOURCES)
+    first, *lines = path(folder).read_text(encoding="utf-8").split("\n")[:-1]
+    assert [json.loads(line)[0] for line in lines] == ["a", "a b", "猫"]
+    content = json.loads(first)
+    assert content["format"] == "imagepivot record 1"
+    assert content["sources_sha256"] == hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+
+
+def test_the_bytes_do_not_depend_on_the_order_of_the_sources(folder):
+    write_record(folder, SHARD, RECORD, SOURCES)
+    before = path(folder).read_bytes()
+    write_record(folder, SHARD, RECORD, Sources(SOURCES.state, SOURCES.entries[::-1]))
+    assert path(folder).read_bytes() == before
+
+
+def test_it_describes_one_shard_only():
+    assert RECORD.describes(4711, STATISTICS)
+    assert RECORD.describes(4711, dict(reversed(STATISTICS.items())))
+    assert not RECORD.describes(4712, STATISTICS)
+    assert not RECORD.describes(None, STATISTICS)
+    assert not RECORD.describes(4711, {**STATISTICS, "rows": 4})
+
+
+def test_none_is_none(folder):
+    assert read_record(folder, SHARD) is None
+    assert read_sources(folder, SHARD) is None
+
+
+@pytest.mark.parametrize("sources", [Sources(), SOURCES], ids=["alone", "with sources"])
+@pytest.mark.parametrize("mask", [0x01, 0x20, 0x80, 0xFF])
+def test_damage_of_any_byte_is_noticed(folder, mask, sources):
+    write_record(folder, SHARD, RECORD, sources)
+    data, (record, entries) = path(folder).read_bytes(), read_sources(folder, SHARD)
+    end = data.index(b"\n")
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= mask
+        path(folder).write_bytes(damaged)
+        assert read_sources(folder, SHARD) in (None, (record, entries)), position
+        # The first line is read alone where the sources do not matter, and stands for itself.
+        assert read_record(folder, SHARD) in ((None, record) if position <= end else (record,)), position
+        assert read_sources(folder, SHARD) is None, position
+
+
+@pytest.mark.parametrize("sources", [Sources(), SOURCES], ids=["alone", "with sources"])
+def test_a_cut_is_noticed_wherever_it_is(folder, sources):
+    write_record(folder, SHARD, RECORD, sources)
+    data, record = path(folder).read_bytes(), read_record(folder, SHARD)
+    for size in range(len(data)):
+        path(folder).write_bytes(data[:size])
+        assert read_record(folder, SHARD) == (record if size > data.index(b"\n") else None)
+        # Without sources nothing is lost with the last line end.
+        assert read_sources(folder, SHARD) == ((record, []) if size == len(data) - 1 and not sources.entries else None)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "null\n", "7\n", "[]\n", "{}\n", '"x"\n', '{"record_sha256": 7}\n', "[" * 100_000 + "\n", "\x00\n"]
+)
+def test_anything_else_is_no_record(folder, text):
+    folder.write(record_name(SHARD), text.encode())
+    assert read_record(folder, SHARD) is None
+    assert read_sources(folder, SHARD) is None
+
+
+def test_a_record_of_another_format_is_none(folder):
+    write_record(folder, SHARD, RECORD)
+    content = json.loads(path(folder).read_text(encoding="utf-8"))
+    del content["record_sha256"]
+    content["format"] = "imagepivot record 2"
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    content["record_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    path(folder).write_text(json.dumps(content) + "\n", encoding="utf-8")
+    assert read_record(folder, SHARD) is None

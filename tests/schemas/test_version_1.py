@@ -1,0 +1,153 @@
+"""Datasets of version 1 of the format: they are read as ever, and a run neither mixes with them nor loses them."""
+
+import io
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pipelines.datasets.inspection import describe
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError
+from schemas.kinds import FAILURES
+from schemas.shards import read_footer
+from schemas.storage import Folder
+from schemas.validation import validate
+from schemas.writing import write_dataset
+from tests.schemas.conftest import prepare
+from tests.version1 import as_version_1
+
+KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings"]
+SHARD = "part-00001-of-00003.parquet"
+
+
+@pytest.fixture
+def old_toy(copy_toy):
+    def copy(name):
+        toy = copy_toy(name)
+        as_version_1(toy.path)
+        return toy
+
+    return copy
+
+
+def names(toy):
+    return sorted(path.relative_to(toy.path).as_posix() for path in toy.path.rglob("*") if path.is_file())
+
+
+def plain(rows):
+    return [{name: v.ravel().tolist() if isinstance(v, np.ndarray) else v for name, v in row.items()} for row in rows]
+
+
+def test_the_helper_writes_what_version_1_wrote(old_toy):
+    toy = old_toy("features")
+    failed = sorted({f"failures/part-0000{toy.failure_shard(failure)}-of-00003.parquet" for failure in toy.failures})
+    assert names(toy) == [*failed, "manifest.json", *(f"part-0000{n}-of-00003.parquet" for n in range(3))]
+    footer = read_footer(Folder(str(toy.path)), SHARD)
+    assert (footer.version, footer.fingerprint, footer.statistics) == (
+        1,
+        toy.identity.fingerprint,
+        {"rows_written": footer.rows},
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_is_read(old_toy, kind):
+    toy = old_toy(kind)
+    dataset = open_dataset(toy.path, kind=toy.kind)
+    assert (dataset.manifest.version, dataset.fingerprint) == (1, toy.identity.fingerprint)
+    assert dataset.table().to_pylist() == plain(toy.rows)
+    assert [row for batch in dataset.batches() for row in batch.to_pylist()] == plain(toy.rows)
+    assert sorted(dataset.failures().to_pylist(), key=lambda row: row["key"]) == sorted(
+        toy.failures, key=lambda row: row["key"]
+    )
+    assert dataset.failures().schema.equals(FAILURES)
+    assert dataset.manifest.failed == len(toy.failures)
+    assert dataset.manifest.failure_reasons == Counter(failure["reason"] for failure in toy.failures)
+    if kind != "vocabulary":
+        expected = [row for row in toy.rows if row["image_id"] == "猫"]
+        assert dataset.rows("猫").to_pylist() == plain(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_valid_and_can_be_inspected(old_toy, kind):
+    toy = old_toy(kind)
+    assert validate(toy.path) == []
+    out = io.StringIO()
+    Console(file=out, width=200).print(describe(open_dataset(toy.path)))
+    text = out.getvalue()
+    assert toy.identity.fingerprint in text
+    assert f"{len(toy.rows)} in {toy.identity.shards} shards" in text
+    assert all(failure["message"] in text for failure in toy.failures)
+
+
+def test_arrays_and_the_vocabulary(old_toy, toys):
+    for kind, column in (("features", "feature"), ("features16", "feature"), ("regions", "boxes"), ("embeddings", "embedding")):
+        np.testing.assert_array_equal(
+            open_dataset(old_toy(kind).path).numpy(column), open_dataset(toys[kind].path).numpy(column)
+        )
+    assert open_dataset(old_toy("vocabulary").path).vocabulary() == open_dataset(toys["vocabulary"].path).vocabulary()
+
+
+@pytest.mark.parametrize("name", ["part-00000-of-00003.parquet", "failures/{}", "vocabulary.txt"])
+def test_damage_is_found(old_toy, name):
+    toy = old_toy("vocabulary" if name == "vocabulary.txt" else "features")
+    name = name.format(next((toy.path / "failures").iterdir()).name) if "{}" in name else name
+    data = bytearray((toy.path / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (toy.path / name).write_bytes(data)
+    assert any(problem.startswith(f"{name} has SHA-256 ") for problem in validate(toy.path))
+    (toy.path / name).unlink()
+    assert f"{name} is missing" in validate(toy.path)
+
+
+def write(toy, **options):
+    return write_dataset(toy.output, lambda number, shard: shard.write(toy.table(toy.shard(number))), **options)
+
+
+@pytest.mark.parametrize("lost", ["nothing", "manifest.json"])
+def test_a_run_does_not_go_on_with_it(old_toy, lost):
+    toy = old_toy("features")
+    (toy.path / lost).unlink(missing_ok=True)
+    before = {path: path.read_bytes() for path in toy.path.rglob("*") if path.is_file()}
+    with pytest.raises(
+        DatasetError,
+        match=r"'.*/features' holds this dataset in version 1 of the format, which can be read but not continued: nothing was "
+        r"written\. Keep it, or give --overwrite to make it again in version 2",
+    ):
+        write(toy)
+    assert toy.output.survey().complete() is None
+    assert toy.output.survey().finished() == set()
+    assert {path: path.read_bytes() for path in toy.path.rglob("*") if path.is_file()} == before
+
+
+def test_another_dataset_is_refused_by_its_difference(old_toy):
+    toy = old_toy("features")
+    other = replace(toy, identity=replace(toy.identity, parameters={**toy.identity.parameters, "weights": "new"}))
+    with pytest.raises(DatasetError, match=r"holds another dataset \(weights: there nothing, now 'new'\)"):
+        write(other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_overwriting_leaves_nothing_of_it(old_toy, toys, kind):
+    toy = old_toy(kind)
+    prepare(toy.output, overwrite=True)
+    assert [name for name in names(toy) if name != "vocabulary.txt"] == []
+    for number in range(toy.identity.shards):
+        toy.write_shard(number)
+    toy.commit()
+    assert names(toy) == names(toys[kind])
+    assert validate(toy.path) == []
+    assert open_dataset(toy.path).manifest == open_dataset(toys[kind].path).manifest
+
+
+def test_both_manifests_never_stand_side_by_side_unnoticed(old_toy, toys):
+    # Version 2 is read first; what is left of version 1 is then a file that belongs to nothing.
+    toy = old_toy("encoded")
+    old = (toy.path / "manifest.json").read_bytes()
+    write(toy, overwrite=True)
+    (toy.path / "manifest.json").write_bytes(old)
+    assert open_dataset(toy.path).manifest.version == 2
+    assert validate(toy.path) == ["manifest.json lies in the folder but is not in the manifest"]
