@@ -45,8 +45,8 @@ def repair(path: str | os.PathLike[str]) -> Repair:
     """Mend what is damaged in a dataset, as far as the dataset itself says how.
 
     Sizes and digests are compared with the manifest, or where that is damaged, too, with what is on record beside each shard.
-    Records and the plain text of a vocabulary are written anew. Damaged shards are deleted together with the manifest: the same command as
-    before then makes them again, and only them.
+    Records and the plain text of a vocabulary are written anew. Damaged shards are deleted together with the manifest: the same
+    command as before then makes them again, and only them.
 
     Args:
         path: the dataset's folder.

@@ -386,6 +386,9 @@ class Forger:
         stated = {"rows": len(rows), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         stated["reasons"] = Counter(row["reason"] for row in rows)
         footer = {**self.footer(toy, shard), "imagepivot.failures": json.dumps(stated)}
+        rest = {key.removeprefix("imagepivot."): text for key, text in footer.items() if key != "imagepivot.sha256"}
+        text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        footer["imagepivot.sha256"] = hashlib.sha256(text.encode()).hexdigest()
         self.shard(toy, shard, lambda table: table, footer=footer)
 
     def value(self, toy: Toy, name: str, row: int, **values: Any) -> None:

@@ -108,6 +108,9 @@ def test_a_footer_says_what_the_shard_is(toys, kind):
             "sha256": hashlib.sha256(lines).hexdigest() if failed else "",
             "reasons": dict(Counter(failure["reason"] for failure in failed)),
         }
+        digest = ours.pop("imagepivot.sha256")
+        rest = {key.removeprefix("imagepivot."): text for key, text in ours.items()}
+        assert digest == hashlib.sha256(canonical_json(rest).encode()).hexdigest()
         assert ours == {
             "imagepivot.version": "2",
             "imagepivot.kind": toy.kind,

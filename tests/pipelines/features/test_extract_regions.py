@@ -316,7 +316,7 @@ def test_names_of_what_the_extractor_does_not_tell(images, names, tmp_path, monk
 
 def test_names_that_are_lost_are_an_error(images, names, extracted_with_names, tmp_path):
     (tmp_path / "r" / "_names" / "classes").unlink()
-    with pytest.raises(DatasetError, match="are listed in the manifest but not there: copy the whole folder again"):
+    with pytest.raises(DatasetError, match="is listed in the manifest but missing: copy the whole folder again"):
         inspect(open_dataset(tmp_path / "r"))
     extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
     assert validate(tmp_path / "r") == []

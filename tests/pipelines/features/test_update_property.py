@@ -249,7 +249,7 @@ class Sequence:
                 run(self.images, self.folder, update=update, verify=True)
                 return
             except DatasetError as error:
-                if "delete that file" in str(error):
+                if "_manifest.json is damaged" in str(error) or "is not the manifest of a dataset" in str(error):
                     (self.folder / "_manifest.json").unlink()
                 elif "run the same command again" not in str(error):
                     raise
