@@ -386,10 +386,13 @@ class Forger:
         stated = {"rows": len(rows), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         stated["reasons"] = Counter(row["reason"] for row in rows)
         footer = {**self.footer(toy, shard), "imagepivot.failures": json.dumps(stated)}
+        self.shard(toy, shard, lambda table: table, footer=self.sealed(footer))
+
+    def sealed(self, footer: dict[str, str]) -> dict[str, str]:
+        """Returns a footer with the digest of its content."""
         rest = {key.removeprefix("imagepivot."): text for key, text in footer.items() if key != "imagepivot.sha256"}
         text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        footer["imagepivot.sha256"] = hashlib.sha256(text.encode()).hexdigest()
-        self.shard(toy, shard, lambda table: table, footer=footer)
+        return {**footer, "imagepivot.sha256": hashlib.sha256(text.encode()).hexdigest()}
 
     def value(self, toy: Toy, name: str, row: int, **values: Any) -> None:
         """Changes values of one row of a shard."""
