@@ -16,6 +16,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.commands import datasets, demo, exchange, features, text, view
+from pipelines.commands.configuration import Command
 from pipelines.commands.options import console, notes
 from schemas.errors import ImagepivotError, UsageError
 from train.commands import runs, tables, train
@@ -74,6 +75,7 @@ def _options(
 def _add(group: typer.Typer) -> None:
     """Add the commands of a group, with the paragraphs of their help on one line each: the terminal wraps them."""
     for command in group.registered_commands:
+        command.cls = Command
         paragraphs = (getdoc(command.callback) or "").split("\n\n")
         command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
     app.add_typer(group)

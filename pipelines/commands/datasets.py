@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from pipelines.commands.configuration import Config
 from pipelines.commands.options import console, notes
 from schemas.errors import DatasetError
 
@@ -19,6 +20,7 @@ app = typer.Typer()
 def inspect(
     dataset: Annotated[str, typer.Argument(help="Folder of a dataset.", show_default=False)],
     rows: Annotated[int, typer.Option("--rows", min=0, help="Sample rows to show.")] = 5,
+    config: Config = "",
 ) -> None:
     """Show a dataset: parameters, statistics, failures and sample rows."""
     from pipelines.datasets.inspection import describe
@@ -28,7 +30,10 @@ def inspect(
 
 
 @app.command(epilog="Example: imagepivot validate build/features")
-def validate(dataset: Annotated[str, typer.Argument(help="Folder of a dataset.", show_default=False)]) -> None:
+def validate(
+    dataset: Annotated[str, typer.Argument(help="Folder of a dataset.", show_default=False)],
+    config: Config = "",
+) -> None:
     """Check every promise of the format on the stored bytes."""
     from schemas.validation import validate as problems_of
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
+from pipelines.commands.configuration import COMMAS, PAIRS, Config
 from pipelines.commands.options import Output, Overwrite, Shards, console, notes, several
 from pipelines.commands.results import finish
 from schemas.keys import DEFAULT_SHARDS
@@ -63,6 +64,7 @@ def import_(
     id_array: Annotated[str, typer.Option("--id-array", help="hdf5: path of the image ids of the array.")] = "",
     shards: Shards = DEFAULT_SHARDS,
     overwrite: Overwrite = False,
+    config: Config = "",
 ) -> None:
     """Turn features that other tools made into a dataset.
 
@@ -107,9 +109,9 @@ def export(
     captions: Annotated[str, typer.Option("--captions", help="scan, webdataset: folder of a captions dataset.")] = "",
     language: Annotated[str, typer.Option("--language", help="Only captions of this language.")] = "",
     portion: Annotated[str, typer.Option("--portion", help="Only captions of this portion.")] = "",
-    splits: Annotated[str, typer.Option("--splits", help="Only captions of these splits; all when not given.")] = "",
+    splits: Annotated[str, typer.Option("--splits", help="Only captions of these splits; all when not given."), COMMAS] = "",
     split_names: Annotated[
-        str, typer.Option("--split-names", help="scan, mulisera: names of splits in the layout, e.g. [i]val=dev[/i].")
+        str, typer.Option("--split-names", help="scan, mulisera: names of splits in the layout, e.g. [i]val=dev[/i]."), PAIRS
     ] = "",
     text: Annotated[
         Literal["text", "tokens"], typer.Option("--text", help="scan: captions as read, or their tokens joined by a space.")
@@ -126,6 +128,7 @@ def export(
         typer.Option("--columns", help="tsv: 6 columns of bottom-up-attention, or 10 that LXMERT reads."),
     ] = "bottom-up",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files in OUTPUT.")] = False,
+    config: Config = "",
 ) -> None:
     """Write features in the layout of another code base.
 
@@ -169,6 +172,7 @@ def diff(
     tolerance: Annotated[
         float, typer.Option("--tolerance", min=0.0, help="Largest difference of two real numbers that counts as equal.")
     ] = 0.0,
+    config: Config = "",
 ) -> None:
     """Show what differs between two datasets, and by how much.
 

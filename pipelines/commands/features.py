@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from pipelines.commands.configuration import Config
 from pipelines.commands.options import BEAM, Ids, LogJson, MaxFailures, Output, Overwrite, Shards, console, execution_of, notes
 from pipelines.commands.results import finish
 from schemas.keys import DEFAULT_SHARDS
@@ -90,6 +91,7 @@ def features(
     workers: Annotated[
         int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per GPU, or one that uses all cores.")
     ] = 0,
+    config: Config = "",
 ) -> None:
     """Extract features of images into shards.
 

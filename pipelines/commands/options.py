@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
+from pipelines.commands.configuration import BEAM_FLAGS, COMMAS
 from schemas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,8 +53,10 @@ Ids = Annotated[
     IdRule,
     typer.Option("--ids", help="Image id: the file [i]name[/i] without extension, or the whole [i]path[/i] without extension."),
 ]
-Languages = Annotated[str, typer.Option("--languages", help="Only these, e.g. [i]en,de[/i]; all by default.")]
-Portions = Annotated[str, typer.Option("--portions", help="Only these: [i]translation[/i], [i]comparable[/i]; all by default.")]
+Languages = Annotated[str, typer.Option("--languages", help="Only these, e.g. [i]en,de[/i]; all by default."), COMMAS]
+Portions = Annotated[
+    str, typer.Option("--portions", help="Only these: [i]translation[/i], [i]comparable[/i]; all by default."), COMMAS
+]
 
 
 def several(text: str) -> tuple[str, ...]:
@@ -62,14 +65,15 @@ def several(text: str) -> tuple[str, ...]:
 
 
 def execution_of(context: typer.Context, workers: int) -> Execution:
-    """Return how to run a pipeline, from ``--workers`` and the flags behind ``--``.
+    """Return how to run a pipeline, from ``--workers`` and the flags behind ``--`` or, without any, those of the file.
 
     Raises:
         UsageError: an argument behind ``--`` is not a flag.
     """
     from pipelines.running.runner import Execution
 
-    stray = [argument for argument in context.args if not argument.startswith("--")]
+    flags = context.args or (context.default_map or {}).get(BEAM_FLAGS, ())
+    stray = [flag for flag in flags if not flag.startswith("--")]
     if stray:
         raise UsageError(f"unexpected argument {stray[0]!r}: flags for Beam stand behind -- and begin with --")
-    return Execution(workers=workers, beam_flags=tuple(context.args))
+    return Execution(workers=workers, beam_flags=tuple(flags))

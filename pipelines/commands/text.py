@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from pipelines.commands.configuration import COMMAS, PAIRS, Config
 from pipelines.commands.options import (
     BEAM,
     Languages,
@@ -45,20 +46,23 @@ def captions(
     ] = "multi30k-lc",
     languages: Languages = "",
     portions: Portions = "",
-    splits: Annotated[str, typer.Option("--splits", help="Only these, as the source names them; all by default.")] = "",
-    columns: Annotated[str, typer.Option("--columns", help="Columns of a table, e.g. [i]image_id=file,text=caption[/i].")] = "",
+    splits: Annotated[str, typer.Option("--splits", help="Only these, as the source names them; all by default."), COMMAS] = "",
+    columns: Annotated[
+        str, typer.Option("--columns", help="Columns of a table, e.g. [i]image_id=file,text=caption[/i]."), PAIRS
+    ] = "",
     language: Annotated[
         str, typer.Option("--language", help="Language of the captions if the source does not state it.")
     ] = "en",
     truecaser: Annotated[
         str, typer.Option("--truecaser", help="Folder with learned truecasers (LANGUAGE.model); by default they are learned.")
     ] = "",
-    train_splits: Annotated[str, typer.Option("--train-splits", help="Splits to learn truecasers from.")] = "train",
+    train_splits: Annotated[str, typer.Option("--train-splits", help="Splits to learn truecasers from."), COMMAS] = "train",
     shards: Shards = DEFAULT_SHARDS,
     max_failures: MaxFailures = 0,
     overwrite: Overwrite = False,
     log_json: LogJson = False,
     workers: Workers = 0,
+    config: Config = "",
 ) -> None:
     """Tokenize raw captions into shards.
 
@@ -102,9 +106,10 @@ def vocabulary(
     ] = "language",
     languages: Languages = "",
     portions: Portions = "",
-    splits: Annotated[str, typer.Option("--splits", help="Splits to count.")] = "train",
+    splits: Annotated[str, typer.Option("--splits", help="Splits to count."), COMMAS] = "train",
     overwrite: Overwrite = False,
     workers: Workers = 1,
+    config: Config = "",
 ) -> None:
     """Build the joint vocabulary of captions: tokens under the threshold become <unk>.
 
@@ -140,6 +145,7 @@ def encode(
     overwrite: Overwrite = False,
     log_json: LogJson = False,
     workers: Workers = 0,
+    config: Config = "",
 ) -> None:
     """Turn the tokens of captions into ids of a vocabulary."""
     from pipelines.running.progress import show_progress

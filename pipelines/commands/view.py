@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from pipelines.commands.configuration import Config
 from pipelines.commands.options import Ids, console
 
 __all__ = ["app"]
@@ -25,6 +26,7 @@ def view(
     most: Annotated[int, typer.Option("--most", min=0, help="Draw at most this many regions, the best by score; 0: all.")] = 0,
     ids: Ids = "name",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    config: Config = "",
 ) -> None:
     """Draw over a picture what its features were made of.
 
