@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pipelines.commands.configuration import Config
-from pipelines.commands.options import BEAM, Ids, LogJson, MaxFailures, Output, Overwrite, Shards, console, execution_of, notes
+from pipelines.commands.options import (
+    BEAM,
+    Columns,
+    Ids,
+    LogJson,
+    MaxFailures,
+    Output,
+    Overwrite,
+    Shards,
+    console,
+    execution_of,
+    notes,
+)
 from pipelines.commands.results import finish
 from schemas.keys import DEFAULT_SHARDS
 
@@ -44,6 +56,7 @@ def features(
         typer.Option("--batch-size", help="Images that the model takes at once; the extractor's own number by default."),
     ] = None,
     ids: Ids = "name",
+    columns: Columns = "",
     min_regions: Annotated[
         int | None, typer.Option("--min-regions", help="Fewest regions of an image; 36 by default.", rich_help_panel=_REGIONS)
     ] = None,
@@ -101,12 +114,13 @@ def features(
     from extractors import ExtractorRequest
     from pipelines.features.extract import extract_features, list_images
     from pipelines.features.job import FeaturesJob
+    from pipelines.inputs.columns import parse_columns
     from pipelines.inputs.images import open_images
     from pipelines.running.progress import show_progress
 
     execution = execution_of(context, workers)
     job = FeaturesJob(
-        images=open_images(images, ids=ids),
+        images=open_images(images, ids=ids, columns=parse_columns(columns) if columns else None),
         output=output,
         extractor=ExtractorRequest(
             extractor,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from pipelines.commands.configuration import BEAM_FLAGS, COMMAS
+from pipelines.commands.configuration import BEAM_FLAGS, COMMAS, PAIRS
 from schemas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BEAM",
+    "Columns",
     "IdRule",
     "Ids",
     "Languages",
@@ -53,6 +54,7 @@ Ids = Annotated[
     IdRule,
     typer.Option("--ids", help="Image id: the file [i]name[/i] without extension, or the whole [i]path[/i] without extension."),
 ]
+Columns = Annotated[str, typer.Option("--columns", help="Columns of a table: OURS=THEIRS, e.g. [i]image_id=file[/i]."), PAIRS]
 Languages = Annotated[str, typer.Option("--languages", help="Only these, e.g. [i]en,de[/i]; all by default."), COMMAS]
 Portions = Annotated[
     str, typer.Option("--portions", help="Only these: [i]translation[/i], [i]comparable[/i]; all by default."), COMMAS

@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from pipelines.commands.configuration import COMMAS, PAIRS, Config
+from pipelines.commands.configuration import COMMAS, Config
 from pipelines.commands.options import (
     BEAM,
+    Columns,
     Languages,
     LogJson,
     MaxFailures,
@@ -47,9 +48,7 @@ def captions(
     languages: Languages = "",
     portions: Portions = "",
     splits: Annotated[str, typer.Option("--splits", help="Only these, as the source names them; all by default."), COMMAS] = "",
-    columns: Annotated[
-        str, typer.Option("--columns", help="Columns of a table, e.g. [i]image_id=file,text=caption[/i]."), PAIRS
-    ] = "",
+    columns: Columns = "",
     language: Annotated[
         str, typer.Option("--language", help="Language of the captions if the source does not state it.")
     ] = "en",
@@ -72,7 +71,8 @@ def captions(
 
     An empty caption becomes a failure row. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """
-    from pipelines.inputs.captions import Selection, open_source, parse_columns
+    from pipelines.inputs.captions import Selection, open_source
+    from pipelines.inputs.columns import parse_columns
     from pipelines.running.progress import show_progress
     from pipelines.text.captions import CaptionsJob, prepare_captions
 

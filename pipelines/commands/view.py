@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.commands.configuration import Config
-from pipelines.commands.options import Ids, console
+from pipelines.commands.options import Columns, Ids, console
 
 __all__ = ["app"]
 
@@ -25,6 +25,7 @@ def view(
     ],
     most: Annotated[int, typer.Option("--most", min=0, help="Draw at most this many regions, the best by score; 0: all.")] = 0,
     ids: Ids = "name",
+    columns: Columns = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     config: Config = "",
 ) -> None:
@@ -34,11 +35,12 @@ def view(
     crops that the model saw: ten for VGG19, else the centre.
     """
     from pipelines.datasets.viewing import ViewJob, draw_view
+    from pipelines.inputs.columns import parse_columns
     from pipelines.inputs.images import open_images
 
     job = ViewJob(
         dataset=dataset,
-        images=open_images(images, ids=ids),
+        images=open_images(images, ids=ids, columns=parse_columns(columns) if columns else None),
         image_id=image,
         output=output,
         most=most or None,

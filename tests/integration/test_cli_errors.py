@@ -241,6 +241,7 @@ def test_options_of_vocabulary(fails, made, tmp_path, arguments, code, says):
         (("--batch-size", "0"), 2, "--batch-size is 0, expected 1 or more"),
         (("--shards", "0"), 2, "number of shards is 0"),
         (("--ids", "stem"), 2, "'stem' is not one of 'name', 'path'"),
+        (("--columns", "image_id=id"), 2, "only a table of addresses has columns"),
         (("extra",), 2, "unexpected argument 'extra'"),
         (
             ("--min-regions", "10"),

@@ -13,9 +13,10 @@ from pipelines.inputs.tables import read_rows
 from schemas.errors import InputError
 from schemas.storage import Folder, is_remote
 
-__all__ = ["ImageTable", "ImagesInFolder"]
+__all__ = ["TABLE_COLUMNS", "ImageTable", "ImagesInFolder"]
 
-_COLUMNS = ("image_id", "uri")
+TABLE_COLUMNS = ("image_id", "uri")
+"""Our names of the columns of a table of images; it needs both."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,12 @@ class ImageTable(ImageSource):
     Attributes:
         folder: the folder of the table; relative addresses start here.
         name: file name of the table.
+        columns: pairs (our name, the table's name) of columns, where they differ.
     """
 
     folder: Folder
     name: str
+    columns: tuple[tuple[str, str], ...] = ()
 
     @property
     def location(self) -> str:
@@ -71,7 +74,9 @@ class ImageTable(ImageSource):
 
     def refs(self) -> Iterator[ImageRef]:
         """List the images by reading the table row by row."""
-        for place, row in read_rows(self.folder, self.name, columns=_COLUMNS, required=_COLUMNS):
+        for place, row in read_rows(
+            self.folder, self.name, columns=TABLE_COLUMNS, required=TABLE_COLUMNS, renamed=dict(self.columns)
+        ):
             image_id, uri = row["image_id"], row["uri"]
             if not isinstance(uri, str) or not uri or image_id is None or image_id == "":
                 raise InputError(f"{self.location!r}, {place}: image_id {image_id!r} with uri {uri!r}; expected both")

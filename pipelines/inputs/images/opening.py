@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
+from pipelines.inputs.columns import check_columns
 from pipelines.inputs.files import kind_of, locate
 from pipelines.inputs.images.archives import archive_kind, archives_in, holds_image_bytes, open_archives
 from pipelines.inputs.images.base import IdRule, ImageSource
-from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
+from pipelines.inputs.images.folders import TABLE_COLUMNS, ImagesInFolder, ImageTable
 from pipelines.inputs.tables import is_table
 from schemas.errors import InputError, UsageError
 from schemas.storage import Folder
@@ -16,7 +19,9 @@ from schemas.storage import Folder
 __all__ = ["open_images"]
 
 
-def open_images(location: str | os.PathLike[str], *, ids: IdRule = "name") -> ImageSource:
+def open_images(
+    location: str | os.PathLike[str], *, ids: IdRule = "name", columns: Mapping[str, str] | None = None
+) -> ImageSource:
     """Open a collection of images.
 
     Args:
@@ -25,14 +30,24 @@ def open_images(location: str | os.PathLike[str], *, ids: IdRule = "name") -> Im
             ``image_id`` and ``uri``, a ``.tar``, a ``.parquet`` file with image bytes, or one image file; local, ``gs://`` or
             ``s3://``.
         ids: how image ids are made from paths.
+        columns: for a table, our name of a column -> the table's name.
 
     Raises:
-        UsageError: ``ids`` is neither ``name`` nor ``path``.
+        UsageError: ``ids`` is neither ``name`` nor ``path``, or ``columns`` are not those of a table.
         InputError: the location does not exist, or is a compressed tar.
     """
     if ids not in ("name", "path"):
         raise UsageError(f"--ids is {ids!r}, expected 'name' or 'path'")
-    path = locate(location)
+    check_columns(columns or {}, TABLE_COLUMNS)
+    source = _open(locate(location), ids)
+    if not columns:
+        return source
+    if not isinstance(source, ImageTable):
+        raise UsageError(f"columns {dict(columns)!r} were given for {source.location!r}: only a table of addresses has columns")
+    return replace(source, columns=tuple(sorted(columns.items())))
+
+
+def _open(path: str, ids: IdRule) -> ImageSource:
     kind = kind_of(path)
     if kind == "folder":
         return _open_folder(Folder(path), ids)
