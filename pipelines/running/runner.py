@@ -119,7 +119,7 @@ def _interrupts() -> Iterator[list[int]]:
 
     def record(number: int, frame: FrameType | None) -> None:
         signals.append(number)
-        signal.default_int_handler(number, frame)
+        (before if callable(before) else signal.default_int_handler)(number, frame)
 
     before = signal.signal(signal.SIGINT, record)
     try:

@@ -196,7 +196,9 @@ def test_columns_may_have_other_names(tree, name):
     source = open_images(path, columns={"image_id": "img", "uri": "file"})
     assert list(source.refs()) == [ImageRef("one", "x/c.png"), ImageRef("two", "b.jpg")]
     assert pickle.loads(pickle.dumps(source)) == source
-    with pytest.raises(InputError, match=r"has no column 'image_id'; .* name them, such as --columns image_id=\.\.\.,uri=\.\.\."):
+    with pytest.raises(
+        InputError, match=r"has no column 'image_id'; .* name them, such as --columns image_id=\.\.\.,uri=\.\.\."
+    ):
         list(open_images(path).refs())
 
 
