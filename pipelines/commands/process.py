@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -54,11 +55,16 @@ def stoppable() -> Iterator[None]:
             _end()
         sys.__unraisablehook__(unraisable)
 
+    def report_thread(fault: threading.ExceptHookArgs) -> None:
+        if not _received:  # Threads that serve others fail when these end.
+            threading.__excepthook__(fault)
+
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # As nohup leaves SIGHUP.
     for number in caught:
         signal.signal(number, handle)
     sys.unraisablehook = report
+    threading.excepthook = report_thread
     try:
         yield
     except BaseException:
