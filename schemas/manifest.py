@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from schemas.diagnosis import diagnose
 from schemas.errors import DatasetError
 from schemas.fingerprints import SCHEMA_VERSION, Identity
 from schemas.kinds import KEY_COLUMNS
@@ -155,10 +156,7 @@ class Manifest:
         try:
             text = folder.read(MANIFEST_NAME).decode()
         except FileNotFoundError:
-            raise DatasetError(
-                f"{folder.location!r} is not a dataset: it holds no {MANIFEST_NAME}. Either the path is wrong or the run "
-                "that writes it has not ended; run its command again to finish it"
-            ) from None
+            raise DatasetError(diagnose(folder, MANIFEST_NAME)) from None
         except UnicodeDecodeError as error:
             raise DatasetError(f"{location} is damaged: {error}. Make the dataset again") from error
         return cls.from_json(text, location)

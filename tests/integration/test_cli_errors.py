@@ -304,7 +304,8 @@ def test_encoding_other_datasets_than_captions_and_vocabulary(fails, made, tmp_p
 @pytest.mark.parametrize("command", [("inspect",), ("validate",)])
 def test_a_folder_that_is_not_a_dataset(fails, made, tmp_path, command):
     one_line(fails(*command, tmp_path / "none", says="is not a dataset: it holds no manifest.json"))
-    one_line(fails(*command, made, says="is not a dataset: it holds no manifest.json"))
+    says = f"is not a dataset but a folder of datasets: give one of '{made}/captions', '{made}/vocabulary'"
+    one_line(fails(*command, made, says=says))
 
 
 def test_a_dataset_that_was_damaged(fails, made, imagepivot, tmp_path):
