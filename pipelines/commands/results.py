@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import typer
@@ -30,7 +31,8 @@ def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
     if manifest.failed:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(manifest.failure_reasons.items()))
         notes.print(
-            f"[red]{manifest.failed:,} inputs failed[/red]: {reasons}. They are listed by: imagepivot inspect {escape(output)}",
+            f"[red]{manifest.failed:,} inputs failed[/red]: {reasons}. They are listed by: imagepivot inspect "
+            f"{escape(shlex.quote(output))} --failures",
             soft_wrap=True,
         )
         if manifest.failed > max_failures:

@@ -64,5 +64,5 @@ def test_nothing_a_file_and_anything_else(tmp_path):
 
 def test_validation_says_the_same(tmp_path):
     write_rows(tmp_path / "features", "features", [], SPEC)
-    with pytest.raises(DatasetError, match="but a folder of datasets: give '.*/features'"):
+    with pytest.raises(DatasetError, match=r"but a folder of datasets: give '.*/features'"):
         validate(tmp_path)

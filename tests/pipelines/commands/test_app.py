@@ -200,4 +200,4 @@ def test_more_failures_than_allowed_are_exit_code_3(capsys, most, code):
             finish(manifest(7, 5), "o[red]t", most)
         assert caught.value.exit_code == code
     err = capsys.readouterr().err
-    assert err == "5 inputs failed: 4 empty, 1 truncated. They are listed by: imagepivot inspect o[red]t\n"
+    assert err == "5 inputs failed: 4 empty, 1 truncated. They are listed by: imagepivot inspect 'o[red]t' --failures\n"
