@@ -395,9 +395,12 @@ def _extra_for(module: str, missing: str) -> str | None:
 
 def main() -> None:
     """Run the command ``imagepivot``."""
-    from pipelines.commands.app import main as run
+    from pipelines.commands.process import stoppable
 
-    run()
+    with stoppable():
+        from pipelines.commands.app import main as run
+
+        run()
 
 
 if __name__ == "__main__":

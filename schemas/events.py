@@ -25,7 +25,7 @@ _STDERR = 2
 _CHUNK = 1 << 16
 _DRAIN_SECONDS = 2.0
 
-_STATUS = {0: "done", 3: "failures", 130: "stopped"}
+_STATUS = {0: "done", 3: "failures", **dict.fromkeys((129, 130, 143), "stopped")}
 
 
 def line(event: str, **fields: Any) -> str:
@@ -94,7 +94,7 @@ class _EventLog:
     def __init__(self, stream: TextIO) -> None:
         self.end: dict[str, Any] = {"command": None, "output": None, "counts": {}}
         self._stream = stream
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A signal may end the process while its main thread is writing.
         self._descriptor: int | None = None
         self._reader: threading.Thread | None = None
         self._show_warning = warnings.showwarning

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from schemas.diagnosis import diagnose
 from schemas.errors import DatasetError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes
@@ -182,10 +183,7 @@ class Manifest:
                 return cls.from_json(data.decode(), folder.path_of(name))
             except UnicodeDecodeError as error:
                 raise DatasetError(f"{folder.path_of(name)} is damaged ({error}): {_ADVICE}") from error
-        raise DatasetError(
-            f"{folder.location!r} is not a dataset: it holds no {MANIFEST_NAME}. Either the path is wrong or the run "
-            "that writes it has not ended; run its command again to finish it"
-        )
+        raise DatasetError(diagnose(folder, MANIFEST_NAMES))
 
 
 _ADVICE = "copy it again, or delete it and run the command that made the dataset again, which keeps the shards that are whole"

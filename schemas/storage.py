@@ -53,7 +53,7 @@ _GOOGLE = "google::cloud::Status"
 _LOCAL_ADVICE = {
     errno.ENOSPC: "the disk is full: free some space and run the same command again, finished shards are kept",
     errno.EDQUOT: "the disk quota is used up: free some space and run the same command again",
-    errno.EFBIG: "the file would be larger than the limit of this account or file system: see ulimit -f, or give more --shards",
+    errno.EFBIG: "the file would be larger than this account or file system allows: see ulimit -f; more shards make smaller files",
     errno.EACCES: "permission denied: check who owns the folder, or choose another one",
     errno.EPERM: "permission denied: check who owns the folder, or choose another one",
     errno.EROFS: "the file system is read-only: choose another folder",

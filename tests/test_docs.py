@@ -37,6 +37,7 @@ MAKE_TARGET = re.compile(r"^([a-z]+):", flags=re.MULTILINE)
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OUR_PACKAGES = {"schemas", "extractors", "pipelines", "train"}
+VARIABLES = {parameter.envvar for command in COMMANDS.values() for parameter in command.params}
 BEAM_FLAGS = {"--runner", "--project", "--experiments"}
 OTHER_PROGRAMS = ("pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
 
@@ -129,8 +130,12 @@ def test_shell_lines_are_accepted(page: str) -> None:
     targets = set(MAKE_TARGET.findall((ROOT / "Makefile").read_text(encoding="utf-8")))
     for line in shell_lines(page):
         program, *arguments = shlex.split(line, comments=True)
+        while re.match(r"[A-Z_]+=", program):
+            assert program.partition("=")[0] in VARIABLES, line
+            program, *arguments = arguments
         if program == "imagepivot":
-            COMMANDS[arguments[0]].make_context(arguments[0], arguments[1:])  # Parses and checks values, and runs nothing.
+            if "--config" not in arguments and not any("_CONFIG=" in word for word in line.split()):
+                COMMANDS[arguments[0]].make_context(arguments[0], arguments[1:])  # Parses and checks values, and runs nothing.
         elif program == "make":
             assert set(arguments) <= targets, line
         else:
@@ -151,6 +156,26 @@ def test_commands_and_options_in_the_text_exist(page: str) -> None:
             assert command in COMMANDS, span
             known = options_of(command) | BEAM_FLAGS
         assert set(OPTION.findall(span)) <= known, span
+
+
+def test_files_of_values_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first block has sections, the second the keys of one command; the lines of the page are run with the first."""
+    monkeypatch.chdir(tmp_path)
+    for text, name in zip(blocks("docs/configuration.md", "toml"), ("run.toml", "captions.toml"), strict=True):
+        assert text.startswith(f"# {name}")
+        Path(name).write_text(text, encoding="utf-8")
+    group = typer.main.get_command(app)
+    parsed = []
+    for line in [*shell_lines("docs/configuration.md"), "imagepivot captions --config captions.toml"]:
+        words = shlex.split(line)
+        with pytest.MonkeyPatch.context() as patch, typer.Context(group, info_name="imagepivot") as parent:
+            while "=" in words[0]:
+                patch.setenv(*words.pop(0).split("=", 1))
+            parsed.append(COMMANDS[words[1]].make_context(words[1], words[2:], parent=parent).params)
+    assert [params["output"] for params in parsed] == [
+        *("captions", "features", "features", "captions", "features", "gs://bucket/captions"),
+    ]
+    assert [params.get("device") for params in parsed] == [None, "cuda", "cuda", None, "auto", None]
 
 
 def test_every_command_is_documented() -> None:

@@ -1,6 +1,7 @@
 """The command ``imagepivot``: composed here from one group of commands per module; errors become messages and exit codes.
 
-Exit codes: 0 done; 1 the run or check failed; 2 wrong usage; 3 done, but more inputs failed than ``--max-failures`` allows.
+Exit codes: 0 done; 1 the run or check failed; 2 wrong usage; 3 done, but more inputs failed than ``--max-failures`` allows; 130,
+143 and 129 stopped by Ctrl-C, SIGTERM and SIGHUP; 141 the reader of the output has ended.
 Modules that need Beam or torch are imported by the command that uses them, so that ``--help`` is quick and every command
 works with its own extra only.
 """
@@ -10,14 +11,17 @@ from __future__ import annotations
 import logging
 import sys
 from inspect import getdoc
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from typer.core import TyperGroup
 
 from pipelines.commands import datasets, demo, exchange, features, text, view
+from pipelines.commands.configuration import Command
 from pipelines.commands.endings import run, wants_events
 from pipelines.commands.options import console, notes
-from pipelines.commands.parsing import Command
+from pipelines.commands.process import BROKEN_PIPE, prepare_streams
 from schemas import events
 from train.commands import runs, tables, train
 
@@ -26,8 +30,20 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "console", "main", "notes"]
 
+
+class _Group(TyperGroup):
+    """The command with its sub-commands; the end of the program that reads their output ends them."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise SystemExit(BROKEN_PIPE) from None
+
+
 app = typer.Typer(
     name="imagepivot",
+    cls=_Group,
     help="Prepares data for multilingual image-sentence retrieval: captions and images in, Parquet shards out.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -77,6 +93,13 @@ for _group in (
 def main() -> None:
     """Run the command, and turn errors into messages and exit codes."""
     logging.basicConfig(level=logging.ERROR)
+    prepare_streams()
+    Console.on_broken_pipe = _end_of_pipe  # type: ignore[method-assign]  # Typer and `train` have consoles of their own.
     if wants_events(sys.argv[1:]):
         events.start()  # Before the words are parsed, so that wrong usage is an event as well.
     sys.exit(run(app))
+
+
+def _end_of_pipe(self: Console) -> None:
+    self.quiet = True
+    raise SystemExit(BROKEN_PIPE)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from pipelines.commands.configuration import Config
 from pipelines.commands.options import AsJson, console, notes, remark
 from schemas.errors import DatasetError
 
@@ -24,6 +25,7 @@ def inspect(
         bool, typer.Option("--failures", help="List all inputs that failed; with --json one per line.")
     ] = False,
     as_json: AsJson = False,
+    config: Config = "",
 ) -> None:
     """Show a dataset: parameters, statistics, failures and sample rows."""
     from pipelines.datasets.inspection import describe, failures_table
@@ -55,6 +57,7 @@ def validate(
         ),
     ] = False,
     as_json: AsJson = False,
+    config: Config = "",
 ) -> None:
     """Check every promise of the format on the stored bytes.
 

@@ -10,25 +10,30 @@ from typing import Any
 from rich.markup import escape
 
 from pipelines.commands.options import notes, remark
+from pipelines.commands.process import BROKEN_PIPE, flush_streams, stop_signal, stopped_line
 from schemas import events
 from schemas.errors import ImagepivotError, UsageError
 
 __all__ = ["run", "wants_events"]
 
+_MODELS = frozenset({"torch", "torchvision", "PIL", "safetensors"})
 _EXTRAS = {
-    "apache_beam": "pipelines",
-    "ijson": "pipelines",
-    "matplotlib": "train",
-    "sacremoses": "pipelines",
-    "PIL": "extractors",
-    "safetensors": "extractors",
-    "tensorboard": "train",
-    "torch": "extractors",
-    "torchvision": "extractors",
-    "urllib3": "pipelines",
+    "extractors": _MODELS,
+    "pipelines": _MODELS | {"apache_beam", "sacremoses", "ijson", "urllib3"},
+    "train": frozenset({"torch", "matplotlib", "tensorboard"}),
+    "hdf5": frozenset({"h5py"}),
+    "heif": frozenset({"pillow_heif"}),
+    "timm": frozenset({"timm"}),
 }
-_TRAINING = frozenset({"train", "evaluate", "embed", "search", "tables"})
-_STOPPED = 130  # Ctrl-C, as typer hands it on.
+"""The modules that each extra brings."""
+
+_NEEDS = {
+    **dict.fromkeys(("captions", "vocabulary", "encode", "features", "view", "import", "export", "demo"), "pipelines"),
+    **dict.fromkeys(("train", "evaluate", "embed", "search", "tables"), "train"),
+}
+"""The extra that a command needs for all that it does."""
+
+_INTERRUPTED = 130  # Ctrl-C, as typer hands it on.
 
 
 def wants_events(words: Sequence[str]) -> bool:
@@ -41,34 +46,55 @@ def run(app: Callable[..., Any]) -> int:
     code, message = 0, None
     try:
         code = app(standalone_mode=False) or 0
-    except ImagepivotError as error:
-        code, message = 2 if isinstance(error, UsageError) else 1, str(error)
-        _report(error, message)
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and (advice := _advice(error)):
-            code, message = 1, advice
-            _report(error, message)
-        elif hasattr(error, "format_message"):  # An error of typer's, about the words of the command.
-            code, message = error.exit_code, error.format_message() or None  # type: ignore[attr-defined]
-            _report_usage(error, message)
-        else:
-            code, message = 1, f"{type(error).__name__}: {error}"
-            if not events.emit("error", message=message, kind=type(error).__name__, traceback=traceback.format_exc()):
-                raise
-    if code == _STOPPED:
-        message = "stopped; finished shards are kept, the same command continues from here"
-        if sys.argv[1:2] == ["train"]:
-            message = "stopped; the last checkpoint is kept, --resume continues from it"
+    except BaseException as error:
+        ending = _ending(error)
+        if ending is None:
+            raise
+        code, message = ending
+    if stop_signal():  # Whatever became of the interrupt; `stoppable` ends the process with a line.
+        return 128 + stop_signal()
+    if code == _INTERRUPTED:
+        message = stopped_line()
         remark(message, style="")
+    failed = flush_streams()
+    if isinstance(failed, BrokenPipeError):
+        code = BROKEN_PIPE
+    elif failed is not None:
+        code, message = 1, f"cannot write the output: {failed.strerror}"
+        _report(failed, message)
     events.finish(code, message)
     return code
 
 
-def _report(error: Exception, message: str) -> None:
+def _ending(error: BaseException) -> tuple[int, str | None] | None:
+    """Print what a user should know about an error, and return exit code and message; None for a fault of ours."""
+    if isinstance(error, SystemExit):
+        return (error.code if isinstance(error.code, int) else int(error.code is not None)), None
+    if isinstance(error, KeyboardInterrupt):
+        return _INTERRUPTED, None
+    if isinstance(error, ImagepivotError):
+        return _report(error, str(error), code=2 if isinstance(error, UsageError) else 1)
+    if isinstance(error, ModuleNotFoundError) and (extra := _extra_for((error.name or "").partition(".")[0])):
+        return _report(error, f"this command needs {error.name}, which is not installed: pip install 'imagepivot[{extra}]'")
+    if isinstance(error, OSError) and _is_of_output(error):
+        flush_streams()
+        return _report(error, f"cannot write the output: {error.strerror}")
+    if hasattr(error, "format_message"):  # An error of typer's, about the words of the command.
+        message = error.format_message() or None
+        _report_usage(error, message)
+        return error.exit_code, message  # type: ignore[attr-defined]
+    if stop_signal():
+        return 128 + stop_signal(), None
+    message = f"{type(error).__name__}: {error}"
+    if events.emit("error", message=message, kind=type(error).__name__, traceback=traceback.format_exc()):
+        return 1, message
+    return None
+
+
+def _report(error: BaseException, message: str, *, code: int = 1) -> tuple[int, str]:
     if not events.emit("error", message=message, kind=type(error).__name__):
         notes.print(f"[bold red]Error:[/bold red] {escape(message)}", highlight=False, soft_wrap=True)
+    return code, message
 
 
 def _report_usage(error: Any, message: str | None) -> None:
@@ -78,10 +104,13 @@ def _report_usage(error: Any, message: str | None) -> None:
         rich_utils.rich_format_error(error)
 
 
-def _advice(error: ModuleNotFoundError) -> str | None:
-    """Return which extra brings a missing package; None where it is no package of any extra."""
-    missing = (error.name or "").partition(".")[0]
-    if missing not in _EXTRAS:
-        return None
-    extra = "train" if missing == "torch" and _TRAINING.intersection(sys.argv[1:2]) else _EXTRAS[missing]
-    return f"this command needs {error.name}, which is not installed: pip install 'imagepivot[{extra}]'"
+def _is_of_output(error: OSError) -> bool:
+    """Return whether an error was raised where results are printed."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "").partition(".")[0] in ("rich", "typer", "click")
+
+
+def _extra_for(module: str) -> str | None:
+    """Return the extra that brings a module: the one that the command needs, or else the smallest; None if none does."""
+    command = "".join(sys.argv[1:2])
+    return next((extra for extra in (_NEEDS.get(command, ""), *_EXTRAS) if module in _EXTRAS.get(extra, ())), None)

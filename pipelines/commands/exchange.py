@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
+from pipelines.commands.configuration import COMMAS, PAIRS, Config
 from pipelines.commands.options import Check, LogJson, Output, Overwrite, Shards, console, notes, remark, several
 from pipelines.commands.results import finish
 from schemas import events
@@ -73,6 +74,7 @@ def import_(
     overwrite: Overwrite = False,
     check: Check = False,
     log_json: LogJson = False,
+    config: Config = "",
 ) -> None:
     """Turn features that other tools made into a dataset.
 
@@ -120,9 +122,9 @@ def export(
     captions: Annotated[str, typer.Option("--captions", help="scan, webdataset: folder of a captions dataset.")] = "",
     language: Annotated[str, typer.Option("--language", help="Only captions of this language.")] = "",
     portion: Annotated[str, typer.Option("--portion", help="Only captions of this portion.")] = "",
-    splits: Annotated[str, typer.Option("--splits", help="Only captions of these splits; all when not given.")] = "",
+    splits: Annotated[str, typer.Option("--splits", help="Only captions of these splits; all when not given."), COMMAS] = "",
     split_names: Annotated[
-        str, typer.Option("--split-names", help="scan, mulisera: names of splits in the layout, e.g. [i]val=dev[/i].")
+        str, typer.Option("--split-names", help="scan, mulisera: names of splits in the layout, e.g. [i]val=dev[/i]."), PAIRS
     ] = "",
     text: Annotated[
         Literal["text", "tokens"], typer.Option("--text", help="scan: captions as read, or their tokens joined by a space.")
@@ -140,6 +142,7 @@ def export(
     ] = "bottom-up",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files in OUTPUT.")] = False,
     log_json: LogJson = False,
+    config: Config = "",
 ) -> None:
     """Write features in the layout of another code base.
 
@@ -185,6 +188,7 @@ def diff(
         float, typer.Option("--tolerance", min=0.0, help="Largest difference of two real numbers that counts as equal.")
     ] = 0.0,
     log_json: LogJson = False,
+    config: Config = "",
 ) -> None:
     """Show what differs between two datasets, and by how much.
 

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pipelines.commands import completion
+from pipelines.commands.configuration import Config
 from pipelines.commands.options import (
     BEAM,
     AllowPrivateAddresses,
     Check,
+    Columns,
     Ids,
     LogJson,
     MaxFailures,
@@ -80,6 +82,7 @@ def features(
     ] = None,
     ids: Ids = "name",
     allow_private_addresses: AllowPrivateAddresses = False,
+    columns: Columns = "",
     min_regions: Annotated[
         int | None, typer.Option("--min-regions", help="Fewest regions of an image; 36 by default.", rich_help_panel=_REGIONS)
     ] = None,
@@ -155,6 +158,7 @@ def features(
     workers: Annotated[
         int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per GPU, or one that uses all cores.")
     ] = 0,
+    config: Config = "",
 ) -> None:
     """Extract features of images into shards.
 
@@ -179,12 +183,18 @@ def features(
     from extractors import ExtractorRequest
     from pipelines.features.extract import extract_features, list_images
     from pipelines.features.job import FeaturesJob
+    from pipelines.inputs.columns import parse_columns
     from pipelines.inputs.images import open_images
     from pipelines.running.progress import show_progress
 
     execution = execution_of(context, workers)
     job = FeaturesJob(
-        images=open_images(images, ids=ids, allow_private_addresses=allow_private_addresses),
+        images=open_images(
+            images,
+            ids=ids,
+            columns=parse_columns(columns) if columns else None,
+            allow_private_addresses=allow_private_addresses,
+        ),
         output=output,
         extractor=ExtractorRequest(
             extractor,

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from pipelines.commands.configuration import BEAM_FLAGS, COMMAS, PAIRS
 from schemas import events
 from schemas.errors import UsageError
 
@@ -19,6 +20,7 @@ __all__ = [
     "AllowPrivateAddresses",
     "AsJson",
     "Check",
+    "Columns",
     "IdRule",
     "Ids",
     "Languages",
@@ -79,8 +81,11 @@ AllowPrivateAddresses = Annotated[
         help="A table's http addresses may lead to private and local networks, or through a proxy: nothing is checked.",
     ),
 ]
-Languages = Annotated[str, typer.Option("--languages", help="Only these, e.g. [i]en,de[/i]; all by default.")]
-Portions = Annotated[str, typer.Option("--portions", help="Only these: [i]translation[/i], [i]comparable[/i]; all by default.")]
+Columns = Annotated[str, typer.Option("--columns", help="Columns of a table: OURS=THEIRS, e.g. [i]image_id=file[/i]."), PAIRS]
+Languages = Annotated[str, typer.Option("--languages", help="Only these, e.g. [i]en,de[/i]; all by default."), COMMAS]
+Portions = Annotated[
+    str, typer.Option("--portions", help="Only these: [i]translation[/i], [i]comparable[/i]; all by default."), COMMAS
+]
 
 
 def remark(text: str, style: str = "yellow") -> None:
@@ -95,14 +100,15 @@ def several(text: str) -> tuple[str, ...]:
 
 
 def execution_of(context: typer.Context, workers: int) -> Execution:
-    """Return how to run a pipeline, from ``--workers`` and the flags behind ``--``.
+    """Return how to run a pipeline, from ``--workers`` and the flags behind ``--`` or, without any, those of the file.
 
     Raises:
         UsageError: an argument behind ``--`` is not a flag.
     """
     from pipelines.running.runner import Execution
 
-    stray = [argument for argument in context.args if not argument.startswith("--")]
+    flags = context.args or (context.default_map or {}).get(BEAM_FLAGS, ())
+    stray = [flag for flag in flags if not flag.startswith("--")]
     if stray:
         raise UsageError(f"unexpected argument {stray[0]!r}: flags for Beam stand behind -- and begin with --")
-    return Execution(workers=workers, beam_flags=tuple(context.args))
+    return Execution(workers=workers, beam_flags=tuple(flags))

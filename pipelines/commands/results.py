@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 import typer
@@ -43,10 +44,8 @@ def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
         console.print(table)
     if manifest.failed:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in failed.items())
-        remark(
-            f"{manifest.failed:,} inputs failed: {reasons}. They are listed by: imagepivot inspect {output} --failures",
-            style="red",
-        )
+        listing = f"imagepivot inspect {shlex.quote(output)} --failures"
+        remark(f"{manifest.failed:,} inputs failed: {reasons}. They are listed by: {listing}", style="red")
         if manifest.failed > max_failures:
             raise typer.Exit(3)
 

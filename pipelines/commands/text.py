@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 import typer
 
 from pipelines.commands import completion
+from pipelines.commands.configuration import COMMAS, Config
 from pipelines.commands.options import (
     BEAM,
     Check,
+    Columns,
     Languages,
     LogJson,
     MaxFailures,
@@ -52,21 +54,22 @@ def captions(
     ] = "multi30k-lc",
     languages: Languages = "",
     portions: Portions = "",
-    splits: Annotated[str, typer.Option("--splits", help="Only these, as the source names them; all by default.")] = "",
-    columns: Annotated[str, typer.Option("--columns", help="Columns of a table, e.g. [i]image_id=file,text=caption[/i].")] = "",
+    splits: Annotated[str, typer.Option("--splits", help="Only these, as the source names them; all by default."), COMMAS] = "",
+    columns: Columns = "",
     language: Annotated[
         str, typer.Option("--language", help="Language of the captions if the source does not state it.")
     ] = "en",
     truecaser: Annotated[
         str, typer.Option("--truecaser", help="Folder with learned truecasers (LANGUAGE.model); by default they are learned.")
     ] = "",
-    train_splits: Annotated[str, typer.Option("--train-splits", help="Splits to learn truecasers from.")] = "train",
+    train_splits: Annotated[str, typer.Option("--train-splits", help="Splits to learn truecasers from."), COMMAS] = "train",
     shards: Shards = DEFAULT_SHARDS,
     max_failures: MaxFailures = 0,
     overwrite: Overwrite = False,
     check: Check = False,
     log_json: LogJson = False,
     workers: Workers = 0,
+    config: Config = "",
 ) -> None:
     """Tokenize raw captions into shards.
 
@@ -77,7 +80,8 @@ def captions(
 
     An empty caption becomes a failure row. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """
-    from pipelines.inputs.captions import Selection, open_source, parse_columns
+    from pipelines.inputs.captions import Selection, open_source
+    from pipelines.inputs.columns import parse_columns
     from pipelines.running.progress import show_progress
     from pipelines.text.captions import CaptionsJob, prepare_captions
 
@@ -113,11 +117,12 @@ def vocabulary(
     ] = "language",
     languages: Languages = "",
     portions: Portions = "",
-    splits: Annotated[str, typer.Option("--splits", help="Splits to count.")] = "train",
+    splits: Annotated[str, typer.Option("--splits", help="Splits to count."), COMMAS] = "train",
     overwrite: Overwrite = False,
     check: Check = False,
     log_json: LogJson = False,
     workers: Workers = 1,
+    config: Config = "",
 ) -> None:
     """Build the joint vocabulary of captions: tokens under the threshold become <unk>.
 
@@ -159,6 +164,7 @@ def encode(
     check: Check = False,
     log_json: LogJson = False,
     workers: Workers = 0,
+    config: Config = "",
 ) -> None:
     """Turn the tokens of captions into ids of a vocabulary."""
     from pipelines.running.progress import show_progress

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from pipelines.commands.options import AllowPrivateAddresses, Ids, console
+from pipelines.commands.configuration import Config
+from pipelines.commands.options import AllowPrivateAddresses, Columns, Ids, console
 
 __all__ = ["app"]
 
@@ -28,7 +29,9 @@ def view(
     most: Annotated[int, typer.Option("--most", min=0, help="Draw at most this many regions, the best by score; 0: all.")] = 0,
     ids: Ids = "name",
     allow_private_addresses: AllowPrivateAddresses = False,
+    columns: Columns = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    config: Config = "",
 ) -> None:
     """Draw over a picture what its features were made of.
 
@@ -36,11 +39,17 @@ def view(
     crops that the model saw: ten for VGG19, else the centre.
     """
     from pipelines.datasets.viewing import ViewJob, draw_view
+    from pipelines.inputs.columns import parse_columns
     from pipelines.inputs.images import open_images
 
     job = ViewJob(
         dataset=dataset,
-        images=open_images(images, ids=ids, allow_private_addresses=allow_private_addresses),
+        images=open_images(
+            images,
+            ids=ids,
+            columns=parse_columns(columns) if columns else None,
+            allow_private_addresses=allow_private_addresses,
+        ),
         image_id=image,
         output=output,
         most=most or None,

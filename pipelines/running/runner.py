@@ -10,8 +10,10 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -39,9 +41,11 @@ _WORKER_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "sy
 
 # Importing `imagepivot` makes the names of our packages mean ours. `-c` puts the user's current folder first on the path, where any
 # module may hide another: the folder of our packages takes that place for the one import, and is then removed.
+# Python reports an interrupt of its own start with a traceback: until the worker ends silently by itself, its errors lead nowhere.
 _START_WORKER = (
-    f"import sys; sys.path[0] = {str(Path(__file__).resolve().parents[2])!r}; import imagepivot; del sys.path[0]; "
-    "from pipelines.running.worker import main; main()"
+    f"import sys; sys.path[0] = {str(Path(__file__).resolve().parents[2])!r}; "
+    "import os, signal; signal.signal(signal.SIGINT, lambda *_: os._exit(0)); os.dup2(3, 2); os.close(3); "
+    "import imagepivot; del sys.path[0]; from pipelines.running.worker import main; "
 )
 
 
@@ -81,12 +85,12 @@ def run_pipeline(build: Callable[[beam.Pipeline], object], execution: Execution)
         ImagepivotError: a worker met an error that the user can fix; class and message are those of the worker's error.
     """
     options = PipelineOptions(list(execution.beam_flags), save_main_session=False)
-    if execution.is_local:
-        pipeline = beam.Pipeline(runner=_local_runner(options, execution.local_workers), options=options)
-    else:
-        pipeline = beam.Pipeline(options=options)
-    build(pipeline)
-    with _interrupts() as interrupted:
+    with tempfile.TemporaryDirectory(prefix="imagepivot-run-") as running, _interrupts(running) as interrupted:
+        if execution.is_local:
+            pipeline = beam.Pipeline(runner=_local_runner(options, execution.local_workers, running), options=options)
+        else:
+            pipeline = beam.Pipeline(options=options)
+        build(pipeline)
         try:
             with _quiet() if execution.is_local else nullcontext():
                 pipeline.run().wait_until_finish()
@@ -110,22 +114,33 @@ def _user_error(error: Exception) -> Exception:
 
 
 @contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Record Ctrl-C, which otherwise acts as usual: once it was pressed, the yielded list is not empty."""
+def _interrupts(running: str) -> Iterator[list[int]]:
+    """Record the signals that interrupt Python code, which otherwise act as usual: after one, the yielded list is not empty.
+
+    Args:
+        running: a folder, deleted with the first signal, so that the workers end and Beam does not wait for them.
+    """
     signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield signals  # Only the main thread may handle signals, and only it is interrupted.
         return
+    before: dict[int, Callable[[int, FrameType | None], object]] = {}
+    for stopping in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if callable(handler := signal.getsignal(stopping)):
+            before[stopping] = handler
 
     def record(number: int, frame: FrameType | None) -> None:
         signals.append(number)
-        signal.default_int_handler(number, frame)
+        shutil.rmtree(running, ignore_errors=True)
+        before[number](number, frame)
 
-    before = signal.signal(signal.SIGINT, record)
+    for number in before:
+        signal.signal(number, record)
     try:
         yield signals
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -149,7 +164,7 @@ def _quiet() -> Iterator[None]:
         threading.excepthook = hook
 
 
-def _local_runner(options: PipelineOptions, workers: int) -> FnApiRunner:
+def _local_runner(options: PipelineOptions, workers: int, running: str) -> FnApiRunner:
     options.view_as(StandardOptions).runner = None
     direct = options.view_as(DirectOptions)
     direct.direct_num_workers = workers
@@ -157,9 +172,13 @@ def _local_runner(options: PipelineOptions, workers: int) -> FnApiRunner:
         return FnApiRunner()
     # Not Beam's running mode 'multi_processing': it starts workers with `python -m`, which puts the user's current folder
     # first on the path.
-    command = shlex.join([sys.executable, "-c", _START_WORKER])
+    command = shlex.join([sys.executable, "-c", f"{_START_WORKER}main({os.getpid()}, {running!r})"])
     settings = " ".join(f"{name}=${{{name}:-{value}}}" for name, value in _WORKER_ENVIRONMENT.items())
-    return FnApiRunner(default_environment=SubprocessSDKEnvironment.from_command_string(f"exec env {settings} {command}"))
+    return FnApiRunner(
+        default_environment=SubprocessSDKEnvironment.from_command_string(
+            f"exec 3>&2 2>/dev/null; exec env {settings} {command}"
+        )
+    )
 
 
 def _without_label(message: str) -> str:

@@ -1,30 +1,32 @@
-"""A local worker process: Beam's own worker, which ends with the process that started it.
+"""A local worker process: Beam's own worker, which ends with the run that started it.
 
 So a killed run leaves no process behind that still writes. `pipelines.running.runner` starts it.
 """
 
 import logging
 import os
-import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 __all__ = ["main"]
 
 
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def _end_with_run(launcher: int, running: str) -> None:
+    while os.getppid() == launcher and Path(running).exists():
+        time.sleep(0.2)
     os._exit(1)
 
 
-def main() -> None:
-    """Start the worker."""
-    # The runner starts a shell and the shell this process; the shell ends when the runner does.
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    # Ctrl-C reaches all processes; the launcher alone reports it.
-    signal.signal(signal.SIGINT, lambda *_: os._exit(0))
+def main(launcher: int, running: str) -> None:
+    """Start the worker. Ctrl-C, which reaches all processes, ends it silently: the launcher alone reports it.
+
+    Args:
+        launcher: process id of the launcher, whose child this process is.
+        running: folder that exists as long as the run.
+    """
+    threading.Thread(target=_end_with_run, args=(launcher, running), daemon=True).start()
     # Every failure reaches the launcher as an error; the log would only repeat it on the terminal, along with Beam's own notes.
     logging.disable(logging.ERROR)
     from apache_beam.runners.worker import sdk_worker, sdk_worker_main

@@ -241,6 +241,7 @@ def test_options_of_vocabulary(fails, made, tmp_path, arguments, code, says):
         (("--batch-size", "0"), 2, "--batch-size is 0, expected 1 or more"),
         (("--shards", "0"), 2, "number of shards is 0"),
         (("--ids", "stem"), 2, "'stem' is not one of 'name', 'path'"),
+        (("--columns", "image_id=id"), 2, "only a table of addresses has columns"),
         (("extra",), 2, "unexpected argument 'extra'"),
         (
             ("--min-regions", "10"),
@@ -303,7 +304,8 @@ def test_encoding_other_datasets_than_captions_and_vocabulary(fails, made, tmp_p
 @pytest.mark.parametrize("command", [("inspect",), ("validate",)])
 def test_a_folder_that_is_not_a_dataset(fails, made, tmp_path, command):
     one_line(fails(*command, tmp_path / "none", says="is not a dataset: it holds no _manifest.json"))
-    one_line(fails(*command, made, says="is not a dataset: it holds no _manifest.json"))
+    says = f"is not a dataset but a folder of datasets: give one of '{made}/captions', '{made}/vocabulary'"
+    one_line(fails(*command, made, says=says))
 
 
 def test_a_dataset_that_was_damaged(fails, made, imagepivot, tmp_path):

@@ -159,7 +159,7 @@ def test_files_that_may_not_grow(arguments, undisturbed, imagepivot, forked, tmp
     largest = max(len(data) for name, data in undisturbed.items() if name.startswith("part-"))
     output = tmp_path / "features"
     done = forked(*arguments(output), before=functools.partial(limit_files, largest - 1), code=1)
-    says(done, "part-", "see ulimit -f, or give more --shards")
+    says(done, "part-", "see ulimit -f; more shards make smaller files")
     assert all(undisturbed[name] == data for name, data in snapshot(output).items())
     assert not (output / "_manifest.json").exists()
     imagepivot(*arguments(output))

@@ -10,7 +10,7 @@ from pipelines.inputs.captions.base import (
     Selection,
 )
 from pipelines.inputs.captions.opening import FORMATS, open_source
-from pipelines.inputs.captions.table import TABLE_COLUMNS, parse_columns
+from pipelines.inputs.captions.table import TABLE_COLUMNS
 
 __all__ = [
     "COMPARABLE",
@@ -23,5 +23,4 @@ __all__ = [
     "RawCaption",
     "Selection",
     "open_source",
-    "parse_columns",
 ]

@@ -10,7 +10,8 @@ from pipelines.inputs.captions.coco import CocoSource
 from pipelines.inputs.captions.karpathy import KarpathySource
 from pipelines.inputs.captions.multi30k import Multi30kSource
 from pipelines.inputs.captions.scan import ScanSource
-from pipelines.inputs.captions.table import TableSource, check_columns
+from pipelines.inputs.captions.table import TABLE_COLUMNS, TableSource
+from pipelines.inputs.columns import check_columns
 from pipelines.inputs.files import kind_of, locate
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
@@ -43,7 +44,7 @@ def open_source(
         raise UsageError(f"unknown format of captions {format!r}: use one of {', '.join(FORMATS)}")
     if columns and format != "table":
         raise UsageError(f"columns {dict(columns)!r} were given for the format {format!r}: only a 'table' has columns")
-    check_columns(columns or {})
+    check_columns(columns or {}, TABLE_COLUMNS)
     language = check_language(language)
     if format == "multi30k" and language != "en":
         raise UsageError(

@@ -7,7 +7,7 @@ calls them something else, `columns` maps our names to its names. Other columns 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,48 +30,12 @@ from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
 from schemas.storage import Folder
 
-__all__ = ["TABLE_COLUMNS", "TableSource", "check_columns", "parse_columns"]
+__all__ = ["TABLE_COLUMNS", "TableSource"]
 
 TABLE_COLUMNS = ("image_id", "text", "language", "portion", "index", "split")
 
 _REQUIRED = ("image_id", "text")
 _MAX_INDEX = 32767
-
-
-def parse_columns(argument: str) -> dict[str, str]:
-    """Parse ``image_id=img,text=caption`` into a mapping from our name of a column to the table's.
-
-    Raises:
-        UsageError: it is of another form, names a column that we do not have, or names one twice.
-    """
-    columns: dict[str, str] = {}
-    for item in argument.split(","):
-        ours, equals, theirs = item.partition("=")
-        ours = ours.strip()
-        if not (ours and equals and theirs):
-            raise UsageError(
-                f"cannot understand {item!r} in the columns {argument!r}: write OURS=THEIRS with commas between, "
-                f"such as 'image_id=img,text=caption'"
-            )
-        if ours in columns:
-            raise UsageError(f"the columns {argument!r} name {ours!r} twice: keep one")
-        columns[ours] = theirs
-    check_columns(columns)
-    return columns
-
-
-def check_columns(columns: Iterable[str]) -> None:
-    """Check that columns are among `TABLE_COLUMNS`.
-
-    Raises:
-        UsageError: one is not.
-    """
-    unknown = sorted(set(columns) - set(TABLE_COLUMNS))
-    if unknown:
-        raise UsageError(
-            f"unknown column {unknown[0]!r}: ours are {', '.join(TABLE_COLUMNS)}; write OURS=THEIRS, "
-            f"such as 'image_id=img,text=caption'"
-        )
 
 
 @dataclass(frozen=True)

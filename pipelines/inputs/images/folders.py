@@ -20,9 +20,10 @@ from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.storage import Folder, filesystem_of, is_remote, plain_location, storage_errors
 
-__all__ = ["ImageTable", "ImagesInFolder"]
+__all__ = ["TABLE_COLUMNS", "ImageTable", "ImagesInFolder"]
 
-_COLUMNS = ("image_id", "uri")
+TABLE_COLUMNS = ("image_id", "uri")
+"""Our names of the columns of a table of images; it needs both."""
 _SCHEMES = ("http", "https", "s3", "gs", "gcs")
 _FIRST_ROWS = 1000
 
@@ -80,11 +81,13 @@ class ImageTable(ImageSource):
         folder: the folder of the table; relative addresses start here.
         name: file name of the table.
         access: what may be fetched from web servers, and how long it may take.
+        columns: pairs (our name, the table's name) of columns, where they differ.
     """
 
     folder: Folder
     name: str
     access: WebAccess = PUBLIC_ACCESS
+    columns: tuple[tuple[str, str], ...] = ()
 
     @property
     def location(self) -> str:
@@ -103,12 +106,14 @@ class ImageTable(ImageSource):
 
     @property
     def _first_addresses(self) -> tuple[str, ...]:
-        return _first_addresses(self.folder, self.name)
+        return _first_addresses(self.folder, self.name, self.columns)
 
     def refs(self) -> Iterator[ImageRef]:
         """List the images by reading the table row by row; of local images, size and modification time are looked up."""
         tells_versions = self.tells_versions
-        for place, row in read_rows(self.folder, self.name, columns=_COLUMNS, required=_COLUMNS):
+        for place, row in read_rows(
+            self.folder, self.name, columns=TABLE_COLUMNS, required=TABLE_COLUMNS, renamed=dict(self.columns)
+        ):
             image_id, uri = row["image_id"], row["uri"]
             if not isinstance(uri, str) or not uri or image_id is None or image_id == "":
                 raise InputError(f"{self.location!r}, {place}: image_id {image_id!r} with uri {uri!r}; expected both")
@@ -160,10 +165,10 @@ class ImageTable(ImageSource):
 
 
 @lru_cache(maxsize=64)
-def _first_addresses(folder: Folder, name: str) -> tuple[str, ...]:
+def _first_addresses(folder: Folder, name: str, columns: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     """Return the addresses in the first rows of a table."""
-    rows = islice(read_rows(folder, name, columns=_COLUMNS, required=_COLUMNS), _FIRST_ROWS)
-    return tuple(row["uri"] for _, row in rows if isinstance(row["uri"], str))
+    rows = read_rows(folder, name, columns=TABLE_COLUMNS, required=TABLE_COLUMNS, renamed=dict(columns))
+    return tuple(row["uri"] for _, row in islice(rows, _FIRST_ROWS) if isinstance(row["uri"], str))
 
 
 def _status(location: str) -> tuple[int, str]:

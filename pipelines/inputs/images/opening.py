@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
+from pipelines.inputs.columns import check_columns
 from pipelines.inputs.files import kind_of, locate
 from pipelines.inputs.images.archives import archive_kind, archives_in, holds_image_bytes, open_archives
 from pipelines.inputs.images.base import IdRule, ImageSource
-from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
+from pipelines.inputs.images.folders import TABLE_COLUMNS, ImagesInFolder, ImageTable
 from pipelines.inputs.tables import is_table
 from schemas.errors import InputError, UsageError
 from schemas.storage import Folder
@@ -18,7 +20,11 @@ __all__ = ["open_images"]
 
 
 def open_images(
-    location: str | os.PathLike[str], *, ids: IdRule = "name", allow_private_addresses: bool = False
+    location: str | os.PathLike[str],
+    *,
+    ids: IdRule = "name",
+    columns: Mapping[str, str] | None = None,
+    allow_private_addresses: bool = False,
 ) -> ImageSource:
     """Open a collection of images.
 
@@ -28,23 +34,29 @@ def open_images(
             ``image_id`` and ``uri``, a ``.tar``, a ``.parquet`` file with image bytes, or one image file; local, ``gs://`` or
             ``s3://``.
         ids: how image ids are made from paths.
+        columns: for a table, our name of a column -> the table's name.
         allow_private_addresses: for a table: fetch from web servers at private, loopback and other addresses that are not public,
             too, and through proxies.
 
     Raises:
-        UsageError: ``ids`` is neither ``name`` nor ``path``, or private addresses are allowed to something that is not a table.
+        UsageError: ``ids`` is neither ``name`` nor ``path``, ``columns`` are not those of a table, or private addresses are allowed
+            to something that is not a table.
         InputError: the location does not exist, or is a compressed tar.
     """
     if ids not in ("name", "path"):
         raise UsageError(f"--ids is {ids!r}, expected 'name' or 'path'")
+    check_columns(columns or {}, TABLE_COLUMNS)
     source = _open(locate(location), ids)
-    if not allow_private_addresses:
-        return source
-    if not isinstance(source, ImageTable):
+    if isinstance(source, ImageTable):
+        access = replace(source.access, allow_private_addresses=allow_private_addresses)
+        return replace(source, columns=tuple(sorted((columns or {}).items())), access=access)
+    if columns:
+        raise UsageError(f"columns {dict(columns)!r} were given for {source.location!r}: only a table of addresses has columns")
+    if allow_private_addresses:
         raise UsageError(
             f"--allow-private-addresses is for a table of addresses, but {source.location!r} is none: leave it out"
         )
-    return replace(source, access=replace(source.access, allow_private_addresses=True))
+    return source
 
 
 def _open(path: str, ids: IdRule) -> ImageSource:

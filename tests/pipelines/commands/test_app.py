@@ -145,10 +145,18 @@ def test_ctrl_c_says_that_finished_shards_are_kept(call, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("schemas.validation.validate", interrupted)
-    code, _, err = call("validate", "folder")
+    monkeypatch.setattr("pipelines.text.encoding.encode_captions", interrupted)
+    code, _, err = call("encode", "captions", "vocabulary", "encoded")
     assert code == 130
-    assert "finished shards are kept, the same command continues from here" in err
+    assert err == "stopped; finished shards are kept, the same command continues from here\n"
+
+
+def test_ctrl_c_promises_nothing_where_nothing_is_kept(call, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("schemas.validation.validate", interrupted)
+    assert call("validate", "folder") == (130, "", "stopped\n")
 
 
 def test_ctrl_c_during_training_says_how_to_go_on(call, monkeypatch):
@@ -192,4 +200,4 @@ def test_more_failures_than_allowed_are_exit_code_3(capsys, most, code):
             finish(manifest(7, 5), "o[red]t", most)
         assert caught.value.exit_code == code
     err = capsys.readouterr().err
-    assert err == "5 inputs failed: 4 empty, 1 truncated. They are listed by: imagepivot inspect o[red]t --failures\n"
+    assert err == "5 inputs failed: 4 empty, 1 truncated. They are listed by: imagepivot inspect 'o[red]t' --failures\n"

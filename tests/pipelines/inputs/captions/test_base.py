@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from pipelines.inputs.captions import EVERYTHING, Part, Selection, open_source, parse_columns
+from pipelines.inputs.captions import EVERYTHING, Part, Selection, open_source
 from pipelines.inputs.captions.base import Tally, check_image_id, check_text, image_id_of, require_selected
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
@@ -136,32 +136,11 @@ def test_check_text_refuses_what_is_no_string(value):
         check_text(value, place="here")
 
 
-def test_parse_columns():
-    assert parse_columns("image_id=img,text=caption") == {"image_id": "img", "text": "caption"}
-    assert parse_columns("image_id=img, text= a=b ") == {"image_id": "img", "text": " a=b "}
-
-
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("", r"cannot understand '' in the columns '': write OURS=THEIRS"),
-        ("text", r"cannot understand 'text'"),
-        ("text=", r"cannot understand 'text='"),
-        ("=text", r"cannot understand '=text'"),
-        ("text=a,,image_id=b", r"cannot understand ''"),
-        ("text=a,text=b", r"name 'text' twice"),
-        ("caption=text", r"unknown column 'caption': ours are image_id, text, language, portion, index, split"),
-    ],
-)
-def test_parse_columns_refuses(argument, message):
-    with pytest.raises(UsageError, match=message):
-        parse_columns(argument)
-
-
 @pytest.mark.parametrize(
     ("format_", "arguments", "error", "message"),
     [
         ("flickr", {}, UsageError, r"unknown format of captions 'flickr': use one of multi30k, karpathy, coco, scan, table"),
+        ("table", {"columns": {"caption": "a"}}, UsageError, r"unknown column 'caption': ours are image_id, text, language, "),
         ("coco", {"columns": {"text": "a"}}, UsageError, r"only a 'table' has columns"),
         ("table", {"columns": {"caption": "a"}}, UsageError, r"unknown column 'caption'"),
         ("karpathy", {"language": "english"}, UsageError, r"'english' is not a language tag"),

@@ -193,6 +193,34 @@ def test_addresses_of_a_table_may_be_absolute_or_lead_upwards(tree):
     assert source.read(ImageRef("a", (tree / "b.jpg").as_uri().replace("file://", ""))) == b"b.jpg"
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+def test_columns_may_have_other_names(tree, name):
+    path = write_table(tree / name)
+    if name == "t.parquet":
+        pq.write_table(pq.read_table(path).rename_columns(["img", "file"]), path)
+    else:
+        path.write_text(path.read_text().replace("image_id", "img").replace("uri", "file"))
+    source = open_images(path, columns={"image_id": "img", "uri": "file"})
+    assert list(source.refs()) == [ImageRef("one", "x/c.png"), ImageRef("two", "b.jpg")]
+    assert pickle.loads(pickle.dumps(source)) == source
+    with pytest.raises(
+        InputError, match=r"has no column 'image_id'; .* name them, such as --columns image_id=\.\.\.,uri=\.\.\."
+    ):
+        list(open_images(path).refs())
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"uri": "file"}, "only a table of addresses has columns"),
+        ({"text": "a"}, "unknown column 'text': ours are image_id, uri"),
+    ],
+)
+def test_only_a_table_has_columns(tree, columns, message):
+    with pytest.raises(UsageError, match=message):
+        open_images(tree, columns=columns)
+
+
 def test_numbers_are_image_ids_as_text(tmp_path):
     pq.write_table(pa.table({"image_id": [7, 0], "uri": ["a", "b"]}), tmp_path / "t.parquet")
     assert [ref.image_id for ref in open_images(tmp_path / "t.parquet").refs()] == ["7", "0"]

@@ -1,0 +1,140 @@
+"""The process of a command: its output streams, and the signals that stop it.
+
+Ctrl-C, SIGTERM and SIGHUP stop a command in the same way: what it holds is put in order, one line says what is kept, and the exit
+code is 128 plus the number of the signal. A second signal ends it at once. That is safe at any moment, as killing it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from schemas import events
+
+__all__ = ["BROKEN_PIPE", "flush_streams", "prepare_streams", "stop_signal", "stoppable", "stopped_line"]
+
+BROKEN_PIPE = 141
+"""Exit code where the program that reads the output has ended, e.g. ``head``: 128 plus the number of SIGPIPE."""
+
+_SHARDS = "; finished shards are kept, the same command continues from here"
+_KEPT = {
+    **dict.fromkeys(("captions", "vocabulary", "encode", "features", "import", "embed"), _SHARDS),
+    "train": "; the last checkpoint is kept, --resume continues from it",
+    "tables": "; finished runs are kept, the same command continues from here",
+}
+
+_received: list[int] = []
+
+
+def stop_signal() -> int:
+    """Return the number of the signal that asked the command to stop; 0 if there was none."""
+    return _received[0] if _received else 0
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Let signals stop what the block does, from the first import to the end of the process.
+
+    The first one is raised as `KeyboardInterrupt`, wherever the main thread is. While a module is being imported, the process ends
+    at once: nothing has begun that would have to be put in order, and libraries swallow or disguise an interrupt of their imports.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        _received.append(number)
+        if len(_received) > 1 or _is_importing(frame):
+            _end()
+        raise KeyboardInterrupt
+
+    def report(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):  # Raised where Python can only print it, e.g. by a finalizer.
+            _end()
+        sys.__unraisablehook__(unraisable)
+
+    def report_thread(fault: threading.ExceptHookArgs) -> None:
+        if not _received:  # Threads that serve others fail when these end.
+            threading.__excepthook__(fault)
+
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # As nohup leaves SIGHUP.
+    for number in caught:
+        signal.signal(number, handle)
+    sys.unraisablehook = report
+    threading.excepthook = report_thread
+    try:
+        yield
+    except BaseException:
+        if _received:
+            _end()  # Without waiting for threads that still compute.
+        raise
+    finally:
+        for number in caught:
+            signal.signal(number, _end_late)
+
+
+def stopped_line() -> str:
+    """Return the line that says what the command keeps when it is stopped."""
+    return f"stopped{_KEPT.get(''.join(sys.argv[1:2]), '')}"
+
+
+def prepare_streams() -> None:
+    """Make writing to the output streams safe, whatever they lead to.
+
+    Characters that the terminal's encoding lacks are written as escapes. A stream that is closed leads nowhere; otherwise the next
+    file that is opened would take its place, and with it whatever libraries print.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # Takes the lowest number that is free: this one.
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def flush_streams() -> OSError | None:
+    """Write out what the output streams still hold; return the error where one cannot be written, and silence that stream."""
+    failed = None
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            failed = failed or error
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return failed
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _end() -> None:
+    """End the process now, with the line that says so; it is written past Python's buffers, which may be in use."""
+    code = 128 + _received[0]
+    with contextlib.suppress(OSError):
+        if events.emit("remark", message=stopped_line()):
+            events.finish(code, stopped_line())
+            os._exit(code)
+        if sys.stderr is not None and sys.stderr.isatty():
+            os.write(2, b"\r\x1b[?25h")  # A display of progress hides the cursor.
+        os.write(2, f"{stopped_line()}\n".encode())
+    os._exit(code)
+
+
+def _end_late(number: int, _frame: FrameType | None) -> None:
+    _received.append(number)
+    _end()

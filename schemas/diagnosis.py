@@ -1,0 +1,69 @@
+"""What a folder is that is not a dataset, and which folders to give instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyarrow import fs
+
+from schemas.storage import Folder, filesystem_of, storage_errors
+
+__all__ = ["diagnose"]
+
+_RUN_FILES = frozenset({"best.pt", "last.pt", "log.jsonl"})
+_MOST_NAMED = 5
+
+
+def diagnose(folder: Folder, manifest_names: Sequence[str]) -> str:
+    """Say why a folder without a manifest is not a dataset, and what to do: the message of an error.
+
+    Args:
+        folder: the folder; it is listed, and so are the folders in it.
+        manifest_names: file names of a manifest, the current one first.
+
+    Raises:
+        DatasetError: the folder cannot be listed.
+    """
+    manifest_name = manifest_names[0]
+    start = f"{folder.location!r} is not a dataset"
+    filesystem, root = filesystem_of(folder.location)
+    with storage_errors(folder.location):
+        kind = filesystem.get_file_info(root).type
+    if kind == fs.FileType.File:
+        return f"{start} but a file: give the folder of a dataset"
+    if kind == fs.FileType.NotFound:
+        return f"{start}: it holds no {manifest_name}, because it does not exist. Check the path"
+    files, folders = _children(filesystem, root, folder.location)
+    if "config.toml" in files and files & _RUN_FILES:
+        return (
+            f"{start} but a run of imagepivot train, which imagepivot evaluate, embed and search take: give the folder of one of "
+            "the datasets that it was trained on"
+        )
+    datasets = [
+        name
+        for name in sorted(folders)
+        if not _children(filesystem, f"{root}/{name}", folder.location)[0].isdisjoint(manifest_names)
+    ]
+    if datasets:
+        named = ", ".join(repr(folder.path_of(name)) for name in datasets[:_MOST_NAMED])
+        more = f" or another of its {len(datasets)}" if len(datasets) > _MOST_NAMED else ""
+        return f"{start} but a folder of datasets: give {'one of ' if len(datasets) > 1 else ''}{named}{more}"
+    if any(name.startswith("part-") for name in files):
+        return (
+            f"{start} yet: it holds shards but no {manifest_name}, which is written last. Run the command that writes it again to "
+            "finish it, or copy the whole folder again"
+        )
+    return (
+        f"{start}: it holds no {manifest_name}. Either the path is wrong or the run that writes it has not ended; run its command "
+        "again to finish it"
+    )
+
+
+def _children(filesystem: fs.FileSystem, path: str, location: str) -> tuple[set[str], set[str]]:
+    """Return the names of the files and of the folders directly in a folder."""
+    with storage_errors(location):
+        entries = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    names: dict[fs.FileType, set[str]] = {fs.FileType.File: set(), fs.FileType.Directory: set()}
+    for entry in entries:
+        names.setdefault(entry.type, set()).add(entry.base_name)
+    return names[fs.FileType.File], names[fs.FileType.Directory]

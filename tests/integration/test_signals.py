@@ -1,0 +1,158 @@
+"""Signals at any moment, from the first import to the last line: one line, the right exit code, and the same command goes on."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.conftest import PROGRESS
+
+MOMENTS = int(os.environ.get("IMAGEPIVOT_TEST_MOMENTS", "2"))
+SEED = 7
+KEPT = "stopped; finished shards are kept, the same command continues from here\n"
+# The command as its script starts it; says when it can be stopped. Before that, Python itself is starting.
+START = """
+import contextlib, sys, imagepivot
+from pipelines.commands import process
+original = process.stoppable
+
+@contextlib.contextmanager
+def announced():
+    with original():
+        print("ready", flush=True)
+        yield
+
+process.stoppable = announced
+imagepivot.main()
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, imagepivot) -> Path:
+    """Folder with raw captions, an array, many images and datasets, large enough to be interrupted."""
+    folder = tmp_path_factory.mktemp("signals")
+    rows = [f"img{number}\ta dog runs over the grass, number {number}" for number in range(20_000)]
+    (folder / "table.tsv").write_text("\n".join(["image_id\ttext", *rows]) + "\n")
+    np.save(folder / "array.npy", np.random.default_rng(0).standard_normal((20_000, 256)).astype(np.float32))
+    (folder / "array.txt").write_text("".join(f"{number}\n" for number in range(20_000)))
+    for number in range(5_000):
+        path = folder / "many" / str(number // 100) / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    imagepivot("import", "array.npy", "features", "--name", "x", cwd=folder)
+    return folder
+
+
+def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a command as the head of a process group, as a terminal does."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", START, *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for the end; exit code, standard output, and standard error without progress."""
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, PROGRESS.sub("", err)
+
+
+def send(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, number)
+
+
+COMMANDS = {
+    "captions": ("captions", "table.tsv", "OUT", "--format", "table", "--shards", "4", "--workers", "1"),
+    "captions with workers": ("captions", "table.tsv", "OUT", "--format", "table", "--shards", "4", "--workers", "2"),
+    "listing": ("features", "many", "OUT", "--weights", "random:0", "--device", "cpu", "--dry-run"),
+    "import": ("import", "array.npy", "OUT", "--name", "x"),
+    "export": ("export", "features", "OUT", "--format", "npy"),
+    "validate": ("validate", "features"),
+}
+KEEPING = ("captions", "captions with workers", "listing", "import")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_ctrl_c_at_any_moment(folder, tmp_path, name):
+    """Pressed once and, at other moments, twice."""
+
+    def begin_into(output: str) -> subprocess.Popen[str]:
+        return begin(folder, *(str(tmp_path / output) if word == "OUT" else word for word in COMMANDS[name]))
+
+    started = time.monotonic()
+    assert finish(begin_into("whole"))[0] == 0
+    seconds = time.monotonic() - started
+    moments = random.Random(f"{SEED} {name}")
+    for number in range(MOMENTS):
+        process = begin_into(str(number))
+        time.sleep(moments.uniform(0, seconds))
+        for _ in range(1 + number % 2):
+            send(process, signal.SIGINT)
+            time.sleep(0.1)
+        code, out, err = finish(process)
+        if code in (0, -signal.SIGINT) and not err:
+            continue  # It had printed its results: then Python is ending, and no more ours.
+        assert code == 130
+        assert err == (KEPT if name in KEEPING else "stopped\n")
+        assert "Traceback" not in out
+    # Whatever the last interrupt left behind, the same command goes on from there.
+    assert finish(begin_into(str(MOMENTS - 1)))[0] == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_other_signals_end_a_run_in_the_same_way(folder, tmp_path, number, code):
+    """Sent to the command alone, in the midst of a run with workers: these end as well."""
+    output = tmp_path / "out"
+    arguments = ("captions", "table.tsv", str(output), "--format", "table", "--shards", "4", "--workers", "2")
+    process = begin(folder, *arguments)
+    deadline = time.monotonic() + 120
+    while not list(output.glob(".*lock*")) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.5)  # Workers start.
+    process.send_signal(number)
+    assert finish(process) == (code, "", KEPT)  # Workers hold the streams open: without them they are at their end.
+    assert list(output.glob("*")) == [path for path in output.glob("*") if path.name.startswith("part-")]
+
+
+def test_a_signal_that_is_ignored_stays_ignored(folder, tmp_path):
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = begin(folder, *(str(tmp_path / "out") if word == "OUT" else word for word in COMMANDS["import"]))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    process.send_signal(signal.SIGHUP)
+    assert finish(process)[0] == 0
+
+
+@pytest.mark.parametrize("arguments", [("features", "--help"), ("inspect", "features", "--rows", "2000"), ("--version",)])
+def test_a_reader_that_ends_early(folder, arguments):
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import imagepivot; imagepivot.main()", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 141

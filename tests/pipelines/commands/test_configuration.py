@@ -1,0 +1,291 @@
+"""Values from a file and from the environment: what a command gets, and what is refused."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from pipelines.commands import app as cli
+from pipelines.commands.options import execution_of, several
+from schemas.errors import DatasetError, UsageError
+
+DATA_COMMANDS = ("captions", "vocabulary", "encode", "features", "import", "export", "inspect", "validate", "diff", "view")
+
+
+@pytest.fixture(scope="module")
+def group():
+    return typer.main.get_command(cli.app)
+
+
+@pytest.fixture
+def parse(group, tmp_path, monkeypatch):
+    """Parses a command line beside a file ``run.toml`` with the given text; returns the context of the command."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(command: str, *arguments: str, toml: str | None = None):
+        if toml is not None:
+            Path("run.toml").write_text(toml, encoding="utf-8")
+            arguments = (
+                (*arguments[: arguments.index("--")], "--config", "run.toml", *arguments[arguments.index("--") :])
+                if ("--" in arguments)
+                else (*arguments, "--config", "run.toml")
+            )
+        with typer.Context(group, info_name="imagepivot") as parent:
+            return group.commands[command].make_context(command, list(arguments), parent=parent)
+
+    return run
+
+
+# --- precedence ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_comes_before_the_environment_before_the_file_before_the_default(parse, monkeypatch):
+    toml = 'images = "photos"\noutput = "features"\nshards = 3\n'
+    assert parse("features", "photos", "features").params["shards"] == 16
+    assert parse("features", toml=toml).params["shards"] == 3
+    monkeypatch.setenv("IMAGEPIVOT_FEATURES_SHARDS", "4")
+    assert parse("features", toml=toml).params["shards"] == 4
+    assert parse("features", "--shards", "5", toml=toml).params["shards"] == 5
+
+
+def test_arguments_come_from_all_places_too(parse, monkeypatch):
+    toml = 'images = "photos"\noutput = "features"\n'
+    assert parse("features", toml=toml).params["images"] == "photos"
+    monkeypatch.setenv("IMAGEPIVOT_FEATURES_OUTPUT", "elsewhere")
+    params = parse("features", "pictures", toml=toml).params
+    assert (params["images"], params["output"]) == ("pictures", "elsewhere")
+
+
+@pytest.mark.parametrize("command", DATA_COMMANDS)
+def test_every_data_command_takes_a_file(group, command):
+    assert "--config" in {option for parameter in group.commands[command].params for option in parameter.opts}
+
+
+def test_training_has_files_of_its_own(group):
+    assert "--config" not in {option for parameter in group.commands["train"].params for option in parameter.opts}
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def test_keys_with_either_dash(parse):
+    for key in ("min-count", "min_count"):
+        assert parse("vocabulary", toml=f'captions = "c"\noutput = "v"\n{key} = 7\n').params["min_count"] == 7
+
+
+def test_lists_and_tables(parse):
+    toml = """
+    source = "captions.csv"
+    output = "captions"
+    format = "table"
+    languages = ["en", "de"]
+    splits = "train,val"
+    train-splits = []
+    columns = { image_id = "file", text = "caption" }
+    """
+    params = parse("captions", toml=toml).params
+    assert several(params["languages"]) == ("en", "de")
+    assert several(params["splits"]) == ("train", "val")
+    assert several(params["train_splits"]) == ()
+    assert params["columns"] == "image_id=file,text=caption"
+
+
+def test_options_that_may_be_repeated_are_lists(parse):
+    toml = 'sources = ["a.npy", "b c.npy"]\noutput = "features"\nname = "pool"\nids = ["a.txt", "b c.txt"]\n'
+    params = parse("import", toml=toml).params
+    assert list(params["sources"]) == ["a.npy", "b c.npy"]
+    assert list(params["ids"]) == ["a.txt", "b c.txt"]
+    params = parse("import", "x.npy", "y.npy", "out", "--ids", "x.txt", toml=toml).params
+    assert (list(params["sources"]), params["output"], list(params["ids"])) == (["x.npy", "y.npy"], "out", ["x.txt"])
+
+
+def test_numbers_and_switches(parse):
+    params = parse("diff", toml='a = "x"\nb = "y"\ntolerance = 1\n').params
+    assert (params["tolerance"], type(params["tolerance"])) == (1.0, float)
+    toml = 'images = "i"\noutput = "o"\noverwrite = true\nupdate = false\nbatch-size = 8\nscore-threshold = 0.5\n'
+    params = parse("features", toml=toml).params
+    assert (params["overwrite"], params["update"], params["batch_size"], params["score_threshold"]) == (True, False, 8, 0.5)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("yes", True), ("0", False), ("false", False)])
+def test_switches_in_the_environment(parse, monkeypatch, text, value):
+    monkeypatch.setenv("IMAGEPIVOT_FEATURES_OVERWRITE", text)
+    assert parse("features", "photos", "features").params["overwrite"] is value
+    assert parse("features", toml='images = "i"\noutput = "o"\noverwrite = true\n').params["overwrite"] is value
+
+
+def test_lists_in_the_environment(parse, monkeypatch):
+    monkeypatch.setenv("IMAGEPIVOT_IMPORT_SOURCES", "a.npy b.npy")
+    monkeypatch.setenv("IMAGEPIVOT_IMPORT_OUTPUT", "out")
+    monkeypatch.setenv("IMAGEPIVOT_IMPORT_IDS", "a.txt b.txt")
+    params = parse("import", "--name", "pool").params
+    assert (list(params["sources"]), params["output"]) == (["a.npy", "b.npy"], "out")
+    assert list(params["ids"]) == ["a.txt", "b.txt"]
+    monkeypatch.setenv("IMAGEPIVOT_CAPTIONS_LANGUAGES", "en,de")
+    assert several(parse("captions", "s", "o", "--format", "table").params["languages"]) == ("en", "de")
+
+
+def test_an_empty_variable_counts_as_none(parse, monkeypatch):
+    monkeypatch.setenv("IMAGEPIVOT_FEATURES_SHARDS", "")
+    monkeypatch.setenv("IMAGEPIVOT_FEATURES_OVERWRITE", "")
+    params = parse("features", "photos", "features").params
+    assert (params["shards"], params["overwrite"]) == (16, False)
+
+
+def test_variables_that_others_might_set_mean_nothing(group, monkeypatch, capsys):
+    for name in ("VERSION", "HELP", "FEATURES_HELP", "OVERWRITE"):
+        monkeypatch.setenv(f"IMAGEPIVOT_{name}", "1")
+    assert group.commands["features"].make_context("features", ["photos", "features"]).params["overwrite"] is False
+    with pytest.raises(SystemExit):
+        group.main(["inspect", "--help"])
+    assert "Show a dataset" in capsys.readouterr().out
+
+
+def test_the_file_itself_may_be_named_in_the_environment(parse, monkeypatch):
+    Path("of.toml").write_text('dataset = "d"\nrows = 2\n')
+    monkeypatch.setenv("IMAGEPIVOT_INSPECT_CONFIG", "of.toml")
+    assert parse("inspect").params["rows"] == 2
+
+
+def test_help_shows_no_variables(group, capsys):
+    with pytest.raises(SystemExit):
+        group.main(["features", "--help"])
+    assert "IMAGEPIVOT_" not in capsys.readouterr().out
+
+
+def test_variables_of_every_parameter(group):
+    """The name of each variable is that of the option as it is typed, also where the parameter is called otherwise."""
+    for name, command in group.commands.items():
+        for parameter in command.params:
+            long = next((option for option in parameter.opts if option.startswith("--")), parameter.name)
+            expected = re.sub(r"\W", "_", f"IMAGEPIVOT_{name}_{long.removeprefix('--')}".upper())
+            assert parameter.envvar == expected
+
+
+# --- flags for Beam --------------------------------------------------------------------------------------------------
+
+
+def test_flags_for_beam_are_never_arguments(parse):
+    toml = 'images = "photos"\noutput = "features"\n'
+    context = parse("features", "--", "--runner=DataflowRunner", "--project=x", toml=toml)
+    assert (context.params["images"], context.params["output"]) == ("photos", "features")
+    assert execution_of(context, 0).beam_flags == ("--runner=DataflowRunner", "--project=x")
+
+
+def test_flags_for_beam_in_the_file(parse):
+    toml = 'images = "photos"\noutput = "features"\nbeam-flags = ["--runner=DataflowRunner"]\n'
+    assert execution_of(parse("features", toml=toml), 0).beam_flags == ("--runner=DataflowRunner",)
+    assert execution_of(parse("features", "--", "--runner=FlinkRunner", toml=toml), 0).beam_flags == ("--runner=FlinkRunner",)
+    with pytest.raises(UsageError, match="inspect has no option or argument 'beam-flags'"):
+        parse("inspect", toml='dataset = "d"\nbeam-flags = []\n')
+
+
+# --- sections --------------------------------------------------------------------------------------------------------
+
+SECTIONS = """
+[captions]
+source = "multi30k"
+output = "captions"
+format = "multi30k"
+
+[encode]
+captions = "captions"
+vocabulary = "vocabulary"
+output = "encoded"
+"""
+
+
+def test_one_file_for_several_commands(parse):
+    assert parse("captions", toml=SECTIONS).params["format"] == "multi30k"
+    params = parse("encode", toml=SECTIONS).params
+    assert [params[name] for name in ("captions", "vocabulary", "output")] == ["captions", "vocabulary", "encoded"]
+
+
+def test_a_key_that_is_called_as_a_command_is_no_section(parse):
+    assert parse("encode", toml='captions = "c"\nvocabulary = "v"\noutput = "e"\n').params["captions"] == "c"
+
+
+@pytest.mark.parametrize(
+    ("command", "toml", "says"),
+    [
+        ("features", "batchsize = 8", "'run.toml': features has no option or argument 'batchsize': did you mean 'batch-size'?"),
+        ("features", "zzz = 8", "'run.toml': features has no option or argument 'zzz': there are 'images', 'output', "),
+        ("features", 'config = "b.toml"', "features has no option or argument 'config'"),
+        ("features", "help = true", "features has no option or argument 'help'"),
+        ("features", 'shards = "8"', "'run.toml': 'shards' is '8', expected a whole number"),
+        ("features", "shards = 8.0", "'run.toml': 'shards' is 8.0, expected a whole number"),
+        ("features", "shards = true", "'run.toml': 'shards' is True, expected a whole number"),
+        ("features", 'overwrite = "yes"', "'run.toml': 'overwrite' is 'yes', expected true or false"),
+        ("features", "overwrite = 1", "'run.toml': 'overwrite' is 1, expected true or false"),
+        ("features", "output = 2026-01-01", "'run.toml': 'output' is datetime.date(2026, 1, 1), expected text in quotes"),
+        ("features", 'output = ["a"]', "'run.toml': 'output' is ['a'], expected text in quotes"),
+        ("features", 'ids = "stem"', "'run.toml': 'ids' is 'stem', expected one of 'name', 'path'"),
+        ("features", "score_threshold = true", "'score_threshold' is True, expected a number"),
+        ("captions", "languages = 3", "'run.toml': 'languages' is 3, expected text in quotes, or a list"),
+        ("captions", "columns = 3", "'run.toml': 'columns' is 3, expected text in quotes, a list or a table"),
+        ("captions", 'languages = ["en", 3]', "a value of 'run.toml': 'languages' is 3, expected text in quotes"),
+        ("captions", 'languages = ["en,de"]', "'languages' holds 'en,de', but a comma separates values"),
+        ("captions", "columns = { text = 3 }", "'run.toml': 'columns', 'text', is 3, expected text in quotes"),
+        ("import", 'sources = "a.npy"', "'run.toml': 'sources' is 'a.npy', expected a list of texts"),
+        ("import", "ids = [1]", "a value of 'run.toml': 'ids' is 1, expected text in quotes"),
+        ("features", "min-regions = 3\nmin_regions = 4", "'run.toml': 'min-regions' and 'min_regions' are the same: keep one"),
+        ("features", "[feature]\nshards = 2", "has a section [feature], which is no command: did you mean 'features'?"),
+        ("features", "[train]\nseed = 1", "has a section [train], which is no command"),
+        ("features", SECTIONS, "'run.toml' has no section [features]: its sections are [captions], [encode]"),
+        ("captions", "shards = 2\n" + SECTIONS, "'run.toml' has the key 'shards' beside sections: move it into the section"),
+        ("captions", SECTIONS + "shard = 2", "section [encode]: encode has no option or argument 'shard'"),
+        ("captions", "captions = [", "'run.toml' is not TOML: "),
+        ("captions", 'output = "a"\noutput = "b"', "'run.toml' is not TOML: "),
+    ],
+)
+def test_what_is_not_understood_is_refused(parse, command, toml, says):
+    with pytest.raises(UsageError, match=re.escape(says)):
+        parse(command, toml=toml)
+
+
+def test_values_out_of_range_name_their_origin(parse, monkeypatch):
+    toml = 'images = "photos"\noutput = "features"\nworkers = -1\n'
+    with pytest.raises(typer.BadParameter, match=r"\(in the file 'run\.toml'\)"):
+        parse("features", toml=toml)
+    monkeypatch.setenv("IMAGEPIVOT_FEATURES_SHARDS", "many")
+    with pytest.raises(typer.BadParameter, match=r"\(in the environment: IMAGEPIVOT_FEATURES_SHARDS is 'many'\)"):
+        parse("features", "photos", "features")
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_other_systems(parse):
+    Path("run.toml").write_bytes('\ufeffdataset = "čeština"\r\nrows = 2\r\n'.encode())
+    params = parse("inspect", "--config", "run.toml").params
+    assert (params["dataset"], params["rows"]) == ("čeština", 2)
+
+
+def test_files_that_cannot_be_read(parse, tmp_path):
+    with pytest.raises(UsageError, match=r"there is no file 'none\.toml', which --config names: check the path"):
+        parse("inspect", "--config", "none.toml")
+    with pytest.raises(DatasetError, match="the path is a folder, expected a file"):
+        parse("inspect", "--config", str(tmp_path))
+    Path("run.toml").write_bytes('dataset = "zwölf"'.encode("latin-1"))
+    with pytest.raises(UsageError, match=r"'run\.toml' is not TOML: 'utf-8' codec can't decode byte 0xf6"):
+        parse("inspect", "--config", "run.toml")
+
+
+def test_paths_in_the_file_start_at_the_current_folder(parse, tmp_path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "run.toml").write_text('dataset = "features"\n')
+    assert parse("inspect", "--config", "below/run.toml").params["dataset"] == "features"
+
+
+def test_without_a_file_nothing_of_toml_is_loaded():
+    code = (
+        "import sys; from typer.testing import CliRunner; import pipelines.commands.app as cli\n"
+        "CliRunner().invoke(cli.app, ['features', '--help'])\n"
+        "print(sorted({'tomllib', 'tomli', 'pyarrow'} & set(sys.modules)))"
+    )
+    root = Path(cli.__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

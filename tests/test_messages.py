@@ -1,0 +1,189 @@
+"""Advice that messages give can be followed: the commands, options and extras that they name exist."""
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+import typer
+
+from pipelines.commands import app as cli
+from tests.test_imports import PACKAGES, graph, imported_modules, module_name, modules
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent
+COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+SOURCES = {module_name(path): path.read_text(encoding="utf-8") for path in modules()}
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+CALL = re.compile(r"imagepivot ([a-z]+)(.*?)(?=, imagepivot |$)")
+EXTRA = re.compile(r"imagepivot\[(\w+)\]")
+# Options of other programs: pip, tar, Beam.
+OTHERS = {"--no-build-isolation", "--dereference", "--hard-dereference", "--runner", "--project"}
+# Words that follow the name in prose, as in "this version of imagepivot reads".
+PROSE = {"has", "reads", "run"}
+# `imagepivot inspect --failures` lists all failures of a dataset.
+PROMISED = {"inspect": {"--failures"}}
+
+
+def options_of(command: str) -> set[str]:
+    named = {option for parameter in COMMANDS[command].params for option in parameter.opts + parameter.secondary_opts}
+    return named | PROMISED.get(command, set())
+
+
+def literals(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of every string that is no docstring; a formatted value is ``X``."""
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    skipped = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            skipped.update(map(id, node.values))
+            yield node.lineno, "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            yield node.lineno, node.value
+
+
+def reached() -> dict[str, set[str]]:
+    """By module the commands that can come to it, by the imports in the function of the command and in what it imports."""
+    edges: dict[str, set[str]] = {module: set(others) for module, others in graph(SOURCES).items()}
+    # The catalogue imports an extractor's module by its name.
+    edges["extractors.catalogue"] |= {module for module in SOURCES if module.startswith("extractors.")}
+    commands: dict[str, set[str]] = {module: set() for module in SOURCES}
+    for name, command in COMMANDS.items():
+        function = inspect.unwrap(command.callback)
+        body = ast.parse(SOURCES[function.__module__]).body
+        # Of a module with several commands, the function of this one and what all share.
+        shared = [node for node in body if not isinstance(node, ast.FunctionDef) or node.name.startswith("_")]
+        own = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == function.__name__]
+        todo = [module for node in shared + own for _, module in imported_modules(ast.unparse(node), SOURCES)]
+        if name == "search":
+            todo.append("pipelines.text.queries")  # By way of the application, which hands the function on.
+        while todo:
+            module = todo.pop()
+            if name not in commands[module]:
+                commands[module].add(name)
+                todo.extend(edges[module])
+    return commands
+
+
+REACHED = reached()
+MESSAGES = [(module, line, text) for module, source in SOURCES.items() for line, text in literals(source)]
+
+
+def test_the_walk_finds_what_is_known():
+    assert REACHED["pipelines.text.vocabulary"] == {"vocabulary", "demo"}
+    assert {"captions", "features", "view"} <= REACHED["pipelines.inputs.tables"]
+    assert "train" not in REACHED["pipelines.inputs.tables"]
+    assert sum(bool(OPTION.search(text)) for _, _, text in MESSAGES) > 60
+
+
+def test_options_in_messages_exist():
+    """An option in a message exists for a command that comes to it; in what reads the users' input, for all of them."""
+    wrong = []
+    for module, line, text in MESSAGES:
+        if module.startswith(("pipelines.commands", "train.commands")):
+            continue
+        commands = REACHED[module] - {"demo"}
+        for option in set(OPTION.findall(re.sub(r"imagepivot [a-z]+ .*", "", text))) - OTHERS:
+            having = {command for command in commands if option in options_of(command)}
+            if not having or (module.startswith("pipelines.inputs.") and having != commands):
+                wrong.append(f"{module}:{line} advises {option}, which {', '.join(sorted(commands - having))} lack")
+    assert wrong == []
+
+
+def test_commands_in_messages_exist_with_their_options():
+    wrong = []
+    for module, line, text in MESSAGES:
+        for command, rest in CALL.findall(text):
+            if command not in COMMANDS:
+                wrong += [f"{module}:{line} names the command {command}"] if command not in PROSE else []
+            elif missing := set(OPTION.findall(rest)) - options_of(command) - OTHERS:
+                wrong.append(f"{module}:{line} names {', '.join(missing)} of {command}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_in_help_exist(name):
+    command = COMMANDS[name]
+    texts = [command.help or "", *(parameter.help or "" for parameter in command.params)]
+    assert set(OPTION.findall(" ".join(texts))) <= options_of(name) | OTHERS
+
+
+# --- extras ----------------------------------------------------------------------------------------------------------
+
+
+def distributions(extra: str) -> set[str]:
+    """Names of the distributions that an extra brings, by way of other extras too."""
+    found = set()
+    for requirement in EXTRAS[extra]:
+        if nested := re.match(r"imagepivot\[([\w,]+)\]", requirement):
+            found.update(*map(distributions, nested[1].split(",")))
+        else:
+            found.add(re.match(r"[\w.-]+", requirement)[0].lower())
+    return found
+
+
+def test_extras_in_messages_exist():
+    named = {extra for _, _, text in MESSAGES for extra in EXTRA.findall(text)} - {"X"}
+    assert named <= set(EXTRAS)
+    assert "hdf5" in named
+
+
+def test_each_extra_brings_the_modules_that_are_looked_for_in_it():
+    providers = packages_distributions()
+    for extra, names in cli._EXTRAS.items():
+        for name in names:
+            assert {provider.lower() for provider in providers[name]} & distributions(extra), f"{name} is not in {extra}"
+
+
+def test_every_optional_import_has_an_extra():
+    base = {*sys.stdlib_module_names, *PACKAGES, "numpy", "pyarrow", "typer", "rich", "tomli"}
+    imported = {
+        name.partition(".")[0]
+        for source in SOURCES.values()
+        for node in ast.walk(ast.parse(source))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    # detectron2, and what it brings, is built from source: a message of its own says how.
+    assert imported - base - {"detectron2", "yaml"} <= set().union(*cli._EXTRAS.values())
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "extra"),
+    [
+        ("features", "torch", "pipelines"),
+        ("features", "apache_beam", "pipelines"),
+        ("features", "timm", "timm"),
+        ("view", "PIL", "pipelines"),
+        ("import", "h5py", "hdf5"),
+        ("train", "torch", "train"),
+        ("tables", "matplotlib", "train"),
+        ("search", "sacremoses", "pipelines"),
+        ("inspect", "PIL", "extractors"),
+        ("inspect", "ours", None),
+    ],
+)
+def test_the_extra_is_the_one_that_the_command_needs(monkeypatch, command, module, extra):
+    monkeypatch.setattr(sys, "argv", ["imagepivot", command])
+    assert cli._extra_for(module) == extra
