@@ -28,6 +28,7 @@ from train.objectives.terms import Objective, gather
 from train.progress import Report
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
 from train.runs.logs import LOG, RunLog
+from train.runs.restoring import restore_model, restore_optimizer, restore_sampler
 from train.runs.resuming import check_same_run, checkpoint_to_resume
 
 __all__ = ["Result", "TrainJob", "learning_rate", "stop_reason", "train"]
@@ -220,9 +221,10 @@ class _Loop:
         if before is not None:
             assert before.optimizer is not None
             assert before.sampler is not None
-            self.model.load_state_dict(before.model)
-            self.optimizer.load_state_dict(dict(before.optimizer))
-            self.sampler.restore(before.sampler)
+            source = self.folder.path_of(LAST)
+            restore_model(self.model, before.model, source)
+            restore_optimizer(self.optimizer, before.optimizer, source)
+            restore_sampler(self.sampler, before.sampler, source)
             self.standing = replace(before.standing, stopped="")
         loss = self.config.loss
         objective = Objective(self.model, margin=loss.margin, parallel=loss.objective == "parallel", whole=self.processes.whole)

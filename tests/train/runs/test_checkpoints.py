@@ -1,4 +1,8 @@
+import io
 import pickle
+import re
+import zipfile
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -15,7 +19,7 @@ CHECKPOINT = Checkpoint(
     ),
     model={"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([float("nan"), -0.0])},
     tokens=("<pad>", "<start>", "<end>", "<unk>", "é"),
-    fingerprints={"captions": "c" * 64},
+    fingerprints={name: name[0] * 64 for name in ("captions", "features", "vocabulary", "extractor")},
     captions={"max_length": 100, "text": {"recipe": "raw"}},
     seed=2**31,
     precision="fp32",
@@ -81,6 +85,78 @@ def test_a_file_that_is_not_a_checkpoint_is_refused(folder, data, capfd):
     with pytest.raises(DatasetError, match=r"best\.pt is (damaged, or )?not a checkpoint"):
         read_checkpoint(folder, BEST)
     assert "pwned" not in "".join(capfd.readouterr())
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """A checkpoint's bytes, and where each of its parts lies."""
+    folder = Folder(str(tmp_path_factory.mktemp("parts")))
+    write_checkpoint(folder, BEST, CHECKPOINT)
+    data = folder.read(BEST)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+    places = {name: data.index(data_of(data, info), info.header_offset) for name, info in members.items()}
+    return data, {name: (places[name], info.file_size) for name, info in members.items()}
+
+
+def data_of(data, info):
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return archive.read(info)
+
+
+@pytest.mark.parametrize("part", ["data.pkl", "data/0", "data/1"])
+@pytest.mark.parametrize("bit", [0, 7])
+def test_a_flipped_bit_is_found(folder, parts, part, bit):
+    """Torch itself reads other weights without a word."""
+    data, places = parts
+    start, size = places[part]
+    flipped = bytearray(data)
+    flipped[start + size // 2] ^= 1 << bit
+    folder.write(BEST, bytes(flipped))
+    with pytest.raises(DatasetError, match=rf"best\.pt is damaged, .*\(its part '.*{part}' has another checksum"):
+        read_checkpoint(folder, BEST)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"config": 3}, "config is 3"),
+        ({"seed": "3"}, "seed is '3'"),
+        ({"precision": None}, "precision is None"),
+        ({"captions": []}, r"captions is \[\]"),
+        ({"captions": {"text": 7}}, "'int' is not iterable"),
+        ({"model": {"a": [1.0]}}, "model does not map names to tensors"),
+        ({"model": None}, "model does not map names to tensors"),
+        ({"tokens": ["<pad>"]}, "tokens are not text"),
+        ({"tokens": (1, 2)}, "tokens are not text"),
+        ({"fingerprints": {"captions": "c"}}, "fingerprints are not those of captions, features, vocabulary, extractor"),
+        ({"optimizer": 4}, "optimizer is of type int"),
+        ({"sampler": "x"}, "sampler is of type str"),
+        ({"standing": {"step": "7"}}, "standing.step is '7', expected a whole number"),
+        ({"standing": 3}, "'int'"),
+        ({"standing": {"steps": 7}}, "unknown key standing.steps"),
+        ({"model_config": {"languages": ("en",)}}, "model_config.vocabulary_size is missing"),
+        ({"model_config": {"languages": ("en",), "vocabulary_size": 5, "feature_width": -2}}, "feature_width is -2"),
+        ({"more": 1}, "'more' is unknown"),
+        ({"version": "1"}, "version is '1'"),
+    ],
+    ids=str,
+)
+def test_content_of_another_type_is_refused(folder, change, message):
+    content = {name: getattr(CHECKPOINT, name) for name in CHECKPOINT.__dataclass_fields__}
+    content |= {"model_config": asdict(CHECKPOINT.model_config), "standing": asdict(CHECKPOINT.standing)}
+    with folder.replace(BEST) as file:
+        torch.save({"format": "imagepivot run", "version": 1, **content, **change}, file)
+    with pytest.raises(DatasetError, match=rf"best\.pt is damaged, or not a checkpoint \(.*{message}"):
+        read_checkpoint(folder, BEST)
+
+
+def test_no_message_advises_to_read_without_protection(folder):
+    with folder.replace(BEST) as file:
+        torch.save({"format": "imagepivot run", "version": 1, "model": Evil()}, file)
+    with pytest.raises(DatasetError) as caught:
+        read_checkpoint(folder, BEST)
+    assert not re.search("weights_only|add_safe_globals|allowlist|trust", str(caught.value))
 
 
 @pytest.mark.parametrize("cut", [1, 400, 1000])
