@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from schemas.errors import UsageError
 
 __all__ = [
+    "AllowMissingFeatures",
     "AsJson",
     "Captions",
     "Device",
@@ -23,6 +25,7 @@ __all__ = [
     "key_value_pairs",
     "notes",
     "overrides_of",
+    "remark",
     "several",
 ]
 
@@ -38,6 +41,9 @@ Vocabulary = Annotated[str, typer.Option("--vocabulary", help="Folder of the voc
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.")]
 Precision = Annotated[str, typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32.")]
 MemoryMap = Annotated[str, typer.Option("--memory-map", help="Folder for a copy of features that do not fit into memory.")]
+AllowMissingFeatures = Annotated[
+    bool, typer.Option("--allow-missing-features", help="Leave out captions whose images lack features, and say how many.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -45,6 +51,11 @@ Settings = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def remark(text: str) -> None:
+    """Print a remark about the data."""
+    notes.print(f"[yellow]{escape(text)}[/yellow]", highlight=False, soft_wrap=True)
 
 
 def several(text: str) -> tuple[str, ...]:

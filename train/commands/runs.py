@@ -10,7 +10,18 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from train.commands.options import AsJson, Captions, Device, Features, MemoryMap, console, notes, several
+from train.commands.options import (
+    AllowMissingFeatures,
+    AsJson,
+    Captions,
+    Device,
+    Features,
+    MemoryMap,
+    console,
+    notes,
+    remark,
+    several,
+)
 
 __all__ = ["app"]
 
@@ -32,6 +43,7 @@ def evaluate(
     ] = "",
     device: Device = "auto",
     memory_map: MemoryMap = "",
+    allow_missing_features: AllowMissingFeatures = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure what a run retrieves: R@1, R@5, R@10 and median rank, from image to text and from text to image.
@@ -50,8 +62,11 @@ def evaluate(
         portion=portion,
         device=device,
         memory_map=memory_map or None,
+        allow_missing_features=allow_missing_features,
     )
     scores = evaluate_run(job)
+    for left_out in dict.fromkeys(score.left_out for score in scores if score.left_out is not None):
+        remark(left_out.remark)
     if as_json:
         typer.echo(json.dumps([score.to_dict() for score in scores], indent=2))
     else:

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from train.commands.options import Captions, Features, Precision, Vocabulary, console, notes, overrides_of
+from schemas.storage import Folder
+from train.commands.options import (
+    AllowMissingFeatures,
+    Captions,
+    Features,
+    Precision,
+    Vocabulary,
+    console,
+    notes,
+    overrides_of,
+    remark,
+)
 
 if TYPE_CHECKING:
     from train.reports.tables import Done
@@ -43,6 +54,7 @@ def tables(
     ] = 0,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: all GPUs if there are any.")] = "auto",
     precision: Precision = "fp32",
+    allow_missing_features: AllowMissingFeatures = False,
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw OUTPUT/PAPER.png.")] = True,
 ) -> None:
     """Train the rows of a paper's tables, and print what they measure beside what was published.
@@ -68,11 +80,12 @@ def tables(
         workers=workers,
         device=device,
         precision=precision,
+        allow_missing_features=allow_missing_features,
     )
     with notes.status("training"):
-        run_tables(job, _report_done)
+        run_tables(job, _report_done, remark)
     report = read_report(job.output, paper)
-    Path(job.output, f"{paper}.md").write_text(report.to_markdown(), encoding="utf-8")
+    Folder(job.output).write(f"{paper}.md", report.to_markdown().encode())
     if plot:
         plot_report(report.begun, Path(job.output, f"{paper}.png"))
     for part in (*report.notes, *report.begun.to_tables()):

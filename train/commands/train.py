@@ -8,7 +8,17 @@ import typer
 from rich.markup import escape
 
 from schemas.errors import UsageError
-from train.commands.options import Device, MemoryMap, Precision, Settings, console, notes, overrides_of
+from train.commands.options import (
+    AllowMissingFeatures,
+    Device,
+    MemoryMap,
+    Precision,
+    Settings,
+    console,
+    notes,
+    overrides_of,
+    remark,
+)
 
 __all__ = ["app"]
 
@@ -41,6 +51,7 @@ def train(
         bool, typer.Option("--tensorboard/--no-tensorboard", help="Write events for TensorBoard into OUTPUT.")
     ] = True,
     memory_map: MemoryMap = "",
+    allow_missing_features: AllowMissingFeatures = False,
     list_presets: Annotated[bool, typer.Option("--list-presets", help="List the presets.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the full configuration, and train nothing.")] = False,
 ) -> None:
@@ -82,9 +93,10 @@ def train(
         save_every=save_every,
         tensorboard=tensorboard,
         memory_map=memory_map or None,
+        allow_missing_features=allow_missing_features,
     )
     with ProgressLine(notes) as watch:
-        standing = loop.train(job, watch).standing
+        standing = loop.train(job, watch, remark).standing
     console.print(
         f"[bold]run[/bold]: {standing.step:,} steps in {escape(output)}, ended by {standing.stopped}; best sum of recalls "
         f"{standing.best_score:.1f} at step {standing.best_step:,}",

@@ -5,7 +5,7 @@ from train.data.corpus import Corpus
 from train.data.features import ImageFeatures, extractor_fingerprint, feature_spec, missing_images, read_features
 from train.data.pairs import ByImage, CaptionPairs, caption_pairs
 from train.data.sampling import Batch, ImageSampler, Sampler, ShuffledRows, TaskSampler
-from train.data.splits import TEST_SPLITS, TrainingData, check_fingerprints, check_images, open_data
+from train.data.splits import TEST_SPLITS, LeftOut, TrainingData, check_fingerprints, check_images, open_data
 
 __all__ = [
     "TEST_SPLITS",
@@ -16,6 +16,7 @@ __all__ = [
     "Corpus",
     "ImageFeatures",
     "ImageSampler",
+    "LeftOut",
     "Sampler",
     "ShuffledRows",
     "TaskSampler",

@@ -13,8 +13,8 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, BinaryIO
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import torch
@@ -30,7 +30,7 @@ __all__ = ["BEST", "LAST", "Checkpoint", "Standing", "damaged", "read_checkpoint
 
 BEST, LAST = "best.pt", "last.pt"
 
-_FORMAT, _VERSION = "imagepivot run", 1
+_FORMAT, _VERSION = "imagepivot run", 2  # Version 1 had no `left_out`.
 
 # Errors of zipfile and torch.load on bytes that are not a checkpoint: an unpickler takes them for instructions, one by one.
 _UNREADABLE = (
@@ -81,6 +81,7 @@ class Checkpoint:
         standing: how far the run has come.
         optimizer: state of the optimizer; None in ``best.pt``.
         sampler: state of the sampler; None in ``best.pt``.
+        left_out: by split, the images that lacked features and were left out; see `train.data.LeftOut`.
     """
 
     config: str
@@ -94,6 +95,7 @@ class Checkpoint:
     standing: Standing
     optimizer: Mapping[str, Any] | None = None
     sampler: Mapping[str, Any] | None = None
+    left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def write_checkpoint(folder: Folder, name: str, checkpoint: Checkpoint) -> None:
@@ -103,7 +105,7 @@ def write_checkpoint(folder: Folder, name: str, checkpoint: Checkpoint) -> None:
     with folder.replace(name) as file:
         sink = _Sink(file)
         try:
-            torch.save({"format": _FORMAT, "version": _VERSION, **content}, sink)
+            torch.save({"format": _FORMAT, "version": _VERSION, **content}, cast(BinaryIO, sink))
         except RuntimeError:
             if sink.error is None:
                 raise
@@ -173,7 +175,7 @@ def _loaded(file: pa.NativeFile, location: str) -> Any:
 def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
     """Check the types of everything in a checkpoint, and return it."""
     known = {item.name for item in fields(Checkpoint)}
-    needed = known - {"optimizer", "sampler"}
+    needed = known - {"optimizer", "sampler", "left_out"}
     if problems := [f"{name} is missing" for name in sorted(needed - content.keys())]:
         raise damaged(location, problems[0])
     if unknown := sorted(map(str, content.keys() - known)):
@@ -184,6 +186,8 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
     for name in ("optimizer", "sampler"):
         if not isinstance(content.setdefault(name, None), (dict, type(None))):
             raise damaged(location, f"{name} is of type {type(content[name]).__name__}")
+    if not _maps(content.setdefault("left_out", {}), dict):
+        raise damaged(location, f"left_out is {content['left_out']!r}")
     if not _maps(content["model"], Tensor):
         raise damaged(location, "model does not map names to tensors")
     if not _maps(content["fingerprints"], str) or set(content["fingerprints"]) != set(_FINGERPRINTS):
@@ -195,8 +199,10 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
         EncodedParameters.from_json(content["captions"])
         content["model_config"] = build(ModelConfig, _plain(content["model_config"]), "model_config.")
         content["standing"] = build(Standing, _plain(content["standing"]), "standing.")
-    except (UsageError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (UsageError, ValueError) as error:
         raise damaged(location, str(error)) from error
+    except (LookupError, TypeError, AttributeError) as error:
+        raise damaged(location, "captions, model_config or standing are of another type") from error
     return Checkpoint(**content)
 
 

@@ -1,8 +1,8 @@
 """The log that a run writes while it trains: ``log.jsonl``, and events for TensorBoard.
 
-Each line of ``log.jsonl`` is an object whose ``event`` is ``step`` (every few steps: loss, norm of the gradient, learning rate) or
-``evaluation`` (recalls on the validation split). It holds no times, so that a run that was killed and resumed leaves the same
-lines as an uninterrupted one.
+Each line of ``log.jsonl`` is an object whose ``event`` is ``step`` (every few steps: loss, norm of the gradient, learning rate),
+``evaluation`` (recalls on the validation split) or ``left_out`` (images without features, before the first step). It holds no
+times, so that a run that was killed and resumed leaves the same lines as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RunLog:
         """Write a line; numbers in ``values`` become curves in TensorBoard.
 
         Args:
-            event: ``step`` or ``evaluation``.
+            event: ``step``, ``evaluation`` or ``left_out``.
             step: the step of the event.
             values: plain values, for JSON; may be nested.
 
@@ -80,7 +80,7 @@ class RunLog:
 def _lines_until(path: Path, step: int) -> list[bytes]:
     """Return the lines up to a step. A killed process may leave half a line at the end, which is dropped."""
     # Bytes rather than text, whose lines also end at characters that a name may hold.
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    lines = path.read_bytes().split(b"\n")[:-1] if step and path.exists() else []
     kept = []
     for number, line in enumerate(lines, start=1):
         try:

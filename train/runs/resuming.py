@@ -65,6 +65,10 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder) -> None:
     for name, fingerprint in new.fingerprints.items():
         if old.fingerprints.get(name) != fingerprint:
             changes.append(f"{name}: was {old.fingerprints.get(name, 'none')[:12]}..., now {fingerprint[:12]}...")
+    for split in sorted({*old.left_out, *new.left_out}):
+        was, now = (str(checkpoint.left_out.get(split, {}).get("images", 0)) for checkpoint in (old, new))
+        if old.left_out.get(split) != new.left_out.get(split):
+            changes.append(f"images without features in split {split!r}: were {was}, now {now if now != was else 'others'}")
     if changes:
         raise DatasetError(
             f"{folder.location!r} holds another run ({'; '.join(changes[:3])}), which cannot be resumed with these values. Give "

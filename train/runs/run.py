@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class Run:
         seed: seed of the run.
         precision: precision that it was trained in.
         standing: how far it was trained.
+        left_out: by split, the images that lacked features and that it was trained and chosen without.
     """
 
     folder: Folder
@@ -46,6 +47,7 @@ class Run:
     seed: int
     precision: str
     standing: Standing
+    left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def text(self) -> TextRecipe | None:
@@ -95,4 +97,5 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
         seed=stored.seed,
         precision=stored.precision,
         standing=stored.standing,
+        left_out=stored.left_out,
     )

@@ -24,6 +24,7 @@ CHECKPOINT = Checkpoint(
     seed=2**31,
     precision="fp32",
     standing=Standing(step=7, best_score=12.5, best_step=3, stale=2, stopped="steps"),
+    left_out={"train": {"images": 2, "first": ["a", "b"]}},
     optimizer={"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.999)}]},
     sampler={"step": 2**40, "languages": {"en": {"epoch": 1, "position": 2}}},
 )
@@ -37,8 +38,20 @@ def folder(tmp_path):
 def test_a_checkpoint_survives_a_round_trip(folder):
     write_checkpoint(folder, LAST, CHECKPOINT)
     stored = read_checkpoint(folder, LAST)
-    for name in ("config", "tokens", "fingerprints", "captions", "seed", "precision", "standing", "sampler", "model_config"):
+    for name in (
+        "config",
+        "tokens",
+        "fingerprints",
+        "captions",
+        "seed",
+        "precision",
+        "standing",
+        "sampler",
+        "model_config",
+        "left_out",
+    ):
         assert getattr(stored, name) == getattr(CHECKPOINT, name), name
+    assert stored.model_config == CHECKPOINT.model_config
     assert stored.model["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert stored.model["b"].view(torch.int32).tolist() == CHECKPOINT.model["b"].view(torch.int32).tolist()
     assert stored.optimizer["param_groups"] == CHECKPOINT.optimizer["param_groups"]
@@ -124,7 +137,7 @@ def test_a_flipped_bit_is_found(folder, parts, part, bit):
         ({"seed": "3"}, "seed is '3'"),
         ({"precision": None}, "precision is None"),
         ({"captions": []}, r"captions is \[\]"),
-        ({"captions": {"text": 7}}, "'int' is not iterable"),
+        ({"captions": {"text": 7}}, "captions, model_config or standing are of another type"),
         ({"model": {"a": [1.0]}}, "model does not map names to tensors"),
         ({"model": None}, "model does not map names to tensors"),
         ({"tokens": ["<pad>"]}, "tokens are not text"),
@@ -133,10 +146,11 @@ def test_a_flipped_bit_is_found(folder, parts, part, bit):
         ({"optimizer": 4}, "optimizer is of type int"),
         ({"sampler": "x"}, "sampler is of type str"),
         ({"standing": {"step": "7"}}, "standing.step is '7', expected a whole number"),
-        ({"standing": 3}, "'int'"),
+        ({"standing": 3}, "captions, model_config or standing are of another type"),
         ({"standing": {"steps": 7}}, "unknown key standing.steps"),
         ({"model_config": {"languages": ("en",)}}, "model_config.vocabulary_size is missing"),
         ({"model_config": {"languages": ("en",), "vocabulary_size": 5, "feature_width": -2}}, "feature_width is -2"),
+        ({"left_out": {"train": 3}}, "left_out is "),
         ({"more": 1}, "'more' is unknown"),
         ({"version": "1"}, "version is '1'"),
     ],
@@ -179,8 +193,8 @@ def test_code_in_a_checkpoint_does_not_run(folder, capfd):
     ("content", "message"),
     [
         (
-            {"format": "imagepivot run", "version": 2},
-            r"best\.pt has version 2, but this imagepivot reads up to 1: update imagepivot",
+            {"format": "imagepivot run", "version": 3},
+            r"best\.pt has version 3, but this imagepivot reads up to 2: update imagepivot",
         ),
         ({"state_dict": {}}, "is not a checkpoint of a run: give the folder that imagepivot train wrote"),
         ([1, 2], "is not a checkpoint of a run"),

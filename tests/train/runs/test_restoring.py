@@ -9,7 +9,6 @@ from schemas.storage import Folder
 from train.runs.checkpoints import BEST, LAST, read_checkpoint, write_checkpoint
 from train.runs.run import open_run
 
-
 DEEP = "a = " + "[" * 100_000
 
 
@@ -66,7 +65,10 @@ def first_moment(value):
         ({"optimizer": first_moment(torch.zeros(3))}, r"exp_avg of parameter 0 is float32 \[3\] or not finite"),
         ({"optimizer": first_moment(7)}, "the state of its optimizer does not fit the model"),
         ({"sampler": {}}, "the state of its sampler does not fit the data: KeyError"),
-        ({"sampler": {"step": 1, "languages": {"en": {"epoch": 0, "position": 10**9}}}}, "position 1000000000 is not in a pass"),
+        (
+            {"sampler": {"step": 1, "languages": {"en": {"epoch": 0, "position": 10**9}}}},
+            "position 1000000000 is not in a pass",
+        ),
         ({"sampler": {"step": 1, "languages": {"en": {"epoch": 0, "position": "x"}}}}, "TypeError"),
         ({"config": "[data]"}, r"data\.portions is missing"),
     ],
