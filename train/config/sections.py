@@ -252,11 +252,9 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
         if not path.is_file():
             raise UsageError(f"there is no file {source!r}: check the path, or give the name of a preset (--list-presets)")
         try:
-            text = path.read_text(encoding="utf-8-sig")  # Some editors begin UTF-8 with a byte order mark.
-        except UnicodeDecodeError as error:
-            raise UsageError(f"cannot read {source!r}: it is not text in UTF-8 ({error}); save it as such") from error
-        except OSError as error:
-            raise UsageError(f"cannot read {source!r}: {error.strerror}: check who owns it") from error
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read {source!r}: {error}") from error
     else:
         text = read_preset(source)
     return from_toml(text, source, overrides)

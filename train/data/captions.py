@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 
-__all__ = ["Captions", "labels_of", "read_captions"]
+__all__ = ["Captions", "labels_of", "no_captions", "read_captions"]
 
 _LABELS = ("split", "language", "portion")
 
@@ -183,10 +183,10 @@ def _chosen_portions(
             if other == split and (languages is None or language in chosen) and (portions is None or portion in portions):
                 chosen[language] = (*chosen.get(language, ()), portion)
     if not chosen:
-        raise DatasetError(_nothing(dataset, f"split {split!r}" + "".join(f", portion {name!r}" for name in portions or ())))
+        raise DatasetError(no_captions(dataset, f"split {split!r}" + "".join(f", portion {name!r}" for name in portions or ())))
     for language, names in chosen.items():
         if not names:
-            raise DatasetError(_nothing(dataset, f"split {split!r}, language {language!r}"))
+            raise DatasetError(no_captions(dataset, f"split {split!r}, language {language!r}"))
     return chosen
 
 
@@ -271,11 +271,11 @@ def _check_complete(captions: Captions, selection: _Selection, dataset: Dataset)
     for language, portion in selection.pairs:
         if not np.any((captions.languages == language) & (captions.portions == portion)):
             names = f"language {captions.language_names[language]!r}, portion {captions.portion_names[portion]!r}"
-            raise DatasetError(_nothing(dataset, f"split {selection.split!r}, {names}"))
+            raise DatasetError(no_captions(dataset, f"split {selection.split!r}, {names}"))
 
 
-def _nothing(dataset: Dataset, labels: str) -> str:
-    """Return the message that there are no captions with some labels."""
+def no_captions(dataset: Dataset, labels: str) -> str:
+    """Return the message that a dataset has no captions with some labels, and which it has."""
     available = "; ".join(_listing(labels_of(dataset))) or "nothing"
     return f"{dataset.folder.location!r} has no captions of {labels}. It has: {available}"
 

@@ -23,12 +23,14 @@ from train.data.mapping import mapped_array
 __all__ = [
     "MEMORY_SHARE",
     "ImageFeatures",
+    "check_finite",
     "check_memory",
     "extractor_fingerprint",
     "feature_spec",
     "fill_columns",
     "missing_images",
     "read_features",
+    "unit_vectors",
     "vectors_identity",
 ]
 
@@ -193,8 +195,8 @@ def fill_columns(arrays: Mapping[str, np.ndarray], dataset: Dataset, image_ids: 
             column = batch[name]
             flat = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
             values = flat.to_numpy().reshape(len(positions), *array.shape[1:])[positions >= 0]
-            _check_finite(values, dataset, [image_ids[n] for n in positions[positions >= 0].tolist()])
-            array[positions[positions >= 0]] = _unit(values) if l2 else values
+            check_finite(values, dataset, [image_ids[n] for n in positions[positions >= 0].tolist()])
+            array[positions[positions >= 0]] = unit_vectors(values) if l2 else values
 
 
 def vectors_identity(dataset: Dataset, column: str, image_ids: Sequence[str], *, l2: bool) -> list[object]:
@@ -202,7 +204,17 @@ def vectors_identity(dataset: Dataset, column: str, image_ids: Sequence[str], *,
     return [[shard.sha256 for shard in dataset.manifest.shards], column, list(image_ids), l2]
 
 
-def _check_finite(values: np.ndarray, dataset: Dataset, image_ids: Sequence[str]) -> None:
+def check_finite(values: np.ndarray, dataset: Dataset, image_ids: Sequence[str]) -> None:
+    """Check that no value is NaN or infinite.
+
+    Args:
+        values: ``[images, ...]``.
+        dataset: where they come from, for the message.
+        image_ids: the images.
+
+    Raises:
+        DatasetError: a value is not finite.
+    """
     if values.dtype.kind != "f" or np.isfinite(values).all():
         return
     broken = ~np.isfinite(values.reshape(len(values), -1)).all(1)
@@ -212,7 +224,8 @@ def _check_finite(values: np.ndarray, dataset: Dataset, image_ids: Sequence[str]
     )
 
 
-def _unit(values: np.ndarray) -> np.ndarray:
+def unit_vectors(values: np.ndarray) -> np.ndarray:
+    """Return vectors ``[..., D]`` divided by their Euclidean norms, in float32; a vector of zeros stays zero."""
     values = values.astype(np.float32)
     norms = np.linalg.norm(values, axis=-1, keepdims=True)
     return values / np.where(norms > 0, norms, 1)

@@ -18,7 +18,16 @@ from train.data.captions import Captions, read_captions
 from train.data.features import ImageFeatures, extractor_fingerprint, missing_images, read_features
 from train.data.regimes import disjoint_halves, half_of_images, one_caption_per_image
 
-__all__ = ["TEST_SPLITS", "LeftOut", "TrainingData", "check_fingerprints", "check_images", "open_data", "without_images"]
+__all__ = [
+    "TEST_SPLITS",
+    "LeftOut",
+    "TrainingData",
+    "check_fingerprints",
+    "check_images",
+    "lacking",
+    "open_data",
+    "without_images",
+]
 
 TEST_SPLITS = ("test_2016", "test_2016_flickr")
 """Names of the test split of 2016 in Multi30K: the first for its comparable captions, the second for its translations."""
@@ -45,18 +54,16 @@ class LeftOut:
     sha256: str
 
     @classmethod
-    def of(cls, captions: Captions, images: np.ndarray) -> LeftOut:
+    def of(cls, split: str, image_ids: Sequence[str], captions: int) -> LeftOut:
         """Describe images that lack features.
 
         Args:
-            captions: the captions of the split.
-            images: int64, positions of the images in ``captions.image_ids``, ascending.
+            split: the split.
+            image_ids: the images, ascending.
+            captions: number of their captions.
         """
-        ids = [captions.image_ids[n] for n in images.tolist()]
-        count = int(np.isin(captions.images, images).sum())
-        return cls(
-            captions.split, len(ids), count, tuple(ids[:_NAMED]), sha256_of_bytes("".join(f"{i}\n" for i in ids).encode())
-        )
+        digest = sha256_of_bytes("".join(f"{image_id}\n" for image_id in image_ids).encode())
+        return cls(split, len(image_ids), captions, tuple(image_ids[:_NAMED]), digest)
 
     @property
     def names(self) -> str:
@@ -235,17 +242,30 @@ def check_images(captions: Captions, features: Dataset, *, allow_missing_feature
     missing = missing_images(features, captions.image_ids)
     if not len(missing):
         return None
-    left_out = LeftOut.of(captions, missing)
+    count = int(np.isin(captions.images, missing).sum())
+    left_out = LeftOut.of(captions.split, [captions.image_ids[n] for n in missing.tolist()], count)
     if allow_missing_features:
         return left_out
+    raise lacking(features, left_out, images=len(captions.image_ids), captions=len(captions))
+
+
+def lacking(features: Dataset, left_out: LeftOut, *, images: int, captions: int) -> DatasetError:
+    """Return the error that images of a split lack features.
+
+    Args:
+        features: the dataset of features.
+        left_out: the images that lack them.
+        images: number of all images of the split.
+        captions: number of all captions of the split.
+    """
     failed = (
         f" ({features.manifest.failed:,} images failed there, see 'imagepivot inspect')" if features.manifest.failed else ""
     )
-    raise DatasetError(
-        f"{features.folder.location!r} lacks the features of {left_out.images:,} of {len(captions.image_ids):,} images of split "
-        f"{captions.split!r}, with {left_out.captions:,} of {len(captions):,} captions: {left_out.names}{failed}. Extract the "
+    return DatasetError(
+        f"{features.folder.location!r} lacks the features of {left_out.images:,} of {images:,} images of split "
+        f"{left_out.split!r}, with {left_out.captions:,} of {captions:,} captions: {left_out.names}{failed}. Extract the "
         "features of these images, check that both datasets are of the same images, or leave these captions out with "
-        "--allow-missing-features"
+        "--allow-missing-features (allow_missing_features=True)"
     )
 
 

@@ -25,7 +25,7 @@ from schemas.output import Output
 from schemas.parameters import EmbeddingModel, FeaturesParameters
 from schemas.storage import Folder
 from schemas.writing import ShardWriter, write_dataset
-from train.data.features import feature_spec
+from train.data.features import check_finite, feature_spec, unit_vectors
 from train.devices import check_device_name, resolve_device
 from train.evaluation.evaluating import embed_captions, embed_images
 from train.evaluation.matching import check_captions, check_features
@@ -89,11 +89,9 @@ def embed_shard(run: Run, features: Dataset, number: int) -> tuple[list[str], Te
     table = features.shard(number, ["image_id", "feature"])
     values = table["feature"].combine_chunks().flatten().to_numpy()
     # A shard without images does not tell its width.
-    array = values.reshape(table.num_rows, feature_spec(features).width).astype(np.float32)
-    if run.config.data.l2_features:
-        norms = np.linalg.norm(array, axis=1, keepdims=True)
-        array /= np.where(norms > 0, norms, 1)
-    return table["image_id"].to_pylist(), embed_images(run.model, array)
+    array, image_ids = values.reshape(table.num_rows, feature_spec(features).width), table["image_id"].to_pylist()
+    check_finite(array, features, image_ids)
+    return image_ids, embed_images(run.model, unit_vectors(array) if run.config.data.l2_features else array)
 
 
 def embed(job: EmbedJob) -> list[Manifest]:
