@@ -6,7 +6,7 @@ One frozen dataclass per kind. ``to_json`` gives the plain values that a manifes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -189,6 +189,7 @@ class FeaturesParameters:
         extractor_fingerprint: SHA-256 of it.
         imported: what is known of features that another tool made: format, name and type of the files, ...
         model: the model that made embeddings.
+        selection: what was embedded, by ``splits`` and ``languages``, sorted; everything if None.
     """
 
     feature: FeatureSpec
@@ -196,6 +197,7 @@ class FeaturesParameters:
     extractor_fingerprint: str | None = None
     imported: Mapping[str, Any] | None = None
     model: EmbeddingModel | None = None
+    selection: Mapping[str, Sequence[str]] | None = None
 
     @property
     def untrained(self) -> bool:

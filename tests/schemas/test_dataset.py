@@ -407,6 +407,7 @@ def test_vectors_of_a_row_have_their_own_shape(toys):
 
 def test_rows_by_number_over_several_row_groups(by_hand, tmp_path, monkeypatch):
     toy = by_hand.features(tmp_path / "many", image_ids=[f"{n:05d}" for n in range(1400)], shards=2)
+    toy.write()
     dataset = open_dataset(toy.path)
     assert pq.ParquetFile(toy.path / dataset.manifest.shards[0].path).num_row_groups > 1
     chosen = np.random.default_rng(0).integers(0, 1400, 12).tolist()

@@ -81,17 +81,32 @@ def embed(
     ],
     features: Annotated[str, typer.Option("--features", help="Folder of image features; no images if not given.")] = "",
     captions: Annotated[str, typer.Option("--captions", help="Folder of encoded captions; no captions if not given.")] = "",
+    splits: Annotated[
+        str, typer.Option("--splits", help="Only captions of these splits, e.g. [i]val,test[/i], and only their images.")
+    ] = "",
+    languages: Annotated[
+        str, typer.Option("--languages", help="Only captions in these; all that the run knows if not given.")
+    ] = "",
     device: Device = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another dataset in OUTPUT.")] = False,
 ) -> None:
     """Write the embeddings of images and captions into shards.
 
     OUTPUT/images is a dataset of kind features, OUTPUT/captions one of kind embeddings, with the keys of the captions. If the
-    command was stopped, the same command continues from there.
+    command was stopped, the same command continues from there. Another choice of splits or languages is another dataset.
     """
     from train.evaluation import embedding
 
-    job = embedding.EmbedJob(run=run, output=output, features=features, captions=captions, device=device, overwrite=overwrite)
+    job = embedding.EmbedJob(
+        run=run,
+        output=output,
+        features=features,
+        captions=captions,
+        device=device,
+        overwrite=overwrite,
+        splits=several(splits),
+        languages=several(languages),
+    )
     with notes.status("embedding"):
         manifests = embedding.embed(job)
     for manifest in manifests:
