@@ -260,10 +260,10 @@ class _Loop:
         for path in self.folder.local_path.glob(".*"):
             if _LEFT_BEHIND.fullmatch(path.name) and path.is_file():  # A process was killed while it wrote this file.
                 path.unlink()
-        if self.standing.step and self.standing.best_step == self.standing.step:
-            self._save(BEST)  # A process may have been killed between writing last.pt and best.pt.
-        self.folder.write(CONFIG, self.start.config.encode())
         with RunLog(self.folder.local_path, step=self.standing.step, tensorboard=self.job.tensorboard) as log:
+            self.folder.write(CONFIG, self.start.config.encode())
+            if self.standing.step and self.standing.best_step == self.standing.step:
+                self._save(BEST)  # A process may have been killed between writing last.pt and best.pt.
             for left_out in self.material.left_out if not self.standing.step else ():
                 log.write("left_out", 0, left_out.to_dict())
             return self._run(log)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
-import struct
 import tempfile
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from schemas.storage import storage_errors
 
 __all__ = ["mapped_array"]
 
-_NOT_AN_ARRAY = (OSError, ValueError, EOFError, SyntaxError, TypeError, struct.error)
 _BLOCK = bytes(1 << 20)
 
 
@@ -44,9 +44,9 @@ def mapped_array(
     """
     content = [identity, list(shape), np.dtype(dtype).str]
     path = Path(folder) / f"{sha256_of_bytes(canonical_json(content).encode())[:32]}.npy"
-    array = _opened(path, shape, dtype)
-    if array is None:
-        with storage_errors(str(path)):
+    with storage_errors(str(path)):
+        array = _opened(path, shape, dtype)
+        if array is None:
             _make(path, shape, dtype, fill)
             array = np.lib.format.open_memmap(path, mode="r")
     return array
@@ -54,12 +54,18 @@ def mapped_array(
 
 def _opened(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray | None:
     """Map a file that is there; None where it does not hold exactly such an array."""
+    header = BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, described)
+    offset = header.tell()
+    size = offset + math.prod(shape) * np.dtype(dtype).itemsize
     try:
-        array = np.lib.format.open_memmap(path, mode="r")
-    except _NOT_AN_ARRAY:
+        with path.open("rb") as file:
+            if file.read(offset) != header.getvalue() or path.stat().st_size != size:
+                return None
+    except FileNotFoundError:
         return None
-    whole = path.stat().st_size == array.offset + array.nbytes
-    return array if whole and array.flags.c_contiguous and (array.shape, array.dtype) == (shape, np.dtype(dtype)) else None
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)
 
 
 def _make(path: Path, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[np.ndarray], None]) -> None:

@@ -26,7 +26,7 @@ from schemas.output import Output
 from schemas.parameters import EmbeddingModel, FeaturesParameters
 from schemas.storage import Folder
 from schemas.writing import ShardWriter, write_dataset
-from train.data.captions import labels_of, no_captions
+from train.data.captions import check_token_ids, labels_of, no_captions
 from train.data.features import check_finite, feature_spec, unit_vectors
 from train.devices import check_device_name, resolve_device
 from train.evaluation.evaluating import embed_captions, embed_images
@@ -250,6 +250,7 @@ def _caption_rows(
     kept = (kept.filter(_is_in(kept["split"], splits)) if splits else kept).combine_chunks()
     ids = kept["token_ids"].combine_chunks()
     token_ids, offsets = ids.values.to_numpy(), ids.offsets.to_numpy().astype(np.int64)
+    check_token_ids(captions, token_ids[offsets[0] : offsets[-1]], np.diff(offsets))
     spoken = np.array(kept["language"].to_pylist(), dtype=object)
     embeddings = torch.zeros(len(kept), run.model.config.embedding)
     for language in languages:
