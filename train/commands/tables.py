@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from schemas.storage import Folder
 from train.commands.options import (
     AllowMissingFeatures,
     Captions,
@@ -66,6 +65,7 @@ def tables(
     if plot:
         # Imported first: a missing package shows before hours of training.
         from train.reports.table_plots import plot_report
+    from schemas.storage import Folder
     from train.data.corpus import Corpus
     from train.reports.table_reports import read_report
     from train.reports.tables import TablesJob, run_tables

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
 from schemas.errors import ImagepivotError
@@ -70,7 +73,20 @@ def _begin(
     if waiting:
         task = waiting.popleft()
         with _without_interrupts():
-            running[pools[number].submit(work, task, devices[number])] = task, number
+            running[pools[number].submit(_work, work, task, devices[number])] = task, number
+
+
+def _work(work: Callable[[T, str], object], task: T, device: str) -> None:
+    """Work on a task in a process of its own, which ends with its parent, however that ends."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    work(task, device)
+
+
+def _end_with(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _pool() -> ProcessPoolExecutor:

@@ -6,6 +6,8 @@ import importlib
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -97,3 +99,30 @@ def test_an_interrupt_reaches_this_process_only(chores, tmp_path, capfd):
         list(run_parallel(chores.fail, tasks, ["a", "b"]))
     assert gone(tmp_path)
     assert capfd.readouterr() == ("", "")
+
+
+KILLED = """
+import os, signal, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import imagepivot
+import some_chores
+from train.reports.parallel import run_parallel
+
+if __name__ == "__main__":
+    def kill():
+        while not all(os.path.exists(os.path.join(sys.argv[2], name)) for name in ("good", "also")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill).start()
+    list(run_parallel(some_chores.fail, [(sys.argv[2], "good", 600.0), (sys.argv[2], "also", 600.0)], ["a", "b"]))
+"""
+
+
+def test_processes_end_with_a_parent_that_is_killed(chores, tmp_path):
+    (tmp_path / "library" / "script.py").write_text(KILLED)
+    (tmp_path / "notes").mkdir()
+    command = [sys.executable, tmp_path / "library" / "script.py", tmp_path / "library", tmp_path / "notes"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    wait_for(lambda: gone(tmp_path / "notes"))
