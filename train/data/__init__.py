@@ -1,4 +1,6 @@
-"""Captions and features as arrays, and the batches drawn from them. Importing it loads no torch; `train.data.packing` does."""
+"""Captions and features as arrays, and the batches drawn from them. Importing it loads no torch;
+`train.data.packing` and `train.data.torch_datasets` do.
+"""
 
 from train.data.captions import Captions, labels_of, read_captions
 from train.data.corpus import Corpus

@@ -43,7 +43,7 @@ def mapped_array(
         DatasetError: the disk is full, or the folder cannot be written to.
     """
     content = [identity, list(shape), np.dtype(dtype).str]
-    path = Path(folder) / f"{sha256_of_bytes(canonical_json(content).encode())[:32]}.npy"
+    path = Path(folder).expanduser() / f"{sha256_of_bytes(canonical_json(content).encode())[:32]}.npy"
     with storage_errors(str(path)):
         array = _opened(path, shape, dtype)
         if array is None:

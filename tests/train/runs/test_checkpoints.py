@@ -206,3 +206,14 @@ def test_other_content_is_refused(folder, content, message):
         torch.save(content, file)
     with pytest.raises(DatasetError, match=message):
         read_checkpoint(folder, BEST)
+
+
+def test_a_checkpoint_of_version_1_is_read(folder):
+    """It has no `left_out`: nothing was."""
+    content = {name: getattr(CHECKPOINT, name) for name in CHECKPOINT.__dataclass_fields__ if name != "left_out"}
+    content |= {"model_config": asdict(CHECKPOINT.model_config), "standing": asdict(CHECKPOINT.standing)}
+    with folder.replace(BEST) as file:
+        torch.save({"format": "imagepivot run", "version": 1, **content}, file)
+    stored = read_checkpoint(folder, BEST)
+    assert stored.left_out == {}
+    assert (stored.tokens, stored.standing) == (CHECKPOINT.tokens, CHECKPOINT.standing)
