@@ -138,16 +138,16 @@ def damaged(location: str, reason: str) -> DatasetError:
 
 
 class _Sink:
-    """A file for ``torch.save``, which hides the error of the operating system behind one of its own."""
+    """A file for ``torch.save``, which hides what ends a write, a full disk or Ctrl-C, behind an error of its own."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.error: OSError | None = None
+        self.error: BaseException | None = None
         self._file = file
 
     def write(self, data: bytes) -> int:
         try:
             return self._file.write(data)
-        except OSError as error:
+        except BaseException as error:
             self.error = error
             raise
 

@@ -1,3 +1,4 @@
+import errno
 import io
 import pickle
 import re
@@ -10,6 +11,7 @@ import torch
 from schemas.errors import DatasetError
 from schemas.storage import Folder
 from train.models.joint_embedding import ModelConfig
+from train.runs import checkpoints
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, read_checkpoint, write_checkpoint
 
 CHECKPOINT = Checkpoint(
@@ -217,3 +219,34 @@ def test_a_checkpoint_of_version_1_is_read(folder):
     stored = read_checkpoint(folder, BEST)
     assert stored.left_out == {}
     assert (stored.tokens, stored.standing) == (CHECKPOINT.tokens, CHECKPOINT.standing)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")], ids=repr)
+@pytest.mark.parametrize("number", [1, 2, 5, 9])
+def test_what_ends_a_write_is_not_hidden(folder, monkeypatch, error, number):
+    """Torch turns it into an error of its own, in most places."""
+    write_checkpoint(folder, LAST, CHECKPOINT)
+    before, calls = folder.read(LAST), iter(range(1, 1000))
+
+    class File:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, data):
+            if next(calls) == number:
+                raise error
+            return self.file.write(data)
+
+        def flush(self):
+            self.file.flush()
+
+    class Sink(checkpoints._Sink):
+        def __init__(self, file):
+            super().__init__(File(file))
+
+    monkeypatch.setattr(checkpoints, "_Sink", Sink)
+    expected, message = (DatasetError, "the disk is full") if isinstance(error, OSError) else (KeyboardInterrupt, "^$")
+    with pytest.raises(expected, match=message):
+        write_checkpoint(folder, LAST, CHECKPOINT)
+    assert folder.read(LAST) == before
+    assert folder.names() == [LAST]
