@@ -94,6 +94,9 @@ if TYPE_CHECKING:
     from train.config import preset_names as preset_names
     from train.config import resolve as resolve_config
     from train.data import Corpus as Corpus
+    from train.data.torch_datasets import PairDataset as PairDataset
+    from train.data.torch_datasets import PairStream as PairStream
+    from train.data.torch_datasets import collate_pairs as collate_pairs
     from train.evaluation import EmbedJob as EmbedJob
     from train.evaluation import EvaluateJob as EvaluateJob
     from train.evaluation import SearchJob as SearchJob
@@ -144,6 +147,8 @@ __all__ = [
     "NpyImport",
     "NpyLayout",
     "Output",
+    "PairDataset",
+    "PairStream",
     "RegionOptions",
     "Repair",
     "Run",
@@ -164,6 +169,7 @@ __all__ = [
     "VocabularyJob",
     "WebdatasetLayout",
     "build_vocabulary",
+    "collate_pairs",
     "compare_datasets",
     "decode_image",
     "draw_view",
@@ -302,6 +308,11 @@ _MODULES = {
         "resolve_config = resolve",
     ),
     "train.data": ("Corpus",),
+    "train.data.torch_datasets": (
+        "collate_pairs",
+        "PairDataset",
+        "PairStream",
+    ),
     "train.evaluation": (
         "embed",
         "embed_gallery",

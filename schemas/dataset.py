@@ -165,13 +165,60 @@ class Dataset:
         row = self.rows(image_id)
         if row.num_rows != 1:
             raise DatasetError(f"image {image_id!r} has {row.num_rows} rows of kind {self.kind}: use rows()")
-        values: dict[str, object] = {}
-        for column in row.schema:
-            if pa.types.is_fixed_size_list(column.type):
-                values[column.name] = self._array(row[column.name], column.name)[0]
-            else:
-                values[column.name] = row[column.name][0].as_py()
-        return values
+        return next(self._rows_of(row))
+
+    def __getitem__(self, number: int | slice) -> dict[str, object] | list[dict[str, object]]:
+        """Read a row by its number, or those of a slice, in the order of `image_ids`; vectors as in `get`.
+
+        Reads the row groups that hold the rows; to go through all of them, iterate.
+        """
+        numbers = range(len(self))[number]
+        if isinstance(numbers, int):
+            return next(self._rows_between(numbers, numbers + 1))
+        if numbers.step == 1:
+            return list(self._rows_between(numbers.start, numbers.stop))
+        return [next(self._rows_between(number, number + 1)) for number in numbers]
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        """Read all rows, one after the other; memory holds one row group."""
+        return self._rows_between(0, len(self))
+
+    def _rows_between(self, start: int, stop: int) -> Iterator[dict[str, object]]:
+        first = 0
+        for number, entry in enumerate(self.manifest.shards):
+            if first < stop and start < first + entry.rows:
+                with self.open_shard(number) as shard:
+                    begin = first
+                    for group in range(shard.parquet.num_row_groups):
+                        end = begin + shard.parquet.metadata.row_group(group).num_rows
+                        if begin < stop and start < end:
+                            rows = shard.parquet.read_row_group(group)
+                            rows.validate(full=True)
+                            yield from self._rows_of(rows[max(start - begin, 0) : stop - begin])
+                        begin = end
+            first += entry.rows
+
+    def _rows_of(self, table: pa.Table) -> Iterator[dict[str, object]]:
+        """Yield rows as values by column; vectors are numpy arrays of their own shape."""
+        columns = {name: self.values(table[name], name) for name in table.column_names}
+        for number in range(len(table)):
+            yield {name: column[number] for name, column in columns.items()}
+
+    def values(self, column: pa.ChunkedArray, name: str) -> np.ndarray | list[object]:
+        """Return the values of a column that was read.
+
+        Args:
+            column: rows of the column.
+            name: name of the column.
+
+        Returns:
+            Array ``(rows, *shape)`` for a column of vectors, read-only; for any other column a list.
+        """
+        return self._array(column, name) if pa.types.is_fixed_size_list(column.type) else column.to_pylist()
+
+    def shape_of(self, column: str) -> tuple[int, ...]:
+        """Return the shape of one row's value in a column: ``()`` unless it holds vectors."""
+        return self._shape(column, 1)[1:] if pa.types.is_fixed_size_list(self.schema.field(column).type) else ()
 
     def image_ids(self) -> list[str]:
         """Read the image ids of all rows, in the order of `numpy`."""

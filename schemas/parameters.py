@@ -7,7 +7,7 @@ does not state is None.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -182,6 +182,7 @@ class FeaturesParameters:
         extractor_fingerprint: SHA-256 of it.
         imported: what is known of features that another tool made: format, name and type of the files, ...
         model: the model that made embeddings.
+        selection: what was embedded, by ``splits`` and ``languages``, sorted; everything if None.
     """
 
     feature: FeatureSpec
@@ -189,6 +190,7 @@ class FeaturesParameters:
     extractor_fingerprint: str | None = None
     imported: Mapping[str, Any] | None = None
     model: EmbeddingModel | None = None
+    selection: Mapping[str, Sequence[str]] | None = None
 
     @property
     def untrained(self) -> bool:

@@ -83,7 +83,7 @@ def folder(demo: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pages_with_snippets() -> None:
     assert {page: len(blocks(page, "python")) for page in WITH_SNIPPETS} == {
         "README.md": 2,
-        "docs/datasets.md": 6,
+        "docs/datasets.md": 7,
         "docs/python.md": 9,
     }
 

@@ -6,6 +6,7 @@ last checkpoint to the same weights as an uninterrupted one, bit for bit on a CP
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from schemas.output import hold
 from schemas.storage import TEMPORARY_MARK, Folder
 from train.config.sections import Config, ScheduleConfig, to_toml
 from train.data.corpus import Corpus
+from train.data.splits import LeftOut
 from train.devices import check_device_name, check_precision, check_precision_name, computing, resolve_device
 from train.distributed import Processes, join_processes
 from train.evaluation.evaluating import evaluate
@@ -28,9 +30,10 @@ from train.objectives.terms import Objective, gather
 from train.progress import Report
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
 from train.runs.logs import LOG, RunLog
+from train.runs.restoring import restore_model, restore_optimizer, restore_sampler
 from train.runs.resuming import check_same_run, checkpoint_to_resume
 
-__all__ = ["Result", "TrainJob", "learning_rate", "stop_reason", "train"]
+__all__ = ["Remark", "Result", "TrainJob", "learning_rate", "stop_reason", "train"]
 
 CONFIG = "config.toml"
 _LOG_EVERY = 10
@@ -39,6 +42,9 @@ _LEFT_BEHIND = re.compile(rf"\.({'|'.join(map(re.escape, (BEST, LAST, CONFIG, LO
 """Temporary names of the files that a run writes; nothing else in its folder belongs to it."""
 
 Watch = Callable[[Report], None]
+Remark = Callable[[str], None]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,8 @@ class TrainJob:
         save_every: steps between two checkpoints; one is also written after each evaluation.
         tensorboard: also write events for TensorBoard.
         memory_map: folder for a copy of features that do not fit into memory.
+        allow_missing_features: leave out the captions of images that lack features, in training and validation, instead of
+            raising an error.
 
     Raises:
         UsageError: a value is missing or impossible.
@@ -74,6 +82,7 @@ class TrainJob:
     save_every: int = 500
     tensorboard: bool = False
     memory_map: str | None = None
+    allow_missing_features: bool = False
 
     def __post_init__(self) -> None:
         folders = {"OUTPUT": self.output, **{f"--{name}": location for name, location in vars(self.corpus).items()}}
@@ -99,10 +108,12 @@ class Result:
     Attributes:
         folder: folder of the run; `train.runs.open_run` opens it.
         standing: steps, best score, and why the training stopped.
+        left_out: the images without features that were left out, by split.
     """
 
     folder: str
     standing: Standing
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def learning_rate(config: Config, epoch: int) -> float:
@@ -122,7 +133,7 @@ def stop_reason(standing: Standing, schedule: ScheduleConfig, epoch_steps: int) 
     return ""
 
 
-def train(job: TrainJob, watch: Watch = lambda report: None) -> Result:
+def train(job: TrainJob, watch: Watch = lambda report: None, remark: Remark = logger.warning) -> Result:
     """Train a model.
 
     The folder then holds ``best.pt`` (the model with the greatest sum of recalls on the validation split), ``last.pt``,
@@ -131,6 +142,7 @@ def train(job: TrainJob, watch: Watch = lambda report: None) -> Result:
     Args:
         job: what to train.
         watch: receives a report every few steps and after each evaluation.
+        remark: receives a sentence about the captions that are left out, for each split that lacks features.
 
     Raises:
         UsageError: the job does not fit this host or its data, or ``output`` holds a run and ``resume`` is not set.
@@ -145,7 +157,13 @@ def train(job: TrainJob, watch: Watch = lambda report: None) -> Result:
     folder = Folder(job.output)
     with join_processes(device) as processes, _held(folder, processes), computing(job.precision, device):
         before = checkpoint_to_resume(folder, resume=job.resume)
-        material = open_material(job.config, job.corpus, seed=job.seed, memory_map=job.memory_map)
+        material = open_material(
+            job.config,
+            job.corpus,
+            seed=job.seed,
+            memory_map=job.memory_map,
+            allow_missing_features=job.allow_missing_features,
+        )
         start = Checkpoint(
             config=to_toml(job.config),
             model_config=material.model_config,
@@ -156,12 +174,16 @@ def train(job: TrainJob, watch: Watch = lambda report: None) -> Result:
             seed=job.seed,
             precision=job.precision,
             standing=Standing(),
+            left_out={left_out.split: left_out.to_dict() for left_out in material.left_out},
         )
         if before is not None:
             check_same_run(before, start, folder)
         loop = _Loop(job, material, start, processes, device, watch)
         loop.begin(before)
-        return Result(job.output, loop.run())
+        if processes.is_first:
+            for left_out in material.left_out:
+                remark(left_out.remark)
+        return Result(job.output, loop.run(), material.left_out)
 
 
 @contextmanager
@@ -220,9 +242,10 @@ class _Loop:
         if before is not None:
             assert before.optimizer is not None
             assert before.sampler is not None
-            self.model.load_state_dict(before.model)
-            self.optimizer.load_state_dict(dict(before.optimizer))
-            self.sampler.restore(before.sampler)
+            source = self.folder.path_of(LAST)
+            restore_model(self.model, before.model, source)
+            restore_optimizer(self.optimizer, before.optimizer, source)
+            restore_sampler(self.sampler, before.sampler, source)
             self.standing = replace(before.standing, stopped="")
         loss = self.config.loss
         objective = Objective(self.model, margin=loss.margin, parallel=loss.objective == "parallel", whole=self.processes.whole)
@@ -237,10 +260,12 @@ class _Loop:
         for path in self.folder.local_path.glob(".*"):
             if _LEFT_BEHIND.fullmatch(path.name) and path.is_file():  # A process was killed while it wrote this file.
                 path.unlink()
-        if self.standing.step and self.standing.best_step == self.standing.step:
-            self._save(BEST)  # A process may have been killed between writing last.pt and best.pt.
-        self.folder.write(CONFIG, self.start.config.encode())
         with RunLog(self.folder.local_path, step=self.standing.step, tensorboard=self.job.tensorboard) as log:
+            self.folder.write(CONFIG, self.start.config.encode())
+            if self.standing.step and self.standing.best_step == self.standing.step:
+                self._save(BEST)  # A process may have been killed between writing last.pt and best.pt.
+            for left_out in self.material.left_out if not self.standing.step else ():
+                log.write("left_out", 0, left_out.to_dict())
             return self._run(log)
 
     def _run(self, log: RunLog | None) -> Standing:

@@ -13,7 +13,7 @@ from train.config.sections import Config
 from train.data.captions import Captions
 from train.data.corpus import Corpus
 from train.data.sampling import ImageSampler, Sampler, TaskSampler
-from train.data.splits import TrainingData, open_data
+from train.data.splits import LeftOut, TrainingData, open_data
 from train.models.joint_embedding import ModelConfig
 
 __all__ = ["Material", "build_sampler", "open_material", "tokens_of"]
@@ -37,8 +37,15 @@ class Material:
     captions_parameters: Mapping[str, Any]
     model_config: ModelConfig
 
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The images without features that were left out, by split."""
+        return tuple(data.left_out for data in (self.training, self.validation) if data.left_out is not None)
 
-def open_material(config: Config, corpus: Corpus, *, seed: int, memory_map: str | None = None) -> Material:
+
+def open_material(
+    config: Config, corpus: Corpus, *, seed: int, memory_map: str | None = None, allow_missing_features: bool = False
+) -> Material:
     """Read and check everything that a training needs.
 
     Args:
@@ -46,6 +53,7 @@ def open_material(config: Config, corpus: Corpus, *, seed: int, memory_map: str 
         corpus: folders of captions, features and vocabulary.
         seed: seed of the run, which reduced training splits depend on.
         memory_map: folder for a copy of features that do not fit into memory.
+        allow_missing_features: leave out the captions of images that lack features.
 
     Raises:
         UsageError: the configuration does not fit the data, or the features do not fit into memory.
@@ -61,6 +69,7 @@ def open_material(config: Config, corpus: Corpus, *, seed: int, memory_map: str 
         portions=data.portions,
         l2=data.l2_features,
         memory_map=memory_map,
+        allow_missing_features=allow_missing_features,
     )
     training = open_data(
         corpus.captions,
@@ -73,6 +82,7 @@ def open_material(config: Config, corpus: Corpus, *, seed: int, memory_map: str 
         seed=seed,
         l2=data.l2_features,
         memory_map=memory_map,
+        allow_missing_features=allow_missing_features,
     )
     dataset = open_dataset(corpus.vocabulary)
     vocabulary, counting = dataset.vocabulary(), VocabularyParameters.from_json(dataset.manifest.parameters)

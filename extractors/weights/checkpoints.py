@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
@@ -172,16 +174,18 @@ def read_torch(path: Path, functions: Mapping[str, Any] | None = None) -> Any:
         InputError: the file is damaged, of another kind, or could run code when read.
     """
     try:
-        with torch.serialization.safe_globals([(call, name) for name, call in (functions or {}).items()]):
+        # What torch warns of is advice for programmers, and on unsafe reading.
+        with torch.serialization.safe_globals([(call, name) for name, call in (functions or {}).items()]), catch_warnings():
+            simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable(path))
     except pickle.UnpicklingError as error:
         raise InputError(
             f"the weights file {str(path)!r} is refused: it is damaged, or holds Python objects, which could run code when "
-            f"read ({_reason(error)}). Save model.state_dict() alone, or as .safetensors, where you trust the file"
+            f"read ({_refused(error)}). Save model.state_dict() alone, or as .safetensors, where you trust the file"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AssertionError, zipfile.BadZipFile) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AssertionError, zipfile.BadZipFile) as error:
         raise InputError(
-            f"the weights file {str(path)!r} cannot be read by torch ({_first_line(error)}): it is damaged or of another kind; "
+            f"the weights file {str(path)!r} cannot be read by torch ({_reason(error)}): it is damaged or of another kind; "
             "fetch it again"
         ) from error
 
@@ -201,12 +205,18 @@ def _first(names: list[str]) -> str:
     return ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "") if names else "nothing in it"
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+def _reason(error: Exception) -> str:
+    """Return what torch says about the file, but for its advice on unsafe reading."""
+    text = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    if "weights_only" not in text:
+        return text
+    return "it is a TorchScript archive" if "TorchScript" in text else "it is in a format of before 2018"
 
 
-def _reason(error: pickle.UnpicklingError) -> str:
-    """Return what torch says about the file itself, without its advice on unsafe reading and the link to its manual."""
+def _refused(error: pickle.UnpicklingError) -> str:
+    """Return what torch refused, likewise."""
     text = str(error).partition("\n\nCheck the documentation")[0]
+    if found := re.search(r"GLOBAL ([\w.]+)", text):
+        return found[1]
     lines = text.rpartition("\n\n")[2].rpartition("Unpickler error: ")[2].strip().splitlines()
     return (lines or [type(error).__name__])[0][:200]

@@ -230,7 +230,10 @@ class _Makers:
         if not isinstance(content, bytes) or not content.startswith(OLD_TORCH_MAGIC):
             raise pickle.UnpicklingError("a tensor without bytes")
         self._spend(len(content))
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        try:
+            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:  # Its text is advice to read without protection.
+            raise pickle.UnpicklingError("numbers of a tensor that torch refuses") from error
 
     def tensor(self, storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Tensor:
         """Make a view of a storage; torch raises an error if it would reach beyond the end."""

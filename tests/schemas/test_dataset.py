@@ -386,3 +386,54 @@ def test_the_schema_of_captions_has_dictionaries_only_where_values_repeat(toys):
     assert table.schema.equals(CAPTIONS)
     assert set(table["language"].to_pylist()) == {"de", "en"}
     assert set(table["split"].to_pylist()) == {"train", "val"}
+
+
+# --- by number -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_by_number(toys, kind):
+    toy = toys[kind]
+    dataset = open_dataset(toy.path)
+    assert same(list(dataset), toy.rows)
+    assert same([dataset[number] for number in range(len(dataset))], toy.rows)
+    assert same([dataset[-1], dataset[np.int64(0)]], [toy.rows[-1], toy.rows[0]])
+    for part in (slice(3, 9), slice(None, 2), slice(-4, None), slice(5, 5), slice(8, 2, -2), slice(0, 10**6)):
+        assert same(dataset[part], toy.rows[part])
+    for number in (len(dataset), -len(dataset) - 1):
+        with pytest.raises(IndexError):
+            dataset[number]
+    with pytest.raises(TypeError):
+        dataset["image-00"]
+
+
+def test_vectors_of_a_row_have_their_own_shape(toys):
+    row = open_dataset(toys["regions"].path)[0]
+    assert {name: value.shape for name, value in row.items() if isinstance(value, np.ndarray)} == {
+        "boxes": (36, 4),
+        "features": (36, 2048),
+        **dict.fromkeys(("class_ids", "class_scores", "attribute_ids", "attribute_scores"), (36,)),
+    }
+    dataset = open_dataset(toys["regions"].path)
+    assert (dataset.shape_of("features"), dataset.shape_of("boxes"), dataset.shape_of("width")) == ((36, 2048), (36, 4), ())
+    assert [row["feature"].shape for row in open_dataset(toys["features16"].path)[:2]] == [(4096,)] * 2
+
+
+def test_rows_by_number_over_several_row_groups(by_hand, tmp_path, monkeypatch):
+    toy = by_hand.features(tmp_path / "many", image_ids=[f"{n:05d}" for n in range(1400)], shards=2)
+    toy.write()
+    dataset = open_dataset(toy.path)
+    assert pq.ParquetFile(toy.path / dataset.manifest.shards[0].path).num_row_groups > 1
+    chosen = np.random.default_rng(0).integers(0, 1400, 12).tolist()
+    assert same([dataset[number] for number in chosen], [toy.rows[number] for number in chosen])
+    assert same(dataset[500:720], toy.rows[500:720])
+    read, read_row_group = [], pq.ParquetFile.read_row_group
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "read_row_group",
+        lambda self, group, *a, **k: (read.append(group), read_row_group(self, group, *a, **k))[1],
+    )
+    assert same([dataset[600]], [toy.rows[600]])
+    assert len(read) == 1
+    next(iter(dataset))
+    assert len(read) == 2

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.storage import Folder
 from schemas.vocabulary import Vocabulary
@@ -27,6 +28,7 @@ SPLITS = {"train": 40, "val": 12, "test": 9}
 # Number of captions per image, by language and portion.
 COLLECTIONS = {("en", "comparable"): 3, ("de", "comparable"): 2, ("en", "translation"): 1, ("fr", "translation"): 1}
 WORDS = 30
+LACKING = {*(f"train-{n:03d}" for n in (3, 5, 7, 11, 13, 17, 19)), "val-002", "val-009", "test-004"}
 SHARDS = 3
 
 
@@ -104,6 +106,24 @@ def other_toy(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     rows = [{"image_id": f"test-{n:03d}", "feature": np.ones(8, np.float32)} for n in range(SPLITS["test"])]
     write_dataset(folder, "features", rows, parameters={}, spec=FeatureSpec("other", (8,)))
     return Corpus(other.captions, str(folder), other.vocabulary)
+
+
+@pytest.fixture(scope="session")
+def without_features() -> Callable[[Corpus, Path], Corpus]:
+    """Write the features of a corpus into another folder, without those of `LACKING`."""
+
+    def write(corpus: Corpus, folder: Path) -> Corpus:
+        rows = [row for row in open_dataset(corpus.features).table().to_pylist() if row["image_id"] not in LACKING]
+        write_dataset(folder / "features", "features", rows, parameters={}, spec=FeatureSpec("toy", (8,)))
+        return Corpus(corpus.captions, str(folder / "features"), corpus.vocabulary)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def gappy(toy: Corpus, without_features: Callable[[Corpus, Path], Corpus], tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """The toy without the features of seven training, two validation and one test image."""
+    return without_features(toy, tmp_path_factory.mktemp("gappy"))
 
 
 @pytest.fixture

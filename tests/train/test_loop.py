@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 import torch
 
+from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, UsageError
 from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, weights
 from train.config.sections import ScheduleConfig, from_toml
 from train.data.corpus import Corpus
 from train.evaluation.evaluating import evaluate
-from train.loop import TrainJob, learning_rate, stop_reason
+from train.loop import TrainJob, learning_rate, stop_reason, train
 from train.material import open_material
 from train.runs.checkpoints import Standing
 from train.runs.run import open_run
@@ -206,3 +207,44 @@ def test_a_loss_that_is_not_finite_ends_the_run(train_toy, tmp_path):
         ImagepivotError, match=r"the loss is nan and the norm of its gradient nan at step 10: the training has diverged"
     ):
         train_toy(CONFIG.replace("learning_rate = 0.01", "learning_rate = 1e38"))
+
+
+# --- images without features -----------------------------------------------------------------------------------------
+
+
+def test_captions_without_features_are_left_out(train_toy, gappy, tmp_path, caplog):
+    with pytest.raises(DatasetError, match=r"2 of 12 images of split 'val'.*--allow-missing-features"):
+        train_toy(corpus=gappy)
+    remarks = []
+    job = TrainJob(from_toml(CONFIG, "test"), gappy, str(tmp_path / "run"), device="cpu", allow_missing_features=True)
+    result = train(job, remark=remarks.append)
+    assert [(left_out.split, left_out.images) for left_out in result.left_out] == [("train", 7), ("val", 2)]
+    assert remarks == [left_out.remark for left_out in result.left_out]
+    run = open_run(tmp_path / "run")
+    assert run.left_out == {left_out.split: left_out.to_dict() for left_out in result.left_out}
+    logged = events(tmp_path / "run", "left_out")
+    assert logged == [{"event": "left_out", "step": 0, **left_out.to_dict()} for left_out in result.left_out]
+    # Nobody who calls it without `remark` misses it.
+    train_toy(corpus=gappy, name="again", allow_missing_features=True)
+    assert caplog.messages == remarks
+    assert_equal(weights(tmp_path / "run"), weights(tmp_path / "again"))
+
+
+def test_a_run_without_some_features_is_resumed_without_the_same(train_toy, toy, gappy, new_dataset, tmp_path):
+    short = CONFIG.replace("max_steps = 44", "max_steps = 20")
+    train_toy(short, corpus=gappy, allow_missing_features=True)
+    with pytest.raises(DatasetError, match="--allow-missing-features"):
+        train_toy(corpus=gappy, resume=True)
+    # The features have grown since: the fingerprint is the same, the captions that are trained on are not.
+    rows = [row for row in open_dataset(toy.features).table().to_pylist() if row["image_id"] != "train-003"]
+    new_dataset(tmp_path / "grown", "features", rows, parameters={}, spec=open_dataset(toy.features).spec)
+    grown = replace(toy, features=str(tmp_path / "grown"))
+    with pytest.raises(DatasetError, match=r"images without features in split 'train': were 7, now 1; .* 'val': were 2, now 0"):
+        train_toy(corpus=grown, resume=True, allow_missing_features=True)
+    with pytest.raises(DatasetError, match=r"images without features in split 'train': were 7, now 0"):
+        train_toy(resume=True)
+    resumed = train_toy(corpus=gappy, resume=True, allow_missing_features=True)
+    assert resumed.standing.step == 44
+    assert len(events(tmp_path / "run", "left_out")) == 2
+    train_toy(corpus=gappy, name="whole", allow_missing_features=True)
+    assert_equal(weights(tmp_path / "run"), weights(tmp_path / "whole"))

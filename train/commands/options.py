@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from schemas.manifest import Manifest
 
 __all__ = [
+    "AllowMissingFeatures",
     "AsJson",
     "Captions",
     "Device",
@@ -71,6 +72,9 @@ Device = Annotated[
 ]
 Precision = Annotated[str, typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32.", autocompletion=_precisions)]
 MemoryMap = Annotated[str, typer.Option("--memory-map", help="Folder for a copy of features that do not fit into memory.")]
+AllowMissingFeatures = Annotated[
+    bool, typer.Option("--allow-missing-features", help="Leave out captions whose images lack features, and say how many.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(

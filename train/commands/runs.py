@@ -12,6 +12,7 @@ from rich.table import Table
 
 from schemas import events
 from train.commands.options import (
+    AllowMissingFeatures,
     AsJson,
     Captions,
     Device,
@@ -45,6 +46,7 @@ def evaluate(
     ] = "",
     device: Device = "auto",
     memory_map: MemoryMap = "",
+    allow_missing_features: AllowMissingFeatures = False,
     as_json: AsJson = False,
     log_json: LogJson = False,
 ) -> None:
@@ -65,10 +67,13 @@ def evaluate(
         portion=portion,
         device=device,
         memory_map=memory_map or None,
+        allow_missing_features=allow_missing_features,
     )
     with Counter(notes, "evaluate", unit="vectors", log_json=log_json) as count:
         scores = evaluate_run(job, count)
     events.record(counts={"scores": len(scores)})
+    for left_out in dict.fromkeys(score.left_out for score in scores if score.left_out is not None):
+        remark(left_out.remark)
     if as_json:
         typer.echo(json.dumps([score.to_dict() for score in scores], indent=2))
     else:
@@ -83,6 +88,12 @@ def embed(
     ],
     features: Annotated[str, typer.Option("--features", help="Folder of image features; no images if not given.")] = "",
     captions: Annotated[str, typer.Option("--captions", help="Folder of encoded captions; no captions if not given.")] = "",
+    splits: Annotated[
+        str, typer.Option("--splits", help="Only captions of these splits, e.g. [i]val,test[/i], and only their images.")
+    ] = "",
+    languages: Annotated[
+        str, typer.Option("--languages", help="Only captions in these; all that the run knows if not given.")
+    ] = "",
     device: Device = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another dataset in OUTPUT.")] = False,
     log_json: LogJson = False,
@@ -90,13 +101,22 @@ def embed(
     """Write the embeddings of images and captions into shards.
 
     OUTPUT/images is a dataset of kind features, OUTPUT/captions one of kind embeddings, with the keys of the captions. If the
-    command was stopped, the same command continues from there.
+    command was stopped, the same command continues from there. Another choice of splits or languages is another dataset.
     """
     from schemas.dataset import open_dataset
     from train.evaluation import embedding
     from train.progress import Counter
 
-    job = embedding.EmbedJob(run=run, output=output, features=features, captions=captions, device=device, overwrite=overwrite)
+    job = embedding.EmbedJob(
+        run=run,
+        output=output,
+        features=features,
+        captions=captions,
+        device=device,
+        overwrite=overwrite,
+        splits=several(splits),
+        languages=several(languages),
+    )
     total = sum(open_dataset(source).manifest.rows for source in (features, captions) if source)
     with Counter(notes, "embed", unit="vectors", total=total, log_json=log_json) as count:
         manifests = embedding.embed(job, count)

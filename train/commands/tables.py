@@ -9,7 +9,18 @@ import typer
 from rich.markup import escape
 
 from schemas import events
-from train.commands.options import Captions, Features, LogJson, Precision, Vocabulary, console, notes, overrides_of
+from train.commands.options import (
+    AllowMissingFeatures,
+    Captions,
+    Features,
+    LogJson,
+    Precision,
+    Vocabulary,
+    console,
+    notes,
+    overrides_of,
+    remark,
+)
 
 if TYPE_CHECKING:
     from train.reports.tables import Done
@@ -44,6 +55,7 @@ def tables(
     ] = 0,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: all GPUs if there are any.")] = "auto",
     precision: Precision = "fp32",
+    allow_missing_features: AllowMissingFeatures = False,
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw OUTPUT/PAPER.png.")] = True,
     log_json: LogJson = False,
 ) -> None:
@@ -56,6 +68,7 @@ def tables(
     if plot:
         # Imported first: a missing package shows before hours of training.
         from train.reports.table_plots import plot_report
+    from schemas.storage import Folder
     from train.data.corpus import Corpus
     from train.progress import Counter
     from train.reports.table_reports import read_report
@@ -71,6 +84,7 @@ def tables(
         workers=workers,
         device=device,
         precision=precision,
+        allow_missing_features=allow_missing_features,
     )
     runs = 0
     with Counter(notes, "tables", unit="runs", total=len(job.presets()) * seeds, log_json=log_json) as count:
@@ -82,10 +96,10 @@ def tables(
             if not log_json:
                 notes.print(f"{done.count} of {done.total}: {done.task.preset}, seed {done.task.seed}", highlight=False)
 
-        run_tables(job, report_done)
+        run_tables(job, report_done, remark)
     events.record(counts={"runs": runs})
     report = read_report(job.output, paper)
-    Path(job.output, f"{paper}.md").write_text(report.to_markdown(), encoding="utf-8")
+    Folder(job.output).write(f"{paper}.md", report.to_markdown().encode())
     if plot:
         plot_report(report.begun, Path(job.output, f"{paper}.png"))
     for part in (*report.notes, *report.begun.to_tables()):

@@ -9,7 +9,19 @@ from rich.markup import escape
 
 from schemas import events
 from schemas.errors import UsageError
-from train.commands.options import Device, LogJson, MemoryMap, Precision, Settings, console, notes, overrides_of, presets
+from train.commands.options import (
+    AllowMissingFeatures,
+    Device,
+    LogJson,
+    MemoryMap,
+    Precision,
+    Settings,
+    console,
+    notes,
+    overrides_of,
+    presets,
+    remark,
+)
 
 __all__ = ["app"]
 
@@ -44,6 +56,7 @@ def train(
         bool, typer.Option("--tensorboard/--no-tensorboard", help="Write events for TensorBoard into OUTPUT.")
     ] = True,
     memory_map: MemoryMap = "",
+    allow_missing_features: AllowMissingFeatures = False,
     list_presets: Annotated[bool, typer.Option("--list-presets", help="List the presets.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the full configuration, and train nothing.")] = False,
     log_json: LogJson = False,
@@ -86,9 +99,10 @@ def train(
         save_every=save_every,
         tensorboard=tensorboard,
         memory_map=memory_map or None,
+        allow_missing_features=allow_missing_features,
     )
     with ProgressLine(notes, log_json=log_json) as watch:
-        standing = loop.train(job, watch).standing
+        standing = loop.train(job, watch, remark).standing
     events.record(counts={"steps": standing.step})
     console.print(
         f"[bold]run[/bold]: {standing.step:,} steps in {escape(output)}, ended by {standing.stopped}; best sum of recalls "

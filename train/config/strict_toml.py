@@ -33,6 +33,8 @@ def parse(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"not TOML: {error}") from error
+    except RecursionError:
+        raise UsageError("not TOML of a configuration: it is nested too deeply") from None
 
 
 def override(table: dict[str, Any], key: str, text: str) -> None:
@@ -53,7 +55,7 @@ def override(table: dict[str, Any], key: str, text: str) -> None:
             raise UsageError(f"cannot set {key!r}: {section!r} is a value, not a section")
     try:
         table[name] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         table[name] = text
 
 

@@ -1,11 +1,13 @@
-"""Captions and features as arrays, and the batches drawn from them. Importing it loads no torch; `train.data.packing` does."""
+"""Captions and features as arrays, and the batches drawn from them. Importing it loads no torch;
+`train.data.packing` and `train.data.torch_datasets` do.
+"""
 
 from train.data.captions import Captions, labels_of, read_captions
 from train.data.corpus import Corpus
 from train.data.features import ImageFeatures, extractor_fingerprint, feature_spec, missing_images, read_features
 from train.data.pairs import ByImage, CaptionPairs, caption_pairs
 from train.data.sampling import Batch, ImageSampler, Sampler, ShuffledRows, TaskSampler
-from train.data.splits import TEST_SPLITS, TrainingData, check_fingerprints, check_images, open_data
+from train.data.splits import TEST_SPLITS, LeftOut, TrainingData, check_fingerprints, check_images, open_data
 
 __all__ = [
     "TEST_SPLITS",
@@ -16,6 +18,7 @@ __all__ = [
     "Corpus",
     "ImageFeatures",
     "ImageSampler",
+    "LeftOut",
     "Sampler",
     "ShuffledRows",
     "TaskSampler",

@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.parameters import EncodedParameters
 
-__all__ = ["Captions", "labels_of", "read_captions"]
+__all__ = ["Captions", "check_token_ids", "labels_of", "no_captions", "read_captions"]
 
 _LABELS = ("split", "language", "portion")
 
@@ -121,6 +122,7 @@ def read_captions(
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         parts = list(pool.map(lambda number: _read_shard(dataset, number, selection), range(dataset.num_shards)))
     captions = _joined(parts, selection)
+    check_token_ids(dataset, captions.token_ids, captions.lengths)
     _check_complete(captions, selection, dataset)
     return captions
 
@@ -134,6 +136,27 @@ def labels_of(dataset: Dataset) -> dict[tuple[str, str, str], int]:
             key = (row["split"], row["language"], row["portion"])
             counts[key] = counts.get(key, 0) + row["count_all"]
     return counts
+
+
+def check_token_ids(dataset: Dataset, token_ids: np.ndarray, lengths: np.ndarray) -> None:
+    """Check that encoded captions can be looked up: an id outside the vocabulary would end the process on a GPU.
+
+    Args:
+        dataset: where they come from.
+        token_ids: ids of all captions one after the other.
+        lengths: number of ids of each caption.
+
+    Raises:
+        DatasetError: an id is not in the vocabulary, or a caption has no ids.
+    """
+    size = EncodedParameters.from_json(dataset.manifest.parameters).vocabulary_size or np.iinfo(token_ids.dtype).max
+    outside = token_ids[(token_ids < 0) | (token_ids >= size)]
+    if len(outside) or not lengths.all():
+        found = f"token id {outside[0]}, expected 0 to {size - 1:,}" if len(outside) else "a caption without token ids"
+        raise DatasetError(
+            f"{dataset.folder.location!r} is damaged: it holds {found}. Run 'imagepivot validate' on it, and copy it again or "
+            "encode the captions again"
+        )
 
 
 @dataclass(frozen=True)
@@ -183,10 +206,10 @@ def _chosen_portions(
             if other == split and (languages is None or language in chosen) and (portions is None or portion in portions):
                 chosen[language] = (*chosen.get(language, ()), portion)
     if not chosen:
-        raise DatasetError(_nothing(dataset, f"split {split!r}" + "".join(f", portion {name!r}" for name in portions or ())))
+        raise DatasetError(no_captions(dataset, f"split {split!r}" + "".join(f", portion {name!r}" for name in portions or ())))
     for language, names in chosen.items():
         if not names:
-            raise DatasetError(_nothing(dataset, f"split {split!r}, language {language!r}"))
+            raise DatasetError(no_captions(dataset, f"split {split!r}, language {language!r}"))
     return chosen
 
 
@@ -271,11 +294,11 @@ def _check_complete(captions: Captions, selection: _Selection, dataset: Dataset)
     for language, portion in selection.pairs:
         if not np.any((captions.languages == language) & (captions.portions == portion)):
             names = f"language {captions.language_names[language]!r}, portion {captions.portion_names[portion]!r}"
-            raise DatasetError(_nothing(dataset, f"split {selection.split!r}, {names}"))
+            raise DatasetError(no_captions(dataset, f"split {selection.split!r}, {names}"))
 
 
-def _nothing(dataset: Dataset, labels: str) -> str:
-    """Return the message that there are no captions with some labels."""
+def no_captions(dataset: Dataset, labels: str) -> str:
+    """Return the message that a dataset has no captions with some labels, and which it has."""
     available = "; ".join(_listing(labels_of(dataset))) or "nothing"
     return f"{dataset.folder.location!r} has no captions of {labels}. It has: {available}"
 

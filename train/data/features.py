@@ -6,10 +6,8 @@ Letters in shapes: ``I`` images, ``D`` feature width.
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +18,21 @@ from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import canonical_json, sha256_of_bytes
 from schemas.parameters import FeaturesParameters
-from schemas.storage import local_path
+from train.data.mapping import mapped_array
 
-__all__ = ["MEMORY_SHARE", "ImageFeatures", "extractor_fingerprint", "feature_spec", "missing_images", "read_features"]
+__all__ = [
+    "MEMORY_SHARE",
+    "ImageFeatures",
+    "check_finite",
+    "check_memory",
+    "extractor_fingerprint",
+    "feature_spec",
+    "fill_columns",
+    "missing_images",
+    "read_features",
+    "unit_vectors",
+    "vectors_identity",
+]
 
 MEMORY_SHARE = 0.5
 """Share of the machine's memory that features may occupy; larger ones are mapped from a file."""
@@ -104,18 +114,42 @@ def read_features(
             f"{_first([image_ids[n] for n in missing[:6].tolist()])}"
         )
     shape = len(image_ids), spec.width
+
+    def fill(array: np.ndarray) -> None:
+        fill_columns({"feature": array}, dataset, image_ids, l2=l2)
+
     size = 4 * len(image_ids) * spec.width
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size <= memory_share * memory:
-        array = np.empty(shape, np.float32)
-        _fill(array, dataset, image_ids, l2=l2)
-        return ImageFeatures(array, spec)
-    if memory_map is None:
+    if memory_map is not None and size > memory_share * _memory():
+        identity = vectors_identity(dataset, "feature", image_ids, l2=l2)
+        return ImageFeatures(mapped_array(memory_map, identity, shape, np.float32, fill), spec)
+    check_memory(size, len(image_ids), "name a folder on a fast disk with --memory-map", memory_share)
+    array = np.empty(shape, np.float32)
+    fill(array)
+    return ImageFeatures(array, spec)
+
+
+def check_memory(size: int, images: int, advice: str, memory_share: float = MEMORY_SHARE) -> None:
+    """Check that features fit into memory.
+
+    Args:
+        size: their size in bytes.
+        images: number of images.
+        advice: what to do if they do not.
+        memory_share: share of the machine's memory that they may occupy.
+
+    Raises:
+        UsageError: they do not fit.
+    """
+    if size > memory_share * _memory():
         raise UsageError(
-            f"the features of {len(image_ids):,} images take {size / 1e9:.1f} GB, more than {memory_share:.0%} of this machine's "
-            "memory: name a folder on a fast disk with --memory-map for a copy that is mapped into memory"
+            f"the features of {images:,} images take {size / 1e9:.1f} GB, more than {memory_share:.0%} of this machine's "
+            f"memory: {advice} for a copy that is mapped into memory"
         )
-    return ImageFeatures(_mapped(local_path(memory_map), shape, dataset, image_ids, l2=l2), spec)
+
+
+def _memory() -> int:
+    """Return the machine's memory in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def feature_spec(dataset: Dataset) -> FeatureSpec:
@@ -141,31 +175,57 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def _fill(array: np.ndarray, dataset: Dataset, image_ids: Sequence[str], *, l2: bool) -> None:
-    """Put each feature into the row of its image, a few at a time so that nothing is held twice."""
+def fill_columns(arrays: Mapping[str, np.ndarray], dataset: Dataset, image_ids: Sequence[str], *, l2: bool = False) -> None:
+    """Put the values of each image into the row of its id, a few at a time so that nothing is held twice.
+
+    Args:
+        arrays: by column, the array to fill; its first axis is that of ``image_ids``.
+        dataset: a dataset with one row per image.
+        image_ids: the images, each once.
+        l2: divide the vectors in each array by their Euclidean norm, over the last axis; a vector of zeros stays zero.
+
+    Raises:
+        DatasetError: a value is not finite.
+    """
     requested = pa.array(image_ids, pa.string())
-    rows = max(1, _BATCH_BYTES // (4 * array.shape[1]))
-    for batch in dataset.batches(["image_id", "feature"], batch_size=rows):
+    rows = max(1, _BATCH_BYTES // max(1, 4 * sum(array[:1].size for array in arrays.values())))
+    for batch in dataset.batches(["image_id", *arrays], batch_size=rows):
         positions = pc.fill_null(pc.index_in(batch["image_id"], requested), -1).to_numpy()
-        values = batch["feature"].flatten().to_numpy().reshape(len(positions), -1)[positions >= 0]
-        array[positions[positions >= 0]] = _unit(values) if l2 else values
+        for name, array in arrays.items():
+            column = batch[name]
+            flat = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
+            values = flat.to_numpy().reshape(len(positions), *array.shape[1:])[positions >= 0]
+            check_finite(values, dataset, [image_ids[n] for n in positions[positions >= 0].tolist()])
+            array[positions[positions >= 0]] = unit_vectors(values) if l2 else values
 
 
-def _unit(values: np.ndarray) -> np.ndarray:
+def vectors_identity(dataset: Dataset, column: str, image_ids: Sequence[str], *, l2: bool) -> list[object]:
+    """Return what the vectors of images depend on, for `train.data.mapping.mapped_array`: the bytes of the shards too."""
+    return [[shard.sha256 for shard in dataset.manifest.shards], column, list(image_ids), l2]
+
+
+def check_finite(values: np.ndarray, dataset: Dataset, image_ids: Sequence[str]) -> None:
+    """Check that no value is NaN or infinite.
+
+    Args:
+        values: ``[images, ...]``.
+        dataset: where they come from, for the message.
+        image_ids: the images.
+
+    Raises:
+        DatasetError: a value is not finite.
+    """
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        return
+    broken = ~np.isfinite(values.reshape(len(values), -1)).all(1)
+    raise DatasetError(
+        f"{dataset.folder.location!r} holds features that are not finite numbers, among them that of image "
+        f"{image_ids[int(np.flatnonzero(broken)[0])]!r}: run 'imagepivot validate' on it, and copy or extract it again"
+    )
+
+
+def unit_vectors(values: np.ndarray) -> np.ndarray:
+    """Return vectors ``[..., D]`` divided by their Euclidean norms, in float32; a vector of zeros stays zero."""
     values = values.astype(np.float32)
-    norms = np.linalg.norm(values, axis=1, keepdims=True)
+    norms = np.linalg.norm(values, axis=-1, keepdims=True)
     return values / np.where(norms > 0, norms, 1)
-
-
-def _mapped(folder: Path, shape: tuple[int, int], dataset: Dataset, image_ids: Sequence[str], *, l2: bool) -> np.ndarray:
-    """Map the features from a file, which is named after its content and appears only when complete."""
-    shards = [shard.sha256 for shard in dataset.manifest.shards]
-    path = folder / f"{sha256_of_bytes(canonical_json([shards, list(image_ids), l2]).encode())[:32]}.npy"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            array = np.lib.format.open_memmap(Path(temporary) / path.name, mode="w+", dtype=np.float32, shape=shape)
-            _fill(array, dataset, image_ids, l2=l2)
-            array.flush()
-            (Path(temporary) / path.name).replace(path)
-    return np.load(path, mmap_mode="r")

@@ -120,13 +120,20 @@ class ShuffledRows:
         self._go_to(state["epoch"], state["position"])
 
     def _go_to(self, epoch: int, position: int) -> None:
-        self._epoch, self._position = epoch, position
+        self._epoch, self._position = epoch, _checked(position, self.epoch_steps)
         rng = np.random.default_rng((*self._seed, epoch))
         order = rng.permutation(self._count)
         if self._lengths is None:
             self._batches = _batches(order, self._batch_size)
         else:
             self._batches = _of_similar_length(order, self._lengths, self._batch_size, rng)
+
+
+def _checked(position: int, most: int) -> int:
+    """Return a position in a pass of ``most`` batches, if it is one."""
+    if not 0 <= position <= most:
+        raise ValueError(f"position {position!r} is not in a pass of {most:,} batches")
+    return position
 
 
 def _batches(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
@@ -303,7 +310,7 @@ class ImageSampler:
         self._go_to(state["epoch"], state["position"])
 
     def _go_to(self, epoch: int, position: int) -> None:
-        self._epoch, self._position = epoch, position
+        self._epoch, self._position = epoch, _checked(position, self.epoch_steps)
         rng = np.random.default_rng((self._seed, _IMAGES, epoch))
         # A random order within each image and language.
         self._order = self._rows[np.lexsort((rng.random(len(self._rows)), self._groups))]

@@ -5,22 +5,80 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
+from schemas.fingerprints import sha256_of_bytes
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import Vocabulary
 from train.data.captions import Captions, read_captions
 from train.data.features import ImageFeatures, extractor_fingerprint, missing_images, read_features
 from train.data.regimes import disjoint_halves, half_of_images, one_caption_per_image
 
-__all__ = ["TEST_SPLITS", "TrainingData", "check_fingerprints", "check_images", "open_data"]
+__all__ = [
+    "TEST_SPLITS",
+    "LeftOut",
+    "TrainingData",
+    "check_fingerprints",
+    "check_images",
+    "lacking",
+    "open_data",
+    "without_images",
+]
 
 TEST_SPLITS = ("test_2016", "test_2016_flickr")
 """Names of the test split of 2016 in Multi30K: the first for its comparable captions, the second for its translations."""
+
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Images of a split that have no features, and whose captions were left out.
+
+    Attributes:
+        split: the split.
+        images: number of images left out.
+        captions: number of their captions.
+        first: the first five of their ids.
+        sha256: SHA-256 of all their ids, one per line.
+    """
+
+    split: str
+    images: int
+    captions: int
+    first: tuple[str, ...]
+    sha256: str
+
+    @classmethod
+    def of(cls, split: str, image_ids: Sequence[str], captions: int) -> LeftOut:
+        """Describe images that lack features.
+
+        Args:
+            split: the split.
+            image_ids: the images, ascending.
+            captions: number of their captions.
+        """
+        digest = sha256_of_bytes("".join(f"{image_id}\n" for image_id in image_ids).encode())
+        return cls(split, len(image_ids), captions, tuple(image_ids[:_NAMED]), digest)
+
+    @property
+    def names(self) -> str:
+        """The first ids, for messages."""
+        return ", ".join(self.first) + (", ..." if self.images > len(self.first) else "")
+
+    @property
+    def remark(self) -> str:
+        """What was left out, in one sentence."""
+        counts = f"{self.captions:,} captions of {self.images:,} images without features"
+        return f"left out of split {self.split!r}: {counts}: {self.names}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {**vars(self), "first": list(self.first)}
 
 
 @dataclass(frozen=True)
@@ -32,12 +90,14 @@ class TrainingData:
         features: features of the images, in the order of ``captions.image_ids``.
         vocabulary: the vocabulary that the captions were encoded with; None if it was not requested.
         fingerprints: fingerprints of the sources: ``captions``, ``features``, ``vocabulary`` and ``extractor``.
+        left_out: the images that lack features and were left out; None if there are none.
     """
 
     captions: Captions
     features: ImageFeatures
     vocabulary: Vocabulary | None
     fingerprints: Mapping[str, str]
+    left_out: LeftOut | None = None
 
 
 def open_data(
@@ -54,6 +114,7 @@ def open_data(
     l2: bool = False,
     memory_map: str | os.PathLike[str] | None = None,
     expected: Mapping[str, str] | None = None,
+    allow_missing_features: bool = False,
 ) -> TrainingData:
     """Read the captions of a split and the features of their images. Everything is checked before the features are read.
 
@@ -70,10 +131,12 @@ def open_data(
         l2: divide each feature by its Euclidean norm.
         memory_map: as in `read_features`.
         expected: fingerprints that the data must have, for example those of a run.
+        allow_missing_features: leave out the captions of images that lack features; ``TrainingData.left_out`` says which. Random
+            draws come before, so that they are the same as with all features.
 
     Raises:
         DatasetError: a dataset is missing or of the wrong kind; the captions were encoded with another vocabulary; a fingerprint
-            is not the expected one; there are no such captions; images lack features.
+            is not the expected one; there are no such captions; images lack features, or all images of some captions do.
         UsageError: the arguments do not fit together.
     """
     encoded = open_dataset(captions, kind="encoded")
@@ -94,12 +157,15 @@ def open_data(
     if images != "all":
         chosen = (half_of_images if images == "half" else disjoint_halves)(chosen, seed)
     chosen = chosen.compact()
-    check_images(chosen, extracted)
+    left_out = check_images(chosen, extracted, allow_missing_features=allow_missing_features)
+    if left_out is not None:
+        chosen = without_images(chosen, extracted)
     return TrainingData(
         captions=chosen,
         features=read_features(extracted, chosen.image_ids, l2=l2, memory_map=memory_map),
         vocabulary=None if words is None else words.vocabulary(),
         fingerprints=fingerprints,
+        left_out=left_out,
     )
 
 
@@ -159,21 +225,63 @@ def _check_languages(vocabulary: Dataset, captions: Captions) -> None:
         )
 
 
-def check_images(captions: Captions, features: Dataset) -> None:
+def check_images(captions: Captions, features: Dataset, *, allow_missing_features: bool = False) -> LeftOut | None:
     """Check that all images of captions have features.
+
+    Args:
+        captions: captions of a split.
+        features: dataset of features.
+        allow_missing_features: return the images that lack features instead of raising.
+
+    Returns:
+        What is to be left out; None if all images have features.
 
     Raises:
         DatasetError: images lack features; the message also counts their captions, since an image may have one or eleven.
     """
     missing = missing_images(features, captions.image_ids)
     if not len(missing):
-        return
-    first = ", ".join(captions.image_ids[n] for n in missing[:5].tolist()) + (", ..." if len(missing) > 5 else "")
+        return None
+    count = int(np.isin(captions.images, missing).sum())
+    left_out = LeftOut.of(captions.split, [captions.image_ids[n] for n in missing.tolist()], count)
+    if allow_missing_features:
+        return left_out
+    raise lacking(features, left_out, images=len(captions.image_ids), captions=len(captions))
+
+
+def lacking(features: Dataset, left_out: LeftOut, *, images: int, captions: int) -> DatasetError:
+    """Return the error that images of a split lack features.
+
+    Args:
+        features: the dataset of features.
+        left_out: the images that lack them.
+        images: number of all images of the split.
+        captions: number of all captions of the split.
+    """
     failed = (
         f" ({features.manifest.failed:,} images failed there, see 'imagepivot inspect')" if features.manifest.failed else ""
     )
-    raise DatasetError(
-        f"{features.folder.location!r} lacks the features of {len(missing):,} of {len(captions.image_ids):,} images of split "
-        f"{captions.split!r}, with {int(np.isin(captions.images, missing).sum()):,} of {len(captions):,} captions: {first}"
-        f"{failed}. Extract the features of these images, or check that both datasets are of the same images"
+    return DatasetError(
+        f"{features.folder.location!r} lacks the features of {left_out.images:,} of {images:,} images of split "
+        f"{left_out.split!r}, with {left_out.captions:,} of {captions:,} captions: {left_out.names}{failed}. Extract the "
+        "features of these images, check that both datasets are of the same images, or leave these captions out with "
+        "--allow-missing-features (allow_missing_features=True)"
     )
+
+
+def without_images(captions: Captions, features: Dataset) -> Captions:
+    """Return the captions whose images have features.
+
+    Raises:
+        DatasetError: a language or portion has no captions left.
+    """
+    missing = missing_images(features, captions.image_ids)
+    kept = captions.select(~np.isin(captions.images, missing))
+    for language, portion in np.unique(np.stack([captions.languages, captions.portions]), axis=1).T:
+        if not np.any((kept.languages == language) & (kept.portions == portion)):
+            raise DatasetError(
+                f"{features.folder.location!r} has features of no image that has a caption in "
+                f"{captions.language_names[language]} {captions.portion_names[portion]} of split {captions.split!r}: check that "
+                "both datasets are of the same images"
+            )
+    return kept.compact()

@@ -6,8 +6,9 @@ Letters: ``I`` images, ``C`` captions, ``D`` feature width, ``E`` embedding widt
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from schemas.dataset import Dataset, open_dataset
-from schemas.errors import UsageError
+from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
@@ -25,7 +26,8 @@ from schemas.output import Output
 from schemas.parameters import EmbeddingModel, FeaturesParameters
 from schemas.storage import Folder
 from schemas.writing import ShardWriter, write_dataset
-from train.data.features import feature_spec
+from train.data.captions import check_token_ids, labels_of, no_captions
+from train.data.features import check_finite, feature_spec, unit_vectors
 from train.devices import check_device_name, resolve_device
 from train.evaluation.evaluating import Count, count_nothing, embed_captions, embed_images
 from train.evaluation.matching import check_captions, check_features
@@ -37,8 +39,8 @@ __all__ = ["EmbedJob", "embed", "embed_run", "embed_shard", "weights_digest"]
 _KEY = ("image_id", "language", "portion", "index", "split")
 
 _Columns: TypeAlias = dict[str, Any]
-_Rows: TypeAlias = Callable[[Run, Dataset, int, Count], tuple[_Columns, dict[str, int]]]
-"""From a run, a dataset, the number of a shard and a count to the columns and statistics of the output shard."""
+_Rows: TypeAlias = Callable[[int], tuple[_Columns, dict[str, int]]]
+"""From the number of a shard to the columns and statistics of the output shard."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,11 @@ class EmbedJob:
         captions: folder of encoded captions; no captions are embedded if empty.
         device: a name that `train.devices.resolve_device` knows.
         overwrite: replace datasets with another fingerprint.
+        splits: only captions of these splits, and only images that have one; all if empty.
+        languages: only captions in these languages; all that the run knows if empty.
 
     Raises:
-        UsageError: there is nothing to embed, or the name of the device is unknown.
+        UsageError: there is nothing to embed, a selection has no captions to choose from, or the name of the device is unknown.
     """
 
     run: str
@@ -63,10 +67,14 @@ class EmbedJob:
     captions: str = ""
     device: str = "auto"
     overwrite: bool = False
+    splits: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.features and not self.captions:
             raise UsageError("nothing to embed: give --features, --captions, or both")
+        if (self.splits or self.languages) and not self.captions:
+            raise UsageError("--splits and --languages choose among captions, and images by their captions: give --captions")
         check_device_name(self.device)
 
     @property
@@ -84,16 +92,18 @@ def weights_digest(model: JointEmbedding) -> str:
     return digest.hexdigest()
 
 
-def embed_shard(run: Run, features: Dataset, number: int, count: Count = count_nothing) -> tuple[list[str], Tensor]:
-    """Return the image ids of a shard of features, and their embeddings ``[I, E]``."""
+def embed_shard(
+    run: Run, features: Dataset, number: int, chosen: pa.Array | None = None, count: Count = count_nothing
+) -> tuple[list[str], Tensor]:
+    """Return the image ids of a shard of features, and their embeddings ``[I, E]``; only the chosen ones, if any are given."""
     table = features.shard(number, ["image_id", "feature"])
+    if chosen is not None:
+        table = table.filter(pc.is_in(table["image_id"], chosen))
     values = table["feature"].combine_chunks().flatten().to_numpy()
     # A shard without images does not tell its width.
-    array = values.reshape(table.num_rows, feature_spec(features).width).astype(np.float32)
-    if run.config.data.l2_features:
-        norms = np.linalg.norm(array, axis=1, keepdims=True)
-        array /= np.where(norms > 0, norms, 1)
-    return table["image_id"].to_pylist(), embed_images(run.model, array, count=count)
+    array, image_ids = values.reshape(table.num_rows, feature_spec(features).width), table["image_id"].to_pylist()
+    check_finite(array, features, image_ids)
+    return image_ids, embed_images(run.model, unit_vectors(array) if run.config.data.l2_features else array, count=count)
 
 
 def embed(job: EmbedJob, count: Count = count_nothing) -> list[Manifest]:
@@ -107,6 +117,8 @@ def embed(job: EmbedJob, count: Count = count_nothing) -> list[Manifest]:
         captions=job.captions,
         overwrite=job.overwrite,
         count=count,
+        splits=job.splits,
+        languages=job.languages,
     )
 
 
@@ -119,11 +131,13 @@ def embed_run(
     captions: str = "",
     overwrite: bool = False,
     count: Count = count_nothing,
+    splits: Sequence[str] = (),
+    languages: Sequence[str] = (),
 ) -> list[Manifest]:
     """Embed images and captions with the model of an open run, one output shard per input shard.
 
     If an earlier call was stopped, this one continues from there. Captions in languages that the model does not know are left
-    out and counted.
+    out and counted, as is what was not selected. Another selection makes another dataset, with another fingerprint.
 
     Args:
         run: the run.
@@ -133,13 +147,16 @@ def embed_run(
         captions: as in `EmbedJob`.
         overwrite: as in `EmbedJob`.
         count: counts the images and captions, for a display of progress.
+        splits: as in `EmbedJob`.
+        languages: as in `EmbedJob`.
 
     Returns:
         Manifests of the datasets: kind ``features`` in ``images``, kind ``embeddings`` in ``captions``.
 
     Raises:
-        DatasetError: an input is of the wrong kind, or has another vocabulary or extractor than the run was trained with; or the
-            output holds something that must not be lost.
+        UsageError: the run does not know a language.
+        DatasetError: an input is of the wrong kind, or has another vocabulary or extractor than the run was trained with; there
+            are no such captions; or the output holds something that must not be lost.
     """
     images = open_dataset(features, kind="features") if features else None
     encoded = open_dataset(captions, kind="encoded") if captions else None
@@ -147,27 +164,60 @@ def embed_run(
         check_features(run, images)
     if encoded is not None:
         check_captions(run, encoded)
-    manifests = []
+        _check_selection(run, encoded, splits, languages)
+    tasks = []
     if images is not None:
-        task = _Task("features", f"{output}/images", images, _image_rows)
-        manifests.append(_write(run, task, name=name, overwrite=overwrite, count=count))
+        chosen = _images_of(encoded, splits) if encoded is not None and splits else None
+        sources = (images,) if chosen is None or encoded is None else (images, encoded)
+        selection = {"splits": tuple(sorted(splits))} if chosen is not None else {}
+        tasks.append(
+            _Task("features", f"{output}/images", sources, selection, partial(_image_rows, run, images, chosen, count))
+        )
     if encoded is not None:
-        task = _Task("embeddings", f"{output}/captions", encoded, _caption_rows)
-        manifests.append(_write(run, task, name=name, overwrite=overwrite, count=count))
-    return manifests
+        given = {"splits": splits, "languages": languages}
+        selection = {label: tuple(sorted(values)) for label, values in given.items() if values}
+        rows = partial(_caption_rows, run, encoded, splits, languages or run.model.config.languages, count)
+        tasks.append(_Task("embeddings", f"{output}/captions", (encoded,), selection, rows))
+    return [_write(run, task, name=name, overwrite=overwrite) for task in tasks]
+
+
+def _check_selection(run: Run, captions: Dataset, splits: Sequence[str], languages: Sequence[str]) -> None:
+    known = run.model.config.languages
+    if unknown := [language for language in languages if language not in known]:
+        raise UsageError(
+            f"--languages names {', '.join(unknown)}, but this run knows only {', '.join(known)}: give some of these"
+        )
+    labels = labels_of(captions)
+    for split in splits or ("",):
+        for language in languages or ("",):
+            if not any(split in ("", labeled) and language in ("", other) for labeled, other, _ in labels):
+                wanted = [f"split {split!r}"] if split else []
+                wanted += [f"language {language!r}"] if language else []
+                raise DatasetError(no_captions(captions, ", ".join(wanted)))
+
+
+def _images_of(captions: Dataset, splits: Sequence[str]) -> pa.Array:
+    """Return the ids of the images that have captions in some splits."""
+    shards = captions.shards(["image_id", "split"])
+    return pa.concat_arrays([pc.unique(table.filter(_is_in(table["split"], splits))["image_id"]) for table in shards])
+
+
+def _is_in(labels: pa.ChunkedArray, values: Sequence[str]) -> pa.ChunkedArray:
+    return pc.is_in(labels.cast(pa.string()), pa.array(values, pa.string()))
 
 
 @dataclass(frozen=True)
 class _Task:
-    """One dataset to write: kind, folder, the dataset that is embedded, and the function that embeds one of its shards."""
+    """One dataset to write: kind, folder, the datasets that it is made of, what was selected, and what makes a shard."""
 
     kind: str
     location: str
-    source: Dataset
+    sources: tuple[Dataset, ...]
+    selection: Mapping[str, tuple[str, ...]]
     rows: _Rows
 
 
-def _write(run: Run, task: _Task, *, name: str, overwrite: bool, count: Count) -> Manifest:
+def _write(run: Run, task: _Task, *, name: str, overwrite: bool) -> Manifest:
     """Write a dataset with as many shards as its source, or complete it."""
     spec = FeatureSpec(name=name, shape=(run.model.config.embedding,), source=run.config.description)
     model = EmbeddingModel(
@@ -175,38 +225,48 @@ def _write(run: Run, task: _Task, *, name: str, overwrite: bool, count: Count) -
         similarity=run.model.config.similarity,
         languages=run.model.config.languages if task.kind == "embeddings" else None,
     )
+    selection = {label: list(values) for label, values in task.selection.items()}
     identity = Identity(
         kind=task.kind,
-        parameters=FeaturesParameters(feature=spec, model=model).to_json(),
-        inputs=({"name": task.source.kind, "fingerprint": task.source.fingerprint},),
-        shards=task.source.num_shards,
+        parameters=FeaturesParameters(feature=spec, model=model, selection=selection or None).to_json(),
+        inputs=tuple({"name": source.kind, "fingerprint": source.fingerprint} for source in task.sources),
+        shards=task.sources[0].num_shards,
     )
     output = Output(folder=Folder(task.location), identity=identity)
 
     def make_shard(number: int, shard: ShardWriter) -> None:
-        columns, shard.statistics = task.rows(run, task.source, number, count)
+        columns, shard.statistics = task.rows(number)
         shard.write(pa.table(columns, schema=output.schema))
 
     return write_dataset(output, make_shard, overwrite=overwrite, libraries=("torch",))
 
 
-def _image_rows(run: Run, features: Dataset, number: int, count: Count) -> tuple[_Columns, dict[str, int]]:
-    image_ids, embeddings = embed_shard(run, features, number, count)
-    return {"image_id": image_ids, "feature": _vectors(embeddings)}, {"images": len(image_ids)}
+def _image_rows(
+    run: Run, features: Dataset, chosen: pa.Array | None, count: Count, number: int
+) -> tuple[_Columns, dict[str, int]]:
+    image_ids, embeddings = embed_shard(run, features, number, chosen, count)
+    statistics = {"images": len(image_ids)}
+    if chosen is not None:
+        statistics["images_left_out"] = features.manifest.shards[number].rows - len(image_ids)
+        count(statistics["images_left_out"])
+    return {"image_id": image_ids, "feature": _vectors(embeddings)}, statistics
 
 
-def _caption_rows(run: Run, captions: Dataset, number: int, count: Count) -> tuple[_Columns, dict[str, int]]:
+def _caption_rows(
+    run: Run, captions: Dataset, splits: Sequence[str], languages: Sequence[str], count: Count, number: int
+) -> tuple[_Columns, dict[str, int]]:
     table = captions.shard(number).combine_chunks()
-    known = pc.is_in(table["language"].cast(pa.string()), pa.array(run.model.config.languages))
-    kept = table.filter(known).combine_chunks()
+    kept = table.filter(_is_in(table["language"], languages))
+    kept = (kept.filter(_is_in(kept["split"], splits)) if splits else kept).combine_chunks()
     ids = kept["token_ids"].combine_chunks()
     token_ids, offsets = ids.values.to_numpy(), ids.offsets.to_numpy().astype(np.int64)
-    languages = np.array(kept["language"].to_pylist(), dtype=object)
+    check_token_ids(captions, token_ids[offsets[0] : offsets[-1]], np.diff(offsets))
+    spoken = np.array(kept["language"].to_pylist(), dtype=object)
     embeddings = torch.zeros(len(kept), run.model.config.embedding)
-    for language in run.model.config.languages:
-        rows = np.flatnonzero(languages == language)
+    for language in languages:
+        rows = np.flatnonzero(spoken == language)
         embeddings[rows] = embed_captions(run.model, token_ids, offsets, rows, language, count=count).cpu()
-    count(len(table) - len(kept))  # Those that the model does not know are done, too.
+    count(len(table) - len(kept))  # Those that are not chosen, or that the model does not know, are done, too.
     columns = {name: kept[name].combine_chunks() for name in _KEY} | {"embedding": _vectors(embeddings)}
     return columns, {"captions": len(kept), "captions_left_out": len(table) - len(kept)}
 

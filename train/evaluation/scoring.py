@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from train.data.captions import labels_of
-from train.data.splits import TEST_SPLITS, TrainingData, open_data
+from train.data.splits import TEST_SPLITS, LeftOut, TrainingData, open_data
 from train.devices import check_device_name, resolve_device
 from train.evaluation.evaluating import Count, chance, count_nothing, evaluate
 from train.evaluation.metrics import Retrieval
@@ -30,6 +30,8 @@ class EvaluateJob:
         portion: portion to evaluate; if empty, every portion, each by itself.
         device: a name that `train.devices.resolve_device` knows.
         memory_map: folder for a copy of features that do not fit into memory.
+        allow_missing_features: leave out the captions of images that lack features instead of raising an error. Fewer images
+            are easier to retrieve from.
 
     Raises:
         UsageError: the name of the device is unknown.
@@ -43,6 +45,7 @@ class EvaluateJob:
     portion: str = ""
     device: str = "auto"
     memory_map: str | None = None
+    allow_missing_features: bool = False
 
     def __post_init__(self) -> None:
         check_device_name(self.device)
@@ -58,6 +61,7 @@ class Score:
         split: split of the captions.
         retrieval: recalls and median ranks.
         chance: recalls that a random order reaches, by direction; see `train.evaluation.chance`.
+        left_out: the images of the split that lack features and were left out; None if there are none.
     """
 
     language: str
@@ -65,6 +69,7 @@ class Score:
     split: str
     retrieval: Retrieval
     chance: Mapping[str, tuple[float, ...]]
+    left_out: LeftOut | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
@@ -74,6 +79,7 @@ class Score:
             "split": self.split,
             **self.retrieval.to_dict(),
             "chance": {direction: list(recalls) for direction, recalls in self.chance.items()},
+            **({"left_out": self.left_out.to_dict()} if self.left_out else {}),
         }
 
 
@@ -88,6 +94,7 @@ def evaluate_run(job: EvaluateJob, count: Count = count_nothing) -> list[Score]:
         portion=job.portion,
         memory_map=job.memory_map,
         count=count,
+        allow_missing_features=job.allow_missing_features,
     )
 
 
@@ -101,6 +108,7 @@ def score_run(
     portion: str = "",
     memory_map: str | None = None,
     count: Count = count_nothing,
+    allow_missing_features: bool = False,
 ) -> list[Score]:
     """Evaluate an open run. The captions of each split and portion are a test of their own and are never mixed.
 
@@ -113,6 +121,7 @@ def score_run(
         portion: as in `EvaluateJob`.
         memory_map: folder for a copy of features that do not fit into memory.
         count: counts the captions and images that are embedded, for a display of progress.
+        allow_missing_features: as in `EvaluateJob`.
 
     Returns:
         One score per split, language and portion.
@@ -148,6 +157,7 @@ def score_run(
                 l2=run.config.data.l2_features,
                 memory_map=memory_map,
                 expected={name: run.fingerprints[name] for name in ("vocabulary", "extractor")},
+                allow_missing_features=allow_missing_features,
             )
             scores += [_score(run, data, language, name, count) for language, names in portions.items() for name in names]
     return scores
@@ -201,4 +211,5 @@ def _score(run: Run, data: TrainingData, language: str, portion: str, count: Cou
         split=captions.split,
         retrieval=evaluate(run.model, replace(data, captions=chosen), count=count)[language],
         chance=chance(chosen, language),
+        left_out=data.left_out,
     )

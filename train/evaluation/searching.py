@@ -15,6 +15,7 @@ from torch import Tensor
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import FeaturesParameters, TextRecipe
+from schemas.storage import Folder
 from schemas.vocabulary import UNK
 from train.devices import check_device_name, resolve_device
 from train.evaluation.embedding import embed_shard, weights_digest
@@ -157,10 +158,9 @@ def read_gallery(run: Run, folder: str) -> Gallery:
     Raises:
         DatasetError: the folder holds no embeddings, or another model's.
     """
-    try:
-        dataset = open_dataset(f"{folder.rstrip('/')}/images", kind="features")
-    except DatasetError:
-        dataset = open_dataset(folder, kind="features")
+    images = f"{folder.rstrip('/')}/images"
+    # Told apart by whether there is anything: what is damaged there must not be taken for something that is not there.
+    dataset = open_dataset(images if Folder(images).children() else folder, kind="features")
     model = FeaturesParameters.from_json(dataset.manifest.parameters).model
     if model is None or model.weights_sha256 != weights_digest(run.model):
         raise DatasetError(

@@ -5,7 +5,7 @@ Letters in shapes: ``B`` images or captions of a batch, ``C`` captions, ``D`` fe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -46,13 +46,16 @@ class ModelConfig:
     words: int = 300
     shared: bool = True
     similarity: str = "cosine"
-    language_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    language_ids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.similarity not in SIMILARITIES:
             raise ValueError(f"similarity is {self.similarity!r}, expected one of {tuple(SIMILARITIES)}")
         if not self.languages:
             raise ValueError("a model needs at least one language")
+        for name in ("vocabulary_size", "feature_width", "embedding", "words"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected 1 or more")
 
 
 class JointEmbedding(nn.Module):

@@ -7,6 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from schemas.storage import Folder
 from train.reports.table_reports import Report, Section
 
 __all__ = ["plot_report"]
@@ -24,7 +25,8 @@ def plot_report(report: Report, path: Path) -> None:
         _draw(section, panel)
     panels[-1].set_xlabel("R@10, percent: ● measured, ○ published\nblue: image to text, orange: text to image")
     figure.suptitle(f"{report.paper}: measured beside published")
-    figure.savefig(path, dpi=150)
+    with Folder(str(path.parent)).replace(path.name) as file:
+        figure.savefig(file, format="png", dpi=150)
 
 
 def _draw(section: Section, panel: Axes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -15,11 +14,10 @@ from rich.text import Text
 
 from schemas.storage import Folder
 from train.reports.published import PublishedRow, rows_of_paper
+from train.reports.results import DIRECTIONS, MEASURES, read_result
 
 __all__ = ["Cell", "Line", "Report", "Section", "read_report"]
 
-DIRECTIONS = ("image_to_text", "text_to_image")
-MEASURES = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
 _RECALLS = MEASURES[:3]
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "median rank"}
 _NONE = "–"
@@ -173,6 +171,7 @@ def read_report(output: str, paper: str) -> Report:
 
     Raises:
         UsageError: the paper is unknown.
+        DatasetError: a result is damaged.
     """
     rows, folder = rows_of_paper(paper), Folder(output).local_path
     results = {preset: _results(folder / "results" / preset) for preset in {row.preset for row in rows}}
@@ -192,7 +191,7 @@ def read_report(output: str, paper: str) -> Report:
 
 
 def _results(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("seed-*.json"))]
+    return [read_result(path) for path in sorted(folder.glob("seed-*.json"))]
 
 
 def _line(row: PublishedRow, results: Sequence[Mapping[str, Any]]) -> Line:
@@ -223,4 +222,7 @@ def _notes(results: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     notes.append(f"Features: {'; '.join(features)}.")
     notes.append(f"{len(results)} runs; the best model of each was reached after {steps[0]:,} to {steps[-1]:,} steps.")
     notes.append(f"Changed against the presets: {', '.join(changed)}." if changed else "The presets are unchanged.")
+    fewer = [result for result in results if result.get("left_out") or any(score.get("left_out") for score in result["scores"])]
+    if fewer:
+        notes.append(f"Images without features, with their captions, were left out of {len(fewer)} runs.")
     return tuple(notes)

@@ -6,36 +6,37 @@ command can be stopped and given again, and rows that need another vocabulary ca
 
 from __future__ import annotations
 
-import importlib
-import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from multiprocessing import get_context
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import torch
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.fingerprints import sha256_of_bytes
 from schemas.output import hold
 from schemas.storage import Folder
 from train.config.sections import Config, resolve, to_toml
 from train.data.captions import labels_of, read_captions
 from train.data.corpus import Corpus
-from train.data.splits import TEST_SPLITS, check_images
+from train.data.splits import TEST_SPLITS, LeftOut, check_images, without_images
 from train.devices import check_device_name, check_precision_name, resolve_device
 from train.evaluation.scoring import portions_in, score_run
-from train.loop import TrainJob, train
+from train.loop import Remark, TrainJob, train
+from train.reports.parallel import run_parallel
 from train.reports.published import rows_of_paper
+from train.reports.results import read_result, write_result
 from train.runs.checkpoints import LAST
 from train.runs.run import open_run
 
 __all__ = ["Done", "TablesJob", "Task", "run_tables"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class TablesJob:
         workers: number of runs at a time; 0 means one per GPU, or one per core if there is no GPU.
         device: a name that `train.devices.resolve_device` knows; ``auto`` and ``cuda`` use all GPUs.
         precision: a name that `train.devices.check_precision` knows.
+        allow_missing_features: leave out the captions of images that lack features instead of raising an error.
 
     Raises:
         UsageError: a value is impossible.
@@ -66,6 +68,7 @@ class TablesJob:
     workers: int = 0
     device: str = "auto"
     precision: str = "fp32"
+    allow_missing_features: bool = False
 
     def __post_init__(self) -> None:
         rows_of_paper(self.paper)
@@ -138,7 +141,7 @@ class Task:
         """
         if not self.result.exists():
             return False
-        stored = json.loads(self.result.read_text(encoding="utf-8"))
+        stored = read_result(self.result)
         differing = [name for name, value in self.identity.items() if stored.get(name) != value]
         if differing:
             raise DatasetError(
@@ -163,12 +166,13 @@ class Done:
     total: int
 
 
-def run_tables(job: TablesJob, watch: Callable[[Done], None] = lambda done: None) -> None:
+def run_tables(job: TablesJob, watch: Callable[[Done], None] = lambda done: None, remark: Remark = logger.warning) -> None:
     """Train and measure every row that has no result yet.
 
     Args:
         job: the rows, and how to train them.
         watch: is called for every finished run; those that were there before come first.
+        remark: receives a sentence about the captions that are left out, for each split that lacks features.
 
     Raises:
         ImagepivotError: an argument or the data is wrong, in which case nothing was trained; or any error of a run.
@@ -177,12 +181,17 @@ def run_tables(job: TablesJob, watch: Callable[[Done], None] = lambda done: None
         name: open_dataset(location, kind={"captions": "encoded"}.get(name, name)).fingerprint
         for name, location in vars(job.corpus).items()
     }
+    if job.allow_missing_features:
+        # Features may grow; with fewer images the results are others.
+        ids = sorted(open_dataset(job.corpus.features).image_ids())
+        fingerprints["images"] = sha256_of_bytes("".join(f"{image_id}\n" for image_id in ids).encode())
     tasks = [
         Task(preset, seed, resolve(preset, job.overrides), job, fingerprints)
         for seed in range(job.seeds)  # All rows with one seed first, so that a table that is stopped early has no gaps.
         for preset in job.presets()
     ]
-    _check_data(tasks, job)
+    for left_out in _check_data(tasks, job):
+        remark(left_out.remark)
     with hold(Folder(job.output)):
         finished = [task for task in tasks if task.is_done()]
         for count, task in enumerate(finished, start=1):
@@ -192,8 +201,12 @@ def run_tables(job: TablesJob, watch: Callable[[Done], None] = lambda done: None
             watch(Done(task, count, len(tasks)))
 
 
-def _check_data(tasks: Sequence[Task], job: TablesJob) -> None:
-    """Check, before anything is trained, that captions and features cover what the rows are trained and measured on."""
+def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[LeftOut]:
+    """Check, before anything is trained, that captions and features cover what the rows are trained and measured on.
+
+    Returns:
+        By split, the images that lack features, if the job allows it.
+    """
     captions, features = open_dataset(job.corpus.captions, kind="encoded"), open_dataset(job.corpus.features)
     labels = labels_of(captions)
     available = {(language, portion) for split, language, portion in labels if split in TEST_SPLITS}
@@ -210,9 +223,14 @@ def _check_data(tasks: Sequence[Task], job: TablesJob) -> None:
         for split, portions in ((data.split, data.portions), (data.validation_split, data.portions), *measured.items()):
             for language, names in portions.items():
                 portions_read.setdefault(split, {}).setdefault(language, set()).update(names)
+    left_out = []
     for split, by_language in portions_read.items():
-        chosen = {language: sorted(names) for language, names in by_language.items()}
-        check_images(read_captions(captions, split=split, portions=chosen), features)
+        chosen = read_captions(captions, split=split, portions={language: sorted(n) for language, n in by_language.items()})
+        lacking = check_images(chosen, features, allow_missing_features=job.allow_missing_features)
+        if lacking is not None:
+            without_images(chosen, features)
+            left_out.append(lacking)
+    return left_out
 
 
 def _run_all(tasks: Sequence[Task], job: TablesJob) -> Iterator[Task]:
@@ -223,25 +241,7 @@ def _run_all(tasks: Sequence[Task], job: TablesJob) -> Iterator[Task]:
             _run(task, devices[0])
             yield task
         return
-    spawn = get_context("spawn")
-    with spawn.Manager() as manager:
-        free = manager.Queue()
-        for device in devices:
-            free.put(device)
-        with ProcessPoolExecutor(
-            len(devices),
-            mp_context=spawn,
-            # Makes our packages win over others of their names before the first task is unpickled.
-            initializer=importlib.import_module,
-            initargs=("imagepivot",),
-        ) as pool:
-            waiting = {pool.submit(_run_on_free, task, free): task for task in tasks}
-            try:
-                for future in as_completed(waiting):
-                    future.result()
-                    yield waiting[future]
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+    yield from run_parallel(_run_alone, tasks, devices)
 
 
 def _devices(job: TablesJob) -> list[str]:
@@ -256,20 +256,16 @@ def _devices(job: TablesJob) -> list[str]:
     return [devices[number % len(devices)] for number in range(job.workers or len(devices))]
 
 
-def _run_on_free(task: Task, free: Queue[str]) -> None:
+def _run_alone(task: Task, device: str) -> None:
     # Threads that share a core wait for each other at every product; one thread per process is much faster.
     torch.set_num_threads(1)
-    device = free.get()
-    try:
-        _run(task, device)
-    finally:
-        free.put(device)
+    _run(task, device)
 
 
 def _run(task: Task, device: str) -> None:
     """Train a row, or continue its training, and measure it."""
     job, corpus = task.job, task.job.corpus
-    train(
+    result = train(
         TrainJob(
             config=task.config,
             corpus=corpus,
@@ -278,12 +274,16 @@ def _run(task: Task, device: str) -> None:
             device=device,
             precision=job.precision,
             resume=True,
-        )
+            allow_missing_features=job.allow_missing_features,
+        ),
+        remark=_keep_quiet,  # `run_tables` has said it for all rows.
     )
     run = open_run(task.run, device=device)
-    scores = score_run(run, captions=corpus.captions, features=corpus.features)
+    scores = score_run(
+        run, captions=corpus.captions, features=corpus.features, allow_missing_features=job.allow_missing_features
+    )
     spec = open_dataset(corpus.features).spec
-    result = {
+    content = {
         **task.identity,
         "preset": task.preset,
         "step": run.step,
@@ -291,6 +291,11 @@ def _run(task: Task, device: str) -> None:
         "feature": "" if spec is None else f"{spec.name}, {spec.source}".rstrip(", "),
         "scores": [score.to_dict() for score in scores],
     }
-    text = json.dumps(result, ensure_ascii=False, indent=2) + "\n"
-    Folder(str(task.result.parent)).write(task.result.name, text.encode())
+    if result.left_out:
+        content["left_out"] = [left_out.to_dict() for left_out in result.left_out]
+    write_result(task.result, content)
     (task.run / LAST).unlink()  # The state of the optimizer is twice the size of the model, and no longer needed.
+
+
+def _keep_quiet(remark: str) -> None:
+    """Take a remark that was made before."""

@@ -2,35 +2,42 @@
 
 Both hold the model and everything needed to use it: configuration, vocabulary, and the fingerprints of the data that it was
 trained on. ``last.pt`` also holds the state of the training. They are written whole or not at all, and read with
-``weights_only``, so that a checkpoint from a stranger runs no code.
+``weights_only``, so that a checkpoint from a stranger runs no code. They are zip archives with a CRC-32 of every part, which torch
+writes and does not compare: that is done here, so that a flipped bit is found.
 """
 
 from __future__ import annotations
 
 import pickle
 import struct
+import zipfile
+import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, BinaryIO, cast
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
-from schemas.errors import DatasetError
+from schemas.errors import DatasetError, UsageError
+from schemas.parameters import EncodedParameters
 from schemas.storage import Folder
+from train.config.strict_toml import build
 from train.models.joint_embedding import ModelConfig
 
-__all__ = ["BEST", "LAST", "Checkpoint", "Standing", "read_checkpoint", "write_checkpoint"]
+__all__ = ["BEST", "LAST", "Checkpoint", "Standing", "damaged", "read_checkpoint", "write_checkpoint"]
 
 BEST, LAST = "best.pt", "last.pt"
 
-_FORMAT, _VERSION = "imagepivot run", 1
+_FORMAT, _VERSION = "imagepivot run", 2  # Version 1 had no `left_out`.
 
-# Errors of torch.load on bytes that are not a checkpoint: its unpickler takes them for instructions, one by one.
+# Errors of zipfile and torch.load on bytes that are not a checkpoint: an unpickler takes them for instructions, one by one.
 _UNREADABLE = (
-    *(pickle.UnpicklingError, struct.error, RuntimeError, EOFError, OSError),
-    *(LookupError, ValueError, TypeError, AttributeError, AssertionError),
+    *(zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, struct.error, RuntimeError, EOFError, OSError, MemoryError),
+    *(LookupError, ValueError, TypeError, AttributeError, AssertionError, ArithmeticError),
 )
+_FINGERPRINTS = ("captions", "features", "vocabulary", "extractor")
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,7 @@ class Checkpoint:
         standing: how far the run has come.
         optimizer: state of the optimizer; None in ``best.pt``.
         sampler: state of the sampler; None in ``best.pt``.
+        left_out: by split, the images that lacked features and were left out; see `train.data.LeftOut`.
     """
 
     config: str
@@ -87,6 +95,7 @@ class Checkpoint:
     standing: Standing
     optimizer: Mapping[str, Any] | None = None
     sampler: Mapping[str, Any] | None = None
+    left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def write_checkpoint(folder: Folder, name: str, checkpoint: Checkpoint) -> None:
@@ -94,7 +103,13 @@ def write_checkpoint(folder: Folder, name: str, checkpoint: Checkpoint) -> None:
     content = {item: getattr(checkpoint, item) for item in checkpoint.__dataclass_fields__}
     content |= {"model_config": asdict(checkpoint.model_config), "standing": asdict(checkpoint.standing)}
     with folder.replace(name) as file:
-        torch.save({"format": _FORMAT, "version": _VERSION, **content}, file)
+        sink = _Sink(file)
+        try:
+            torch.save({"format": _FORMAT, "version": _VERSION, **content}, cast(BinaryIO, sink))
+        except RuntimeError:
+            if sink.error is None:
+                raise
+            raise sink.error from None
 
 
 def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
@@ -106,20 +121,98 @@ def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
     """
     location = folder.path_of(name)
     with folder.open(name) as file:
-        try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-        except _UNREADABLE as error:
-            raise DatasetError(
-                f"{location} is damaged, or not a checkpoint ({error}): copy the run again, or train it again"
-            ) from error
+        content = _loaded(file, location)
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
         raise DatasetError(f"{location} is not a checkpoint of a run: give the folder that imagepivot train wrote")
     version = content.pop("version", 0)
+    if not isinstance(version, int):
+        raise damaged(location, f"version is {version!r}")
     if version > _VERSION:
         raise DatasetError(f"{location} has version {version}, but this imagepivot reads up to {_VERSION}: update imagepivot")
+    return _checkpoint(content, location)
+
+
+def damaged(location: str, reason: str) -> DatasetError:
+    """Return the error for a checkpoint that cannot be used."""
+    return DatasetError(f"{location} is damaged, or not a checkpoint ({reason}): copy the run again, or train it again")
+
+
+class _Sink:
+    """A file for ``torch.save``, which hides what ends a write, a full disk or Ctrl-C, behind an error of its own."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.error: BaseException | None = None
+        self._file = file
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _loaded(file: pa.NativeFile, location: str) -> Any:
+    """Return what a file of ``torch.save`` holds, after its checksums were compared."""
     try:
-        content["model_config"] = ModelConfig(**content["model_config"])
-        content["standing"] = Standing(**content["standing"])
-        return Checkpoint(**content)
-    except (KeyError, TypeError) as error:
-        raise DatasetError(f"{location} is damaged ({error}): copy the run again, or train it again") from error
+        with zipfile.ZipFile(file) as archive:
+            part = archive.testzip()
+    except _UNREADABLE as error:
+        raise damaged(location, "the file is empty" if file.size() == 0 else "it is not a whole zip archive") from error
+    if part is not None:
+        raise damaged(location, f"its part {part!r} has another checksum than when it was written")
+    file.seek(0)
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except _UNREADABLE as error:
+        # What torch says here is advice to switch its protection off.
+        raise damaged(location, "it holds something else than numbers, text and tensors, or parts of it are missing") from error
+
+
+def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
+    """Check the types of everything in a checkpoint, and return it."""
+    known = {item.name for item in fields(Checkpoint)}
+    needed = known - {"optimizer", "sampler", "left_out"}
+    if problems := [f"{name} is missing" for name in sorted(needed - content.keys())]:
+        raise damaged(location, problems[0])
+    if unknown := sorted(map(str, content.keys() - known)):
+        raise damaged(location, f"{unknown[0]!r} is unknown")
+    for name, kind in (("config", str), ("precision", str), ("seed", int), ("captions", dict)):
+        if not isinstance(content[name], kind):
+            raise damaged(location, f"{name} is {content[name]!r}")
+    for name in ("optimizer", "sampler"):
+        if not isinstance(content.setdefault(name, None), (dict, type(None))):
+            raise damaged(location, f"{name} is of type {type(content[name]).__name__}")
+    if not _maps(content.setdefault("left_out", {}), dict):
+        raise damaged(location, f"left_out is {content['left_out']!r}")
+    if not _maps(content["model"], Tensor):
+        raise damaged(location, "model does not map names to tensors")
+    if not _maps(content["fingerprints"], str) or set(content["fingerprints"]) != set(_FINGERPRINTS):
+        raise damaged(location, f"fingerprints are not those of {', '.join(_FINGERPRINTS)}")
+    tokens = content["tokens"]
+    if not isinstance(tokens, tuple) or not all(isinstance(token, str) for token in tokens):
+        raise damaged(location, "tokens are not text")
+    try:
+        EncodedParameters.from_json(content["captions"])
+        content["model_config"] = build(ModelConfig, _plain(content["model_config"]), "model_config.")
+        content["standing"] = build(Standing, _plain(content["standing"]), "standing.")
+    except (UsageError, ValueError) as error:
+        raise damaged(location, str(error)) from error
+    except (LookupError, TypeError, AttributeError) as error:
+        raise damaged(location, "captions, model_config or standing are of another type") from error
+    return Checkpoint(**content)
+
+
+def _maps(value: Any, kind: type) -> bool:
+    """Tell whether a value maps names to values of a type."""
+    return isinstance(value, dict) and all(isinstance(name, str) and isinstance(item, kind) for name, item in value.items())
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with lists in place of tuples, as TOML has them."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

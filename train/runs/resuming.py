@@ -5,7 +5,7 @@ from __future__ import annotations
 from schemas.errors import DatasetError, UsageError
 from schemas.storage import Folder
 from train.config.sections import differences, from_toml
-from train.runs.checkpoints import BEST, LAST, Checkpoint, read_checkpoint
+from train.runs.checkpoints import BEST, LAST, Checkpoint, damaged, read_checkpoint
 
 __all__ = ["check_same_run", "checkpoint_to_resume"]
 
@@ -54,13 +54,21 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder) -> None:
         DatasetError: something differs, which the message names.
     """
     source = folder.path_of(LAST)
-    changes = differences(from_toml(old.config, source).lasting, from_toml(new.config, "the configuration").lasting)
+    try:
+        before = from_toml(old.config, source)
+    except UsageError as error:
+        raise damaged(source, str(error)) from error
+    changes = differences(before.lasting, from_toml(new.config, "the configuration").lasting)
     for name in ("seed", "precision"):
         if getattr(old, name) != getattr(new, name):
             changes.append(f"{name}: was {getattr(old, name)}, now {getattr(new, name)}")
     for name, fingerprint in new.fingerprints.items():
         if old.fingerprints.get(name) != fingerprint:
             changes.append(f"{name}: was {old.fingerprints.get(name, 'none')[:12]}..., now {fingerprint[:12]}...")
+    for split in sorted({*old.left_out, *new.left_out}):
+        was, now = (str(checkpoint.left_out.get(split, {}).get("images", 0)) for checkpoint in (old, new))
+        if old.left_out.get(split) != new.left_out.get(split):
+            changes.append(f"images without features in split {split!r}: were {was}, now {now if now != was else 'others'}")
     if changes:
         raise DatasetError(
             f"{folder.location!r} holds another run ({'; '.join(changes[:3])}), which cannot be resumed with these values. Give "

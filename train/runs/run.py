@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from schemas.errors import DatasetError
+from schemas.errors import DatasetError, UsageError
 from schemas.parameters import EncodedParameters, TextRecipe
 from schemas.storage import Folder
 from schemas.vocabulary import Vocabulary
 from train.config.sections import Config, from_toml
-from train.models.joint_embedding import JointEmbedding, build_model
-from train.runs.checkpoints import BEST, LAST, Standing, read_checkpoint
+from train.models.joint_embedding import JointEmbedding
+from train.runs.checkpoints import BEST, LAST, Standing, damaged, read_checkpoint
+from train.runs.restoring import stored_model
 
 __all__ = ["Run", "open_run"]
 
@@ -34,6 +35,7 @@ class Run:
         seed: seed of the run.
         precision: precision that it was trained in.
         standing: how far it was trained.
+        left_out: by split, the images that lacked features and that it was trained and chosen without.
     """
 
     folder: Folder
@@ -45,6 +47,7 @@ class Run:
     seed: int
     precision: str
     standing: Standing
+    left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def text(self) -> TextRecipe | None:
@@ -77,16 +80,22 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
             f"{run_folder.location!r} is not a run: it holds no {name}. Either the path is wrong, or the training has not reached "
             "its first evaluation yet"
         ) from None
-    model = build_model(stored.model_config, stored.seed)
-    model.load_state_dict(stored.model)
+    source = run_folder.path_of(name)
+    model = stored_model(stored, source)
+    try:
+        config = from_toml(stored.config, source)
+        vocabulary = Vocabulary(tokens=stored.tokens, counts=({},) * len(stored.tokens))
+    except (UsageError, ValueError) as error:
+        raise damaged(source, str(error)) from error
     return Run(
         folder=run_folder,
-        config=from_toml(stored.config, run_folder.path_of(name)),
+        config=config,
         model=model.to(device).eval(),
-        vocabulary=Vocabulary(tokens=stored.tokens, counts=({},) * len(stored.tokens)),
+        vocabulary=vocabulary,
         fingerprints=stored.fingerprints,
         captions=stored.captions,
         seed=stored.seed,
         precision=stored.precision,
         standing=stored.standing,
+        left_out=stored.left_out,
     )

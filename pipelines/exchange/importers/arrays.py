@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, ClassVar
 
 import numpy as np
@@ -196,12 +197,24 @@ class ArrayFiles:
 
 def _map(path: Path) -> np.ndarray:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise InputError(f"{str(path)!r} cannot be read as an npy array of numbers: {error}") from error
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{str(path)!r} is an npz archive: take the npy array out of it")
-    return array
+        return np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError, EOFError, TypeError, SyntaxError, TokenError) as error:
+        raise InputError(f"{str(path)!r} cannot be read as an npy array of numbers: {_flaw(path, error)}") from error
+
+
+def _flaw(path: Path, error: Exception) -> str:
+    """Say what is wrong with a file; where numpy takes it for a pickle, its own advice is to load that without protection."""
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    with path.open("rb") as file:
+        head = file.read(len(np.lib.format.MAGIC_PREFIX))
+    if head.startswith(b"PK"):
+        return "it is an npz archive, take the npy array out of it"
+    if head != np.lib.format.MAGIC_PREFIX:
+        return "the file is empty" if not head else "it is a file of another kind"
+    if "Python objects" in str(error):
+        return "it holds Python objects, which could run code when read; save it again as numbers"
+    return "it is cut off" if "mmap length" in str(error) else "its header is damaged"
 
 
 def _check_values(paths: Sequence[Path], arrays: Sequence[np.ndarray]) -> None:

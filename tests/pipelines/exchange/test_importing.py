@@ -1,6 +1,7 @@
 import base64
 import csv
 import hashlib
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -219,6 +220,33 @@ def test_broken_arrays_are_refused_and_nothing_is_written(tmp_path, change, mess
     with pytest.raises(InputError, match=message):
         import_features(job)
     assert not (tmp_path / "out").exists()
+
+
+def header_of(shape: str, *, spaces: int = 0) -> bytes:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}{' ' * spaces}\n".encode()
+    return b"\x93NUMPY\x02\x00" + len(header).to_bytes(4, "little") + header
+
+
+@pytest.mark.parametrize(
+    ("content", "flaw"),
+    [
+        (b"", "the file is empty"),
+        (b"hello", "it is a file of another kind"),
+        (pickle.dumps([1, 2]), "it is a file of another kind"),
+        (b"PK\x03\x04 no archive", "it is an npz archive, take the npy array out of it"),
+        (header_of("(2, 6)") + bytes(40), "it is cut off"),
+        (header_of("(2, 6)")[:30], "its header is damaged"),
+        (header_of("(2, (6"), "its header is damaged"),
+        (header_of("(2, 6)", spaces=20_000) + bytes(48), "its header is damaged"),
+    ],
+)
+def test_a_file_that_is_no_array_is_refused_in_our_own_words(tmp_path, content, flaw):
+    """Numpy's advice on many of these is to load them without protection."""
+    (tmp_path / "a.npy").write_bytes(content)
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    job = ImportJob(NpyImport((str(tmp_path / "a.npy"),)), output=str(tmp_path / "out"), name="toy")
+    with pytest.raises(InputError, match=rf"a\.npy' cannot be read as an npy array of numbers: {flaw}$"):
+        import_features(job)
 
 
 def test_captions_that_do_not_stand_in_runs_are_refused(tmp_path):

@@ -10,7 +10,7 @@ import typer
 
 from schemas import events
 from schemas.dataset import open_dataset
-from schemas.errors import UsageError
+from schemas.errors import DatasetError, UsageError
 from train.commands import options, runs, tables
 from train.data.splits import open_data
 from train.evaluation.scoring import score_run
@@ -186,3 +186,37 @@ def test_tables_writes_the_report(command, toy_2016, tmp_path, monkeypatch):
     markdown = Path(tmp_path, "o", "gella2017.md").read_text()
     assert "| VSE | de | 1 | " in markdown
     assert Path(tmp_path, "o", "gella2017.png").stat().st_size > 1000
+
+
+def test_evaluate_says_what_it_leaves_out(command, write_run, gappy):
+    arguments = ("evaluate", write_run(), "--captions", gappy.captions, "--features", gappy.features, "--split", "test")
+    with pytest.raises(DatasetError, match="--allow-missing-features"):
+        command(*arguments, "--device", "cpu")
+    out, notes = command(*arguments, "--device", "cpu", "--allow-missing-features", "--json")
+    assert notes == "left out of split 'test': 6 captions of 1 images without features: test-004\n"
+    assert {score["left_out"]["images"] for score in json.loads(out)} == {1}
+
+
+def test_tables_say_what_they_leave_out_once(command, toy_2016, without_features, tmp_path):
+    few = without_features(toy_2016, tmp_path)
+    out, notes = command(
+        *("tables", "gella2017", tmp_path / "o", "--rows", "vse-*", "--seeds", "1", "--workers", "1", "--device", "cpu"),
+        *("--captions", few.captions, "--features", few.features, "--vocabulary", few.vocabulary, "--no-plot"),
+        *("--max-steps", "2", "--set", "model.embedding=6", "--set", "model.words=4", "--set", "schedule.batch_size=8"),
+        "--allow-missing-features",
+    )
+    assert [line.partition(":")[0] for line in notes.splitlines() if line.startswith("left out")] == [
+        f"left out of split '{split}'" for split in ("train", "val", "test_2016")
+    ]
+    assert "left out of 2 runs" in out
+
+
+def test_embed_takes_splits_and_languages(command, write_run, toy, tmp_path):
+    arguments = ("embed", write_run(), tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
+    command(*arguments, "--splits", "test, val", "--languages", "de")
+    images, captions = (open_dataset(tmp_path / "e" / name) for name in ("images", "captions"))
+    assert captions.manifest.parameters["selection"] == {"splits": ["test", "val"], "languages": ["de"]}
+    assert images.manifest.parameters["selection"] == {"splits": ["test", "val"]}
+    assert len(images) == 21
+    with pytest.raises(DatasetError, match="holds another dataset"):
+        command(*arguments, "--splits", "val")

@@ -92,3 +92,14 @@ def test_a_missing_dataset_is_refused(command, datasets, tmp_path):
     with pytest.raises(DatasetError, match=r"nowhere.* is not a dataset"):
         command("vsepp", str(tmp_path / "run"), *datasets, "--features", str(tmp_path / "nowhere"))
     assert not (tmp_path / "run").exists()
+
+
+def test_it_says_what_it_leaves_out(command, datasets, gappy, tmp_path):
+    (tmp_path / "small.toml").write_text(SMALL)
+    given = [str(tmp_path / "small.toml"), str(tmp_path / "run"), *datasets, "--features", gappy.features, "--device", "cpu"]
+    with pytest.raises(DatasetError, match=r"lacks the features of 2 of 12 images .* with --allow-missing-features"):
+        command(*given, "--max-steps", "3")
+    output = command(*given, "--max-steps", "3", "--no-tensorboard", "--allow-missing-features")
+    assert "left out of split 'train': 21 captions of 7 images without features: train-003, train-005, train-007, " in output
+    assert "left out of split 'val': 6 captions of 2 images without features: val-002, val-009\n" in output
+    assert open_run(tmp_path / "run").left_out["val"]["images"] == 2

@@ -156,3 +156,15 @@ def test_counts_by_label(toy):
     assert len(counts) == 3 * 4
     assert counts["val", "en", "comparable"] == 36
     assert counts["test", "fr", "translation"] == 9
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [([1, 5, 2], "it holds token id 5, expected 0 to 4"), ([1, -3, 2], "token id -3"), ([], "a caption without token ids")],
+)
+def test_token_ids_that_cannot_be_looked_up(new_dataset, tmp_path, ids, message):
+    row = {"image_id": "a", "language": "en", "portion": "comparable", "index": 0, "split": "train", "length": 3}
+    rows = [{**row, "token_ids": [1, 4, 2]}, {**row, "index": 1, "token_ids": ids}]
+    new_dataset(tmp_path / "encoded", "encoded", rows, parameters={"vocabulary_size": 5})
+    with pytest.raises(DatasetError, match=f"is damaged: .*{message}"):
+        read_captions(open_dataset(tmp_path / "encoded"), split="train")

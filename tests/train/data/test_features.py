@@ -78,7 +78,7 @@ def test_a_torn_mapped_file_never_appears(features, tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("train.data.features._fill", fail)
+    monkeypatch.setattr("train.data.features.fill_columns", fail)
     with pytest.raises(KeyboardInterrupt):
         read_features(dataset, IDS[:5], memory_map=tmp_path / "cache", memory_share=0)
     assert list((tmp_path / "cache").iterdir()) == []
@@ -117,3 +117,13 @@ def test_other_kinds_are_refused(toy, new_dataset, tmp_path):
     new_dataset(tmp_path / "regions", "regions", [], parameters={}, spec=FeatureSpec("faster-rcnn-36", (36, 2048)))
     with pytest.raises(DatasetError, match="holds regions, but the models here take one vector per image"):
         read_features(open_dataset(tmp_path / "regions"), [])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_is_refused(new_dataset, tmp_path, value):
+    rows = [{"image_id": name, "feature": np.zeros(6)} for name in IDS]
+    rows[4]["feature"][5] = value
+    new_dataset(tmp_path / "features", "features", rows, parameters={}, spec=TOY)
+    with pytest.raises(DatasetError, match=f"features that are not finite numbers, among them that of image '{IDS[4]}'"):
+        read_features(open_dataset(tmp_path / "features"), IDS)
+    assert len(read_features(open_dataset(tmp_path / "features"), IDS[:4])) == 4  # Only what is read counts.

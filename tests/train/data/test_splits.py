@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +15,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from train.data.captions import read_captions
 from train.data.regimes import disjoint_halves, half_of_images, one_caption_per_image
-from train.data.splits import check_fingerprints, open_data
+from train.data.splits import LeftOut, check_fingerprints, open_data
 
 COMPARABLE = {"en": ("comparable",), "de": ("comparable",)}
 
@@ -157,3 +158,56 @@ def test_nothing_large_is_read_before_all_is_checked(toy, new_dataset, tmp_path,
         open_data(toy.captions, str(tmp_path / "features"), split="val")
     with pytest.raises(DatasetError, match="has no captions of split 'dev'"):
         open_data(toy.captions, toy.features, split="dev")
+
+
+# --- images without features -----------------------------------------------------------------------------------------
+
+
+def test_captions_without_features_are_left_out(toy, gappy):
+    whole = open_data(toy.captions, toy.features, split="train", languages=["en", "de"])
+    data = open_data(gappy.captions, gappy.features, split="train", languages=["en", "de"], allow_missing_features=True)
+    lacking = [f"train-{n:03d}" for n in (3, 5, 7, 11, 13, 17, 19)]
+    assert data.captions.image_ids == tuple(name for name in whole.captions.image_ids if name not in lacking)
+    assert data.left_out == LeftOut(
+        split="train",
+        images=7,
+        captions=7 * (3 + 2 + 1),
+        first=("train-003", "train-005", "train-007", "train-011", "train-013"),
+        sha256=hashlib.sha256("".join(f"{name}\n" for name in lacking).encode()).hexdigest(),
+    )
+    assert data.left_out.remark == (
+        "left out of split 'train': 42 captions of 7 images without features: "
+        "train-003, train-005, train-007, train-011, train-013, ..."
+    )
+    by_id = {row["image_id"]: row["feature"] for row in open_dataset(toy.features).table().to_pylist()}
+    assert data.features.array.tolist() == [by_id[name] for name in data.captions.image_ids]
+    rows = [row for row in range(len(whole.captions)) if whole.captions.image_ids[whole.captions.images[row]] not in lacking]
+    expected = whole.captions.select(np.array(rows))
+    assert data.captions.token_ids.tolist() == expected.token_ids.tolist()
+
+
+def test_nothing_is_left_out_where_nothing_lacks(toy):
+    data = open_data(toy.captions, toy.features, split="val", allow_missing_features=True)
+    assert data.left_out is None
+
+
+def test_the_error_names_the_option(gappy):
+    with pytest.raises(DatasetError, match=r"lacks the features of 2 of 12 images .*or leave .* with --allow-missing-features"):
+        open_data(gappy.captions, gappy.features, split="val")
+
+
+def test_a_draw_is_that_of_all_images(toy, gappy):
+    """The half of the images does not depend on which of them have features."""
+    arguments = {"split": "train", "languages": ["en"], "images": "half", "seed": 3}
+    whole = open_data(toy.captions, toy.features, **arguments)
+    data = open_data(gappy.captions, gappy.features, **arguments, allow_missing_features=True)
+    assert 0 < len(data.captions.image_ids) < len(whole.captions.image_ids)
+    assert set(data.captions.image_ids) < set(whole.captions.image_ids)
+
+
+def test_captions_of_which_no_image_has_features(toy, new_dataset, tmp_path):
+    new_dataset(
+        tmp_path / "one", "features", [{"image_id": "x", "feature": np.ones(8)}], parameters={}, spec=FeatureSpec("toy", (8,))
+    )
+    with pytest.raises(DatasetError, match="has features of no image that has a caption in de comparable of split 'val'"):
+        open_data(toy.captions, str(tmp_path / "one"), split="val", languages=["de"], allow_missing_features=True)

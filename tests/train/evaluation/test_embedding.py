@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
+from schemas.manifest import MANIFEST_NAME
 from schemas.validation import validate
 from train.data.packing import pack
 from train.evaluation.embedding import EmbedJob, embed, embed_run, weights_digest
-from train.evaluation.searching import embed_gallery
+from train.evaluation.searching import embed_gallery, read_gallery
 from train.runs.run import open_run
 
 
@@ -162,3 +164,86 @@ def test_a_shard_without_captions_has_no_embeddings(run, toy, new_dataset, tmp_p
     embed_run(run, str(tmp_path / "o"), name="run", captions=str(tmp_path / "few"))
     assert validate(tmp_path / "o" / "captions") == []
     assert len(open_dataset(tmp_path / "o" / "captions")) == 6
+
+
+# --- a selection -----------------------------------------------------------------------------------------------------
+
+
+def rows_of(folder):
+    dataset = open_dataset(folder)
+    return {tuple(row[name] for name in ("image_id", "language", "portion", "index")): row["embedding"] for row in dataset}
+
+
+def test_only_some_splits_and_languages(run, toy, job, tmp_path):
+    embed(job)
+    everything = rows_of(f"{job.output}/captions")
+    chosen = replace(job, output=str(tmp_path / "some"), splits=("test", "val"), languages=("de",))
+    images, captions = embed(chosen)
+    for name in ("images", "captions"):
+        assert validate(f"{chosen.output}/{name}") == []
+    source = open_dataset(toy.captions).table().to_pylist()
+    expected = {
+        (row["image_id"], row["language"], row["portion"], row["index"])
+        for row in source
+        if row["split"] in ("val", "test") and row["language"] == "de"
+    }
+    found = rows_of(f"{chosen.output}/captions")
+    assert set(found) == expected
+    for key, embedding in found.items():
+        np.testing.assert_allclose(embedding, everything[key], atol=1e-6)
+    assert captions.statistics == {"captions": len(expected), "captions_left_out": len(source) - len(expected)}
+    # Images follow their splits, not the languages of their captions.
+    dataset = open_dataset(f"{chosen.output}/images")
+    assert set(dataset.image_ids()) == {row["image_id"] for row in source if row["split"] in ("val", "test")}
+    assert images.statistics == {"images": 21, "images_left_out": 40}
+    before = open_dataset(f"{job.output}/images")
+    for row in dataset:
+        np.testing.assert_allclose(row["feature"], before.get(row["image_id"])["feature"], atol=1e-6)
+
+
+def test_another_selection_is_another_dataset(run, toy, job):
+    embed(job)
+    whole = [open_dataset(f"{job.output}/{name}").fingerprint for name in ("images", "captions")]
+    with pytest.raises(DatasetError, match=r"holds another dataset .selection: there nothing, now \{'splits': \['val'\]\}"):
+        embed(replace(job, splits=("val",)))
+    images, captions = embed(replace(job, splits=("val", "test"), overwrite=True))
+    assert (images.parameters["selection"], captions.parameters["selection"]) == ({"splits": ["test", "val"]},) * 2
+    assert [entry["name"] for entry in images.inputs] == ["features", "encoded"]
+    again = embed(replace(job, splits=("test", "val")))
+    assert [manifest.fingerprint for manifest in again] == [images.fingerprint, captions.fingerprint]
+    # The languages choose captions only.
+    other, german = embed(replace(job, splits=("test", "val"), languages=("de",), overwrite=True))
+    assert other.fingerprint == images.fingerprint
+    assert german.parameters["selection"] == {"splits": ["test", "val"], "languages": ["de"]}
+    assert len({*whole, images.fingerprint, captions.fingerprint, german.fingerprint}) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"splits": ("dev",)}, DatasetError, r"has no captions of split 'dev'\. It has: test: de comparable"),
+        ({"languages": ("cs",)}, UsageError, "--languages names cs, but this run knows only en, de"),
+        (
+            {"captions": "", "splits": ("val",)},
+            UsageError,
+            "--splits and --languages choose among captions, .* give --captions",
+        ),
+    ],
+)
+def test_a_selection_that_is_not_there(job, change, error, message):
+    with pytest.raises(error, match=message):
+        embed(replace(job, **change))
+    assert not Path(job.output).exists()
+
+
+def test_a_selection_is_a_gallery(run, toy, job):
+    embed(replace(job, splits=("test",)))
+    gallery = read_gallery(run, job.output)
+    assert sorted(gallery.image_ids) == [f"test-{n:03d}" for n in range(9)]
+
+
+def test_embeddings_that_are_damaged_are_not_looked_for_elsewhere(run, job):
+    embed(job)
+    Path(job.output, "images", MANIFEST_NAME).write_text("{}")
+    with pytest.raises(DatasetError, match=f"/images/{MANIFEST_NAME} is not the manifest of a dataset"):
+        read_gallery(run, job.output)

@@ -142,3 +142,16 @@ def test_only_evaluated_captions_are_read(run, multi30k, monkeypatch):
         ("test_2016", {"en": ("comparable",)}, "somewhere"),
         ("test_2016_flickr", {"en": ("translation",)}, "somewhere"),
     ]
+
+
+def test_captions_without_features_are_left_out(run, toy, gappy):
+    with pytest.raises(DatasetError, match=r"1 of 9 images of split 'test'.*--allow-missing-features"):
+        score_run(run, captions=gappy.captions, features=gappy.features, splits=["test"])
+    scores = score_run(run, captions=gappy.captions, features=gappy.features, splits=["test"], allow_missing_features=True)
+    assert {score.left_out.first for score in scores} == {("test-004",)}
+    assert all(score.to_dict()["left_out"]["images"] == 1 for score in scores)
+    comparable = next(score for score in scores if (score.language, score.portion) == ("en", "comparable"))
+    assert comparable.retrieval.image_to_text.queries == 8
+    assert comparable.retrieval.text_to_image.queries == 24
+    whole = score_run(run, captions=toy.captions, features=toy.features, splits=["test"], allow_missing_features=True)
+    assert all(score.left_out is None and "left_out" not in score.to_dict() for score in whole)

@@ -280,3 +280,54 @@ def test_an_error_of_a_run_is_the_error_of_the_command(toy_2016, tmp_path, front
     with pytest.raises(DatasetError, match="damaged, or not a checkpoint"):
         run(job_of(toy_2016, tmp_path / "o", workers=2, seeds=1, rows=("vse-en",)))
     assert front_door_log.exists()
+
+
+def test_captions_without_features_are_left_out(toy_2016, without_features, tmp_path):
+    few = without_features(toy_2016, tmp_path)
+    job = job_of(few, tmp_path / "o", rows=("vse-en",), seeds=1)
+    with pytest.raises(DatasetError, match="--allow-missing-features"):
+        run(job)
+    allowed = replace(job, allow_missing_features=True)
+    remarks = []
+    run_tables(allowed, remark=remarks.append)
+    assert [remark.partition(":")[0] for remark in remarks] == [
+        f"left out of split '{split}'" for split in ("train", "val", "test_2016")
+    ]
+    result = json.loads((tmp_path / "o/results/gella2017/vse-en/seed-0.json").read_text())
+    assert [left_out["images"] for left_out in result["left_out"]] == [7, 2]
+    assert [score["left_out"]["first"] for score in result["scores"]] == [["test-004"]] * 2
+    assert "were left out of 1 runs" in read_report(str(tmp_path / "o"), "gella2017").to_markdown()
+    assert run(allowed) == [("gella2017/vse-en", 0)]
+    with pytest.raises(DatasetError, match="measured with other fingerprints"):
+        run(replace(allowed, corpus=toy_2016))  # All images have features there.
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: text.replace('"scores": [', '"scores": [3, '),
+        lambda text: text.replace('"recall_at_5": ', '"recall_at_5": null, "x": '),
+        lambda text: text.replace('"step": ', '"steps": '),
+        lambda text: "[" * 100_000,
+    ],
+)
+def test_a_damaged_result_is_an_error(finished, toy_2016, tmp_path, change):
+    shutil.copytree(finished, tmp_path / "o")
+    path = tmp_path / "o/results/gella2017/vse-en/seed-1.json"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(DatasetError, match=r"seed-1\.json' is damaged, or not a result of imagepivot tables .*delete it"):
+        read_report(str(tmp_path / "o"), "gella2017")
+    with pytest.raises(DatasetError, match=r"seed-1\.json' is damaged"):
+        run(job_of(toy_2016, tmp_path / "o"))
+
+
+def test_a_result_that_is_a_folder(finished, toy_2016, tmp_path):
+    shutil.copytree(finished, tmp_path / "o")
+    path = tmp_path / "o/results/gella2017/vse-en/seed-1.json"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DatasetError, match=r"seed-1\.json': the path is a folder, expected a file"):
+        run(job_of(toy_2016, tmp_path / "o"))

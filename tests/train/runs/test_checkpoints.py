@@ -1,4 +1,9 @@
+import errno
+import io
 import pickle
+import re
+import zipfile
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -6,6 +11,7 @@ import torch
 from schemas.errors import DatasetError
 from schemas.storage import Folder
 from train.models.joint_embedding import ModelConfig
+from train.runs import checkpoints
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, read_checkpoint, write_checkpoint
 
 CHECKPOINT = Checkpoint(
@@ -15,11 +21,12 @@ CHECKPOINT = Checkpoint(
     ),
     model={"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([float("nan"), -0.0])},
     tokens=("<pad>", "<start>", "<end>", "<unk>", "é"),
-    fingerprints={"captions": "c" * 64},
+    fingerprints={name: name[0] * 64 for name in ("captions", "features", "vocabulary", "extractor")},
     captions={"max_length": 100, "text": {"recipe": "raw"}},
     seed=2**31,
     precision="fp32",
     standing=Standing(step=7, best_score=12.5, best_step=3, stale=2, stopped="steps"),
+    left_out={"train": {"images": 2, "first": ["a", "b"]}},
     optimizer={"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.999)}]},
     sampler={"step": 2**40, "languages": {"en": {"epoch": 1, "position": 2}}},
 )
@@ -33,8 +40,20 @@ def folder(tmp_path):
 def test_a_checkpoint_survives_a_round_trip(folder):
     write_checkpoint(folder, LAST, CHECKPOINT)
     stored = read_checkpoint(folder, LAST)
-    for name in ("config", "tokens", "fingerprints", "captions", "seed", "precision", "standing", "sampler", "model_config"):
+    for name in (
+        "config",
+        "tokens",
+        "fingerprints",
+        "captions",
+        "seed",
+        "precision",
+        "standing",
+        "sampler",
+        "model_config",
+        "left_out",
+    ):
         assert getattr(stored, name) == getattr(CHECKPOINT, name), name
+    assert stored.model_config == CHECKPOINT.model_config
     assert stored.model["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert stored.model["b"].view(torch.int32).tolist() == CHECKPOINT.model["b"].view(torch.int32).tolist()
     assert stored.optimizer["param_groups"] == CHECKPOINT.optimizer["param_groups"]
@@ -83,6 +102,79 @@ def test_a_file_that_is_not_a_checkpoint_is_refused(folder, data, capfd):
     assert "pwned" not in "".join(capfd.readouterr())
 
 
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """A checkpoint's bytes, and where each of its parts lies."""
+    folder = Folder(str(tmp_path_factory.mktemp("parts")))
+    write_checkpoint(folder, BEST, CHECKPOINT)
+    data = folder.read(BEST)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+    places = {name: data.index(data_of(data, info), info.header_offset) for name, info in members.items()}
+    return data, {name: (places[name], info.file_size) for name, info in members.items()}
+
+
+def data_of(data, info):
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return archive.read(info)
+
+
+@pytest.mark.parametrize("part", ["data.pkl", "data/0", "data/1"])
+@pytest.mark.parametrize("bit", [0, 7])
+def test_a_flipped_bit_is_found(folder, parts, part, bit):
+    """Torch itself reads other weights without a word."""
+    data, places = parts
+    start, size = places[part]
+    flipped = bytearray(data)
+    flipped[start + size // 2] ^= 1 << bit
+    folder.write(BEST, bytes(flipped))
+    with pytest.raises(DatasetError, match=rf"best\.pt is damaged, .*\(its part '.*{part}' has another checksum"):
+        read_checkpoint(folder, BEST)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"config": 3}, "config is 3"),
+        ({"seed": "3"}, "seed is '3'"),
+        ({"precision": None}, "precision is None"),
+        ({"captions": []}, r"captions is \[\]"),
+        ({"captions": {"text": 7}}, "captions, model_config or standing are of another type"),
+        ({"model": {"a": [1.0]}}, "model does not map names to tensors"),
+        ({"model": None}, "model does not map names to tensors"),
+        ({"tokens": ["<pad>"]}, "tokens are not text"),
+        ({"tokens": (1, 2)}, "tokens are not text"),
+        ({"fingerprints": {"captions": "c"}}, "fingerprints are not those of captions, features, vocabulary, extractor"),
+        ({"optimizer": 4}, "optimizer is of type int"),
+        ({"sampler": "x"}, "sampler is of type str"),
+        ({"standing": {"step": "7"}}, "standing.step is '7', expected a whole number"),
+        ({"standing": 3}, "captions, model_config or standing are of another type"),
+        ({"standing": {"steps": 7}}, "unknown key standing.steps"),
+        ({"model_config": {"languages": ("en",)}}, "model_config.vocabulary_size is missing"),
+        ({"model_config": {"languages": ("en",), "vocabulary_size": 5, "feature_width": -2}}, "feature_width is -2"),
+        ({"left_out": {"train": 3}}, "left_out is "),
+        ({"more": 1}, "'more' is unknown"),
+        ({"version": "1"}, "version is '1'"),
+    ],
+    ids=str,
+)
+def test_content_of_another_type_is_refused(folder, change, message):
+    content = {name: getattr(CHECKPOINT, name) for name in CHECKPOINT.__dataclass_fields__}
+    content |= {"model_config": asdict(CHECKPOINT.model_config), "standing": asdict(CHECKPOINT.standing)}
+    with folder.replace(BEST) as file:
+        torch.save({"format": "imagepivot run", "version": 1, **content, **change}, file)
+    with pytest.raises(DatasetError, match=rf"best\.pt is damaged, or not a checkpoint \(.*{message}"):
+        read_checkpoint(folder, BEST)
+
+
+def test_no_message_advises_to_read_without_protection(folder):
+    with folder.replace(BEST) as file:
+        torch.save({"format": "imagepivot run", "version": 1, "model": Evil()}, file)
+    with pytest.raises(DatasetError) as caught:
+        read_checkpoint(folder, BEST)
+    assert not re.search("weights_only|add_safe_globals|allowlist|trust", str(caught.value))
+
+
 @pytest.mark.parametrize("cut", [1, 400, 1000])
 def test_a_torn_checkpoint_is_refused(folder, cut):
     write_checkpoint(folder, BEST, CHECKPOINT)
@@ -103,8 +195,8 @@ def test_code_in_a_checkpoint_does_not_run(folder, capfd):
     ("content", "message"),
     [
         (
-            {"format": "imagepivot run", "version": 2},
-            r"best\.pt has version 2, but this imagepivot reads up to 1: update imagepivot",
+            {"format": "imagepivot run", "version": 3},
+            r"best\.pt has version 3, but this imagepivot reads up to 2: update imagepivot",
         ),
         ({"state_dict": {}}, "is not a checkpoint of a run: give the folder that imagepivot train wrote"),
         ([1, 2], "is not a checkpoint of a run"),
@@ -116,3 +208,45 @@ def test_other_content_is_refused(folder, content, message):
         torch.save(content, file)
     with pytest.raises(DatasetError, match=message):
         read_checkpoint(folder, BEST)
+
+
+def test_a_checkpoint_of_version_1_is_read(folder):
+    """It has no `left_out`: nothing was."""
+    content = {name: getattr(CHECKPOINT, name) for name in CHECKPOINT.__dataclass_fields__ if name != "left_out"}
+    content |= {"model_config": asdict(CHECKPOINT.model_config), "standing": asdict(CHECKPOINT.standing)}
+    with folder.replace(BEST) as file:
+        torch.save({"format": "imagepivot run", "version": 1, **content}, file)
+    stored = read_checkpoint(folder, BEST)
+    assert stored.left_out == {}
+    assert (stored.tokens, stored.standing) == (CHECKPOINT.tokens, CHECKPOINT.standing)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")], ids=repr)
+@pytest.mark.parametrize("number", [1, 2, 5, 9])
+def test_what_ends_a_write_is_not_hidden(folder, monkeypatch, error, number):
+    """Torch turns it into an error of its own, in most places."""
+    write_checkpoint(folder, LAST, CHECKPOINT)
+    before, calls = folder.read(LAST), iter(range(1, 1000))
+
+    class File:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, data):
+            if next(calls) == number:
+                raise error
+            return self.file.write(data)
+
+        def flush(self):
+            self.file.flush()
+
+    class Sink(checkpoints._Sink):
+        def __init__(self, file):
+            super().__init__(File(file))
+
+    monkeypatch.setattr(checkpoints, "_Sink", Sink)
+    expected, message = (DatasetError, "the disk is full") if isinstance(error, OSError) else (KeyboardInterrupt, "^$")
+    with pytest.raises(expected, match=message):
+        write_checkpoint(folder, LAST, CHECKPOINT)
+    assert folder.read(LAST) == before
+    assert folder.names() == [LAST]

@@ -75,7 +75,7 @@ def test_events_for_tensorboard(tmp_path):
 
 
 def test_missing_tensorboard_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
     with pytest.raises(UsageError, match=r"pip install 'imagepivot\[train\]', or leave its events out with --no-tensorboard"):
         RunLog(tmp_path, step=0, tensorboard=True)
     assert not (tmp_path / LOG).exists()

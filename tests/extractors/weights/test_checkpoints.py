@@ -1,0 +1,86 @@
+"""Files that torch does not read: refused in our own words, without its advice to switch the protection off."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+import tarfile
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from extractors.weights.checkpoints import read_torch
+from extractors.weights.restricted_pickle import read_pickle
+from schemas.errors import InputError
+
+ADVICE = ("weights_only", "safe_globals", "allowlist", "PyTorch 2.6", "trusted source")
+
+
+def torchscript(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
+
+
+def old_tar(path: Path) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name in ("sys_info", "pickle", "storages", "tensors"):
+            info = tarfile.TarInfo(name)
+            info.size = 3
+            archive.addfile(info, io.BytesIO(b"abc"))
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (
+            lambda path: torch.save(torch.nn.Linear(2, 2), path),
+            r"which could run code when read \(torch\.nn\.modules\.linear\.Linear\)\. Save",
+        ),
+        (lambda path: torch.save({"a": Path("x")}, path), r"which could run code when read \(pathlib\.\w+\)\. Save"),
+        (lambda path: path.write_bytes(pickle.dumps({"a": 1}, protocol=4)), "holds Python objects, which could run code"),
+        (torchscript, r"cannot be read by torch \(it is a TorchScript archive\)"),
+        (old_tar, r"cannot be read by torch \(it is in a format of before 2018\)"),
+    ],
+    ids=["module", "object", "pickle", "TorchScript", "tar"],
+)
+def test_other_files_are_refused_in_our_own_words(tmp_path, write, message, recwarn):
+    write(tmp_path / "w.pth")
+    with pytest.raises(InputError, match=message) as caught:
+        read_torch(tmp_path / "w.pth")
+    assert not any(word in str(caught.value) for word in ADVICE)
+    assert [str(warning.message) for warning in recwarn if issubclass(warning.category, UserWarning)] == []
+
+
+def test_flipped_bits_end_in_an_error_for_users_or_in_tensors(tmp_path):
+    torch.save({"a": torch.zeros(30), "b": torch.ones(2)}, tmp_path / "whole.pth")
+    data, rng = (tmp_path / "whole.pth").read_bytes(), random.Random(1)
+    for _ in range(300):
+        flipped = bytearray(data)
+        flipped[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        (tmp_path / "w.pth").write_bytes(flipped)
+        try:
+            read_torch(tmp_path / "w.pth")
+        except InputError as error:
+            message = str(error)
+        else:
+            continue
+        assert not any(word in message for word in ADVICE), message
+
+
+def test_numbers_of_a_tensor_in_a_pickle(tmp_path):
+    """They are read by torch, which refuses what is no storage."""
+
+    class Storage:
+        def __reduce__(self):
+            buffer = io.BytesIO()
+            torch.save(Path("x"), buffer, _use_new_zipfile_serialization=False)
+            return torch.storage._load_from_bytes, (buffer.getvalue(),)
+
+    (tmp_path / "w.pkl").write_bytes(pickle.dumps(Storage()))
+    with pytest.raises(InputError, match=r"refused as a pickle \(numbers of a tensor that torch refuses\)") as caught:
+        read_pickle(tmp_path / "w.pkl")
+    assert not any(word in str(caught.value) for word in ADVICE)

@@ -1,0 +1,441 @@
+"""Pairs of captions and images against the rows of both datasets, joined by hand."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from schemas.dataset import Dataset, open_dataset
+from schemas.errors import DatasetError, UsageError
+from schemas.features import FeatureSpec
+from tests.builders import write_rows
+from train.data.torch_datasets import PairDataset, PairStream, collate_pairs
+
+KEY = ("image_id", "language", "portion", "index")
+REGIONS = FeatureSpec("regions", (3, 2))
+
+
+def key_of(pair):
+    return tuple(pair[name] for name in KEY)
+
+
+def keys(pairs):
+    return [key_of(pair) for pair in pairs]
+
+
+def joined(captions, features, **selected):
+    """The rows of both datasets as one dict per caption, by key; vectors as nested lists."""
+    images = {row["image_id"]: row for row in open_dataset(features).table().to_pylist()}
+    return {
+        key_of(row): row | images[row["image_id"]]
+        for row in open_dataset(captions).table().to_pylist()
+        if all(row[label] in values for label, values in selected.items())
+    }
+
+
+def check(pair, expected):
+    """Compare a pair with the rows that were joined by hand; `length` is not part of a pair."""
+    assert {name for name in expected if name != "length"} == set(pair)
+    for name, value in pair.items():
+        if isinstance(value, np.ndarray):
+            assert value.flags.writeable
+            np.testing.assert_array_equal(value.ravel(), np.array(expected[name], value.dtype))
+        else:
+            assert value == expected[name]
+
+
+@pytest.fixture(scope="session")
+def regions(toy, tmp_path_factory):
+    """Regions of the images of the toy, two to three of them in use, in other shards than the captions."""
+    rng, rows = np.random.default_rng(3), []
+    for image_id in open_dataset(toy.features).image_ids():
+        used = int(rng.integers(2, 4))
+        row = {"image_id": image_id, "width": 640, "height": 480, "num_regions": used}
+        row["boxes"] = rng.random((3, 4)).astype(np.float32)
+        row["features"] = rng.standard_normal((3, 2)).astype(np.float32)
+        for name, dtype in (("class", np.int16), ("attribute", np.int16)):
+            row[f"{name}_ids"] = rng.integers(0, 9, 3).astype(dtype)
+            row[f"{name}_scores"] = rng.random(3).astype(np.float32)
+        rows.append(row)
+    folder = tmp_path_factory.mktemp("regions") / "regions"
+    write_rows(folder, "regions", rows, REGIONS, shards=4)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def resharded(toy, tmp_path_factory):
+    """The features of the toy in other numbers of shards."""
+    dataset, folder = open_dataset(toy.features), tmp_path_factory.mktemp("resharded")
+    rows = dataset.table().to_pylist()
+    return {
+        shards: write_rows(folder / str(shards), "features", rows, dataset.spec, shards=shards) and str(folder / str(shards))
+        for shards in (1, 2, 6, 7)
+    }
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory):
+    """Captions that are not encoded, and the features of their images."""
+    folder = tmp_path_factory.mktemp("tokens")
+    rows = [
+        {"image_id": name, "language": "en", "portion": "comparable", "index": n, "split": "train"}
+        | {"text": f"A {name}, {n}.", "tokens": ["a", name, str(n), "é"][: n + 2]}
+        for name in "abc"
+        for n in range(2)
+    ]
+    write_rows(folder / "captions", "captions", rows, shards=2)
+    images = [{"image_id": name, "feature": np.full(4, ord(name), np.float16)} for name in "abcd"]
+    write_rows(folder / "features", "features", images, FeatureSpec("toy", (2, 2), "float16"), shards=2)
+    return str(folder / "captions"), str(folder / "features")
+
+
+# --- by number -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "selected",
+    [
+        {},
+        {"split": ["val"]},
+        {"language": ["fr"]},
+        {"split": ["train", "test"], "language": ["en", "de"], "portion": ["comparable"]},
+    ],
+    ids=str,
+)
+def test_every_selected_pair_is_there(toy, selected):
+    pairs = PairDataset(toy.captions, toy.features, **{f"{label}s": values for label, values in selected.items()})
+    expected = joined(toy.captions, toy.features, **selected)
+    assert len(pairs) == len(expected)
+    assert keys(pairs) == sorted(expected)
+    for pair in pairs:
+        check(pair, expected[key_of(pair)])
+        assert pair["token_ids"].dtype == np.int32
+        assert pair["feature"].shape == (8,)
+
+
+def test_a_pair_by_its_number(toy):
+    pairs = PairDataset(toy.captions, toy.features)
+    assert key_of(pairs[-1]) == key_of(pairs[len(pairs) - 1]) == key_of(pairs[np.int64(len(pairs) - 1)])
+    assert pairs.image_ids[pairs.images[5]] == pairs[5]["image_id"]
+    for number in (len(pairs), -len(pairs) - 1):
+        with pytest.raises(IndexError):
+            pairs[number]
+    with pytest.raises(TypeError):
+        pairs["a"]
+
+
+def test_what_is_done_to_a_pair_does_not_change_the_dataset(toy):
+    pairs = PairDataset(toy.captions, toy.features)
+    pairs[0]["feature"][:] = 7
+    pairs[0]["token_ids"][:] = 7
+    assert 7 not in pairs[0]["feature"]
+    assert 7 not in pairs[0]["token_ids"][:1]
+
+
+def test_the_order_does_not_depend_on_the_shards(toy, resharded):
+    before = keys(PairDataset(toy.captions, toy.features))
+    for folder in resharded.values():
+        pairs = PairDataset(toy.captions, folder)
+        assert keys(pairs) == before
+        expected = joined(toy.captions, toy.features)
+        check(pairs[17], expected[before[17]])
+
+
+def test_regions(toy, regions):
+    pairs = PairDataset(toy.captions, regions, splits=["val"])
+    expected = joined(toy.captions, regions, split=["val"])
+    for pair in pairs:
+        check(pair, expected[key_of(pair)])
+        shapes = {name: value.shape for name, value in pair.items() if isinstance(value, np.ndarray)}
+        del shapes["token_ids"]
+        by_region = dict.fromkeys(("class_ids", "class_scores", "attribute_ids", "attribute_scores"), (3,))
+        assert shapes == {"features": (3, 2), "boxes": (3, 4), **by_region}
+        assert isinstance(pair["num_regions"], int)
+
+
+def test_columns_of_the_images(toy, regions):
+    pairs = PairDataset(toy.captions, regions, columns=["boxes", "num_regions"])
+    assert set(pairs[0]) == {*KEY, "split", "token_ids", "boxes", "num_regions"}
+    with pytest.raises(UsageError, match=r"has no column 'pixels'\. It has: width, height, num_regions, boxes, features"):
+        PairDataset(toy.captions, regions, columns=["pixels"])
+
+
+def test_tokens(tokens):
+    captions, features = tokens
+    pairs = PairDataset(captions, features)
+    assert [(pair["text"], pair["tokens"]) for pair in pairs][:2] == [("A a, 0.", ["a", "a"]), ("A a, 1.", ["a", "a", "1"])]
+    assert pairs[2]["feature"].dtype == np.float16
+    assert pairs[2]["feature"].tolist() == [[98, 98], [98, 98]]
+
+
+@pytest.mark.parametrize("folder", ["features", "regions"])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_unit_vectors(toy, regions, tmp_path, folder, mapped):
+    images = toy.features if folder == "features" else regions
+    arguments = {"memory_map": tmp_path} if mapped else {}
+    pairs, stream = PairDataset(toy.captions, images, l2=True, **arguments), PairStream(toy.captions, images, l2=True)
+    name = "feature" if folder == "features" else "features"
+    expected = joined(toy.captions, images)
+    for pair in (*pairs, *stream):
+        vectors = np.array(expected[key_of(pair)][name]).reshape(pair[name].shape)
+        np.testing.assert_allclose(pair[name], vectors / np.sqrt((vectors**2).sum(-1, keepdims=True)), rtol=1e-6)
+
+
+def test_mapped_features_are_used_again_and_are_not_pickled(toy, tmp_path):
+    pairs = PairDataset(toy.captions, toy.features, memory_map=tmp_path)
+    [path] = tmp_path.iterdir()
+    stamp = path.stat().st_mtime_ns
+    again = PairDataset(toy.captions, toy.features, memory_map=tmp_path)
+    assert path.stat().st_mtime_ns == stamp
+    data = pickle.dumps(again)
+    values = open_dataset(toy.features).numpy()
+    assert values[0].tobytes() not in data
+    copy = pickle.loads(data)
+    for one, other in zip(pairs, copy, strict=True):
+        assert key_of(one) == key_of(other)
+        assert np.array_equal(one["feature"], other["feature"])
+
+
+def test_features_that_do_not_fit_into_memory(toy, monkeypatch, tmp_path):
+    monkeypatch.setattr("train.data.features._memory", lambda: 1000)
+    with pytest.raises(
+        UsageError, match="more than 50% of this machine's memory: take a PairStream, or name a folder as memory_"
+    ):
+        PairDataset(toy.captions, toy.features)
+    assert len(PairDataset(toy.captions, toy.features, memory_map=tmp_path)) > 0
+
+
+# --- as a stream -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 6, 7])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_stream_has_every_pair_once(toy, resharded, shards, shuffle):
+    stream = PairStream(toy.captions, resharded.get(shards, toy.features), languages=["en", "fr"], shuffle=shuffle)
+    expected = joined(toy.captions, toy.features, language=["en", "fr"])
+    pairs = list(stream)
+    assert sorted(keys(pairs)) == sorted(expected)
+    assert stream.num_pairs == len(expected)
+    for pair in pairs:
+        check(pair, expected[key_of(pair)])
+
+
+def test_a_stream_of_regions_and_of_tokens(toy, regions, tokens):
+    expected = joined(toy.captions, regions, split=["test"])
+    pairs = list(PairStream(toy.captions, regions, splits=["test"]))
+    assert sorted(keys(pairs)) == sorted(expected)
+    for pair in pairs:
+        check(pair, expected[key_of(pair)])
+    assert sorted(pair["text"] for pair in PairStream(*tokens)) == [f"A {name}, {n}." for name in "abc" for n in range(2)]
+
+
+def test_the_order_of_a_stream_follows_from_seed_and_epoch(toy):
+    def order(epoch: int, **arguments):
+        stream = PairStream(toy.captions, toy.features, **arguments)
+        stream.set_epoch(epoch)
+        return keys(stream)
+
+    first = order(0, shuffle=True)
+    assert order(0, shuffle=True) == first
+    assert order(0) == order(1) == [key for table in open_dataset(toy.captions).shards(KEY) for key in keys(table.to_pylist())]
+    others = [order(1, shuffle=True), order(0, shuffle=True, seed=1), order(0)]
+    assert all(other != first and sorted(other) == sorted(first) for other in others)
+    # Not only the shards change places: the captions of a shard do as well.
+    shards = [{key[0] for key in keys(table.to_pylist())} for table in open_dataset(toy.captions).shards(KEY)]
+    within = [[key for key in one if key[0] in shards[0]] for one in (first, others[0])]
+    assert within[0] != within[1]
+
+
+def test_a_stream_of_a_shard_reads_only_captions_that_can_belong_to_it(toy, resharded, monkeypatch):
+    """Three shards of captions beside six of features: each has one possible source."""
+    stream = PairStream(toy.captions, resharded[6])
+    read, shard = [], Dataset.shard
+
+    def logged(self, number, columns=None):
+        read.append((self.kind, number))
+        return shard(self, number, columns)
+
+    monkeypatch.setattr(Dataset, "shard", logged)
+    list(stream)
+    assert read == [(kind, number) for shard in range(6) for kind, number in (("features", shard), ("encoded", shard % 3))]
+
+
+@pytest.mark.parametrize("world_size", [2, 5])
+def test_processes_that_train_together_share_the_shards(toy, world_size):
+    parts = [
+        keys(PairStream(toy.captions, toy.features, shuffle=True, rank=rank, world_size=world_size))
+        for rank in range(world_size)
+    ]
+    assert Counter(key for part in parts for key in part) == Counter(list(joined(toy.captions, toy.features)))
+    with pytest.raises(UsageError, match="rank is 2 of 2 processes, expected 0 to 1"):
+        PairStream(toy.captions, toy.features, rank=2, world_size=2)
+
+
+# --- with a DataLoader -----------------------------------------------------------------------------------------------
+
+
+def loaded(dataset, workers, **arguments):
+    loader = DataLoader(dataset, batch_size=16, num_workers=workers, collate_fn=collate_pairs, **arguments)
+    return [key for batch in loader for key in zip(*(values_of(batch[name]) for name in KEY), strict=True)]
+
+
+def values_of(column):
+    return column.tolist() if isinstance(column, torch.Tensor) else column
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dataset", [PairDataset, PairStream])
+def test_workers_neither_lose_nor_repeat_a_pair(toy, dataset, workers):
+    pairs = dataset(toy.captions, toy.features, portions=["comparable"])
+    expected = joined(toy.captions, toy.features, portion=["comparable"])
+    assert Counter(loaded(pairs, workers)) == Counter(list(expected))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dataset", [PairDataset, PairStream])
+def test_spawned_workers(toy, dataset):
+    pairs = dataset(toy.captions, toy.features, splits=["val"])
+    expected = joined(toy.captions, toy.features, split=["val"])
+    assert Counter(loaded(pairs, 2, multiprocessing_context="spawn")) == Counter(list(expected))
+
+
+SCRIPT = """
+import imagepivot
+
+if __name__ == "__main__":
+    import sys
+    from torch.utils.data import DataLoader
+
+    for make in (imagepivot.PairDataset, imagepivot.PairStream):
+        pairs = make(sys.argv[1], sys.argv[2])
+        loader = DataLoader(
+            pairs, batch_size=4, num_workers=1, multiprocessing_context="spawn", collate_fn=imagepivot.collate_pairs
+        )
+        print(sum(len(batch["lengths"]) for batch in loader))
+"""
+
+
+@pytest.mark.slow
+def test_spawned_workers_of_a_script_beside_a_module_of_the_same_name(toy, tmp_path):
+    (tmp_path / "train.py").write_text("raise RuntimeError('a module of the user was imported')")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "script.py", toy.captions, toy.features]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(len(open_dataset(toy.captions)))] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_that_live_on_see_the_epoch(toy, context):
+    stream = PairStream(toy.captions, toy.features, splits=["val"], shuffle=True)
+    loader = DataLoader(stream, batch_size=None, num_workers=1, persistent_workers=True, multiprocessing_context=context)
+    orders = []
+    for epoch in (0, 1, 0):
+        stream.set_epoch(epoch)
+        orders.append(keys(loader))
+    assert orders[0] == orders[2] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1])
+
+
+def test_a_shuffled_loader(toy):
+    pairs = PairDataset(toy.captions, toy.features)
+    orders = [loaded(pairs, 0, shuffle=True, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2])
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch(toy):
+    pairs = PairDataset(toy.captions, toy.features)
+    chosen = [pairs[number] for number in (3, 40, 41, 90)]
+    batch = collate_pairs(chosen)
+    assert batch["token_ids"].dtype == batch["lengths"].dtype == torch.int64
+    assert batch["lengths"].tolist() == [len(pair["token_ids"]) for pair in chosen]
+    assert batch["token_ids"].shape == (4, max(batch["lengths"]))
+    for row, pair in zip(batch["token_ids"].tolist(), chosen, strict=True):
+        length = len(pair["token_ids"])
+        assert row[:length] == pair["token_ids"].tolist()
+        assert row[length:] == [0] * (len(row) - length)
+    assert batch["feature"].shape == (4, 8)
+    assert batch["feature"].tolist() == [pair["feature"].tolist() for pair in chosen]
+    assert batch["language"] == [pair["language"] for pair in chosen]
+    assert batch["index"].tolist() == [pair["index"] for pair in chosen]
+
+
+def test_a_batch_of_tokens_and_of_regions(toy, regions, tokens):
+    batch = collate_pairs([PairDataset(*tokens)[n] for n in (0, 1)])
+    assert batch["tokens"] == [["a", "a"], ["a", "a", "1"]]
+    assert batch["feature"].shape == (2, 2, 2)
+    batch = collate_pairs([PairDataset(toy.captions, regions)[n] for n in (0, 50)])
+    assert batch["features"].shape == (2, 3, 2)
+    assert batch["boxes"].shape == (2, 3, 4)
+    assert batch["num_regions"].dtype == torch.int64
+
+
+def test_torchs_own_collation_takes_pairs_of_the_same_length(toy):
+    pair = PairDataset(toy.captions, toy.features)[0]
+    assert default_collate([pair, pair])["feature"].shape == (2, 8)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dataset", [PairDataset, PairStream])
+def test_images_without_features(toy, gappy, dataset, caplog):
+    arguments = {"captions": gappy.captions, "features": gappy.features, "splits": ["val", "test"]}
+    with pytest.raises(DatasetError, match=r"lacks the features of 1 of 9 images of split 'test'.*allow_missing_features=True"):
+        dataset(**arguments)
+    pairs = dataset(**arguments, allow_missing_features=True)
+    assert [(entry.split, entry.images, entry.first) for entry in pairs.left_out] == [
+        ("test", 1, ("test-004",)),
+        ("val", 2, ("val-002", "val-009")),
+    ]
+    assert caplog.messages == [entry.remark for entry in pairs.left_out]
+    lacking = {"test-004", "val-002", "val-009"}
+    expected = [key for key in joined(toy.captions, toy.features, split=["val", "test"]) if key[0] not in lacking]
+    assert sorted(keys(pairs)) == sorted(expected)
+    assert dataset(toy.captions, toy.features, allow_missing_features=True).left_out == ()
+
+
+@pytest.mark.parametrize("dataset", [PairDataset, PairStream])
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"languages": "en"}, UsageError, r"languages is 'en', expected a list, e.g. \['en'\]"),
+        ({"splits": ["dev"]}, DatasetError, "has no captions of split 'dev'. It has: test: de comparable 18"),
+        ({"languages": ["en", "cs"]}, DatasetError, "has no captions of language 'cs'"),
+        ({"languages": ["fr"], "portions": ["comparable"]}, DatasetError, "language 'fr', portion comparable. It has"),
+    ],
+    ids=str,
+)
+def test_captions_that_are_not_there(toy, dataset, arguments, error, message):
+    with pytest.raises(error, match=message):
+        dataset(toy.captions, toy.features, **arguments)
+
+
+def test_datasets_of_other_kinds(toy):
+    with pytest.raises(DatasetError, match="holds features, expected captions, encoded or not"):
+        PairDataset(toy.features, toy.features)
+    with pytest.raises(DatasetError, match="holds encoded, expected features or regions"):
+        PairStream(toy.captions, toy.captions)
+
+
+@pytest.mark.parametrize("dataset", [PairDataset, PairStream])
+def test_values_that_are_not_finite(toy, dataset, tmp_path):
+    source = open_dataset(toy.features)
+    rows = source.table().to_pylist()
+    rows[5]["feature"][2] = float("nan")
+    write_rows(tmp_path / "broken", "features", rows, source.spec, shards=3)
+    with pytest.raises(DatasetError, match=f"not finite numbers, among them that of image '{rows[5]['image_id']}'"):
+        list(dataset(toy.captions, tmp_path / "broken"))

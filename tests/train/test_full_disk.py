@@ -1,0 +1,151 @@
+"""A disk that is full, or files that may not grow: one clear error, and the last checkpoint is kept."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import DatasetError
+from schemas.storage import Folder
+from tests.train.trainings import CONFIG, assert_equal, weights
+from train.config.sections import from_toml
+from train.data.mapping import mapped_array
+from train.evaluation.embedding import EmbedJob, embed
+from train.loop import TrainJob, train
+from train.reports.results import write_result
+from train.reports.table_plots import plot_report
+from train.reports.table_reports import read_report
+from train.runs.checkpoints import LAST, read_checkpoint
+from train.runs.logs import LOG, RunLog
+
+pytestmark = pytest.mark.slow
+
+FULL = "the disk is full: free some space"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mount a disk of a size in KiB, or change its size."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = False
+
+    def mount(size: int) -> Path:
+        nonlocal mounted
+        options = f"remount,size={size}k" if mounted else f"size={size}k"
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"this account cannot mount a small disk: {done.stderr.strip()}")
+        mounted = True
+        return path
+
+    yield mount
+    if mounted:
+        subprocess.run(["umount", path], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take all the space that is left."""
+    path = folder / "ballast"
+    with path.open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            return path
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """Forbid files of more bytes in this process."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def job_of(toy, output: Path, **fields) -> TrainJob:
+    return TrainJob(from_toml(CONFIG, "test"), toy, str(output), device="cpu", save_every=4, **fields)
+
+
+@pytest.mark.parametrize("tensorboard", [False, True])
+def test_a_training_keeps_its_last_checkpoint(toy, disk, finished_run, tensorboard, capfd):
+    folder = disk(10_000)
+    output = folder / "run"
+
+    def watch(report) -> None:
+        if report.step == 20:
+            disk(sum(path.stat().st_size for path in output.rglob("*") if path.is_file()) // 1024 + 20)
+
+    with pytest.raises(DatasetError, match=rf"cannot use '.*/run/.*': {FULL}"):
+        train(job_of(toy, output, tensorboard=tensorboard), watch)
+    assert capfd.readouterr() == ("", "")
+    assert read_checkpoint(Folder(str(output)), LAST).standing.step == 17  # That of step 20 found no space.
+    assert not [path for path in output.iterdir() if path.name.startswith(".")]
+    disk(10_000)
+    assert train(job_of(toy, output, tensorboard=tensorboard, resume=True)).standing.step == 44
+    assert_equal(weights(output), weights(finished_run[0]))
+
+
+def test_a_checkpoint_that_is_larger_than_files_may_be(toy, tmp_path, capfd):
+    with files_up_to(5000), pytest.raises(DatasetError, match=r"last\.pt': the file would be larger than the limit"):
+        train(job_of(toy, tmp_path / "run"))
+    assert capfd.readouterr() == ("", "")
+    assert not list((tmp_path / "run").glob("*.pt"))
+
+
+def test_a_log(disk):
+    folder = disk(64)
+    with RunLog(folder, step=0, tensorboard=False) as log:
+        log.write("step", 10, {"loss": 1.0})
+        fill(folder)
+        with pytest.raises(DatasetError, match=rf"cannot use '.*/{LOG}': {FULL}"):
+            log.write("step", 20, {"text": "x" * 100_000})
+    (folder / "ballast").unlink()
+    with RunLog(folder, step=20, tensorboard=False) as log:
+        log.write("step", 30, {})
+    assert [json.loads(line)["step"] for line in (folder / LOG).read_text().splitlines()] == [10, 30]
+
+
+def test_events_for_tensorboard(disk, capfd):
+    folder = disk(64)
+    with RunLog(folder, step=0, tensorboard=True) as log:
+        fill(folder)
+        with pytest.raises(DatasetError, match=rf"cannot use '.*/tensorboard/events.*': {FULL}"):
+            log._events.write({f"loss/{number}": 1.0 for number in range(1000)}, 10)
+    assert capfd.readouterr() == ("", "")  # No thread has an end of its own.
+
+
+def test_a_copy_of_features(disk):
+    """The space is taken first: a page of a mapped file that finds none would end the process."""
+    folder = disk(64)
+    with pytest.raises(DatasetError, match=rf"cannot use '.*\.npy': {FULL}"):
+        mapped_array(folder / "map", ["a"], (1000, 1000), "float32", lambda array: None)
+    assert list((folder / "map").iterdir()) == []
+
+
+def test_embeddings(toy, write_run, disk, capfd):
+    folder = disk(16)
+    with pytest.raises(DatasetError, match=FULL):
+        embed(EmbedJob(run=write_run(), output=str(folder / "e"), features=toy.features, captions=toy.captions, device="cpu"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_results_and_reports(disk):
+    folder = disk(8)
+    fill(folder)
+    with pytest.raises(DatasetError, match=FULL):
+        write_result(folder / "seed-0.json", {"text": "x" * 10_000})
+    with pytest.raises(DatasetError, match=FULL):
+        plot_report(read_report(str(folder), "gella2017"), folder / "plot.png")
+    assert [path.name for path in folder.iterdir()] == ["ballast"]

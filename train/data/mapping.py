@@ -1,0 +1,94 @@
+"""Arrays that are mapped from files: for data that memory does not hold, or that several processes share."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from schemas.fingerprints import canonical_json, sha256_of_bytes
+from schemas.storage import storage_errors
+
+__all__ = ["mapped_array"]
+
+_BLOCK = bytes(1 << 20)
+
+
+def mapped_array(
+    folder: str | os.PathLike[str],
+    identity: object,
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    fill: Callable[[np.ndarray], None],
+) -> np.ndarray:
+    """Map an array from a file in a folder; the file is made where it is missing, cut off or another array.
+
+    Args:
+        folder: folder of the files.
+        identity: everything that the values depend on, as JSON values; the file is named after it.
+        shape: shape of the array.
+        dtype: type of the array.
+        fill: writes the values into a new array.
+
+    Returns:
+        The array, read-only.
+
+    Raises:
+        DatasetError: the disk is full, or the folder cannot be written to.
+    """
+    content = [identity, list(shape), np.dtype(dtype).str]
+    path = Path(folder).expanduser() / f"{sha256_of_bytes(canonical_json(content).encode())[:32]}.npy"
+    with storage_errors(str(path)):
+        array = _opened(path, shape, dtype)
+        if array is None:
+            _make(path, shape, dtype, fill)
+            array = np.lib.format.open_memmap(path, mode="r")
+    return array
+
+
+def _opened(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray | None:
+    """Map a file that is there; None where it does not hold exactly such an array."""
+    header = BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, described)
+    offset = header.tell()
+    size = offset + math.prod(shape) * np.dtype(dtype).itemsize
+    try:
+        with path.open("rb") as file:
+            if file.read(offset) != header.getvalue() or path.stat().st_size != size:
+                return None
+    except FileNotFoundError:
+        return None
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)
+
+
+def _make(path: Path, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[np.ndarray], None]) -> None:
+    """Write a file that appears only when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+        part = Path(temporary) / path.name
+        array = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
+        _reserve(part)
+        fill(array)
+        array.flush()
+        part.replace(path)
+
+
+def _reserve(path: Path) -> None:
+    """Take the space of a file that has its size already: writing to a mapped page that finds no space kills the process."""
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+            return
+        header = file.read(1 << 12)  # Written back: only what follows is zero.
+        file.seek(0)
+        file.write(header)
+        for start in range(len(header), size, len(_BLOCK)):
+            file.write(_BLOCK[: size - start])

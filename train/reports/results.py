@@ -1,0 +1,56 @@
+"""The results of ``imagepivot tables``: one JSON file for each run of a row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import DatasetError
+from schemas.storage import Folder, storage_errors
+
+__all__ = ["DIRECTIONS", "MEASURES", "read_result", "write_result"]
+
+DIRECTIONS = ("image_to_text", "text_to_image")
+MEASURES = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """Write a result, whole or not at all."""
+    text = json.dumps(result, ensure_ascii=False, indent=2) + "\n"
+    Folder(str(path.parent)).write(path.name, text.encode())
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Read a result.
+
+    Raises:
+        DatasetError: the file is damaged.
+    """
+    try:
+        with storage_errors(str(path)):
+            result = json.loads(path.read_bytes())
+        _check(result)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DatasetError(
+            f"{str(path)!r} is damaged, or not a result of imagepivot tables ({type(error).__name__}: {error}): delete it and the "
+            "run of the same name, and give the same command again"
+        ) from error
+    return result
+
+
+def _check(result: Any) -> None:
+    """Raise one of Python's own errors unless a report can be made of a result."""
+    for name, kind in (("feature", str), ("step", int), ("overrides", list), ("scores", list)):
+        if not isinstance(result[name], kind):
+            raise TypeError(f"{name} is {result[name]!r}")
+    if not all(isinstance(setting, str) for setting in result["overrides"]):
+        raise TypeError(f"overrides are {result['overrides']!r}")
+    for score in result["scores"]:
+        for name in ("language", "portion", "split"):
+            if not isinstance(score[name], str):
+                raise TypeError(f"{name} is {score[name]!r}")
+        for direction in DIRECTIONS:
+            for measure in MEASURES:
+                if not isinstance(score[direction][measure], (int, float)):
+                    raise TypeError(f"{direction} {measure} is {score[direction][measure]!r}")
