@@ -217,14 +217,8 @@ _MODULES = {
         "load_extractor = load",
         "RegionOptions",
     ),
-    "pipelines.datasets.comparison": (
-        "compare_datasets",
-        "DiffJob",
-    ),
-    "pipelines.datasets.viewing": (
-        "draw_view",
-        "ViewJob",
-    ),
+    "pipelines.datasets.comparison": ("compare_datasets", "DiffJob"),
+    "pipelines.datasets.viewing": ("draw_view", "ViewJob"),
     "pipelines.exchange.exporters": (
         "CaptionChoice",
         "MuliseraLayout",
@@ -233,52 +227,21 @@ _MODULES = {
         "TsvLayout",
         "WebdatasetLayout",
     ),
-    "pipelines.exchange.exporting": (
-        "export_dataset",
-        "ExportJob",
-    ),
-    "pipelines.exchange.importers": (
-        "Hdf5Import",
-        "NpyImport",
-        "TsvImport",
-    ),
-    "pipelines.exchange.importing": (
-        "import_features",
-        "ImportJob",
-    ),
-    "pipelines.features.extract": (
-        "extract_features",
-        "ExtractFeatures",
-        "list_images",
-    ),
+    "pipelines.exchange.exporting": ("export_dataset", "ExportJob"),
+    "pipelines.exchange.importers": ("Hdf5Import", "NpyImport", "TsvImport"),
+    "pipelines.exchange.importing": ("import_features", "ImportJob"),
+    "pipelines.features.extract": ("extract_features", "ExtractFeatures", "list_images"),
     "pipelines.features.job": ("FeaturesJob",),
     "pipelines.features.planning": ("plan_work",),
-    "pipelines.inputs.captions": (
-        "open_captions = open_source",
-        "Selection",
-    ),
+    "pipelines.inputs.captions": ("open_captions = open_source", "Selection"),
     "pipelines.inputs.images": ("open_images",),
     "pipelines.running.jobs": ("CommitDataset",),
     "pipelines.running.progress": ("show_progress",),
     "pipelines.running.runner": ("Execution",),
-    "pipelines.text.captions": (
-        "CaptionsJob",
-        "prepare_captions",
-        "TokenizeCaptions",
-        "TrainTruecasers",
-    ),
-    "pipelines.text.encoding": (
-        "encode_captions",
-        "EncodeCaptions",
-        "EncodeJob",
-    ),
+    "pipelines.text.captions": ("CaptionsJob", "prepare_captions", "TokenizeCaptions", "TrainTruecasers"),
+    "pipelines.text.encoding": ("encode_captions", "EncodeCaptions", "EncodeJob"),
     "pipelines.text.queries": ("tokenize_query",),
-    "pipelines.text.vocabulary": (
-        "build_vocabulary",
-        "BuildVocabulary",
-        "CountTokens",
-        "VocabularyJob",
-    ),
+    "pipelines.text.vocabulary": ("build_vocabulary", "BuildVocabulary", "CountTokens", "VocabularyJob"),
     "schemas": (
         "CaptionKey",
         "Dataset",
@@ -302,17 +265,9 @@ _MODULES = {
         "Vocabulary",
         "write_dataset",
     ),
-    "train.config": (
-        "Config",
-        "preset_names",
-        "resolve_config = resolve",
-    ),
+    "train.config": ("Config", "preset_names", "resolve_config = resolve"),
     "train.data": ("Corpus",),
-    "train.data.torch_datasets": (
-        "collate_pairs",
-        "PairDataset",
-        "PairStream",
-    ),
+    "train.data.torch_datasets": ("collate_pairs", "PairDataset", "PairStream"),
     "train.evaluation": (
         "embed",
         "embed_gallery",
@@ -324,18 +279,9 @@ _MODULES = {
         "search_gallery",
         "SearchJob",
     ),
-    "train.loop": (
-        "train",
-        "TrainJob",
-    ),
-    "train.reports.tables": (
-        "run_tables",
-        "TablesJob",
-    ),
-    "train.runs": (
-        "open_run",
-        "Run",
-    ),
+    "train.loop": ("train", "TrainJob"),
+    "train.reports.tables": ("run_tables", "TablesJob"),
+    "train.runs": ("open_run", "Run"),
 }
 _PLACES = {
     name: (module, original or name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,29 +17,23 @@ from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
-from urllib.parse import unquote_to_bytes
 
 import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import DatasetError, UsageError
+from schemas.locations import check_regular, is_remote, plain_location
 
 __all__ = [
     "TEMPORARY_MARK",
     "Entry",
     "Folder",
-    "check_regular",
     "filesystem_of",
-    "is_remote",
-    "local_path",
-    "plain_location",
     "storage_errors",
 ]
 
 TEMPORARY_MARK = ".tmp-"
 """Marks the names of files that are not complete yet."""
-
-_FILE_ADDRESS = re.compile(r"file://([^/]*)(/.*)?", re.DOTALL | re.IGNORECASE)
 
 # Scheme, bucket (perhaps with credentials and "@" in front), key, pyarrow options.
 _STORE = re.compile(r"(s3|gs|gcs)://([^/?]+)(/.*?)?(\?\w+=[^/?]*)?", re.DOTALL)
@@ -61,13 +54,6 @@ _LOCAL_ADVICE = {
     errno.EISDIR: "the path is a folder, expected a file",
 }
 
-_SPECIAL = (
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
-
 _DENIED = (
     "ACCESS_DENIED|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE|EXPIRED|MISSING_AUTHENTICATION|PERMISSION_DENIED|"
     "UNAUTHENTICATED|[Cc]redential|OAuth2|access token|Permission denied"
@@ -83,42 +69,6 @@ _REMOTE_ADVICE = (
     ),
     ("No space left", "the disk for temporary files is full: free some space, or set TMPDIR"),
 )
-
-
-def is_remote(location: str) -> bool:
-    """Return whether a location is an address such as ``gs://bucket/name`` rather than a local path."""
-    return "://" in location and _FILE_ADDRESS.match(location) is None
-
-
-def plain_location(location: str | os.PathLike[str]) -> str:
-    """Return a location as everything below expects it: a local path as such, an address of a store unchanged.
-
-    ``file:///a%20b`` and ``file://localhost/a%20b`` mean the path ``/a b``; ``~`` and ``~user`` at the start of a path mean a home
-    folder, if there is such a user.
-
-    Raises:
-        UsageError: a ``file://`` address names another machine, or no path.
-
-    Example:
-        >>> plain_location("file:///photos/a%20b.jpg")
-        '/photos/a b.jpg'
-    """
-    text = os.fspath(location)
-    address = _FILE_ADDRESS.fullmatch(text)
-    if address is None:
-        return text if "://" in text else os.path.expanduser(text)  # noqa: PTH111 -- a path that is unknown stays as it is
-    host, path = address.groups(default="")
-    if host.lower() not in ("", "localhost") or not path or "%00" in path:
-        raise UsageError(
-            f"cannot understand the location {text!r}: a file address names an absolute path on this machine, such as "
-            "file:///data/photos"
-        )
-    return os.fsdecode(unquote_to_bytes(path))
-
-
-def local_path(location: str | os.PathLike[str]) -> Path:
-    """Return the path that a local location means, see `plain_location`."""
-    return Path(plain_location(location))
 
 
 def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
@@ -194,21 +144,6 @@ class Entry(NamedTuple):
     name: str
     size: int
     version: str
-
-
-def check_regular(path: str | os.PathLike[str]) -> None:
-    """Check that a local path is not a pipe, a socket or a device, which could keep a reader waiting for ever.
-
-    Raises:
-        DatasetError: it is one of these; its cause is an OSError, as for everything that cannot be read.
-        OSError: there is no such file.
-    """
-    mode = os.stat(path).st_mode  # noqa: PTH116
-    kind = next((kind for is_kind, kind in _SPECIAL if is_kind(mode)), None)
-    if kind is not None:
-        raise DatasetError(
-            f"cannot use {os.fspath(path)!r}: it is {kind}, expected a file; save in a file what can be read from it"
-        ) from OSError(errno.EINVAL, f"{kind}, not a file")
 
 
 def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[Entry]:

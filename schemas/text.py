@@ -11,7 +11,7 @@ import codecs
 from pathlib import Path
 
 from schemas.errors import DatasetError, InputError
-from schemas.storage import check_regular
+from schemas.locations import check_regular
 
 __all__ = ["HEAD", "LONE_CR", "decode_line", "decode_text", "mark_length", "not_utf8", "read_text"]
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from extractors.weights.checkpoints import COUNTER, check_state, is_mappable, read_state
 from schemas.errors import InputError, UsageError
 from schemas.fingerprints import sha256_of_file
-from schemas.storage import local_path
+from schemas.locations import local_path
 
 __all__ = ["Architecture", "FileStamp", "Weights", "resolve_weights", "state_sha256"]
 

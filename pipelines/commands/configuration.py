@@ -108,7 +108,8 @@ def _read(location: str) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib
-    from schemas.storage import Folder, is_remote, storage_errors
+    from schemas.locations import is_remote
+    from schemas.storage import Folder, storage_errors
 
     try:
         with storage_errors(location):

@@ -24,7 +24,7 @@ def demo(
     A small model is trained for a few seconds, measured on held-out scenes, and asked one query in each language.
     """
     from pipelines.demo.run import run_demo
-    from schemas.storage import local_path
+    from schemas.locations import local_path
     from train.demo import train_demo
 
     folder = local_path(output)

@@ -17,8 +17,9 @@ from pipelines.datasets.region_names import RegionNames, named_regions
 from pipelines.inputs.images import ImageSource
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
+from schemas.locations import is_remote, local_path
 from schemas.parameters import FeaturesParameters
-from schemas.storage import Folder, is_remote, local_path
+from schemas.storage import Folder
 
 __all__ = ["ViewJob", "center_crop_box", "draw_view"]
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pipelines.inputs.images.selection import EXTENSIONS
 from schemas.errors import InputError, UsageError
-from schemas.storage import is_remote, local_path
+from schemas.locations import is_remote, local_path
 from schemas.text import LONE_CR, read_text
 
 __all__ = ["IdRule", "expand_ids", "local_file", "make_image_id", "read_ids"]

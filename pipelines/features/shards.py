@@ -17,10 +17,10 @@ from pipelines.features.reuse import Reuse, plan_reuse, source_of, statistics_of
 from pipelines.inputs.images import ImageRef, ImageSource, Listing, digest_of
 from schemas.batches import batch_rows
 from schemas.errors import InputError
+from schemas.locations import is_remote
 from schemas.output import Output
 from schemas.records import Record, Source, Sources, write_record
 from schemas.shards import shard_entry
-from schemas.storage import is_remote
 from schemas.survey import Update
 from schemas.writing import open_shard
 

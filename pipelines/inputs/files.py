@@ -22,7 +22,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import DatasetError, InputError
-from schemas.storage import Folder, check_regular, filesystem_of, is_remote, plain_location, storage_errors
+from schemas.locations import check_regular, is_remote, plain_location
+from schemas.storage import Folder, filesystem_of, storage_errors
 from schemas.text import HEAD, decode_line, mark_length, not_utf8
 
 __all__ = [

@@ -11,8 +11,9 @@ from pyarrow import fs
 import schemas.storage
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.locations import is_remote, local_path, plain_location
 from schemas.output import hold
-from schemas.storage import Folder, filesystem_of, is_remote, local_path, plain_location, storage_errors
+from schemas.storage import Folder, filesystem_of, storage_errors
 from schemas.validation import validate
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from schemas.errors import InputError, UsageError
-from schemas.storage import local_path
+from schemas.locations import local_path
 from schemas.text import read_text
 from train.config.presets import read_preset
 from train.config.strict_toml import build, dump, override, parse

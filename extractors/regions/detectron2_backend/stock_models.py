@@ -37,7 +37,7 @@ from extractors.weights.finding import Architecture, Weights, resolve_weights
 from extractors.weights.restricted_pickle import read_pickle
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
-from schemas.storage import local_path
+from schemas.locations import local_path
 
 __all__ = ["describe", "find_weights", "load", "spec"]
 

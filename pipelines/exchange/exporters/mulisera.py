@@ -13,7 +13,7 @@ from pipelines.exchange.image_lists import local_file, read_ids
 from pipelines.running.progress import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import local_path
+from schemas.locations import local_path
 
 __all__ = ["MuliseraLayout"]
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import TEMPORARY_MARK, is_remote, local_path, storage_errors
+from schemas.locations import is_remote, local_path
+from schemas.storage import TEMPORARY_MARK, storage_errors
 
 __all__ = ["Staging"]
 

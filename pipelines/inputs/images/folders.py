@@ -18,7 +18,8 @@ from pipelines.inputs.images.selection import NotTaken, crosses_folders, is_imag
 from pipelines.inputs.tables import read_rows
 from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, versions_of
 from schemas.errors import DatasetError, InputError, UsageError
-from schemas.storage import Folder, filesystem_of, is_remote, plain_location, storage_errors
+from schemas.locations import is_remote, plain_location
+from schemas.storage import Folder, filesystem_of, storage_errors
 
 __all__ = ["TABLE_COLUMNS", "ImageTable", "ImagesInFolder"]
 
