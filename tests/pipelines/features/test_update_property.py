@@ -150,7 +150,8 @@ class Sequence:
             self.write(self.images / self.random.choice(["", "more"]) / f"{self.random.choice(free)}.png")
 
     def remove(self) -> None:
-        if path := self.path():
+        path = self.path()
+        if path and len([other for other in self.images.rglob("*") if not other.is_dir()]) > 1:  # None at all is an error.
             path.unlink()
 
     def replace(self) -> None:
