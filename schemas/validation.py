@@ -21,7 +21,7 @@ from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS
 from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
 from schemas.parameters import EncodedParameters
 from schemas.records import read_sources, record_name
-from schemas.shards import Footer, read_footer
+from schemas.shards import Footer, read_footer, sha256_of_footer
 from schemas.survey import LOCK_NAME
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
 
@@ -79,6 +79,7 @@ def _broken_files(dataset: Dataset) -> dict[str, str]:
                 raise FileNotFoundError(entry.path)
             with dataset.folder.open(entry.path) as file:  # It may be a link that leads nowhere.
                 size, digest = file.size(), sha256_of_file(file)
+                footer = sha256_of_footer(file) if isinstance(entry, ShardEntry) and entry.footer_sha256 else ""
         except FileNotFoundError:
             broken[entry.path] = f"{entry.path} is missing"
             continue
@@ -87,6 +88,8 @@ def _broken_files(dataset: Dataset) -> dict[str, str]:
         elif digest != entry.sha256:
             stored, expected = digest[:12], entry.sha256[:12]
             broken[entry.path] = f"{entry.path} has SHA-256 {stored}..., the manifest says {expected}...: its bytes changed"
+        elif isinstance(entry, ShardEntry) and footer != entry.footer_sha256:
+            broken[entry.path] = f"{entry.path} has another footer than the manifest says"
     return broken
 
 

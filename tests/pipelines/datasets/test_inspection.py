@@ -8,6 +8,7 @@ from pipelines.datasets.inspection import describe, statistics_table
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.keys import shard_of
+from schemas.manifest import Manifest
 from tests.builders import write_rows
 
 SPEC = FeatureSpec("fake", (6,))
@@ -141,3 +142,22 @@ def test_statistics_of_other_kinds_are_names_and_numbers(tmp_path):
 
 def test_no_statistics_make_no_table(tmp_path):
     assert statistics_table(make_features(tmp_path / "f").manifest) is None
+
+
+@pytest.mark.parametrize("kind", ["captions", "vocabulary", "features"])
+@pytest.mark.parametrize(
+    "statistics",
+    [
+        {"captions": 7, "tokens": None},
+        {"captions": {"no slashes": {"captions": 1, "tokens": 2}}, "tokens": {"de": "x"}},
+        {"captions": {"a/b/c": []}, "tokens": []},
+        {"captions": {"a/b/c": {"captions": "many", "tokens": 2}}, "tokens": {"de": 1}, "sum": {}},
+        {"rows written": {"a": [1]}, "[bold]": "[/]"},
+    ],
+)
+def test_statistics_of_another_shape_are_shown_as_they_are(kind, statistics):
+    manifest = Manifest(kind, "0" * 64, {}, (), {}, (), statistics=statistics)
+    text = shown(statistics_table(manifest))
+    for name, value in statistics.items():
+        assert name.replace("_", " ") in text
+        assert str(value) in text
