@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +22,9 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import shard_of
 from schemas.kinds import FAILURES, schema_of, vector_bytes
-from schemas.manifest import FileEntry, Manifest, ShardEntry
+from schemas.manifest import FileEntry, Manifest
 from schemas.parameters import feature_of
+from schemas.shards import sha256_of_footer
 from schemas.storage import Folder
 from schemas.vocabulary import Vocabulary
 
@@ -110,6 +110,7 @@ class Dataset:
         with self.open_shard(number) as shard:
             table = shard.parquet.read(columns=None if columns is None else list(columns))
             table.validate(full=True)
+            _check_rows(table.num_rows, shard)
             return table if columns is None else table.select(list(columns))
 
     def shards(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
@@ -126,10 +127,13 @@ class Dataset:
         self, number: int, columns: Sequence[str] | None = None, batch_size: int = 4096
     ) -> Iterator[pa.RecordBatch]:
         """Read the rows of one shard in batches, sorted by key; memory holds one."""
+        done = 0
         with self.open_shard(number) as shard:
             for batch in shard.parquet.iter_batches(batch_size=batch_size, columns=None if columns is None else list(columns)):
                 batch.validate(full=True)
+                done += batch.num_rows
                 yield batch
+            _check_rows(done, shard)
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Read all rows; ``polars.from_arrow``, ``duckdb`` and ``pandas`` take the table as it is."""
@@ -275,7 +279,8 @@ class Dataset:
         """Open a shard that has the size, the rows and the columns that the manifest and the kind ask for.
 
         Of a shard without vectors, which is small, the digest is compared, too: nothing damaged is ever read from it. What a
-        digest would cost a shard of vectors is the speed of reading, so there only the frame is checked, and `validate` the rest.
+        digest would cost a shard of vectors is the speed of reading. There it is the digest of the footer, which pyarrow believes
+        whatever it says; damage of the vectors themselves is for `validate` to find.
         What pyarrow raises in the block is raised as a ``DatasetError``: nothing but reading may stand there.
 
         Raises:
@@ -288,8 +293,13 @@ class Dataset:
                 buffer = file.read_buffer()
                 self._check_digest(entry, buffer)
                 source = pa.BufferReader(buffer)
+            elif entry.footer_sha256 and sha256_of_footer(file) != entry.footer_sha256:
+                raise damaged(path, "is damaged (the SHA-256 of its footer is not the one that the manifest lists)")
             parquet = pq.ParquetFile(source)
-            self._check_frame(entry, parquet)
+            if parquet.metadata.num_rows != entry.rows:
+                raise damaged(path, f"has {parquet.metadata.num_rows:,} rows, the manifest says {entry.rows:,}")
+            if not parquet.schema_arrow.equals(self.schema):
+                raise damaged(path, f"has other columns than a shard of {self.kind}")
             yield OpenShard(source, parquet)
 
     def read_file(self, entry: FileEntry) -> bytes:
@@ -320,21 +330,6 @@ class Dataset:
         if sha256_of_bytes(data) != entry.sha256:
             raise damaged(self.folder.path_of(entry.path), "is damaged (its SHA-256 is not the one that the manifest lists)")
 
-    def _check_frame(self, entry: ShardEntry, parquet: pq.ParquetFile) -> None:
-        """Compare what the footer says of the rows with manifest and schema: what it says beyond that, pyarrow believes."""
-        path, metadata = self.folder.path_of(entry.path), parquet.metadata
-        if metadata.num_rows != entry.rows:
-            raise damaged(path, f"has {metadata.num_rows:,} rows, the manifest says {entry.rows:,}")
-        if not parquet.schema_arrow.equals(self.schema):
-            raise damaged(path, f"has other columns than a shard of {self.kind}")
-        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        if sum(group.num_rows for group in groups) != entry.rows:
-            raise damaged(path, "is damaged (its row groups do not add up)")
-        widths = [column.type.list_size if pa.types.is_fixed_size_list(column.type) else None for column in self.schema]
-        for group, (number, width) in itertools.product(groups, enumerate(widths)):
-            if width is not None and group.column(number).num_values != group.num_rows * width:
-                raise damaged(path, "is damaged (its vectors do not have the length that the manifest says)")
-
     def _fill(self, number: int, column: str, target: np.ndarray) -> None:
         """Copy one shard into its place, a row group at a time: what was just decoded is still in the processor's cache."""
         done = 0
@@ -344,8 +339,7 @@ class Dataset:
                     values = chunk.flatten().to_numpy(zero_copy_only=True)
                     target[done : done + len(chunk)] = values.reshape(-1, target.shape[1])
                     done += len(chunk)
-            if done != len(target):
-                raise ValueError(f"{done:,} rows are there, the footer says {len(target):,}")
+            _check_rows(done, shard)
 
     def _shape(self, column: str, rows: int) -> tuple[int, ...]:
         width = self.schema.field(column).type.list_size
@@ -356,3 +350,8 @@ class Dataset:
     def _array(self, values: pa.ChunkedArray, column: str) -> np.ndarray:
         flat = values.combine_chunks().flatten().to_numpy(zero_copy_only=True)
         return flat.reshape(self._shape(column, len(values)))
+
+
+def _check_rows(found: int, shard: OpenShard) -> None:
+    if found != shard.parquet.metadata.num_rows:
+        raise ValueError(f"{found:,} rows are there, its footer says {shard.parquet.metadata.num_rows:,}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 import pyarrow as pa
@@ -70,9 +70,12 @@ class ShardEntry(FileEntry):
 
     Attributes:
         rows: number of rows.
+        footer_sha256: SHA-256 of a Parquet file from its metadata to its end, which is read faster than the whole file: a footer
+            that is damaged can bring pyarrow down. Empty for failures, and in version 1 of the format.
     """
 
     rows: int
+    footer_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,9 @@ class Manifest:
         The text names the digest of its own content, white space aside.
         """
         content = json.loads(canonical_json({"format": _FORMAT, **asdict(self)}))
+        for entry in (*content["shards"], *content["failures"]):
+            if not entry["footer_sha256"]:
+                del entry["footer_sha256"]
         content["sha256"] = _digest(content)
         return json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -204,7 +210,7 @@ def _checked(cls: type[Manifest], content: dict[str, Any]) -> Manifest:
     if kind not in list(KEY_COLUMNS):  # A list: the kind may be unhashable.
         raise DatasetError(f"kind is {kind!r}, expected one of {', '.join(KEY_COLUMNS)}")
     lists = {"shards": ShardEntry, "failures": ShardEntry, "files": FileEntry}
-    entries: dict[str, Any] = {name: tuple(_entries(entry, content[name], name)) for name, entry in lists.items()}
+    entries: dict[str, Any] = {name: tuple(_entries(entry, content.get(name), name)) for name, entry in lists.items()}
     manifest = cls(**{**stored_values(cls, content, but=tuple(lists)), **entries})
     _check_paths(manifest)
     if manifest.identity.fingerprint != manifest.fingerprint:
@@ -221,8 +227,11 @@ def _checked(cls: type[Manifest], content: dict[str, Any]) -> Manifest:
 
 
 def _check_names(cls: Any, stored: Mapping[str, Any]) -> None:
-    for name in sorted({known.name for known in fields(cls)} ^ stored.keys()):
-        raise DatasetError(f"{name} is {'unknown' if name in stored else 'missing'}")
+    known = {known.name: known.default is MISSING and known.default_factory is MISSING for known in fields(cls)}
+    for name in sorted({name for name, is_needed in known.items() if is_needed} - stored.keys()):
+        raise DatasetError(f"{name} is missing")
+    for name in sorted(stored.keys() - known.keys()):
+        raise DatasetError(f"{name} is unknown")
 
 
 def _entries(cls: type[FileEntry], stored: Any, name: str) -> Iterator[FileEntry]:
@@ -235,8 +244,9 @@ def _entries(cls: type[FileEntry], stored: Any, name: str) -> Iterator[FileEntry
             for field_name in ("bytes", "rows"):
                 if not 0 <= values.get(field_name, 0) < _MOST:
                     raise DatasetError(f"{field_name} is {values[field_name]!r}")
-            if not re.fullmatch("[0-9a-f]{64}", values["sha256"]):
-                raise DatasetError(f"sha256 is {values['sha256']!r}")
+            for field_name in ("sha256", "footer_sha256"):
+                if field_name in values and not re.fullmatch("[0-9a-f]{64}", values[field_name]):
+                    raise DatasetError(f"{field_name} is {values[field_name]!r}")
         except DatasetError as error:
             raise DatasetError(f"{name}[{number}]: {error}") from error
         yield cls(**values)
@@ -246,6 +256,8 @@ def _check_paths(manifest: Manifest) -> None:
     """Check that every file has the name that its place asks for, and that none lies outside the folder."""
     if not manifest.shards:
         raise DatasetError("it lists no shards")
+    if manifest.version > 1 and not all(shard.footer_sha256 for shard in manifest.shards):
+        raise DatasetError("a shard is listed without the footer_sha256 of its footer")
     names = [shard_name(number, len(manifest.shards)) for number in range(len(manifest.shards))]
     for number, (shard, name) in enumerate(zip(manifest.shards, names, strict=True)):
         if shard.path != name:

@@ -22,7 +22,7 @@ from schemas.manifest import ShardEntry
 from schemas.storage import Folder
 from schemas.stored import stored_values
 
-__all__ = ["FOREIGN", "Footer", "footer_metadata", "inspect_shard", "read_footer", "shard_entry"]
+__all__ = ["FOREIGN", "Footer", "footer_metadata", "inspect_shard", "read_footer", "sha256_of_footer", "shard_entry"]
 
 _PREFIX = "imagepivot."
 
@@ -106,13 +106,28 @@ def read_footer(folder: Folder, name: str) -> Footer | None:
 
 
 def shard_entry(folder: Folder, name: str, rows: int) -> ShardEntry:
-    """Return the manifest's entry for a file of rows or failures, with the digest of its bytes as they are stored.
+    """Return the manifest's entry for a file of rows or failures, with the digests of its bytes as they are stored.
 
     Raises:
         FileNotFoundError: there is no such file.
     """
     with folder.open(name) as file:
-        return ShardEntry(path=name, bytes=file.size(), sha256=sha256_of_file(file), rows=rows)
+        footer = sha256_of_footer(file) if name.endswith(".parquet") else ""
+        return ShardEntry(path=name, bytes=file.size(), sha256=sha256_of_file(file), rows=rows, footer_sha256=footer)
+
+
+def sha256_of_footer(file: pa.NativeFile) -> str:
+    """Return the SHA-256 of a Parquet file from its metadata to its end; the file is then at its start.
+
+    The last eight bytes are the length of the metadata in front of them, and a magic number.
+    """
+    size = file.size()
+    file.seek(max(0, size - 8))
+    length = int.from_bytes(file.read(4), "little")
+    file.seek(max(0, size - 8 - length))
+    digest = sha256_of_file(file)
+    file.seek(0)
+    return digest
 
 
 def _digest(content: Mapping[str, str]) -> str:

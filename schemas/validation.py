@@ -21,7 +21,7 @@ from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS
 from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
 from schemas.parameters import EncodedParameters
 from schemas.records import read_sources, record_name
-from schemas.shards import Footer, read_footer
+from schemas.shards import Footer, read_footer, sha256_of_footer
 from schemas.survey import LOCK_NAME
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
 
@@ -74,16 +74,22 @@ def _broken_files(dataset: Dataset) -> dict[str, str]:
     """Compare presence, size and digest of every file that the manifest lists; return what is wrong, by path."""
     present, broken = set(dataset.folder.names()), {}
     for entry in _listed(dataset):
-        if entry.path not in present:
+        try:
+            if entry.path not in present:
+                raise FileNotFoundError(entry.path)
+            with dataset.folder.open(entry.path) as file:  # It may be a link that leads nowhere.
+                size, digest = file.size(), sha256_of_file(file)
+                footer = sha256_of_footer(file) if isinstance(entry, ShardEntry) and entry.footer_sha256 else ""
+        except FileNotFoundError:
             broken[entry.path] = f"{entry.path} is missing"
             continue
-        with dataset.folder.open(entry.path) as file:
-            size, digest = file.size(), sha256_of_file(file)
         if size != entry.bytes:
             broken[entry.path] = f"{entry.path} has {size:,} bytes, the manifest says {entry.bytes:,}"
         elif digest != entry.sha256:
             stored, expected = digest[:12], entry.sha256[:12]
             broken[entry.path] = f"{entry.path} has SHA-256 {stored}..., the manifest says {expected}...: its bytes changed"
+        elif isinstance(entry, ShardEntry) and footer != entry.footer_sha256:
+            broken[entry.path] = f"{entry.path} has another footer than the manifest says"
     return broken
 
 
@@ -165,10 +171,12 @@ def _check_beside(dataset: Dataset, entry: ShardEntry, footer: Footer) -> Iterat
     if dataset.folder.size(name) is None:
         return
     stored = read_sources(dataset.folder, entry.path)
+    is_of_images = dataset.kind in ("features", "regions")
+    loss = "; changes of the images will then be told by their sizes only" if is_of_images else ""
     if stored is None:
-        yield f"{name} is damaged: delete it; changes of the images will then be told by their sizes only"
+        yield f"{name} is damaged: delete it{loss}"
     elif not stored[0].describes(entry.bytes, footer.statistics) or stored[0].sha256 != entry.sha256:
-        yield f"{name} describes another shard: delete it; changes of the images will then be told by their sizes only"
+        yield f"{name} describes another shard: delete it{loss}"
 
 
 def _check_captions(dataset: Dataset, table: pa.Table) -> Iterator[str]:

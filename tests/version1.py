@@ -30,6 +30,7 @@ def as_version_1(folder: Path) -> None:
         pairs["imagepivot.version"] = "1"
         write(path, pq.ParquetFile(path).read(), pairs)
         entry.update(listed(folder, path))
+        entry.pop("footer_sha256")
         rows = failures_of(folder, entry["path"])
         if rows:
             reasons = json.dumps({"reasons": Counter(row["reason"] for row in rows)})

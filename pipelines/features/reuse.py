@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import pyarrow.parquet as pq
 
 from pipelines.inputs.images import ImageRef, digest_of
+from schemas.damage import content_errors
 from schemas.errors import DatasetError
 from schemas.failures import failures_name, read_failures
 from schemas.output import Output
@@ -131,8 +132,11 @@ def _read_stored(output: Output, number: int) -> _Stored | None:
     footer = output.footer(number)
     if footer is None:
         return None
-    with folder.open(name) as file:
-        size, rows = file.size(), pq.read_table(file, columns=["image_id"])["image_id"].to_pylist()
+    try:
+        with folder.open(name) as file, content_errors(folder.path_of(name)):
+            size, rows = file.size(), pq.ParquetFile(file).read(columns=["image_id"])["image_id"].to_pylist()
+    except DatasetError:
+        return None
     failures: list[dict[str, str]] = []
     if footer.failures.rows:
         try:

@@ -16,6 +16,7 @@ from pipelines.features.forward import Tally, extract_shard, merge_rows, refuse_
 from pipelines.features.reuse import Reuse, plan_reuse, source_of, statistics_of
 from pipelines.inputs.images import ImageRef, ImageSource, Listing, digest_of
 from schemas.batches import batch_rows
+from schemas.damage import content_errors
 from schemas.errors import InputError
 from schemas.locations import is_remote
 from schemas.output import Output
@@ -169,7 +170,7 @@ def _sort_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Tab
 def _batches(output: Output, name: str, ids: frozenset[str]) -> Iterator[pa.RecordBatch]:
     """Yield the stored rows with these ids."""
     kept = pa.array(sorted(ids), pa.string())
-    with output.folder.open(name) as file:
+    with output.folder.open(name) as file, content_errors(output.folder.path_of(name)):
         parquet = pq.ParquetFile(file)
         for batch in parquet.iter_batches(batch_size=batch_rows(parquet.schema_arrow)):
             rows = batch.filter(pc.is_in(batch["image_id"], kept))

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from pipelines.running.jobs import CommitDataset, SumCounters, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
+from schemas.damage import content_errors
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.fingerprints import Identity
@@ -200,7 +201,8 @@ def _write_vocabulary(
 
 def _write_text(name: str, output: Output) -> tuple[str]:
     """Write the plain text of a vocabulary whose shard is there."""
-    with output.folder.open(output.name(0)) as file:
+    path = output.folder.path_of(output.name(0))
+    with output.folder.open(output.name(0)) as file, content_errors(path):
         vocabulary = Vocabulary.from_table(pq.ParquetFile(file).read())
     output.folder.write(name, vocabulary.to_text().encode())
     return (name,)
@@ -234,7 +236,12 @@ def _selects(job: VocabularyJob, portion: str, language: str) -> bool:
 
 def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
     """Refuse a selection that no caption meets, by the statistics in the manifest of the captions."""
-    groups = [tuple(key.split("/", 2)) for key in captions.manifest.statistics.get("captions", {})]
+    counted = captions.manifest.statistics.get("captions", {})
+    groups = [tuple(key.split("/", 2)) for key in counted] if isinstance(counted, Mapping) else [()]
+    if any(len(group) != 3 for group in groups):
+        raise DatasetError(
+            f"{job.captions!r} does not count its captions by portion, split and language: prepare the captions again"
+        )
     selections = (("portion", job.portions), ("split", job.splits), ("language", job.languages))
     for position, (option, selected) in enumerate(selections):
         present = sorted({group[position] for group in groups})

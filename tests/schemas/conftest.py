@@ -353,7 +353,8 @@ class Forger:
             entry = next(e for e in [*content["shards"], *content["failures"], *content["files"]] if e["path"] == name)
             entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
             if name.endswith(".parquet"):
-                entry["rows"] = pq.read_metadata(toy.path / name).num_rows
+                footer = data[-8 - int.from_bytes(data[-8:-4], "little") :]
+                entry.update(rows=pq.read_metadata(toy.path / name).num_rows, footer_sha256=hashlib.sha256(footer).hexdigest())
             elif "rows" in entry:
                 entry["rows"] = len(data.splitlines())
 

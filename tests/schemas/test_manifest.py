@@ -20,7 +20,7 @@ def example(**changes):
         "parameters": identity.parameters,
         "inputs": identity.inputs,
         "libraries": {"numpy": "2.0"},
-        "shards": tuple(ShardEntry(f"part-0000{n}-of-00002.parquet", 10 + n, f"{n:064d}", 3 + n) for n in range(2)),
+        "shards": tuple(ShardEntry(f"part-0000{n}-of-00002.parquet", 10 + n, f"{n:064d}", 3 + n, "a" * 64) for n in range(2)),
         "failures": (ShardEntry("_failures/part-00001-of-00002.jsonl", 5, "f" * 64, 4),),
         "failure_reasons": {"empty_caption": 4},
         "files": (FileEntry("_truecaser/en.model", 3, "e" * 64),),
@@ -50,7 +50,9 @@ def test_the_text_is_plain_json_for_people_and_other_tools():
     assert text == json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
     assert '"ü"' in text
     assert (content["format"], content["version"]) == ("imagepivot", 2)
-    assert content["shards"][1] == {"path": "part-00001-of-00002.parquet", "bytes": 11, "sha256": f"{1:064d}", "rows": 4}
+    entry = {"path": "part-00001-of-00002.parquet", "bytes": 11, "sha256": f"{1:064d}", "rows": 4}
+    assert content["shards"][1] == {**entry, "footer_sha256": "a" * 64}
+    assert content["failures"][0] == {"path": "_failures/part-00001-of-00002.jsonl", "bytes": 5, "sha256": "f" * 64, "rows": 4}
 
 
 def test_numbers_that_json_cannot_hold_are_refused():
@@ -66,6 +68,9 @@ def test_a_manifest_lists_what_lies_there(toys, kind):
     for entry in entries:
         data = (toy.path / entry["path"]).read_bytes()
         assert (entry["bytes"], entry["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+        if entry["path"].endswith(".parquet"):
+            footer = data[-8 - int.from_bytes(data[-8:-4], "little") :]
+            assert entry["footer_sha256"] == hashlib.sha256(footer).hexdigest()
     there = {str(path.relative_to(toy.path)) for path in toy.path.rglob("*") if path.is_file()}
     records = {f".records/{Path(entry['path']).stem}.jsonl" for entry in content["shards"]}
     assert {entry["path"] for entry in entries} == there - records - {"_manifest.json"}
@@ -161,3 +166,186 @@ def test_a_manifest_of_other_bytes_is_refused(tmp_path):
         DatasetError, match=r"_manifest.json is damaged \('utf-8' codec .*\): copy it again, or delete it and run"
     ):
         Manifest.read(Folder(str(tmp_path)))
+
+
+# --- every value may be damaged --------------------------------------------------------------------------------------
+
+
+def test_the_text_names_the_digest_of_its_content():
+    content = json.loads(example().to_json())
+    digest = content.pop("sha256")
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert digest == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_white_space_and_the_order_of_keys_do_not_matter():
+    content = json.loads(example().to_json())
+    assert read(json.dumps(dict(reversed(content.items())), indent=7)) == example()
+
+
+def test_statistics_with_keys_that_json_turns_into_text():
+    manifest = read(example(statistics={"by shard": {2: 5, 10: 7}}).to_json())
+    assert manifest.statistics == {"by shard": {"2": 5, "10": 7}}
+
+
+def places(value):
+    for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from places(value[key])
+
+
+OTHERS = [None, True, -1, 1.5, 2**70, "", "x", "../x", [], {}, [None], {"a": None}]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=repr)
+def test_a_change_of_any_value_is_noticed(other):
+    count = len(list(places(json.loads(example().to_json()))))
+    for number in range(count):
+        content = json.loads(example().to_json())
+        container, key = list(places(content))[number]
+        if container[key] == other:
+            continue
+        container[key] = other
+        with pytest.raises(DatasetError, match=r"^data/_manifest\.json (is damaged|is not the manifest|has format version)"):
+            read(json.dumps(content))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("other", OTHERS, ids=repr)
+def test_values_of_another_type_are_refused_by_themselves(other, version):
+    """As if written so, as far as a digest tells, or in version 1, which has none: what is read has the types that it must have."""
+    base = json.loads(example(version=version, failures=()).to_json())
+    for number in range(len(list(places(base)))):
+        content = json.loads(json.dumps(base))
+        container, key = list(places(content))[number]
+        container[key] = other
+        if version == 1:
+            content.pop("sha256", None)
+        else:
+            content = sign(content)
+        try:
+            manifest = read(json.dumps(content))
+        except DatasetError:
+            continue
+        assert isinstance(manifest.kind, str)
+        for entry in (*manifest.shards, *manifest.files):
+            assert isinstance(entry.path, str)
+            assert ".." not in entry.path
+            assert isinstance(entry.sha256, str)
+            assert type(entry.bytes) is int
+            assert entry.bytes >= 0
+        assert manifest.rows >= 0
+        assert manifest.failed == 0
+        assert all(isinstance(text, str) for text in manifest.libraries.values())
+        assert all(type(count) is int for count in manifest.failure_reasons.values())
+        assert isinstance(manifest.statistics, dict)
+        assert all(isinstance(entry, dict) for entry in manifest.inputs)
+        assert manifest.version == version
+
+
+ENTRY = {"path": "part-00000-of-00002.parquet", "bytes": 10, "sha256": "0" * 64, "rows": 3, "footer_sha256": "1" * 64}
+SECOND = {**ENTRY, "path": "part-00001-of-00002.parquet"}
+FILE = {"path": "_names/classes", "bytes": 1, "sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"shards": [ENTRY, {**SECOND, "rows": -1}]}, r"shards\[1\]: rows is -1"),
+        ({"shards": [ENTRY, {**SECOND, "rows": True}]}, r"shards\[1\]: rows is True, expected a whole number"),
+        ({"shards": [ENTRY, {**SECOND, "rows": "3"}]}, r"shards\[1\]: rows is '3', expected a whole number"),
+        ({"shards": [ENTRY, {**SECOND, "bytes": 2**60}]}, r"shards\[1\]: bytes is 1152921504606846976"),
+        ({"shards": [ENTRY, {**SECOND, "sha256": "0" * 63}]}, r"shards\[1\]: sha256 is '0+'"),
+        ({"shards": [ENTRY, {**SECOND, "sha256": "A" * 64}]}, r"shards\[1\]: sha256 is 'A+'"),
+        ({"shards": [ENTRY, {**SECOND, "footer_sha256": "0"}]}, r"shards\[1\]: footer_sha256 is '0'"),
+        ({"shards": [ENTRY, {**SECOND, "footer_sha256": ""}]}, r"shards\[1\]: footer_sha256 is ''"),
+        ({"shards": [ENTRY, {k: v for k, v in SECOND.items() if k != "rows"}]}, r"shards\[1\]: rows is missing"),
+        ({"shards": [{k: v for k, v in ENTRY.items() if k != "footer_sha256"}, SECOND]}, "listed without the footer_sha256"),
+        ({"shards": [ENTRY, {**SECOND, "more": 1}]}, r"shards\[1\]: more is unknown"),
+        (
+            {"shards": [ENTRY, ENTRY]},
+            r"shard 1 is called 'part-00000-of-00002.parquet', expected 'part-00001-of-00002.parquet'",
+        ),
+        ({"shards": [ENTRY, {**SECOND, "path": "../x.parquet"}]}, r"shard 1 is called '../x.parquet', expected"),
+        ({"shards": []}, "it lists no shards"),
+        ({"failures": [ENTRY]}, r"failures 'part-00000-of-00002.parquet' belong to no shard"),
+        ({"failures": [{**ENTRY, "path": "_failures/part-00000-of-00002.jsonl"}] * 2}, "is listed twice"),
+        ({"files": [{**FILE, "path": "../x"}]}, r"'../x' is no name of a file that lies beside the shards"),
+        ({"files": [{**FILE, "path": "/etc/passwd"}]}, r"'/etc/passwd' is no name of a file"),
+        ({"files": [{**FILE, "path": "a/./b"}]}, r"'a/./b' is no name of a file"),
+        ({"files": [{**FILE, "path": ""}]}, r"'' is no name of a file"),
+        ({"files": [{**FILE, "path": "a\x00b"}]}, r"'a\\x00b' is no name of a file"),
+        ({"files": [{**FILE, "path": "_manifest.json"}]}, r"'_manifest.json' is no name of a file"),
+        ({"files": [{**FILE, "path": ENTRY["path"]}]}, r"'part-00000-of-00002.parquet' is no name of a file"),
+        ({"files": [FILE, FILE]}, "a file is listed twice"),
+        ({"libraries": {"numpy": 2}}, r"libraries is \{'numpy': 2\}, expected an object, each value text"),
+        ({"failure_reasons": {"truncated": "2"}}, "failure_reasons is .*, expected an object, each value a whole number"),
+        ({"inputs": ["x"]}, "inputs is .*, expected a list, each an object"),
+        ({"statistics": []}, r"statistics is \[\], expected an object"),
+        ({"parameters": None}, "parameters is None, expected an object"),
+        ({"version": 0}, "version is 0"),
+        ({"version": True}, "version is True"),
+        ({"version": 2.0}, "version is 2.0"),
+    ],
+)
+def test_what_is_wrong_is_said(changes, problem):
+    with pytest.raises(
+        DatasetError, match=rf"data/_manifest.json is (damaged|not the manifest).*{problem}.*: copy it again, or"
+    ):
+        read(edited(**changes))
+
+
+def written(kind, parameters):
+    """The text of a manifest with these parameters, with a fitting fingerprint."""
+    shards = example().shards
+    identity = Identity(kind=kind, parameters=parameters, shards=2)
+    manifest = example(kind=kind, parameters=parameters, inputs=(), fingerprint=identity.fingerprint, shards=shards)
+    return manifest.to_json()
+
+
+FEATURE = {"name": "pool", "shape": [2048], "dtype": "float32", "source": ""}
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "problem"),
+    [
+        ("features", {}, "the manifest does not say what the feature is"),
+        ("features", {"feature": 7}, "feature is 7, expected an object"),
+        ("features", {"feature": {}}, "the feature is not described: name is missing"),
+        ("features", {"feature": {**FEATURE, "more": 1}}, "the feature is not described: 'more' is unknown"),
+        ("features", {"feature": {**FEATURE, "shape": 2048}}, "shape is 2048, expected a list, each a whole number"),
+        ("features", {"feature": {**FEATURE, "shape": ["2048"]}}, r"shape is \['2048'\], expected a list"),
+        (
+            "features",
+            {"feature": {**FEATURE, "shape": []}},
+            r"the feature is not described: shape of feature 'pool' is \(\), expected positive sizes",
+        ),
+        ("features", {"feature": {**FEATURE, "shape": [2**40]}}, "the feature has no shape of kind features"),
+        (
+            "features",
+            {"feature": {**FEATURE, "dtype": "int8"}},
+            "the feature is not described: dtype of feature 'pool' is 'int8'",
+        ),
+        ("regions", {"feature": FEATURE}, "the feature has no shape of kind regions"),
+        ("features", {"feature": FEATURE, "extractor": "x"}, "extractor is 'x', expected an object or null"),
+        ("embeddings", {"feature": FEATURE, "model": []}, r"model is \[\], expected an object"),
+        ("embeddings", {"feature": FEATURE, "model": {"languages": "en"}}, "languages is 'en', expected a list"),
+        ("encoded", {"vocabulary_size": "14"}, "vocabulary_size is '14', expected a whole number or null"),
+        ("encoded", {"text": []}, r"text is \[\], expected an object"),
+        ("encoded", {"text": {"recipe": 7}}, "recipe is 7, expected text"),
+        ("vocabulary", {"splits": "train"}, "splits is 'train', expected a list, each text"),
+        ("captions", {"languages": [1]}, r"languages is \[1\], expected a list, each text"),
+        ("captions", {"recipe": "raw", "lowercase": 1}, "lowercase is 1, expected true or false or null"),
+    ],
+)
+def test_parameters_of_another_type_are_refused(kind, parameters, problem):
+    with pytest.raises(DatasetError, match=rf"data/_manifest.json is damaged \({problem}"):
+        read(written(kind, parameters))
+
+
+@pytest.mark.parametrize(
+    "text", ['{"format": "imagepivot", "version": 1, "statistics": NaN}', "[" * 100_000, '{"format": "\\ud800"}']
+)
+def test_json_that_is_none(text):
+    with pytest.raises(DatasetError, match=r"data/_manifest.json is (damaged|not the manifest)"):
+        read(text)

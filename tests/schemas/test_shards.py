@@ -76,3 +76,31 @@ def test_an_entry_is_of_the_stored_bytes(folder):
     write_captions(folder, 3)
     entry = shard_entry(folder, NAME, 3)
     assert (entry.path, entry.rows, entry.bytes) == (NAME, 3, (folder.local_path / NAME).stat().st_size)
+
+
+WRONG = [
+    {"imagepivot.version": "two"},
+    {"imagepivot.version": ""},
+    {"imagepivot.parameters": "[]"},
+    {"imagepivot.parameters": "7"},
+    {"imagepivot.statistics": "null"},
+    {"imagepivot.statistics": '"x"'},
+    {"imagepivot.statistics": "[" * 100_000},
+    {"imagepivot.failures": "[]"},
+    {"imagepivot.failures": '{"rows": "1"}'},
+    {"imagepivot.failures": '{"rows": 1, "bytes": null}'},
+    {"imagepivot.failures": '{"reasons": {"truncated": "x"}}'},
+]
+
+
+@pytest.mark.parametrize("change", WRONG, ids=repr)
+def test_a_footer_whose_values_have_another_type_is_damaged(folder, change):
+    write_captions(folder, 3)
+    path = folder.local_path / NAME
+    pairs = {k.decode(): v.decode() for k, v in pq.read_metadata(path).metadata.items() if k.startswith(b"imagepivot.")}
+    table = pq.ParquetFile(path).read().replace_schema_metadata(None)
+    for footer, whole in ((pairs, True), ({**pairs, **change}, False)):
+        with pq.ParquetWriter(path, table.schema) as writer:
+            writer.write_table(table)
+            writer.add_key_value_metadata(footer)
+        assert (inspect_shard(folder, NAME) is not None) is whole

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.output import hold
 from schemas.validation import validate
@@ -103,6 +104,14 @@ def test_a_damaged_footer(copy_toy, forge):
     digest = hashlib.sha256(data).hexdigest()
     forge.edit_manifest(toy, lambda content: content["shards"][0].update(sha256=digest))
     assert complains(toy, rf"{FIRST} cannot be read: .*")
+
+
+def test_another_footer_than_listed(copy_toy, forge):
+    toy = copy_toy("features")
+    forge.edit_manifest(toy, lambda content: content["shards"][0].update(footer_sha256="0" * 64))
+    assert complains(toy, rf"{FIRST} has another footer than the manifest says")
+    with pytest.raises(DatasetError, match=rf"{FIRST} is damaged \(the SHA-256 of its footer is not the one that the manifest"):
+        open_dataset(toy.path).numpy()
 
 
 def test_a_truncated_shard(copy_toy):

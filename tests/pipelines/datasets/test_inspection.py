@@ -10,6 +10,7 @@ from pipelines.datasets.inspection_json import describe_json
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.keys import shard_of
+from schemas.manifest import Manifest
 from tests.builders import write_rows
 
 SPEC = FeatureSpec("fake", (6,))
@@ -242,3 +243,22 @@ def test_json_of_regions_has_boxes_and_labels(tmp_path):
         "num_regions": 1,
         "regions": [{"label": "class 7 0.50", "class_id": 7, "box": [1, 2, 30, 40]}],
     }
+
+
+@pytest.mark.parametrize("kind", ["captions", "vocabulary", "features"])
+@pytest.mark.parametrize(
+    "statistics",
+    [
+        {"captions": 7, "tokens": None},
+        {"captions": {"no slashes": {"captions": 1, "tokens": 2}}, "tokens": {"de": "x"}},
+        {"captions": {"a/b/c": []}, "tokens": []},
+        {"captions": {"a/b/c": {"captions": "many", "tokens": 2}}, "tokens": {"de": 1}, "sum": {}},
+        {"rows written": {"a": [1]}, "[bold]": "[/]"},
+    ],
+)
+def test_statistics_of_another_shape_are_shown_as_they_are(kind, statistics):
+    manifest = Manifest(kind, "0" * 64, {}, (), {}, (), statistics=statistics)
+    text = shown(statistics_table(manifest))
+    for name, value in statistics.items():
+        assert name.replace("_", " ") in text
+        assert str(value) in text

@@ -1,0 +1,292 @@
+"""Damaged files meet every way of reading: the file is named, with what is wrong and what to do."""
+
+import json
+import random
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.batches import shard_batches
+from schemas.damage import content_errors, damaged
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError
+from schemas.failures import parse_failures, read_failures, write_failures
+from schemas.storage import Folder
+
+KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings"]
+VECTORS = {"features": "feature", "features16": "feature", "regions": "features", "embeddings": "embedding"}
+ADVICE = r": copy the whole folder again, or run the command that made it again with --check, which makes only what is damaged$"
+READS = {
+    "shard": lambda d: d.shard(0),
+    "columns of a shard": lambda d: d.shard(0, d.schema.names[:1]),
+    "table": lambda d: d.table(),
+    "shards": lambda d: list(d.shards()),
+    "batches": lambda d: list(d.batches(batch_size=2)),
+    "shard_batches": lambda d: list(shard_batches(d, 0)),
+    "numpy": lambda d: d.numpy(VECTORS[d.kind] if d.kind != "features" else "feature"),
+    "image_ids": lambda d: d.image_ids(),
+    "rows": lambda d: d.rows(first_image(d)),
+    "vocabulary": lambda d: d.vocabulary(),
+}
+
+
+def first_image(dataset):
+    """An image of the first shard; found elsewhere, since that shard is damaged."""
+    return dataset.manifest.statistics["first_image"]
+
+
+def reads_of(kind):
+    skipped = {"numpy"} if kind not in VECTORS else set()
+    skipped |= {"image_ids", "rows"} if kind == "vocabulary" else {"vocabulary"}
+    return [name for name in READS if name not in skipped]
+
+
+@pytest.fixture
+def copy(copy_toy, forge):
+    """Makes a copy of a dataset; its statistics name an image of the first shard."""
+
+    def make(kind):
+        toy = copy_toy(kind)
+        if kind != "vocabulary":
+            forge.edit_manifest(toy, lambda content: content["statistics"].update(first_image=toy.shard(0)[0]["image_id"]))
+        return toy, toy.path / toy.output.name(0)
+
+    return make
+
+
+def cut(data):
+    return data[: len(data) // 2]
+
+
+def other_parquet(data):
+    file = pa.BufferOutputStream()
+    pq.write_table(pa.table({"a": [1]}), file)
+    return file.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("damage", [cut, other_parquet, lambda data: b"", lambda data: data + b"x", lambda data: data[:-1]])
+def test_another_size_is_named_by_every_reader(copy, kind, damage):
+    toy, path = copy(kind)
+    data = path.read_bytes()
+    path.write_bytes(damage(data))
+    says = rf"{path} has {len(damage(data)):,} bytes, the manifest says {len(data):,}{ADVICE}"
+    for name in reads_of(kind):
+        with pytest.raises(DatasetError, match=says):
+            READS[name](open_dataset(toy.path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("damage", [lambda data: bytes(len(data)), lambda data: random.Random(3).randbytes(len(data))])
+def test_other_bytes_of_the_same_size_are_named_by_every_reader(copy, kind, damage):
+    toy, path = copy(kind)
+    path.write_bytes(damage(path.read_bytes()))
+    for name in reads_of(kind):
+        with pytest.raises(DatasetError, match=rf"{path} is damaged \(.+\){ADVICE}"):
+            READS[name](open_dataset(toy.path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_in_the_place_of_a_shard(copy, kind):
+    toy, path = copy(kind)
+    path.unlink()
+    path.mkdir()
+    for name in reads_of(kind):
+        with pytest.raises(DatasetError, match=rf"{path}"):
+            READS[name](open_dataset(toy.path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shard_of_another_kind_that_is_listed_is_named(copy, forge, toys, kind):
+    other = toys["captions" if kind != "captions" else "encoded"]
+    toy, path = copy(kind)
+    path.write_bytes((other.path / other.output.name(0)).read_bytes())
+    forge.relist(toy, path.name)
+    for name in reads_of(kind):
+        with pytest.raises(DatasetError, match=rf"{path} (has other columns than a shard of \w+|cannot hold .*){ADVICE}"):
+            READS[name](open_dataset(toy.path))
+
+
+@pytest.mark.parametrize("kind", ["captions", "encoded", "vocabulary"])
+def test_any_byte_of_a_shard_of_text(copy, kind):
+    # Such a shard is small, so that its digest is compared whenever it is read.
+    toy, path = copy(kind)
+    data = path.read_bytes()
+    for position in range(0, len(data), 37):
+        changed = bytearray(data)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
+        with pytest.raises(DatasetError, match=rf"{path} is damaged \(its SHA-256 is not the one that the manifest lists\)"):
+            open_dataset(toy.path).shard(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", VECTORS)
+def test_any_byte_of_the_frame_of_a_shard_of_vectors(by_hand, toys, tmp_path, kind):
+    """A flipped byte gives a message, or other values in the right place; nothing else ever comes out of pyarrow.
+
+    Except for the footer: its digest is compared before pyarrow sees it. A flipped byte there has ended the process.
+    """
+    toy = toys[kind].at(tmp_path / kind)
+    toy.write()
+    path = toy.path / toy.output.name(0)
+    data, dataset = path.read_bytes(), open_dataset(toy.path)
+    footer = int.from_bytes(data[-8:-4], "little") + 8
+    shape = dataset.numpy(VECTORS[kind]).shape
+    generator, outcomes = random.Random(kind), Counter()
+    ends = [*range(200), *range(len(data) - footer - 200, len(data))]
+    inner = range(len(data) - footer)
+    count = 100 if kind == "regions" else 250
+    for position in (*generator.sample(ends, count), *generator.sample(inner, min(count, len(inner)))):
+        changed = bytearray(data)
+        changed[position] ^= generator.choice((1, 4, 64, 128, 255))
+        path.write_bytes(changed)
+        try:
+            assert dataset.numpy(VECTORS[kind]).shape == shape
+            assert len(dataset.table()) == sum(batch.num_rows for batch in dataset.batches()) == len(dataset)
+            assert len(dataset.image_ids()) == len(dataset)
+            outcomes["read"] += 1
+            assert position < len(data) - footer
+        except DatasetError as error:
+            outcomes["named" if str(path) in str(error) else "not named"] += 1
+    assert outcomes["not named"] == 0
+    assert outcomes["named"] > 50
+    assert outcomes["read"] > 10  # A byte of a description, say, does no harm.
+
+
+def test_text_that_is_not_utf8_is_named_when_it_is_read(copy, forge):
+    toy, path = copy("captions")
+    table = pq.ParquetFile(path).read()
+    texts = [b"\xff\xfe" if n == 1 else value.encode() for n, value in enumerate(table["text"].to_pylist())]
+    broken = pa.array(texts, pa.binary()).view(pa.string())  # What pyarrow itself neither refuses to write nor to read.
+    pq.write_table(table.set_column(5, table.schema.field("text"), broken), path)
+    forge.relist(toy, path.name)
+    for name in ("shard", "table", "batches", "rows"):
+        with pytest.raises(DatasetError, match=rf"{path} is damaged \(.*UTF8.*\){ADVICE}"):
+            READS[name](open_dataset(toy.path))
+
+
+def test_more_rows_than_a_shard_can_hold_take_no_memory(copy_toy, forge):
+    toy = copy_toy("features")
+    forge.edit_manifest(toy, lambda content: content["shards"][1].update(rows=2**40))
+    with pytest.raises(DatasetError, match=r"part-00001-of-00003.parquet cannot hold 1,099,511,627,776 rows in [\d,]+ bytes"):
+        open_dataset(toy.path).numpy()
+
+
+def test_a_vocabulary_without_its_specials(copy_toy, forge):
+    toy = copy_toy("vocabulary")
+    forge.shard(toy, toy.output.name(0), lambda table: table.slice(4))
+    with pytest.raises(DatasetError, match=r"'.*/vocabulary' is no vocabulary: a vocabulary begins with .*\. Make it again"):
+        open_dataset(toy.path).vocabulary()
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+ROW = {"key": "a", "uri": "a.jpg", "stage": "decode", "reason": "truncated", "message": "Ende"}
+
+
+@pytest.mark.parametrize(
+    "damage", [cut, lambda data: b"", lambda data: data + b"\n", lambda data: data.replace(b"Ende", b"Ente")]
+)
+def test_damaged_failures_are_named(copy_toy, damage):
+    toy = copy_toy("features")
+    path = next((toy.path / "_failures").iterdir())
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(
+        DatasetError, match=rf"{path} (has [\d,]+ bytes, the manifest says [\d,]+|is damaged \(.*SHA-256.*\)){ADVICE}"
+    ):
+        open_dataset(toy.path).failures()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (json.dumps(ROW), "the last line has no end"),
+        ("{\n", "Expecting property name"),
+        ("\n", "Expecting value"),
+        ("7\n", "a line is not an object of key, uri, stage, reason, message, all of them text"),
+        ("[]\n", "a line is not an object"),
+        (json.dumps({**ROW, "key": 7}) + "\n", "a line is not an object"),
+        (json.dumps({**ROW, "key": None}) + "\n", "a line is not an object"),
+        (json.dumps({**ROW, "more": ""}) + "\n", "a line is not an object"),
+        (json.dumps({**ROW, "key": "\ud800"}) + "\n", "surrogates not allowed"),
+        ("[" * 100_000 + "\n", "a line is nested too deeply"),
+    ],
+)
+def test_what_is_no_file_of_failures(text, problem):
+    with pytest.raises(DatasetError, match=rf"_failures/x\.jsonl is damaged \(.*{problem}.*\){ADVICE}"):
+        parse_failures(text.encode(), "_failures/x.jsonl")
+
+
+def test_bytes_that_are_no_text():
+    with pytest.raises(DatasetError, match=r"x\.jsonl is damaged \('utf-8' codec can't decode byte 0xff"):
+        parse_failures(b"\xff\n", "x.jsonl")
+    with pytest.raises(DatasetError, match=r"x\.parquet is damaged \(.*Parquet"):
+        parse_failures(b"PAR1 no Parquet", "failures/x.parquet")
+
+
+def test_failures_whose_texts_hold_any_line_end_are_read_again(tmp_path):
+    folder = Folder(str(tmp_path))
+    rows = [{**ROW, "key": f"{n}", "uri": f"a{end}b.jpg"} for n, end in enumerate("\n\r\x0b\x0c\x1c\x85\u2028\u2029")]
+    entry = write_failures(folder, "part-00000-of-00001.parquet", rows)
+    assert entry.rows == 8
+    assert read_failures(folder, "_failures/part-00000-of-00001.jsonl").to_pylist() == rows
+
+
+# --- what says it ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("Couldn't deserialize thrift:\n TProtocolException"),
+        pa.ArrowInvalid("out of range"),
+        pa.ArrowNotImplementedError("encryption"),
+        pa.ArrowKeyError("no such field"),
+        pa.ArrowMemoryError("malloc of size 9223372036854775807 failed"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        MemoryError(),
+        OverflowError("too large"),
+    ],
+)
+def test_whatever_pyarrow_raises(error):
+    with pytest.raises(DatasetError, match=rf"^data/part-0 is damaged \(.+\){ADVICE}") as caught, content_errors("data/part-0"):
+        raise error
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is error
+
+
+def test_what_is_said_already_and_what_is_our_mistake():
+    for error in (damaged("a", "is broken"), KeyError("x"), TypeError("x"), ZeroDivisionError("x")):
+        with pytest.raises(type(error)) as caught, content_errors("data/part-0"):
+            raise error
+        assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    "text", ["When reading: AWS Error NETWORK_CONNECTION, curlCode: 7", "google::cloud::Status(UNAVAILABLE)"]
+)
+def test_a_store_that_does_not_answer_is_not_taken_for_damage(text):
+    with (
+        pytest.raises(DatasetError, match=r"cannot use 's3://b/part-0': it cannot be reached"),
+        content_errors("s3://b/part-0"),
+    ):
+        raise OSError(text)
+
+
+def test_other_errors_of_a_remote_file_may_be_its_connection():
+    with (
+        pytest.raises(DatasetError, match=rf"^s3://b/part-0 cannot be read \(reset\){ADVICE}"),
+        content_errors("s3://b/part-0"),
+    ):
+        raise OSError("reset")
+
+
+def test_numpy_gives_every_row_once(toys):
+    # The check of the frame does not change what is read.
+    for kind, column in VECTORS.items():
+        expected = np.stack([row[column] for row in toys[kind].rows])
+        np.testing.assert_array_equal(open_dataset(toys[kind].path).numpy(column), expected)
