@@ -23,7 +23,7 @@ from pyarrow import fs
 
 from schemas.errors import DatasetError, UsageError
 
-__all__ = ["TEMPORARY_MARK", "Folder", "filesystem_of", "is_remote", "storage_errors"]
+__all__ = ["TEMPORARY_MARK", "Folder", "check_location", "filesystem_of", "is_remote", "local_path_of", "storage_errors"]
 
 TEMPORARY_MARK = ".tmp-"
 """Marks the names of files that are not complete yet."""
@@ -69,6 +69,27 @@ def is_remote(location: str) -> bool:
     return "://" in location and not location.startswith("file://")
 
 
+def check_location(location: str) -> None:
+    """Check that something can be at a location at all.
+
+    Raises:
+        UsageError: it is empty, names no bucket, or holds what no path holds.
+    """
+    fault = ""
+    if not location:
+        fault = "it is empty"
+    elif "\0" in location:
+        fault = "it holds a NUL character"
+    elif re.match(r"(s3|gs|gcs):/+", location) and not _STORE.fullmatch(location):
+        fault = "it names no bucket"
+    elif location != location.encode("utf-8", "ignore").decode():
+        fault = "it is not UTF-8"
+    if fault:
+        raise UsageError(
+            f"cannot use the location {location!r}: {fault}. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"
+        )
+
+
 def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of a location and the path within it.
 
@@ -78,11 +99,12 @@ def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
     clients do).
 
     Raises:
-        UsageError: the scheme of the address is unknown.
+        UsageError: the location cannot exist, or the scheme of the address is unknown.
         DatasetError: the object store cannot be reached.
     """
+    check_location(location)
     if "://" not in location:
-        return fs.LocalFileSystem(), str(Path(location).expanduser().absolute())
+        return fs.LocalFileSystem(), str(Path(os.path.expanduser(location)).absolute())  # noqa: PTH111 -- any name after ~
     store = _STORE.fullmatch(location)
     scheme, bucket, key, options = store.groups(default="") if store else ("", "", "", "")
     try:
@@ -93,6 +115,18 @@ def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
             f"cannot understand the location {location!r}: {error}. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"
         ) from error
     return filesystem, root.rstrip("/") + key.rstrip("/") if store else root
+
+
+def local_path_of(location: str) -> Path:
+    """Return the path of a location that must be on this machine.
+
+    Raises:
+        UsageError: it is an address elsewhere, or cannot exist.
+    """
+    check_location(location)
+    if is_remote(location):
+        raise UsageError(f"cannot write to {location!r}: give a local folder, and copy it where you want it")
+    return Path(filesystem_of(location)[1] if "://" in location else os.path.expanduser(location))  # noqa: PTH111
 
 
 @lru_cache(maxsize=64)
@@ -140,11 +174,13 @@ def _walk(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from _walk(entry.path, f"{prefix}{entry.name}/")
-            elif not entry.is_dir():
-                try:
-                    yield prefix + entry.name, entry.stat().st_size
-                except OSError:
-                    yield prefix + entry.name, -1
+                continue
+            try:
+                size = None if entry.is_dir() else entry.stat().st_size
+            except OSError:  # A link to nothing, to itself, or to what must not be seen.
+                size = -1
+            if size is not None:
+                yield prefix + entry.name, size
 
 
 @dataclass(frozen=True)

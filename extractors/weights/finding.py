@@ -6,6 +6,7 @@ The SHA-256 of a file is that of its bytes. Checkpoints are never unpickled unsa
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException
@@ -124,7 +125,7 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
         return _random_weights(request, architecture)
     else:
         path = Path(request)
-        if not path.is_file():
+        if not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
             raise InputError(
                 f"there is no weights file {request!r}: expected 'default', 'random:SEED', or the path of a local file; check the "
                 "spelling and the working folder"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +16,7 @@ app = typer.Typer()
 @app.command(epilog="Example: imagepivot demo build/demo --scenes 300")
 def demo(
     context: typer.Context,
-    output: Annotated[Path, typer.Argument(help="Folder for the scenes and the datasets.")] = Path("build/demo"),
+    output: Annotated[str, typer.Argument(help="Local folder for the scenes and the datasets.")] = "build/demo",
     scenes: Annotated[int, typer.Option("--scenes", help="Number of scenes to draw.")] = 300,
 ) -> None:
     """Run everything on drawn scenes: captions in four languages, vocabulary, encoding, features, regions, training.
@@ -25,7 +24,11 @@ def demo(
     A small model is trained for a few seconds, measured on held-out scenes, and asked one query in each language.
     """
     from pipelines.demo.run import run_demo
+    from schemas.storage import local_path_of, storage_errors
     from train.demo import train_demo
 
-    run_demo(output, scenes=scenes, console=console, notes=notes)
-    train_demo(output, console=console, notes=notes, tokenize=context.obj)
+    folder = local_path_of(output)
+    with storage_errors(output):
+        folder.mkdir(parents=True, exist_ok=True)
+    run_demo(folder, scenes=scenes, console=console, notes=notes)
+    train_demo(folder, console=console, notes=notes, tokenize=context.obj)

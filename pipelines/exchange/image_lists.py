@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -29,9 +30,9 @@ def local_file(location: str) -> Path:
     """
     if is_remote(location):
         raise UsageError(f"cannot import {location!r}: the files are mapped into memory, copy them to this machine first")
-    path = Path(location).expanduser()
-    if not path.is_file():
-        raise InputError(f"no such file: {location!r}{' is a folder' if path.is_dir() else ''}; check the path")
+    path = Path(os.path.expanduser(location))  # noqa: PTH111 -- any name after ~
+    if not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
+        raise InputError(f"no such file: {location!r}{' is a folder' if os.path.isdir(path) else ''}; check the path")  # noqa: PTH112
     return path
 
 

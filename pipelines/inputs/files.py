@@ -15,7 +15,6 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 import ijson
@@ -23,7 +22,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import DatasetError, InputError
-from schemas.storage import Folder, filesystem_of, is_remote, storage_errors
+from schemas.storage import Folder, check_location, filesystem_of, is_remote, storage_errors
 
 __all__ = [
     "PathKind",
@@ -54,10 +53,11 @@ _LONGEST_ESCAPE = 12
 def locate(path: str | os.PathLike[str]) -> str:
     """Return a path as an absolute local path, which means the same to every worker, or an address unchanged."""
     text = os.fspath(path)
+    check_location(text)
     if "://" in text:
         return text.rstrip("/")
     # Not `Path.resolve`: messages should show the path that the user knows, not the target of a link.
-    return os.path.abspath(Path(text).expanduser())  # noqa: PTH100
+    return os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111
 
 
 def kind_of(location: str) -> PathKind:

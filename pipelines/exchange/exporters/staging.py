@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.errors import DatasetError, UsageError
-from schemas.storage import TEMPORARY_MARK, is_remote, storage_errors
+from schemas.errors import DatasetError
+from schemas.storage import TEMPORARY_MARK, local_path_of, storage_errors
 
 __all__ = ["Staging"]
 
@@ -27,8 +27,7 @@ class Staging:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        if is_remote(self.location):
-            raise UsageError(f"cannot export to {self.location!r}: give a local folder, and copy it where you want it")
+        local_path_of(self.location)
 
     @contextlib.contextmanager
     def files(self, names: Sequence[str], *, obsolete: str = "") -> Iterator[list[Path]]:
@@ -41,7 +40,7 @@ class Staging:
         Raises:
             DatasetError: a file already exists, or the folder cannot be written.
         """
-        folder = Path(self.location).expanduser()
+        folder = local_path_of(self.location)
         with storage_errors(self.location):
             others = sorted({path.name for path in folder.glob(obsolete)} - set(names)) if obsolete else []
             existing = [name for name in names if (folder / name).exists()] + others
@@ -64,4 +63,4 @@ class Staging:
 
     def paths(self, names: Sequence[str]) -> list[Path]:
         """Return the files' final paths."""
-        return [Path(self.location).expanduser() / name for name in names]
+        return [local_path_of(self.location) / name for name in names]
