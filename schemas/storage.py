@@ -83,7 +83,7 @@ def check_location(location: str) -> None:
     elif re.match(r"(s3|gs|gcs):/+", location) and not _STORE.fullmatch(location):
         fault = "it names no bucket"
     elif location != location.encode("utf-8", "ignore").decode():
-        fault = "it is not UTF-8"
+        fault = "it is not UTF-8; if its name is, set PYTHONUTF8=1"
     if fault:
         raise UsageError(
             f"cannot use the location {location!r}: {fault}. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"
