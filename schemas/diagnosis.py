@@ -50,7 +50,7 @@ def diagnose(folder: Folder, manifest_names: Sequence[str]) -> str:
         return f"{start} but a folder of datasets: give {'one of ' if len(datasets) > 1 else ''}{named}{more}"
     if any(name.startswith("part-") for name in files):
         return (
-            f"{start} yet: it holds shards but no {manifest_name}, which is written last. Run the command that writes it again to "
+            f"{start}: it holds no {manifest_name}, which is written last, but shards. Run the command that writes it again to "
             "finish it, or copy the whole folder again"
         )
     return (

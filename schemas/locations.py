@@ -11,9 +11,12 @@ from urllib.parse import unquote_to_bytes
 
 from schemas.errors import DatasetError, UsageError
 
-__all__ = ["check_regular", "is_remote", "local_path", "plain_location"]
+__all__ = ["STORE", "check_location", "check_regular", "is_remote", "local_path", "plain_location", "target_path"]
 
 _FILE_ADDRESS = re.compile(r"file://([^/]*)(/.*)?", re.DOTALL | re.IGNORECASE)
+
+STORE = re.compile(r"(s3|gs|gcs)://([^/?]+)(/.*?)?(\?\w+=[^/?]*)?", re.DOTALL)
+"""An address of a store: scheme, bucket (perhaps with credentials and "@" in front), key, pyarrow options."""
 
 _SPECIAL = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -26,6 +29,27 @@ _SPECIAL = (
 def is_remote(location: str) -> bool:
     """Return whether a location is an address such as ``gs://bucket/name`` rather than a local path."""
     return "://" in location and _FILE_ADDRESS.match(location) is None
+
+
+def check_location(location: str) -> None:
+    """Check that something can be at a location at all.
+
+    Raises:
+        UsageError: it is empty, names no bucket, or holds what no path holds.
+    """
+    fault = ""
+    if not location:
+        fault = "it is empty"
+    elif "\0" in location:
+        fault = "it holds a NUL character"
+    elif re.match(r"(s3|gs|gcs):/+", location) and not STORE.fullmatch(location):
+        fault = "it names no bucket"
+    elif location != location.encode("utf-8", "ignore").decode():
+        fault = "it is not UTF-8; if its name is, set PYTHONUTF8=1"
+    if fault:
+        raise UsageError(
+            f"cannot use the location {location!r}: {fault}. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"
+        )
 
 
 def plain_location(location: str | os.PathLike[str]) -> str:
@@ -57,6 +81,18 @@ def plain_location(location: str | os.PathLike[str]) -> str:
 def local_path(location: str | os.PathLike[str]) -> Path:
     """Return the path that a local location means, see `plain_location`."""
     return Path(plain_location(location))
+
+
+def target_path(location: str) -> Path:
+    """Return the path of a location that must be on this machine, for what cannot be written elsewhere.
+
+    Raises:
+        UsageError: it is an address elsewhere, or cannot exist.
+    """
+    check_location(location)
+    if is_remote(location):
+        raise UsageError(f"cannot write to {location!r}: give a local folder, and copy it where you want it")
+    return local_path(location)
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import DatasetError, UsageError
-from schemas.locations import check_regular, is_remote, plain_location
+from schemas.locations import STORE, check_location, check_regular, is_remote, plain_location
 
 __all__ = [
     "TEMPORARY_MARK",
@@ -34,9 +34,6 @@ __all__ = [
 
 TEMPORARY_MARK = ".tmp-"
 """Marks the names of files that are not complete yet."""
-
-# Scheme, bucket (perhaps with credentials and "@" in front), key, pyarrow options.
-_STORE = re.compile(r"(s3|gs|gcs)://([^/?]+)(/.*?)?(\?\w+=[^/?]*)?", re.DOTALL)
 
 _GCS_RETRY_SECONDS = 15  # Google's own limit is 15 minutes, even for an address that nobody answers.
 
@@ -80,13 +77,14 @@ def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
     clients do).
 
     Raises:
-        UsageError: the scheme of the address is unknown.
+        UsageError: the location cannot exist, or the scheme of the address is unknown.
         DatasetError: the object store cannot be reached.
     """
+    check_location(location)
     location = plain_location(location)
     if not is_remote(location):
         return fs.LocalFileSystem(), str(Path(location).absolute())
-    store = _STORE.fullmatch(location)
+    store = STORE.fullmatch(location)
     scheme, bucket, key, options = store.groups(default="") if store else ("", "", "", "")
     try:
         with storage_errors(location):
@@ -96,6 +94,18 @@ def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
             f"cannot understand the location {location!r}: {error}. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"
         ) from error
     return filesystem, root.rstrip("/") + key.rstrip("/") if store else root
+
+
+def local_path_of(location: str) -> Path:
+    """Return the path of a location that must be on this machine.
+
+    Raises:
+        UsageError: it is an address elsewhere, or cannot exist.
+    """
+    check_location(location)
+    if is_remote(location):
+        raise UsageError(f"cannot write to {location!r}: give a local folder, and copy it where you want it")
+    return Path(filesystem_of(location)[1] if "://" in location else os.path.expanduser(location))  # noqa: PTH111
 
 
 @lru_cache(maxsize=64)
@@ -157,14 +167,16 @@ def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from _walk(entry.path, f"{prefix}{entry.name}/", on_link)
-            elif entry.is_dir():
+                continue
+            try:
+                status = None if entry.is_dir() else entry.stat()
+            except OSError:  # A link to nothing, to itself, or to what must not be seen.
+                yield Entry(prefix + entry.name, -1, "")
+                continue
+            if status is None:
                 on_link(prefix + entry.name)
             else:
-                try:
-                    status = entry.stat()
-                    yield Entry(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
-                except OSError:
-                    yield Entry(prefix + entry.name, -1, "")
+                yield Entry(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
 
 
 @dataclass(frozen=True)

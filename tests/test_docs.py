@@ -158,6 +158,33 @@ def test_commands_and_options_in_the_text_exist(page: str) -> None:
         assert set(OPTION.findall(span)) <= known, span
 
 
+READ = ("captions", "vocabulary", "encoded", "features", "dataset", "a", "b", "run")
+GIVEN = {"multi30k", "photos", "tables"}
+# What may differ between two commands that write the same folder: the result is the same.
+FREE = {"device", "workers", "resume", "batch_size", "config", "dry_run", "log_json", "max_failures", "overwrite"}
+
+
+def test_folders_fit_each_other_from_page_to_page() -> None:
+    """Who follows the pages in the README's order meets no folder that is missing or holds another dataset."""
+    pages = [
+        "README.md",
+        *(link for link in LINK.findall(PAGES["README.md"].partition("## Documentation")[2]) if link in PAGES),
+    ]
+    lines = [(page, line) for page in pages for line in shell_lines(page) if line.startswith("imagepivot ")]
+    made: dict[str, tuple[str, str]] = {}
+    for page, line in lines:
+        _, name, *words = shlex.split(line)
+        if "--config" in words or "--list-presets" in words or "gs://" in line:
+            continue  # Files of values are tried by a test of their own.
+        params = COMMANDS[name].make_context(name, words).params
+        wanted = {params[key] for key in READ if isinstance(params.get(key), str) and params[key]}
+        assert wanted <= {*made, *GIVEN}, (page, line)
+        if "output" in params:
+            identity = name, repr(sorted((key, value) for key, value in params.items() if key not in FREE | {"output"}))
+            assert made.setdefault(params["output"], identity) == identity, (page, line)
+    assert {"captions", "vocabulary", "encoded", "features", "regions", "imported", "runs/c2c", "embeddings"} <= set(made)
+
+
 def test_files_of_values_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first block has sections, the second the keys of one command; the lines of the page are run with the first."""
     monkeypatch.chdir(tmp_path)
@@ -175,7 +202,8 @@ def test_files_of_values_are_accepted(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [params["output"] for params in parsed] == [
         *("captions", "features", "features", "captions", "features", "gs://bucket/captions"),
     ]
-    assert [params.get("device") for params in parsed] == [None, "cuda", "cuda", None, "auto", None]
+    assert [params.get("device") for params in parsed] == [None, "auto", "cpu", None, "auto", None]
+    assert [params.get("dry_run") for params in parsed] == [None, True, False, None, False, None]
 
 
 def test_every_command_is_documented() -> None:

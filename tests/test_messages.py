@@ -98,7 +98,7 @@ def test_options_in_messages_exist():
     for module, line, text in MESSAGES:
         if module.startswith(("pipelines.commands", "train.commands")):
             continue
-        commands = REACHED[module] - {"demo"}
+        commands = REACHED[module] - {"demo"} or REACHED[module]  # The demo makes jobs, too, but has no options for them.
         for option in set(OPTION.findall(re.sub(r"imagepivot [a-z]+ .*", "", text))) - OTHERS:
             having = {command for command in commands if option in options_of(command)}
             if not having or (module.startswith("pipelines.inputs.") and having != commands):

@@ -9,6 +9,7 @@ unsafely: see `extractors.weights.checkpoints`.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -139,7 +140,7 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
         return _random_weights(request, architecture)
     else:
         path = local_path(request)
-        if not path.is_file():
+        if not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
             raise InputError(
                 f"there is no weights file {request!r}: expected 'default', 'random:SEED', or the path of a local file; check the "
                 "spelling and the working folder"

@@ -108,16 +108,17 @@ def _read(location: str) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib
-    from schemas.locations import is_remote
+    from schemas.locations import check_location, is_remote
     from schemas.storage import Folder, storage_errors
 
+    check_location(location)
     try:
         with storage_errors(location):
             if is_remote(location):
                 parent, _, name = location.rpartition("/")
                 data = Folder(parent).read(name)
             else:
-                data = Path(location).expanduser().read_bytes()
+                data = Path(os.path.expanduser(location)).read_bytes()  # noqa: PTH111 -- any name after ~
     except FileNotFoundError:
         raise UsageError(f"there is no file {location!r}, which --config names: check the path") from None
     try:

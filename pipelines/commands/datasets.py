@@ -17,7 +17,7 @@ __all__ = ["app"]
 app = typer.Typer()
 
 
-@app.command(epilog="Example: imagepivot inspect build/features --rows 3")
+@app.command(epilog="Example: imagepivot inspect features --rows 3")
 def inspect(
     dataset: Annotated[str, typer.Argument(help="Folder of a dataset.", show_default=False)],
     rows: Annotated[int, typer.Option("--rows", min=0, help="Sample rows to show.")] = 5,
@@ -46,7 +46,7 @@ def inspect(
         console.print(describe(opened, rows=rows))
 
 
-@app.command(epilog="Example: imagepivot validate build/features")
+@app.command(epilog="Example: imagepivot validate features")
 def validate(
     dataset: Annotated[str, typer.Argument(help="Folder of a dataset.", show_default=False)],
     mend: Annotated[

@@ -16,7 +16,7 @@ app = typer.Typer()
 @app.command(epilog="Example: imagepivot demo build/demo --scenes 300")
 def demo(
     context: typer.Context,
-    output: Annotated[str, typer.Argument(help="Folder for the scenes and the datasets.")] = "build/demo",
+    output: Annotated[str, typer.Argument(help="Local folder for the scenes and the datasets.")] = "build/demo",
     scenes: Annotated[int, typer.Option("--scenes", help="Number of scenes to draw.")] = 300,
 ) -> None:
     """Run everything on drawn scenes: captions in four languages, vocabulary, encoding, features, regions, training.
@@ -24,9 +24,12 @@ def demo(
     A small model is trained for a few seconds, measured on held-out scenes, and asked one query in each language.
     """
     from pipelines.demo.run import run_demo
-    from schemas.locations import local_path
+    from schemas.locations import target_path
+    from schemas.storage import storage_errors
     from train.demo import train_demo
 
-    folder = local_path(output)
+    folder = target_path(output)
+    with storage_errors(output):
+        folder.mkdir(parents=True, exist_ok=True)
     run_demo(folder, scenes=scenes, console=console, notes=notes)
     train_demo(folder, console=console, notes=notes, tokenize=context.obj)

@@ -24,7 +24,7 @@ Locations = list[str]
 
 @app.command(
     "import",
-    epilog="Example: imagepivot import train.npy val.npy features --name resnet50-pool --ids train.txt --ids val.txt",
+    epilog="Example: imagepivot import train.npy val.npy imported --name resnet50-pool --ids train.txt --ids val.txt",
 )
 def import_(
     sources: Annotated[Locations, typer.Argument(help="Files with features; several become one dataset.", show_default=False)],
@@ -180,7 +180,7 @@ def export(
     )
 
 
-@app.command(epilog="Example: imagepivot diff features-fp32 features-bf16 --tolerance 0.01")
+@app.command(epilog="Example: imagepivot diff features imported --tolerance 0.01")
 def diff(
     a: Annotated[str, typer.Argument(help="Folder of a dataset.", show_default=False)],
     b: Annotated[str, typer.Argument(help="Folder of another dataset of the same kind.", show_default=False)],

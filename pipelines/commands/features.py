@@ -42,7 +42,7 @@ Backend = Literal["torchvision", "detectron2"]
 
 @app.command(
     context_settings=BEAM,
-    epilog="Example: imagepivot features photos build/features --extractor resnet50-pool --weights random:0",
+    epilog="Example: imagepivot features photos features --extractor resnet50-pool",
 )
 def features(
     context: typer.Context,

@@ -37,7 +37,7 @@ CountScope = Literal["language", "joint"]
 
 @app.command(
     context_settings=BEAM,
-    epilog="Example: imagepivot captions multi30k build/captions --format multi30k --languages en,de",
+    epilog="Example: imagepivot captions multi30k captions --format multi30k --languages en,de",
 )
 def captions(
     context: typer.Context,
@@ -104,7 +104,7 @@ def captions(
 
 @app.command(
     context_settings=BEAM,
-    epilog="Example: imagepivot vocabulary build/captions build/vocabulary --min-count 4",
+    epilog="Example: imagepivot vocabulary captions vocabulary --min-count 4",
 )
 def vocabulary(
     context: typer.Context,
@@ -151,9 +151,7 @@ def vocabulary(
     finish(manifest, output)
 
 
-@app.command(
-    context_settings=BEAM, epilog="Example: imagepivot encode build/captions build/vocabulary build/encoded --max-length 100"
-)
+@app.command(context_settings=BEAM, epilog="Example: imagepivot encode captions vocabulary encoded --max-length 100")
 def encode(
     context: typer.Context,
     captions: Annotated[str, typer.Argument(help="Folder of a captions dataset.", show_default=False)],

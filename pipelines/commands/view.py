@@ -15,7 +15,7 @@ __all__ = ["app"]
 app = typer.Typer()
 
 
-@app.command(epilog="Example: imagepivot view build/regions photos --image cat -o cat-regions.png")
+@app.command(epilog="Example: imagepivot view regions photos --image 1000092795 -o 1000092795.png")
 def view(
     dataset: Annotated[str, typer.Argument(help="Folder of regions or features.", show_default=False)],
     images: Annotated[str, typer.Argument(help="Location of the images, as for features.", show_default=False)],

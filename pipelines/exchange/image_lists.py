@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -32,8 +33,8 @@ def local_file(location: str) -> Path:
     if is_remote(location):
         raise UsageError(f"cannot import {location!r}: the files are mapped into memory, copy them to this machine first")
     path = local_path(location)
-    if not path.is_file():
-        found = " is a folder" if path.is_dir() else " is a pipe, a socket or a device" if path.exists() else ""
+    if not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
+        found = " is a folder" if os.path.isdir(path) else " is a pipe, a socket or a device" if os.path.exists(path) else ""
         raise InputError(f"no such file: {location!r}{found}; check the path")
     return path
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import DatasetError, InputError
-from schemas.locations import check_regular, is_remote, plain_location
+from schemas.locations import check_location, check_regular, is_remote, plain_location
 from schemas.storage import Folder, filesystem_of, storage_errors
 from schemas.text import HEAD, decode_line, mark_length, not_utf8
 
@@ -54,6 +54,7 @@ _LONGEST_ESCAPE = 12
 
 def locate(path: str | os.PathLike[str]) -> str:
     """Return a path as an absolute local path, which means the same to every worker, or an address unchanged."""
+    check_location(os.fspath(path))
     text = plain_location(path)
     if is_remote(text):
         return text.rstrip("/")

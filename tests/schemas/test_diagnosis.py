@@ -52,7 +52,7 @@ def test_a_run(tmp_path, name):
 def test_shards_without_a_manifest(tmp_path):
     write_rows(tmp_path, "features", [], SPEC)
     (tmp_path / MANIFEST_NAME).unlink()
-    assert refused(tmp_path).startswith(f" yet: it holds shards but no {MANIFEST_NAME}, which is written last. Run the command")
+    assert refused(tmp_path).startswith(f": it holds no {MANIFEST_NAME}, which is written last, but shards. Run the")
 
 
 def test_nothing_a_file_and_anything_else(tmp_path):

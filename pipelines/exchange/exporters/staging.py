@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.errors import DatasetError, UsageError
-from schemas.locations import is_remote, local_path
+from schemas.errors import DatasetError
+from schemas.locations import target_path
 from schemas.storage import TEMPORARY_MARK, storage_errors
 
 __all__ = ["Staging"]
@@ -28,8 +28,7 @@ class Staging:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        if is_remote(self.location):
-            raise UsageError(f"cannot export to {self.location!r}: give a local folder, and copy it where you want it")
+        local_path_of(self.location)
 
     @contextlib.contextmanager
     def files(self, names: Sequence[str], *, obsolete: str = "") -> Iterator[list[Path]]:
@@ -42,7 +41,7 @@ class Staging:
         Raises:
             DatasetError: a file already exists, or the folder cannot be written.
         """
-        folder = local_path(self.location)
+        folder = target_path(self.location)
         with storage_errors(self.location):
             others = sorted({path.name for path in folder.glob(obsolete)} - set(names)) if obsolete else []
             existing = [name for name in names if (folder / name).exists()] + others
@@ -65,4 +64,4 @@ class Staging:
 
     def paths(self, names: Sequence[str]) -> list[Path]:
         """Return the files' final paths."""
-        return [local_path(self.location) / name for name in names]
+        return [target_path(self.location) / name for name in names]

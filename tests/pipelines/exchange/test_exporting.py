@@ -481,7 +481,7 @@ def test_options_that_make_no_sense_are_refused(layout, options, message):
 
 
 def test_exports_are_local(tmp_path, features):
-    with pytest.raises(UsageError, match="cannot export to 'gs://bucket/x': give a local folder"):
+    with pytest.raises(UsageError, match="cannot write to 'gs://bucket/x': give a local folder"):
         export_dataset(ExportJob(NpyLayout(), str(features[0]), "gs://bucket/x"))
 
 

@@ -1,0 +1,155 @@
+"""Locations at which nothing can be, given as every argument of every command: an error in one paragraph, and nothing written."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+
+from pipelines.commands import app as cli
+
+BAD = {
+    "no bucket s3": "s3://",
+    "no bucket gs": "gs://",
+    "no bucket but a key": "s3:///key",
+    "root": "/",
+    "empty": "",
+    "http": "http://127.0.0.1:9/x",
+    "another scheme": "ftp://127.0.0.1:9/x",
+    "no scheme": "://x",
+    "NUL": "a\0b",
+    "too long": "x" * 300,
+    "loop": "loop",
+    "below a loop": "loop/x",
+    "nobody's": "~nobody-at-all/x",
+    "below a file": "table.tsv/x",
+    "not UTF-8": "\udcff",
+    "line end": "none\n",
+}
+# Whole command lines; IN marks what is read, OUT what is written. Several of a line are tried one after the other.
+LINES = {
+    "captions": "captions table.tsv OUT --format table --workers 1",
+    "vocabulary": "vocabulary captions OUT",
+    "encode": "encode captions vocabulary OUT",
+    "features": "features photos OUT --weights random:0 --device cpu --dry-run",
+    "import": "import array.npy OUT --name x",
+    "export": "export features OUT --format npy",
+    "inspect": "inspect features",
+    "validate": "validate features",
+    "diff": "diff features features",
+    "view": "view features photos --image 1 -o drawing.png",
+    "evaluate": "evaluate run --captions encoded --features features",
+    "embed": "embed run OUT --features features --captions encoded",
+    "search": "search run dog --tokenized --features features",
+    "tables": "tables kadar2018 OUT --captions encoded --features features --vocabulary vocabulary --rows bilingual --seeds 1",
+    "train": "train demo OUT --captions encoded --features features --vocabulary vocabulary --max-steps 1",
+    "demo": "demo OUT",
+}
+# Options that name files or folders, beside those above, with lines that reach them.
+OPTIONS = {
+    "config": "inspect features --config LOCATION",
+    "weights": "features photos OUT --dry-run --device cpu --weights LOCATION",
+    "truecaser": "captions table.tsv OUT --format table --recipe moses-truecase --workers 1 --truecaser LOCATION",
+    "ids": "import array.npy OUT --name x --ids LOCATION",
+    "boxes": "import array.npy OUT --name x --boxes LOCATION",
+    "captions": "export features OUT --format scan --captions LOCATION",
+    "lists": "export features OUT --format npy --lists LOCATION",
+    "embeddings": "search run dog --tokenized --embeddings LOCATION",
+}
+NAMES = (
+    "table.tsv",
+    "array.npy",
+    "photos",
+    "captions",
+    "vocabulary",
+    "encoded",
+    "features",
+    "run",
+    "OUT",
+    "drawing.png",
+    "demo",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(imagepivot, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("locations")
+    (folder / "table.tsv").write_text("image_id\ttext\n1\ta dog\n2\ta cat\n")
+    (folder / "photos").mkdir()
+    (folder / "photos" / "1.jpg").touch()
+    np.save(folder / "array.npy", np.ones((2, 4), np.float32))
+    (folder / "array.txt").write_text("1\n2\n")
+    (folder / "loop").symlink_to("loop")
+    for line in (
+        "captions table.tsv captions --format table --shards 1 --workers 1",
+        "vocabulary captions vocabulary --min-count 1",
+        "encode captions vocabulary encoded --workers 1",
+        "import array.npy features --name x --shards 1",
+    ):
+        imagepivot(*line.split(), cwd=folder)
+    return folder
+
+
+def places() -> list[tuple[str, str, int]]:
+    """Name and line of a case, and the place of the word to replace."""
+    found = []
+    for name, line in LINES.items():
+        words = line.split()
+        found += [(f"{name} {n}", line, n) for n, word in enumerate(words) if n and word in NAMES and words[n - 1] != "--rows"]
+    for name, line in OPTIONS.items():
+        found.append((f"--{name}", line, line.split().index("LOCATION")))
+    return found
+
+
+@pytest.fixture
+def refused(folder, monkeypatch, capsys):
+    """Runs a command line and checks that it is refused in one paragraph, without a trace on disk."""
+
+    def run(words: list[str]) -> str:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr("sys.argv", ["imagepivot", *words])
+        before = sorted(map(str, folder.rglob("*")))
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert end.value.code in (1, 2), out + err
+        assert "Traceback" not in out + err
+        assert err.startswith(("Error: ", "Usage: "))
+        assert sorted(map(str, folder.rglob("*"))) == before
+        return err
+
+    return run
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("line", "place"), [case[1:] for case in places()], ids=[case[0] for case in places()])
+def test_a_location_where_nothing_can_be(refused, line, place, bad):
+    words = ["out" if word == "OUT" else word for word in line.split()]
+    if words[0] == "train" and place == 1 and bad in (BAD["too long"], BAD["empty"]):
+        pytest.skip("the names of presets are the subject of other tests")
+    if line.split()[place] == "LOCATION" and bad == "":
+        pytest.skip("an option that is empty counts as not given")
+    is_written = line.split()[place] == "OUT"
+    if is_written and bad in (BAD["root"], BAD["nobody's"], BAD["line end"], BAD["not UTF-8"]):
+        pytest.skip("something can be written there, if only by some")
+    words[place] = bad
+    refused(words)
+
+
+@pytest.mark.parametrize("bad", [BAD["no bucket s3"], BAD["empty"], BAD["NUL"], BAD["not UTF-8"]])
+def test_the_message_names_the_fault(refused, bad):
+    err = refused(["inspect", bad])
+    assert "cannot use the location" in err
+    assert "Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH" in err
+
+
+@pytest.mark.parametrize("word", ["features/", "./features", "features//", "file://FOLDER/features"])
+def test_other_spellings_of_a_folder(imagepivot, folder, word):
+    assert "everything holds" in imagepivot("validate", word.replace("FOLDER", str(folder)), cwd=folder).stdout
+
+
+def test_every_command_is_tried():
+    group = typer.main.get_command(cli.app)
+    assert set(LINES) == set(group.commands)
+    assert os.sep not in "".join(NAMES)

@@ -1,0 +1,95 @@
+"""Output streams of every kind: narrow encodings, closed descriptors, full disks. Signals have a page in tests/integration."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.commands import process
+from tests.builders import write_rows
+
+ROW = {
+    "image_id": "1",
+    "language": "cs",
+    "portion": "comparable",
+    "index": 0,
+    "split": "train",
+    "text": "Žlutý pes běží",
+    "tokens": ["žlutý", "pes", "běží"],
+}
+ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("process")
+    write_rows(folder / "captions", "captions", [ROW])
+    return folder
+
+
+def call(folder: Path, *words: str, redirect: str = "", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command in a shell, with redirections such as ``>&-``."""
+    command = f'exec "{sys.executable}" -c "import imagepivot; imagepivot.main()" "$@" {redirect}'
+    settings = {**os.environ, "PYTHONPATH": str(Path(process.__file__).parents[2]), "COLUMNS": "200", **environment}
+    return subprocess.run(["sh", "-c", command, "sh", *words], cwd=folder, env=settings, capture_output=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("environment", "encoding"),
+    [({**ASCII}, "ascii"), ({"PYTHONIOENCODING": "latin-1"}, "latin-1"), ({"PYTHONIOENCODING": "ascii"}, "ascii")],
+)
+def test_a_terminal_that_lacks_characters_shows_escapes(folder, environment, encoding):
+    done = call(folder, "inspect", "captions", **environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    text = done.stdout.decode(encoding)
+    assert "\\u017dlut" in text  # Ž
+    assert "+---" in text  # Tables are drawn with what there is.
+    help_text = call(folder, "features", "--help", **environment)
+    assert (help_text.returncode, help_text.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("environment", [ASCII, {"PYTHONIOENCODING": "ascii"}])
+def test_errors_on_such_a_terminal(folder, environment):
+    done = call(folder, "inspect", "neexistující", **environment)
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith((b"Error: 'neexistuj", b"Error: cannot use the location 'neexistuj"))
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_terminal_that_has_them_shows_them(folder):
+    assert "Žlutý pes běží" in call(folder, "inspect", "captions", PYTHONIOENCODING="utf-8").stdout.decode()
+
+
+@pytest.mark.parametrize("redirect", [">&-", "<&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_streams(folder, redirect):
+    done = call(folder, "validate", "captions", redirect=redirect)
+    assert (done.returncode, done.stderr) == (0, b"")
+    done = call(folder, "validate", "none", redirect=redirect)
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.parametrize("words", [("inspect", "captions"), ("validate", "captions"), ("features", "--help"), ("--version",)])
+def test_an_output_that_cannot_be_written(folder, words):
+    done = call(folder, *words, redirect="> /dev/full")
+    assert done.returncode == 1
+    assert done.stderr == b"Error: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [
+        ("features", "stopped; finished shards are kept, the same command continues from here"),
+        ("train", "stopped; the last checkpoint is kept, --resume continues from it"),
+        ("tables", "stopped; finished runs are kept, the same command continues from here"),
+        ("diff", "stopped"),
+        ("", "stopped"),
+    ],
+)
+def test_what_is_kept(monkeypatch, command, kept):
+    monkeypatch.setattr(sys, "argv", ["imagepivot", command])
+    assert process.stopped_line() == kept
+    assert process.stop_signal() == 0
