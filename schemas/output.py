@@ -20,9 +20,13 @@ from schemas.kinds import schema_of
 from schemas.parameters import feature_of
 from schemas.shards import Footer, inspect_shard
 from schemas.storage import Folder, storage_errors
-from schemas.survey import LOCK_NAME, Survey, Update
 
-__all__ = ["Output", "hold"]
+__all__ = ["LOCK_NAME", "PROBE_NAME", "Output", "hold"]
+
+LOCK_NAME = ".lock"
+
+PROBE_NAME = ".probe"
+"""Written and deleted before a run, where only writing tells whether that is allowed."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,6 @@ class Output:
     def is_other_file(self, name: str) -> bool:
         """Whether a file is one that a run of this kind may write besides the shards."""
         return re.fullmatch(self.other_files, name) is not None
-
-    def survey(self, *, verify: bool = False, update: Update | None = None, retry_failed: bool = False) -> Survey:
-        """Look at what the folder holds now; see `Survey`."""
-        return Survey(self, verify=verify, update=update, retry_failed=retry_failed)
 
     def footer(self, number: int) -> Footer | None:
         """Read the footer of a shard that a run of this identity wrote; None if there is no such shard."""

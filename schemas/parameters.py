@@ -7,7 +7,7 @@ does not state is None.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -190,7 +190,7 @@ class FeaturesParameters:
     extractor_fingerprint: str | None = None
     imported: Mapping[str, Any] | None = None
     model: EmbeddingModel | None = None
-    selection: Mapping[str, Sequence[str]] | None = None
+    selection: Mapping[str, tuple[str, ...]] | None = None
 
     @property
     def untrained(self) -> bool:

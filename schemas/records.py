@@ -20,7 +20,7 @@ from schemas.storage import Folder
 
 __all__ = ["Record", "Source", "Sources", "read_record", "read_sources", "record_name", "write_record"]
 
-_FORMAT = "imagepivot record 1"
+_FORMAT = "shard record 1"
 _FIRST_BYTES = 4096
 
 

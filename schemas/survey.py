@@ -5,23 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schemas.errors import DatasetError, UsageError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes, sha256_of_file
 from schemas.manifest import MANIFEST_NAMES, Manifest
+from schemas.output import LOCK_NAME, PROBE_NAME, Output
 from schemas.records import Record, read_record, read_sources, record_name, write_record
 from schemas.shards import FOREIGN, Footer, inspect_shard
 from schemas.storage import TEMPORARY_MARK
 
-if TYPE_CHECKING:
-    from schemas.output import Output
-
-__all__ = ["LOCK_NAME", "PROBE_NAME", "Survey", "Update", "difference"]
-
-LOCK_NAME = ".lock"
-PROBE_NAME = ".probe"
+__all__ = ["Survey", "Update", "difference"]
 
 _SHARD_NAMES = re.compile(
     r"(failures/)?part-\d{5}-of-\d{5}\.parquet|(_failures|\.records)/part-\d{5}-of-\d{5}\.jsonl"  # "failures/": version 1.

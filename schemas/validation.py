@@ -19,10 +19,10 @@ from schemas.fingerprints import FORMAT_VERSION, sha256_of_file
 from schemas.keys import shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS
 from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
+from schemas.output import LOCK_NAME
 from schemas.parameters import EncodedParameters
 from schemas.records import read_sources, record_name
 from schemas.shards import Footer, read_footer, sha256_of_footer
-from schemas.survey import LOCK_NAME
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
 
 __all__ = ["validate"]

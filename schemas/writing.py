@@ -25,11 +25,11 @@ from schemas.failures import FailuresEntry, failures_name, write_failures
 from schemas.fingerprints import Identity, sha256_of_bytes, sha256_of_file
 from schemas.kinds import vector_bytes
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
-from schemas.output import Output, hold
+from schemas.output import PROBE_NAME, Output, hold
 from schemas.records import Record, Sources, read_record, write_record
 from schemas.shards import Footer, footer_metadata, shard_entry
 from schemas.storage import Folder
-from schemas.survey import PROBE_NAME, Update
+from schemas.survey import Survey, Update
 
 __all__ = ["Rows", "ShardWriter", "Statistics", "commit", "complete_dataset", "open_shard", "sum_statistics", "write_dataset"]
 
@@ -218,7 +218,7 @@ def complete_dataset(
         DatasetError: the folder is in use, or holds something that must not be lost.
     """
     with hold(output.folder):
-        survey = output.survey(verify=verify, update=update, retry_failed=retry_failed)
+        survey = Survey(output, verify=verify, update=update, retry_failed=retry_failed)
         manifest = None if overwrite else survey.complete()
         if manifest is not None:
             return manifest

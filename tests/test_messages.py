@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from pipelines.commands import app as cli
+from pipelines.commands import endings
 from tests.test_imports import PACKAGES, graph, imported_modules, module_name, modules
 
 if sys.version_info >= (3, 11):
@@ -146,7 +147,7 @@ def test_extras_in_messages_exist():
 
 def test_each_extra_brings_the_modules_that_are_looked_for_in_it():
     providers = packages_distributions()
-    for extra, names in cli._EXTRAS.items():
+    for extra, names in endings._EXTRAS.items():
         for name in names:
             assert {provider.lower() for provider in providers[name]} & distributions(extra), f"{name} is not in {extra}"
 
@@ -166,7 +167,7 @@ def test_every_optional_import_has_an_extra():
         )
     }
     # detectron2, and what it brings, is built from source: a message of its own says how.
-    assert imported - base - {"detectron2", "yaml"} <= set().union(*cli._EXTRAS.values())
+    assert imported - base - {"detectron2", "yaml"} <= set().union(*endings._EXTRAS.values())
 
 
 @pytest.mark.parametrize(
@@ -186,4 +187,4 @@ def test_every_optional_import_has_an_extra():
 )
 def test_the_extra_is_the_one_that_the_command_needs(monkeypatch, command, module, extra):
     monkeypatch.setattr(sys, "argv", ["imagepivot", command])
-    assert cli._extra_for(module) == extra
+    assert endings._extra_for(module) == extra

@@ -31,7 +31,7 @@ class Command(TyperCommand):
             events.record(command=self.name, output=None if output is None else str(output))
             for parameter in self.params:
                 source = ctx.get_parameter_source(parameter.name)
-                if source is not None and source.name != "DEFAULT":
+                if source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP"):  # A file may hold an empty list.
                     _refuse_empty(parameter, ctx.params.get(parameter.name))
         return rest
 

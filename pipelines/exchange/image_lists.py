@@ -34,7 +34,8 @@ def local_file(location: str) -> Path:
         raise UsageError(f"cannot import {location!r}: the files are mapped into memory, copy them to this machine first")
     path = local_path(location)
     if not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
-        found = " is a folder" if os.path.isdir(path) else " is a pipe, a socket or a device" if os.path.exists(path) else ""
+        exists = os.path.exists(path)  # noqa: PTH110 -- likewise
+        found = "" if not exists else " is a folder" if path.is_dir() else " is a pipe, a socket or a device"
         raise InputError(f"no such file: {location!r}{found}; check the path")
     return path
 

@@ -20,6 +20,7 @@ from pipelines.running.progress import bound_by
 from schemas.keys import shard_of
 from schemas.kinds import schema_of, vector_bytes
 from schemas.progress import duration, pace
+from schemas.survey import Survey
 
 __all__ = ["ShardPlan", "WorkPlan", "plan_table", "plan_work"]
 
@@ -90,7 +91,7 @@ def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
     output = plan_features(job, listing)
     job.check_device()
     output.folder.check_writable()
-    survey = output.survey(verify=job.verify, update=job.update, retry_failed=job.retry_failed)
+    survey = Survey(output, verify=job.verify, update=job.update, retry_failed=job.retry_failed)
     survey.refuse(overwrite=job.overwrite)
     finished = frozenset() if job.overwrite else survey.finished()
     stored = frozenset() if job.overwrite else survey.usable() - finished

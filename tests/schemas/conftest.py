@@ -30,6 +30,7 @@ from schemas.kinds import schema_of
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.storage import Folder
+from schemas.survey import Survey
 from schemas.vocabulary import Vocabulary
 from schemas.writing import commit, open_shard
 from tests.builders import sign
@@ -67,7 +68,7 @@ OTHER_FILES = {
 
 def prepare(output: Output, *, overwrite: bool) -> None:
     """Does what a run does before its first shard."""
-    survey = output.survey()
+    survey = Survey(output)
     survey.refuse(overwrite=overwrite)
     survey.clear(frozenset() if overwrite else survey.finished())
 

@@ -6,7 +6,7 @@ from schemas.dataset import open_dataset
 from schemas.diagnosis import diagnose
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
-from schemas.manifest import MANIFEST_NAME
+from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES
 from schemas.storage import Folder
 from schemas.validation import validate
 from tests.builders import write_rows
@@ -17,7 +17,7 @@ SPEC = FeatureSpec("toy", (2,))
 def refused(folder) -> str:
     with pytest.raises(DatasetError, match=re.escape(f"'{folder}' is not a dataset")) as caught:
         open_dataset(folder)
-    assert str(caught.value) == diagnose(Folder(str(folder)), MANIFEST_NAME)
+    assert str(caught.value) == diagnose(Folder(str(folder)), MANIFEST_NAMES)
     return str(caught.value).partition("is not a dataset")[2]
 
 
@@ -51,7 +51,7 @@ def test_a_run(tmp_path, name):
 
 def test_shards_without_a_manifest(tmp_path):
     write_rows(tmp_path, "features", [], SPEC)
-    (tmp_path / MANIFEST_NAME).unlink()
+    (tmp_path / MANIFEST_NAMES).unlink()
     assert refused(tmp_path).startswith(f": it holds no {MANIFEST_NAME}, which is written last, but shards. Run the")
 
 
@@ -59,7 +59,7 @@ def test_nothing_a_file_and_anything_else(tmp_path):
     assert refused(tmp_path / "none").endswith("because it does not exist. Check the path")
     (tmp_path / "photo.jpg").touch()
     assert refused(tmp_path).startswith(f": it holds no {MANIFEST_NAME}. Either the path is wrong or the run")
-    assert diagnose(Folder(str(tmp_path / "photo.jpg")), MANIFEST_NAME).endswith("but a file: give the folder of a dataset")
+    assert diagnose(Folder(str(tmp_path / "photo.jpg")), MANIFEST_NAMES).endswith("but a file: give the folder of a dataset")
 
 
 def test_validation_says_the_same(tmp_path):

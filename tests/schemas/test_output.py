@@ -15,6 +15,7 @@ from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
 from schemas.output import Output, hold
 from schemas.storage import Folder
+from schemas.survey import Survey
 from schemas.validation import validate
 from schemas.writing import commit
 from tests.schemas.conftest import prepare
@@ -39,13 +40,13 @@ def test_there_is_no_manifest_before_the_commit(new_features):
     toy = new_features()
     prepare(toy.output, overwrite=False)
     for number in range(3):
-        assert toy.output.survey().finished() == set(range(number))
+        assert Survey(toy.output).finished() == set(range(number))
         toy.write_shard(number)
         assert not (toy.path / "_manifest.json").exists()
-        assert toy.output.survey().complete() is None
-    assert toy.output.survey().finished() == {0, 1, 2}
+        assert Survey(toy.output).complete() is None
+    assert Survey(toy.output).finished() == {0, 1, 2}
     manifest = toy.commit()
-    assert toy.output.survey().complete() == manifest == open_dataset(toy.path).manifest
+    assert Survey(toy.output).complete() == manifest == open_dataset(toy.path).manifest
     assert validate(toy.path) == []
 
 
@@ -73,11 +74,11 @@ def test_a_commit_reads_every_shard_again(new_features):
     data = bytearray(whole)
     data[1000] ^= 1
     path.write_bytes(data)
-    assert toy.output.survey().finished() == {0, 1, 2}  # Its size and footer are as they were.
+    assert Survey(toy.output).finished() == {0, 1, 2}  # Its size and footer are as they were.
     with pytest.raises(DatasetError, match=rf"{SHARD(1)} was damaged after it had been written: run the same command again"):
         toy.commit()
     assert not (toy.path / "_manifest.json").exists()
-    assert toy.output.survey().finished() == {0, 2}
+    assert Survey(toy.output).finished() == {0, 2}
     toy.write_shard(1)
     toy.commit()
     assert path.read_bytes() == whole
@@ -145,7 +146,7 @@ def test_the_same_identity_goes_on(new_features, toys):
         toy.write_shard(number)
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in toy.path.rglob("*.parquet")}
     prepare(toy.output, overwrite=False)
-    assert toy.output.survey().finished() == {0, 2}
+    assert Survey(toy.output).finished() == {0, 2}
     toy.write_shard(1)
     toy.commit()
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before} == before
@@ -159,7 +160,7 @@ def test_a_truncated_shard_is_done_again(new_features):
     path = toy.path / SHARD(1)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    assert toy.output.survey().finished() == {0, 2}
+    assert Survey(toy.output).finished() == {0, 2}
     prepare(toy.output, overwrite=False)
     assert not path.exists()
     toy.write_shard(1)
@@ -174,7 +175,7 @@ from schemas.storage import Folder
 
 output = Output(Folder(sys.argv[1]), Identity(kind="captions", parameters={"a": 1}, shards=2))
 with hold(output.folder):
-    survey = output.survey()
+    survey = Survey(output)
     survey.refuse(overwrite=False)
     survey.clear(survey.finished())
     with open_shard(output, 0) as shard:
@@ -195,14 +196,14 @@ def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
         assert process.wait() == -signal.SIGKILL
     torn = f".part-00001-of-00002.parquet.tmp-{process.pid}"
     assert folder.names() == sorted([".lock", torn, *finished])
-    assert output.survey().finished() == {0}
-    assert output.survey().complete() is None
+    assert Survey(output).finished() == {0}
+    assert Survey(output).complete() is None
     with pytest.raises(DatasetError, match=r"is not a dataset: it holds no _manifest.json"):
         open_dataset(folder.location)
     with hold(folder):
         prepare(output, overwrite=False)
         assert folder.names() == sorted([".lock", *finished])
-        assert output.survey().finished() == {0}
+        assert Survey(output).finished() == {0}
     assert folder.names() == finished
 
 
@@ -217,8 +218,8 @@ def test_temporary_files_of_failures_and_truecasers_are_cleaned_up(new_features)
 
 def test_a_complete_dataset_is_found(copy_toy):
     toy = copy_toy("features")
-    assert toy.output.survey().complete() == open_dataset(toy.path).manifest
-    assert other(toy, weights="new").output.survey().complete() is None
+    assert Survey(toy.output).complete() == open_dataset(toy.path).manifest
+    assert Survey(other(toy, weights="new").output).complete() is None
 
 
 @pytest.mark.parametrize("name", [SHARD(1), "_failures/{}", "_vocabulary.txt"])
@@ -227,26 +228,26 @@ def test_a_dataset_with_a_missing_or_cut_file_is_not_complete(copy_toy, name):
     path = toy.path / name.format(next((toy.path / "_failures").iterdir()).name if "{}" in name else "")
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    assert toy.output.survey().complete() is None
+    assert Survey(toy.output).complete() is None
     path.unlink()
-    assert toy.output.survey().complete() is None
+    assert Survey(toy.output).complete() is None
     path.write_bytes(data)
-    assert toy.output.survey().complete() is not None
+    assert Survey(toy.output).complete() is not None
 
 
 def test_files_that_are_known_before_the_run_belong_to_the_dataset(copy_toy):
     toy = copy_toy("features")
     before = {path.name: path.read_bytes() for path in toy.path.glob("part-*")}
     named = replace(toy.output, files={"_names/classes": b"sky\n"})
-    assert toy.output.survey().complete() is not None
-    assert named.survey().complete() is None, "all but the names is there"
+    assert Survey(toy.output).complete() is not None
+    assert Survey(named).complete() is None, "all but the names is there"
     prepare(named, overwrite=False)
     manifest = commit(named)
     assert [entry.path for entry in manifest.files] == ["_names/classes"]
-    assert named.survey().complete() == toy.output.survey().complete() == manifest
+    assert Survey(named).complete() == Survey(toy.output).complete() == manifest
     assert manifest.fingerprint == toy.output.identity.fingerprint
     assert {path.name: path.read_bytes() for path in toy.path.glob("part-*")} == before
-    assert replace(named, files={"_names/classes": b"man\n"}).survey().complete() is None
+    assert Survey(replace(named, files={"_names/classes": b"man\n"})).complete() is None
     commit(toy.output)
     assert not (toy.path / "_names/classes").exists()
 
@@ -256,7 +257,7 @@ def test_a_dataset_that_lost_a_shard_is_mended_by_the_same_run(copy_toy, toys):
     (toy.path / SHARD(2)).unlink()
     prepare(toy.output, overwrite=False)
     assert not (toy.path / "_manifest.json").exists()  # From here on it is no dataset.
-    assert toy.output.survey().finished() == {0, 1}
+    assert Survey(toy.output).finished() == {0, 1}
     toy.write_shard(2)
     toy.commit()
     assert tree(toy.path) == tree(toys["features"].path)
@@ -353,7 +354,7 @@ def test_long_values_are_shortened_in_the_refusal(copy_toy):
 def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     toy = copy_toy("features")
     (toy.path / "_manifest.json").write_text("{", encoding="utf-8")
-    assert toy.output.survey().complete() is None
+    assert Survey(toy.output).complete() is None
     refuse(
         toy.output,
         r"_manifest\.json is not the manifest of a dataset .*: copy it again, or delete it and run the command that made the "
@@ -362,7 +363,7 @@ def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     # The advice holds: without the manifest nothing is made again, and with --overwrite everything is.
     manifest = (toy.path / "_manifest.json").read_bytes()
     (toy.path / "_manifest.json").unlink()
-    assert toy.output.survey().finished() == {0, 1, 2}
+    assert Survey(toy.output).finished() == {0, 1, 2}
     (toy.path / "_manifest.json").write_bytes(manifest)
     prepare(toy.output, overwrite=True)
     assert tree(toy.path) == {}
@@ -372,7 +373,7 @@ def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
 def test_overwriting_leaves_nothing_of_the_old_dataset(copy_toy, toys, old):
     toy = toys["features"].at(copy_toy(old).path)
     prepare(toy.output, overwrite=True)
-    assert toy.output.survey().finished() == set()
+    assert Survey(toy.output).finished() == set()
     for number in range(3):
         toy.write_shard(number)
     toy.commit()
@@ -498,7 +499,7 @@ def test_resuming_does_not_depend_on_the_values_that_were_lost(new_features):
     zeros.write_shard(0)
     data = (toy.path / SHARD(0)).read_bytes()
     prepare(toy.output, overwrite=False)
-    assert toy.output.survey().finished() == {0}
+    assert Survey(toy.output).finished() == {0}
     assert (toy.path / SHARD(0)).read_bytes() == data
 
 

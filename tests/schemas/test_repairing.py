@@ -6,6 +6,7 @@ import pytest
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.repairing import Repair, repair
+from schemas.survey import Survey
 from schemas.validation import validate
 
 SHARD = "part-{:05d}-of-00003"
@@ -44,7 +45,7 @@ def test_a_damaged_shard_is_deleted_and_the_same_run_makes_it_again(copy_toy, to
     assert not path.exists()
     with pytest.raises(DatasetError, match="is not a dataset"):
         open_dataset(toy.path)
-    assert toy.output.survey(verify=True).finished() == {0, 2}
+    assert Survey(toy.output, verify=True).finished() == {0, 2}
     toy.write_shard(1)
     toy.commit()
     assert tree(toy.path) == tree(toys["features"].path)
@@ -85,7 +86,7 @@ def test_without_a_manifest_the_records_tell(copy_toy, toys):
     flip(toy.path / f"{SHARD.format(2)}.parquet")
     assert repair(toy.path).missing == (f"{SHARD.format(2)}.parquet", "_manifest.json")
     assert not (toy.path / "_manifest.json").exists()
-    assert toy.output.survey(verify=True).finished() == {0, 1}
+    assert Survey(toy.output, verify=True).finished() == {0, 1}
     toy.write_shard(2)
     toy.commit()
     assert tree(toy.path) == tree(toys["features"].path)

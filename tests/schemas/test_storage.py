@@ -14,6 +14,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.locations import is_remote, local_path, plain_location
 from schemas.output import hold
 from schemas.storage import Folder, filesystem_of, storage_errors
+from schemas.survey import Survey
 from schemas.validation import validate
 
 
@@ -269,9 +270,9 @@ def test_a_dataset_in_an_object_store(bucket, toys, by_hand):
     toy = toys["features"]
     remote = by_hand.toy("gs://bucket/features", "features", toy.rows, spec=toy.spec, failures=toy.failures)
     with hold(remote.output.folder):
-        assert remote.output.survey().complete() is None
+        assert Survey(remote.output).complete() is None
         manifest = remote.write()
     assert validate("gs://bucket/features") == []
-    assert remote.output.survey().complete() == manifest == open_dataset(toy.path).manifest
+    assert Survey(remote.output).complete() == manifest == open_dataset(toy.path).manifest
     assert open_dataset("gs://bucket/features").numpy().tobytes() == open_dataset(toy.path).numpy().tobytes()
     assert remote.output.folder.names() == open_dataset(toy.path).folder.names()

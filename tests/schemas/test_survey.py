@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from schemas.dataset import open_dataset
+from schemas.survey import Survey
 from schemas.validation import validate
 from schemas.writing import commit, write_dataset
 
@@ -46,7 +47,7 @@ def all_but(toy, *numbers):
 def test_a_whole_dataset_is_finished(copy_run, kind):
     toy = copy_run(kind)
     for verify in (False, True):
-        assert toy.output.survey(verify=verify).finished() == toy.output.survey(verify=verify).usable() == all_but(toy)
+        assert Survey(toy.output, verify=verify).finished() == Survey(toy.output, verify=verify).usable() == all_but(toy)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,9 +56,9 @@ def test_a_flipped_byte_is_found_by_its_digest(copy_run, kind, number):
     toy = copy_run(kind)
     number = min(number, toy.identity.shards - 1)
     flip(toy.path / toy.output.name(number), 200)
-    assert toy.output.survey().finished() == all_but(toy)
-    assert toy.output.survey(verify=True).finished() == all_but(toy, number)
-    assert toy.output.survey(verify=True).usable() == all_but(toy, number)
+    assert Survey(toy.output).finished() == all_but(toy)
+    assert Survey(toy.output, verify=True).finished() == all_but(toy, number)
+    assert Survey(toy.output, verify=True).usable() == all_but(toy, number)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,8 +67,8 @@ def test_another_size_is_found_at_once(copy_run, kind, change):
     toy = copy_run(kind)
     change(toy.path / toy.output.name(0))
     for verify in (False, True):
-        assert toy.output.survey(verify=verify).finished() == all_but(toy, 0)
-        assert toy.output.survey(verify=verify).complete() is None
+        assert Survey(toy.output, verify=verify).finished() == all_but(toy, 0)
+        assert Survey(toy.output, verify=verify).complete() is None
 
 
 @pytest.mark.parametrize("kind", ["captions", "features"])
@@ -77,7 +78,7 @@ def test_failures_of_another_size_are_found_at_once(copy_run, kind, change):
     number = toy.failure_shard(toy.failures[0])
     change(toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl")
     for verify in (False, True):
-        assert toy.output.survey(verify=verify).finished() == all_but(toy, number)
+        assert Survey(toy.output, verify=verify).finished() == all_but(toy, number)
 
 
 @pytest.mark.parametrize("kind", ["captions", "features"])
@@ -85,8 +86,8 @@ def test_a_flipped_byte_of_failures_is_found_by_its_digest(copy_run, kind):
     toy = copy_run(kind)
     number = toy.failure_shard(toy.failures[0])
     flip(toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl")
-    assert toy.output.survey().finished() == all_but(toy)
-    assert toy.output.survey(verify=True).finished() == all_but(toy, number)
+    assert Survey(toy.output).finished() == all_but(toy)
+    assert Survey(toy.output, verify=True).finished() == all_but(toy, number)
 
 
 @pytest.mark.parametrize("kind", ["captions", "features"])
@@ -94,16 +95,16 @@ def test_failures_that_a_shard_knows_nothing_of(copy_run, kind):
     toy = copy_run(kind)
     number = next(number for number in range(3) if number not in map(toy.failure_shard, toy.failures))
     (toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl").write_bytes(b"{}\n")
-    assert toy.output.survey().finished() == all_but(toy, number)
+    assert Survey(toy.output).finished() == all_but(toy, number)
 
 
 def test_a_shard_whose_digest_is_nowhere_on_record_is_made_again(copy_toy):
     toy = copy_toy("features")
     (toy.path / ".records/part-00001-of-00003.jsonl").unlink()
-    assert toy.output.survey(verify=True).finished() == {0, 1, 2}, "the manifest has it"
+    assert Survey(toy.output, verify=True).finished() == {0, 1, 2}, "the manifest has it"
     (toy.path / "_manifest.json").unlink()
-    assert toy.output.survey().finished() == {0, 2}
-    assert toy.output.survey(verify=True).finished() == {0, 2}
+    assert Survey(toy.output).finished() == {0, 2}
+    assert Survey(toy.output, verify=True).finished() == {0, 2}
 
 
 def test_a_record_of_another_shard_is_not_believed(copy_toy):
@@ -111,15 +112,15 @@ def test_a_record_of_another_shard_is_not_believed(copy_toy):
     (toy.path / "_manifest.json").unlink()
     records = toy.path / ".records"
     shutil.copy(records / "part-00000-of-00003.jsonl", records / "part-00001-of-00003.jsonl")
-    assert toy.output.survey().finished() == {0, 2}
-    assert toy.output.survey(verify=True).finished() == {0, 2}
+    assert Survey(toy.output).finished() == {0, 2}
+    assert Survey(toy.output, verify=True).finished() == {0, 2}
 
 
 def test_damaged_side_files_are_found(copy_toy):
     toy = copy_toy("vocabulary")
     flip(toy.path / "_vocabulary.txt")
-    assert toy.output.survey().complete() is not None
-    assert toy.output.survey(verify=True).complete() is None
+    assert Survey(toy.output).complete() is not None
+    assert Survey(toy.output, verify=True).complete() is None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "vocabulary"])
@@ -144,12 +145,12 @@ def test_the_digests_of_the_manifest_outlive_it(copy_toy):
     toy = copy_toy("features")
     shutil.rmtree(toy.path / ".records")
     (toy.path / toy.output.name(2)).unlink()
-    survey = toy.output.survey()
+    survey = Survey(toy.output)
     survey.refuse(overwrite=False)
     survey.clear(survey.finished())
     assert not (toy.path / "_manifest.json").exists()
     flip(toy.path / toy.output.name(0), 200)
-    assert toy.output.survey(verify=True).finished() == {1}
+    assert Survey(toy.output, verify=True).finished() == {1}
     toy.write_shard(2)
     toy.write_shard(0)
     commit(toy.output)

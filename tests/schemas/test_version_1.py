@@ -14,6 +14,7 @@ from schemas.errors import DatasetError
 from schemas.kinds import FAILURES
 from schemas.shards import read_footer
 from schemas.storage import Folder
+from schemas.survey import Survey
 from schemas.validation import validate
 from schemas.writing import write_dataset
 from tests.schemas.conftest import prepare
@@ -118,8 +119,8 @@ def test_a_run_does_not_go_on_with_it(old_toy, lost):
         r"written\. Keep it, or give --overwrite to make it again in version 2",
     ):
         write(toy)
-    assert toy.output.survey().complete() is None
-    assert toy.output.survey().finished() == set()
+    assert Survey(toy.output).complete() is None
+    assert Survey(toy.output).finished() == set()
     assert {path: path.read_bytes() for path in toy.path.rglob("*") if path.is_file()} == before
 
 

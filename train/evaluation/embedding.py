@@ -225,10 +225,9 @@ def _write(run: Run, task: _Task, *, name: str, overwrite: bool) -> Manifest:
         similarity=run.model.config.similarity,
         languages=run.model.config.languages if task.kind == "embeddings" else None,
     )
-    selection = {label: list(values) for label, values in task.selection.items()}
     identity = Identity(
         kind=task.kind,
-        parameters=FeaturesParameters(feature=spec, model=model, selection=selection or None).to_json(),
+        parameters=FeaturesParameters(feature=spec, model=model, selection=dict(task.selection) or None).to_json(),
         inputs=tuple({"name": source.kind, "fingerprint": source.fingerprint} for source in task.sources),
         shards=task.sources[0].num_shards,
     )

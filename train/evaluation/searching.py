@@ -144,7 +144,7 @@ def embed_gallery(run: Run, features: str, count: Count = count_nothing) -> Gall
     """
     dataset = open_dataset(features, kind="features")
     check_features(run, dataset)
-    shards = [embed_shard(run, dataset, number, count) for number in range(dataset.num_shards)]
+    shards = [embed_shard(run, dataset, number, count=count) for number in range(dataset.num_shards)]
     return Gallery([image_id for ids, _ in shards for image_id in ids], torch.cat([embeddings for _, embeddings in shards]))
 
 

@@ -199,7 +199,7 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
         EncodedParameters.from_json(content["captions"])
         content["model_config"] = build(ModelConfig, _plain(content["model_config"]), "model_config.")
         content["standing"] = build(Standing, _plain(content["standing"]), "standing.")
-    except (UsageError, ValueError) as error:
+    except (DatasetError, UsageError, ValueError) as error:
         raise damaged(location, str(error)) from error
     except (LookupError, TypeError, AttributeError) as error:
         raise damaged(location, "captions, model_config or standing are of another type") from error

@@ -28,7 +28,7 @@ class Staging:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        local_path_of(self.location)
+        target_path(self.location)
 
     @contextlib.contextmanager
     def files(self, names: Sequence[str], *, obsolete: str = "") -> Iterator[list[Path]]:

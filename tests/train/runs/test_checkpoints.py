@@ -139,7 +139,7 @@ def test_a_flipped_bit_is_found(folder, parts, part, bit):
         ({"seed": "3"}, "seed is '3'"),
         ({"precision": None}, "precision is None"),
         ({"captions": []}, r"captions is \[\]"),
-        ({"captions": {"text": 7}}, "captions, model_config or standing are of another type"),
+        ({"captions": {"text": 7}}, "text is 7, expected an object"),
         ({"model": {"a": [1.0]}}, "model does not map names to tensors"),
         ({"model": None}, "model does not map names to tensors"),
         ({"tokens": ["<pad>"]}, "tokens are not text"),

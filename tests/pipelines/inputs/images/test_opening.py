@@ -36,6 +36,11 @@ def tree(tmp_path) -> Path:
     return tmp_path / "tree"
 
 
+def ref_of(path: Path, image_id: str, uri: str) -> ImageRef:
+    status = path.stat()
+    return ImageRef(image_id, uri, status.st_size, version=str(status.st_mtime_ns))
+
+
 def listed(location, ids: str = "name") -> dict[str, str]:
     """Addresses by image id."""
     refs = list(open_images(location, ids=ids).refs())
@@ -128,7 +133,7 @@ def test_a_relative_pattern_is_one_of_the_working_folder(tree, monkeypatch):
 def test_one_file_is_a_source_of_one_image(tree):
     source = open_images(tree / "x" / "d.tar.gif")
     (ref,) = source.refs()
-    assert ref == ImageRef("d.tar", "d.tar.gif", len("x/d.tar.gif"))
+    assert ref == ref_of(tree / "x" / "d.tar.gif", "d.tar", "d.tar.gif")
     assert source.read(ref) == b"x/d.tar.gif"
 
 
@@ -144,7 +149,7 @@ def test_links_to_files_are_followed_and_broken_ones_are_listed(tmp_path):
     (tmp_path / "images" / "good.png").symlink_to(tmp_path / "target.png")
     (tmp_path / "images" / "bad.png").symlink_to(tmp_path / "nowhere")
     refs = sorted(open_images(tmp_path / "images").refs())
-    assert refs == [ImageRef("bad", "bad.png", -1), ImageRef("good", "good.png", 5)]
+    assert refs == [ImageRef("bad", "bad.png", -1), ref_of(tmp_path / "target.png", "good", "good.png")]
 
 
 def test_a_file_name_that_is_not_utf8_is_an_error(tmp_path):
@@ -181,7 +186,7 @@ def write_table(path: Path) -> Path:
 def test_a_table_gives_ids_and_addresses_relative_to_itself(tree, name):
     source = open_images(write_table(tree / name))
     assert isinstance(source, ImageTable)
-    assert list(source.refs()) == [ImageRef("one", "x/c.png"), ImageRef("two", "b.jpg")]
+    assert list(source.refs()) == [ref_of(tree / "x/c.png", "one", "x/c.png"), ref_of(tree / "b.jpg", "two", "b.jpg")]
     assert [source.read(ref) for ref in source.refs()] == [b"x/c.png", b"b.jpg"]
     assert pickle.loads(pickle.dumps(source)) == source
 
@@ -201,7 +206,7 @@ def test_columns_may_have_other_names(tree, name):
     else:
         path.write_text(path.read_text().replace("image_id", "img").replace("uri", "file"))
     source = open_images(path, columns={"image_id": "img", "uri": "file"})
-    assert list(source.refs()) == [ImageRef("one", "x/c.png"), ImageRef("two", "b.jpg")]
+    assert list(source.refs()) == [ref_of(tree / "x/c.png", "one", "x/c.png"), ref_of(tree / "b.jpg", "two", "b.jpg")]
     assert pickle.loads(pickle.dumps(source)) == source
     with pytest.raises(
         InputError, match=r"has no column 'image_id'; .* name them, such as --columns image_id=\.\.\.,uri=\.\.\."
