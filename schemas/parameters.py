@@ -251,4 +251,6 @@ def _stated(value: Any) -> dict[str, Any]:
 def _plain(content: Any) -> Any:
     if hasattr(content, "to_json"):
         return content.to_json()
+    if isinstance(content, Mapping):
+        return {name: _plain(value) for name, value in content.items()}
     return list(content) if isinstance(content, tuple) else content

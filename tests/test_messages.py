@@ -149,7 +149,9 @@ def test_each_extra_brings_the_modules_that_are_looked_for_in_it():
     providers = packages_distributions()
     for extra, names in endings._EXTRAS.items():
         for name in names:
-            assert {provider.lower() for provider in providers[name]} & distributions(extra), f"{name} is not in {extra}"
+            assert {provider.lower().replace("_", "-") for provider in providers[name]} & distributions(extra), (
+                f"{name} is not in {extra}"
+            )
 
 
 def test_every_optional_import_has_an_extra():

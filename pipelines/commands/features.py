@@ -23,12 +23,13 @@ from pipelines.commands.options import (
     notes,
     remark,
 )
-from pipelines.commands.results import finish, print_extractors, show_not_taken
+from pipelines.commands.results import finish, print_extractors
 from schemas.errors import UsageError
 from schemas.keys import DEFAULT_SHARDS
 
 if TYPE_CHECKING:
     from extractors.settings import RegionOptions
+    from pipelines.inputs.images import ImageSource
     from schemas.survey import Update
 
 __all__ = ["app"]
@@ -219,7 +220,7 @@ def features(
         retry_failed=retry_failed,
     )
     listing = list_images(job)
-    show_not_taken(job.images)
+    _show_not_taken(job.images)
     if dry_run:
         from pipelines.features.planning import plan_table, plan_work
 
@@ -248,3 +249,11 @@ def _region_options(**given: str | int | float | None) -> RegionOptions | None:
 
     chosen = {name: value for name, value in given.items() if value is not None}
     return RegionOptions(**chosen) if chosen else None  # type: ignore[arg-type]
+
+
+def _show_not_taken(images: ImageSource) -> None:
+    """Say what the listing of a source left out: in yellow what may be images, calmly what lies beside them on purpose."""
+    if images.not_taken is not None:
+        for text, style in ((images.not_taken.warning, "yellow"), (images.not_taken.remark, "dim")):
+            if text:
+                remark(text, style=style)

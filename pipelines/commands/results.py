@@ -14,18 +14,9 @@ from pipelines.commands.options import console, remark
 from schemas import events
 
 if TYPE_CHECKING:
-    from pipelines.inputs.images import ImageSource
     from schemas.manifest import Manifest
 
-__all__ = ["finish", "print_extractors", "show_not_taken"]
-
-
-def show_not_taken(images: ImageSource) -> None:
-    """Say what the listing of a source left out: in yellow what may be images, calmly what lies beside them on purpose."""
-    if images.not_taken is not None:
-        for text, style in ((images.not_taken.warning, "yellow"), (images.not_taken.remark, "dim")):
-            if text:
-                remark(text, style=style)
+__all__ = ["finish", "print_extractors"]
 
 
 def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:

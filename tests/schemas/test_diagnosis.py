@@ -51,7 +51,7 @@ def test_a_run(tmp_path, name):
 
 def test_shards_without_a_manifest(tmp_path):
     write_rows(tmp_path, "features", [], SPEC)
-    (tmp_path / MANIFEST_NAMES).unlink()
+    (tmp_path / MANIFEST_NAME).unlink()
     assert refused(tmp_path).startswith(f": it holds no {MANIFEST_NAME}, which is written last, but shards. Run the")
 
 

@@ -172,6 +172,7 @@ import sys
 from schemas import Identity, Output, open_shard
 from schemas.output import hold
 from schemas.storage import Folder
+from schemas.survey import Survey
 
 output = Output(Folder(sys.argv[1]), Identity(kind="captions", parameters={"a": 1}, shards=2))
 with hold(output.folder):

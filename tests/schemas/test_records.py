@@ -49,7 +49,7 @@ def test_it_is_lines_of_json_sorted_by_image(folder):
     first, *lines = path(folder).read_text(encoding="utf-8").split("\n")[:-1]
     assert [json.loads(line)[0] for line in lines] == ["a", "a b", "猫"]
     content = json.loads(first)
-    assert content["format"] == "imagepivot record 1"
+    assert content["format"] == "shard record 1"
     assert content["sources_sha256"] == hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 

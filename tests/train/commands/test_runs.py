@@ -73,7 +73,7 @@ def test_the_scores_fit_into_80_columns(command, write_run, toy, monkeypatch):
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in out
-    assert len([line for line in lines if " images " in line or " texts " in line]) == len(lines) - 3
+    assert len([line for line in lines if " images " in line or " texts " in line]) == 6, "one line for each score"
 
 
 def test_work_with_a_run_counts_what_it_embeds(command, write_run, toy, tmp_path, monkeypatch):
