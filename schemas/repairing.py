@@ -88,7 +88,7 @@ class _Repairer:
         if self._manifest is not None and self._manifest.version != FORMAT_VERSION and len(whole) < len(shards):
             raise DatasetError(
                 f"{self._folder.location!r} is damaged and has version {self._manifest.version} of the format, which cannot be "
-                "continued: make it again with --overwrite"
+                "continued: make it again in another folder"
             )
         for name in shards:
             if name not in whole:

@@ -32,13 +32,10 @@ EXTRA = re.compile(r"imagepivot\[(\w+)\]")
 OTHERS = {"--no-build-isolation", "--dereference", "--hard-dereference", "--runner", "--project"}
 # Words that follow the name in prose, as in "this version of imagepivot reads".
 PROSE = {"has", "reads", "run"}
-# `imagepivot inspect --failures` lists all failures of a dataset.
-PROMISED = {"inspect": {"--failures"}}
 
 
 def options_of(command: str) -> set[str]:
-    named = {option for parameter in COMMANDS[command].params for option in parameter.opts + parameter.secondary_opts}
-    return named | PROMISED.get(command, set())
+    return {option for parameter in COMMANDS[command].params for option in parameter.opts + parameter.secondary_opts}
 
 
 def literals(source: str) -> Iterator[tuple[int, str]]:

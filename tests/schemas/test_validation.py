@@ -103,7 +103,7 @@ def test_a_damaged_footer(copy_toy, forge):
     assert complains(toy, rf"{FIRST} has SHA-256 .*: its bytes changed")
     digest = hashlib.sha256(data).hexdigest()
     forge.edit_manifest(toy, lambda content: content["shards"][0].update(sha256=digest))
-    assert complains(toy, rf"{FIRST} cannot be read: .*", rf"{FIRST} has another footer than the manifest says")
+    assert complains(toy, rf"{FIRST} has another footer than the manifest says")
 
 
 def test_another_footer_than_listed(copy_toy, forge):
