@@ -87,6 +87,6 @@ def _repair(dataset: str) -> None:
             remark(f"{verb}: {name}")
     if done.missing:
         raise DatasetError(
-            f"{dataset!r} lacks {len(done.missing)} files now, e.g. {done.missing[0]!r}: run the command that made it again, not "
-            "with --overwrite; it keeps what is whole and makes only these"
+            f"{dataset!r} lacks {len(done.missing)} files now, e.g. {done.missing[0]!r}: run the command that made it again "
+            "(without --overwrite): it keeps what is whole and makes only these"
         )
