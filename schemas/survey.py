@@ -92,6 +92,8 @@ class Survey:
         digests = {entry.path: entry.sha256 for entry in manifest.files}
         if any(digests.get(name) != sha256_of_bytes(data) for name, data in self._output.files.items()):
             return None
+        if self._verify and any(self._has_damaged_record(number) for number in range(self._output.shards)):
+            return None
         return manifest if len(self.finished()) == self._output.shards else None
 
     def refuse(self, *, overwrite: bool) -> None:
@@ -241,6 +243,9 @@ class Survey:
             whole = read_sources(folder, name)
             return None if whole is None else whole[0]
         return read_record(folder, name)
+
+    def _has_damaged_record(self, number: int) -> bool:
+        return record_name(self._output.name(number)) in self._sizes and self._record(number) is None
 
     def _digest(self, name: str) -> str:
         with self._output.folder.open(name) as file:

@@ -155,3 +155,18 @@ def test_the_digests_of_the_manifest_outlive_it(copy_toy):
     toy.write_shard(0)
     commit(toy.output)
     assert validate(toy.path) == []
+
+
+@pytest.mark.parametrize("kind", ["captions", "features"])
+def test_a_damaged_record_is_written_again_where_digests_are_compared(copy_toy, toys, kind):
+    toy = copy_toy(kind)
+    flip(toy.path / ".records/part-00001-of-00003.jsonl")
+    assert Survey(toy.output).complete() is not None
+    survey = Survey(toy.output, verify=True)
+    assert survey.complete() is None
+    assert survey.finished() == {0, 1, 2}
+    survey.clear(survey.finished())
+    toy.commit()
+    assert Survey(toy.output, verify=True).complete() is not None
+    for name in toys[kind].output.folder.names():
+        assert toy.output.folder.read(name) == toys[kind].output.folder.read(name), name
