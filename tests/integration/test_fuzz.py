@@ -35,7 +35,7 @@ from tests.train.trainings import CONFIG
 
 pytestmark = pytest.mark.slow
 
-FIXED_CASES = 10  # For each kind.
+FIXED_CASES = 6  # For each kind.
 SECONDS = 60  # No command takes so long; one that does is taken for one that never ends.
 REGIONS, WIDTH, CLASSES, ATTRIBUTES = 3, 4, 5, 2
 

@@ -7,6 +7,7 @@ and precision belong to the run. An unknown key, a wrong type or an impossible v
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
@@ -250,7 +251,7 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
     """
     if source.endswith(".toml"):
         path = local_path(source)
-        if not path.is_file():
+        if not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
             raise UsageError(f"there is no file {source!r}: check the path, or give the name of a preset (--list-presets)")
         try:
             text = read_text(path)
