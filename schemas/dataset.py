@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -76,6 +76,10 @@ class Dataset:
 
     folder: Folder
     manifest: Manifest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without what is cached: a schema that was pickled does not equal the one that it was.
+        return type(self), (self.folder, self.manifest)
 
     def __len__(self) -> int:
         return self.manifest.rows

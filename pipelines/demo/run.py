@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.rule import Rule
@@ -22,7 +24,10 @@ from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.encoding import EncodeJob, encode_captions
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import open_dataset
+from schemas.errors import DatasetError
+from schemas.manifest import Manifest
 from schemas.storage import Folder
+from schemas.survey import Update
 
 __all__ = ["run_demo"]
 
@@ -47,26 +52,27 @@ def run_demo(output: Path, *, scenes: int, console: Console, notes: Console) -> 
         write_scenes(folder["scenes"], count=scenes)
     source = open_source("table", folder["scenes"] / "captions.tsv")
     with show_progress(notes, "captions", unit="captions") as meter:
-        prepare_captions(
-            CaptionsJob(source=source, output=str(folder["captions"]), shards=SHARDS, overwrite=True), execution, meter
-        )
+        _make(prepare_captions, CaptionsJob(source=source, output=str(folder["captions"]), shards=SHARDS), execution, meter)
     with notes.status("counting tokens"):
-        build_vocabulary(
-            VocabularyJob(captions=str(folder["captions"]), output=str(folder["vocabulary"]), overwrite=True), execution
-        )
-    encode = EncodeJob(
-        captions=str(folder["captions"]),
-        vocabulary=str(folder["vocabulary"]),
-        output=str(folder["encoded"]),
-        overwrite=True,
-    )
+        job = VocabularyJob(captions=str(folder["captions"]), output=str(folder["vocabulary"]))
+        _make(build_vocabulary, job, execution)
+    encode = EncodeJob(captions=str(folder["captions"]), vocabulary=str(folder["vocabulary"]), output=str(folder["encoded"]))
     with show_progress(notes, "encode", unit="captions") as meter:
-        encode_captions(encode, execution, meter)
+        _make(encode_captions, encode, execution, meter)
     notes.print(f"[yellow]features with weights {WEIGHTS}: untrained, they only show that everything works[/yellow]")
     _extract(folder, execution, notes)
     for name in ("captions", "vocabulary", "encoded", "features", "regions"):
         console.print(Rule(name))
         console.print(describe(open_dataset(folder[name]), rows=3))
+
+
+def _make(run: Callable[..., Manifest], job: Any, *arguments: Any, **options: Any) -> Manifest:
+    """Run a job, in place of whatever an earlier demo left: what is the same is kept."""
+    try:
+        return run(job, *arguments, **options)
+    except DatasetError:
+        anew = {"overwrite": True} | ({"update": None} if isinstance(job, FeaturesJob) else {})
+        return run(replace(job, **anew), *arguments, **options)
 
 
 def _extract(folder: Mapping[str, Path], execution: Execution, notes: Console) -> None:
@@ -80,10 +86,10 @@ def _extract(folder: Mapping[str, Path], execution: Execution, notes: Console) -
             extractor=ExtractorRequest(extractor, weights=WEIGHTS),
             device="cpu",
             shards=SHARDS,
-            overwrite=True,
+            update=Update(),
         )
         listing = list_images(job)
         with show_progress(notes, extractor, unit="images", total=listing.count) as meter:
-            extract_features(job, execution, meter, listing=listing)
+            _make(extract_features, job, execution, meter, listing=listing)
     drawing = folder["regions"].with_suffix(".png")
     draw_view(ViewJob(str(folder["regions"]), few, "scene-00000", str(drawing), overwrite=True))

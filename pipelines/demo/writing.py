@@ -6,6 +6,7 @@ captions in every version of Python, and a smaller data set is the beginning of 
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 from pipelines.demo.scene_captions import captions
@@ -52,7 +53,11 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0) -> None:
     table.unlink(missing_ok=True)
     rows = []
     for number, (image_id, scene) in enumerate(scenes.items()):
-        draw(scene).save(images / f"{image_id}.jpg", quality=_JPEG_QUALITY, subsampling=0)
+        drawing = io.BytesIO()
+        draw(scene).save(drawing, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
+        path = images / f"{image_id}.jpg"
+        if not path.exists() or path.read_bytes() != drawing.getvalue():  # Features that were made of the same picture stay.
+            path.write_bytes(drawing.getvalue())
         rows += [
             (image_id, caption.language, caption.portion, caption.index, split_of(number), caption.text)
             for caption in captions(scene)

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from pipelines.inputs.images import ImageRef, digest_of
 from schemas.damage import content_errors
 from schemas.errors import DatasetError
-from schemas.failures import failures_name, read_failures
+from schemas.failures import failures_name, parse_failures
+from schemas.fingerprints import sha256_of_bytes
 from schemas.output import Output
 from schemas.records import Record, Source, read_sources
 from schemas.shards import Footer
@@ -139,9 +140,13 @@ def _read_stored(output: Output, number: int) -> _Stored | None:
         return None
     failures: list[dict[str, str]] = []
     if footer.failures.rows:
+        beside = failures_name(name)
         try:
-            failures = read_failures(folder, failures_name(name)).to_pylist()
+            data = folder.read(beside)
+            failures = parse_failures(data, folder.path_of(beside)).to_pylist()
         except (FileNotFoundError, DatasetError):
+            return None
+        if sha256_of_bytes(data) != footer.failures.sha256:
             return None
     recorded = read_sources(folder, name)
     if recorded is not None and not recorded[0].describes(size, footer.statistics):

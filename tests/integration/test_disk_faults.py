@@ -204,6 +204,7 @@ def test_single_images_that_are_missing_are_failures(imagepivot, scenes: Path, t
     assert "1 inputs failed: 1 unreadable" in done.stderr
     assert "Traceback" not in done.stderr
     missing.write_bytes(paths[0].read_bytes())
-    imagepivot(*arguments, "--retry-failed")
+    assert "Give --update" in imagepivot(*arguments, "--retry-failed", code=1).stderr, "its size is known now: it has changed"
+    imagepivot(*arguments, "--update")
     assert len(open_dataset(tmp_path / "features")) == 7
     assert validate(tmp_path / "features") == []

@@ -643,3 +643,15 @@ def test_a_folder_that_vanishes_while_it_is_read(images, tmp_path, monkeypatch):
     (tmp_path / "away").rename(images)
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 0
     assert validate(tmp_path / "f") == []
+
+
+def test_a_changed_failure_is_not_copied(images, tmp_path):
+    (images / "bad.png").write_bytes(b"")
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    path = next((tmp_path / "f" / "_failures").iterdir())
+    path.write_bytes(path.read_bytes().replace(b"bytes", b"bites"))
+    new = next(f"new{n}" for n in range(99) if shard_of(f"new{n}", 4) == shard_of("bad", 4))
+    (images / f"{new}.png").write_bytes(picture((1, 2, 3)))
+    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
