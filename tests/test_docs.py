@@ -259,7 +259,7 @@ def test_every_command_is_documented() -> None:
 def rows_of(page: str, heading: str) -> list[list[str]]:
     """Cells of the first table below a heading, without its head."""
     section = PAGES[page].partition(f"\n## {heading}\n")[2]
-    table = next(paragraph for paragraph in section.split("\n\n") if paragraph.startswith("|"))
+    table = next(paragraph for paragraph in section.strip().split("\n\n") if paragraph.startswith("|"))
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
