@@ -25,7 +25,7 @@ _STDERR = 2
 _CHUNK = 1 << 16
 _DRAIN_SECONDS = 2.0
 
-_STATUS = {0: "done", 3: "failures", **dict.fromkeys((129, 130, 143), "stopped")}
+_STATUS = {0: "done", 3: "failures", **dict.fromkeys((129, 130, 141, 143), "stopped")}
 
 
 def line(event: str, **fields: Any) -> str:

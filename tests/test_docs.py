@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +19,13 @@ import pytest
 import typer
 
 import imagepivot
+from extractors import ExtractorRequest, RegionOptions
 from pipelines.commands.app import app
+from pipelines.commands.process import BROKEN_PIPE
+from pipelines.features.planning import vector_bytes
+from schemas import events
+from schemas.kinds import schema_of
+from tests.test_messages import SOURCES, literals
 from train.reports.published import PAPERS
 
 ROOT = Path(__file__).parent.parent
@@ -206,8 +214,95 @@ def test_files_of_values_are_accepted(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [params.get("dry_run") for params in parsed] == [None, True, False, None, False, None]
 
 
+FEW = {"train": 12, "val": 4, "test_2016": 4}
+TEXTS = {"en": "a dog runs through the white snow", "de": "ein Hund läuft durch den Schnee"}
+QUICKLY = {
+    "IMAGEPIVOT_FEATURES_WEIGHTS": "random:0",
+    "IMAGEPIVOT_TRAIN_SET": "model.embedding=8 model.words=8 schedule.max_steps=2 schedule.evaluate_every=1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.mark.slow
+def test_from_raw_files_to_a_trained_model(folder: Path, tmp_path: Path) -> None:
+    """The README's lines run as they stand, with few images, a small model and random weights."""
+    pictures = iter(sorted((folder / "build/demo/scenes/images").glob("*.jpg")))
+    task = tmp_path / "multi30k/data/task2"
+    for place in (task / "image_splits", task / "raw", tmp_path / "photos"):
+        place.mkdir(parents=True)
+    for split, count in FEW.items():
+        names = [f"{split}-{number}.jpg" for number in range(count)]
+        (task / f"image_splits/{split}_images.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        for name in names:
+            shutil.copyfile(next(pictures), tmp_path / "photos" / name)
+        for language, text in TEXTS.items():
+            for number in range(1, 6):
+                data = f"{text}\n".encode() * count
+                (task / f"raw/{split}.{number}.{language}.gz").write_bytes(gzip.compress(data))
+    section = PAGES["README.md"].partition("## From raw files to a trained model")[2]
+    [(_, block), *_] = BLOCK.findall(section)
+    for line in block.splitlines():
+        command = [sys.executable, "-c", "import imagepivot; imagepivot.main()", *shlex.split(line)[1:]]
+        environment = {**os.environ, **QUICKLY, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, (line, done.stderr)
+    assert re.search(r"(train|val|test_2016)-\d+", done.stdout)  # What the search has found.
+
+
 def test_every_command_is_documented() -> None:
     assert [name for name in COMMANDS if f"`imagepivot {name}`" not in PAGES["README.md"]] == []
+
+
+# --- numbers and messages --------------------------------------------------------------------------------------------
+
+
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """Cells of the first table below a heading, without its head."""
+    section = PAGES[page].partition(f"\n## {heading}\n")[2]
+    table = next(paragraph for paragraph in section.strip().split("\n\n") if paragraph.startswith("|"))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "regions"),
+    [
+        (0, "resnet50-pool", None),
+        (1, "vgg19-10crop", None),
+        (2, "faster-rcnn-36", None),
+        (3, "faster-rcnn-36", RegionOptions(min_regions=10, max_regions=100)),
+    ],
+)
+def test_disk_that_features_take(row: int, name: str, regions: RegionOptions | None) -> None:
+    description = ExtractorRequest(name, weights="random:0", regions=regions).describe()
+    size = vector_bytes(schema_of(description.kind, description.spec))
+    extractor, arithmetic, *totals = rows_of("docs/features.md", "Time and disk")[row]
+    assert extractor.startswith(f"`{name}`")
+    expression, _, result = arithmetic.replace("×", "*").replace(",", "").partition("=")
+    assert eval(expression) == int(result) == size
+    assert totals == [f"{size * images / 1e9:.2f} GB" for images in (31_783, 123_287)]
+
+
+def test_exit_codes() -> None:
+    codes = {int(row[0]) for row in rows_of("docs/scale.md", "Exit codes")}
+    stopped = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    assert codes == {0, 1, 2, 3, BROKEN_PIPE} | stopped
+    [line] = [text for text in PAGES["docs/scale.md"].split("\n- ") if text.startswith("`status` is")]
+    said = {
+        int(code): status
+        for status, numbers in re.findall(r"`(\w+)` \((?:exit code )?([\d, ]+)\)", line)
+        for code in numbers.split(",")
+    }
+    assert said == {code: events._STATUS.get(code, "failed") for code in codes}
+
+
+def test_messages_in_troubleshooting_are_those_of_the_program() -> None:
+    written = [text for source in SOURCES.values() for _, text in literals(source)]
+    headings = re.findall(r"^### `(.+)`$", PAGES["docs/troubleshooting.md"], flags=re.MULTILINE)
+    assert len(headings) > 30
+    spans = [
+        span for span in code_spans("docs/troubleshooting.md") if span.count(" ") > 1 and not span.startswith("imagepivot ")
+    ]
+    assert {text for text in [*headings, *spans] if not any(text in message for message in written)} == set()
 
 
 # --- the map of the code ---------------------------------------------------------------------------------------------
