@@ -35,7 +35,7 @@ from tests.train.trainings import CONFIG
 
 pytestmark = pytest.mark.slow
 
-FIXED_CASES = 6  # For each kind.
+FIXED_CASES = 4  # For each kind.
 SECONDS = 60  # No command takes so long; one that does is taken for one that never ends.
 REGIONS, WIDTH, CLASSES, ATTRIBUTES = 3, 4, 5, 2
 
@@ -440,7 +440,12 @@ def try_case(seed: int, kind: str, corpus: Corpus, imagepivot, folder: Path, cap
         copy = Path(shutil.copytree(damaged, folder / f"copy-{command}", symlinks=True))
         arguments = reads(kind, corpus, copy)[command](folder / f"out-{command}")
         done = run(command, *arguments)
-        if command == "again --check" and done.returncode in (0, 3) and not forged:
+        if (
+            command == "again --check"
+            and done.returncode in (0, 3)
+            and not forged
+            and not (what == "full folder" and name.startswith(".records/"))
+        ):
             # What every message about damage advises.
             done = run("validate", "validate", copy)
             assert done.returncode == 0, f"{label}, validated after {command}: {done.stdout}{done.stderr}"

@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.conftest import PROGRESS
 
-MOMENTS = int(os.environ.get("IMAGEPIVOT_TEST_MOMENTS", "2"))
+MOMENTS = int(os.environ.get("IMAGEPIVOT_TEST_MOMENTS", "1"))
 SEED = 7
 KEPT = "stopped; finished shards are kept, the same command continues from here\n"
 # The command as its script starts it; says when it can be stopped. Before that, Python itself is starting.
@@ -118,16 +118,21 @@ def test_ctrl_c_at_any_moment(folder, tmp_path, name):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_other_signals_end_a_run_in_the_same_way(folder, tmp_path, number, code):
     """Sent to the command alone, in the midst of a run with workers: these end as well."""
-    output = tmp_path / "out"
-    arguments = ("captions", "table.tsv", str(output), "--format", "table", "--shards", "4", "--workers", "2")
-    process = begin(folder, *arguments)
-    deadline = time.monotonic() + 120
-    while not list(output.glob(".*lock*")) and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    time.sleep(0.5)  # Workers start.
-    process.send_signal(number)
-    assert finish(process) == (code, "", KEPT)  # Workers hold the streams open: without them they are at their end.
+    ended = (0, "", "")
+    for attempt in range(5):  # On a busy machine the run may be over before it is noticed that it has begun.
+        output = tmp_path / f"out-{attempt}"
+        arguments = ("captions", "table.tsv", str(output), "--format", "table", "--shards", "4", "--workers", "2")
+        process = begin(folder, *arguments)
+        deadline = time.monotonic() + 120
+        while not list(output.glob(".*lock*")) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.5)  # Workers start.
+        process.send_signal(number)
+        ended = finish(process)
+        if ended[0]:
+            break
+    assert ended == (code, "", KEPT)  # Workers hold the streams open: without them they are at their end.
     assert list(output.glob("*")) == [path for path in output.glob("*") if path.name.startswith("part-")]
 
 
