@@ -352,8 +352,9 @@ def _extra_for(module: str, missing: str) -> str | None:
 
 def main() -> None:
     """Run the command ``imagepivot``."""
-    from pipelines.commands.process import stoppable
+    from pipelines.commands.process import prepare_streams, stoppable
 
+    prepare_streams()
     with stoppable():
         from pipelines.commands.app import main as run
 

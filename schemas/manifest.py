@@ -26,7 +26,7 @@ from schemas.parameters import (
 from schemas.storage import Folder
 from schemas.stored import stored_values
 
-__all__ = ["MANIFEST_NAME", "MANIFEST_NAMES", "FileEntry", "Manifest", "ShardEntry"]
+__all__ = ["MANIFEST_NAME", "MANIFEST_NAMES", "FileEntry", "Manifest", "ShardEntry", "newer"]
 
 MANIFEST_NAME = "_manifest.json"
 """Data tools skip names with a leading underscore when they read a folder."""
@@ -161,17 +161,14 @@ class Manifest:
             raise DatasetError(
                 f"{location} is not the manifest of a dataset ({type(error).__name__}: {error}): {_ADVICE}"
             ) from error
-        if version > FORMAT_VERSION:
-            raise DatasetError(
-                f"{location} has format version {version}, this version of imagepivot reads up to {FORMAT_VERSION}: "
-                "update imagepivot"
-            )
         try:
             if version > 1 and content.pop("sha256", None) != _digest({"format": _FORMAT, **content}):
                 raise DatasetError("it was changed since it was written: its content does not have the sha256 that it names")
-            return _checked(cls, content)
+            if version <= FORMAT_VERSION:
+                return _checked(cls, content)
         except (DatasetError, ValueError, RecursionError) as error:  # No number, no text: canonical JSON cannot be made of it.
             raise DatasetError(f"{location} is damaged ({error}): {_ADVICE}") from error
+        raise DatasetError(f"{location} {newer(version)}")
 
     @classmethod
     def read(cls, folder: Folder) -> Manifest:
@@ -190,6 +187,11 @@ class Manifest:
             except UnicodeDecodeError as error:
                 raise DatasetError(f"{folder.path_of(name)} is damaged ({error}): {_ADVICE}") from error
         raise DatasetError(diagnose(folder, MANIFEST_NAMES))
+
+
+def newer(version: int) -> str:
+    """Say that a dataset has a newer version of the format than this version of imagepivot knows, and what to do."""
+    return f"has format version {version}, this version of imagepivot reads up to {FORMAT_VERSION}: update imagepivot"
 
 
 _ADVICE = "copy it again, or delete it and run the command that made the dataset again, which keeps the shards that are whole"

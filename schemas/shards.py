@@ -82,9 +82,9 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
         content = {key.removeprefix(_PREFIX): text for key, text in stored.items() if key.startswith(_PREFIX)}
         if not content:
             return FOREIGN
-        version = int(content["version"])
-        if version > 1 and content.pop("sha256") != _digest(content):
-            return None  # Else a changed fingerprint would make it a shard of another dataset.
+        version, digest = int(content["version"]), content.pop("sha256", None)
+        if digest != (None if version == 1 else _digest(content)):
+            return None  # Else a changed fingerprint or version would make it a shard of another dataset.
         failures = _object(content["failures"]) if version > 1 else {}
         return Footer(
             kind=content["kind"],

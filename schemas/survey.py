@@ -10,7 +10,7 @@ from typing import Any
 from schemas.errors import DatasetError, UsageError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes, sha256_of_file
-from schemas.manifest import MANIFEST_NAMES, Manifest
+from schemas.manifest import MANIFEST_NAMES, Manifest, newer
 from schemas.output import LOCK_NAME, PROBE_NAME, Output
 from schemas.records import Record, read_record, read_sources, record_name, write_record
 from schemas.shards import FOREIGN, Footer, inspect_shard
@@ -269,7 +269,9 @@ class Survey:
                 f"{location!r} holds another dataset ({difference(stored, identity)}): nothing was written. Choose another folder, "
                 "or give --overwrite to replace it"
             )
-        if stored.version != FORMAT_VERSION:
+        if stored.version > FORMAT_VERSION:
+            raise DatasetError(f"{location!r} {newer(stored.version)}. Nothing was written")
+        if stored.version < FORMAT_VERSION:
             raise DatasetError(
                 f"{location!r} holds this dataset in version {stored.version} of the format, which can be read but not continued: "
                 f"nothing was written. Keep it, or give --overwrite to make it again in version {FORMAT_VERSION}"

@@ -26,7 +26,7 @@ def as_version_1(folder: Path) -> None:
         path = folder / entry["path"]
         pairs = {key.decode(): value.decode() for key, value in pq.read_metadata(path).metadata.items()}
         pairs = {key: value for key, value in pairs.items() if key.startswith("imagepivot.")}
-        del pairs["imagepivot.failures"]
+        del pairs["imagepivot.failures"], pairs["imagepivot.sha256"]
         pairs["imagepivot.version"] = "1"
         write(path, pq.ParquetFile(path).read(), pairs)
         entry.update(listed(folder, path))

@@ -21,7 +21,7 @@ from pipelines.commands import datasets, demo, exchange, features, text, view
 from pipelines.commands.configuration import Command
 from pipelines.commands.endings import run, wants_events
 from pipelines.commands.options import console, notes
-from pipelines.commands.process import BROKEN_PIPE, prepare_streams
+from pipelines.commands.process import BROKEN_PIPE
 from schemas import events
 from train.commands import runs, tables, train
 
@@ -93,7 +93,6 @@ for _group in (
 def main() -> None:
     """Run the command, and turn errors into messages and exit codes."""
     logging.basicConfig(level=logging.ERROR)
-    prepare_streams()
     Console.on_broken_pipe = _end_of_pipe  # type: ignore[method-assign]  # Typer and `train` have consoles of their own.
     if wants_events(sys.argv[1:]):
         events.start()  # Before the words are parsed, so that wrong usage is an event as well.

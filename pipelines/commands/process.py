@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -29,6 +30,9 @@ _KEPT = {
     "train": "; the last checkpoint is kept, --resume continues from it",
     "tables": "; finished runs are kept, the same command continues from here",
 }
+
+_WAKE_SECONDS = 0.02
+_WAKE_ATTEMPTS = 50  # A forked process writes to the same pipe: a signal of its own is never handled here.
 
 _received: list[int] = []
 
@@ -65,6 +69,7 @@ def stoppable() -> Iterator[None]:
     caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # As nohup leaves SIGHUP.
     for number in caught:
         signal.signal(number, handle)
+    _wake_main_thread(caught)
     sys.unraisablehook = report
     threading.excepthook = report_thread
     try:
@@ -76,6 +81,31 @@ def stoppable() -> Iterator[None]:
     finally:
         for number in caught:
             signal.signal(number, _end_late)
+
+
+def _wake_main_thread(numbers: Sequence[signal.Signals]) -> None:
+    """Let the main thread see a signal at once that the kernel gave to another thread.
+
+    Handlers run in the main thread, which may wait for a lock, e.g. for the result of a worker: the system then interrupts that
+    wait only if the signal was the main thread's. A thread hears of every signal, and passes it on until it is handled.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    def listen() -> None:
+        heard = 0
+        while data := os.read(reading, 1):
+            heard += data[0] in numbers
+            for _ in range(_WAKE_ATTEMPTS):  # The main thread may be on its way into the wait.
+                if len(_received) >= heard:
+                    break
+                signal.pthread_kill(main, signal.SIGURG)
+                time.sleep(_WAKE_SECONDS)
+
+    main = threading.get_ident()
+    signal.signal(signal.SIGURG, lambda number, frame: None)  # What is ignored interrupts nothing.
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=listen, name="signals", daemon=True).start()
 
 
 def stopped_line() -> str:

@@ -119,10 +119,11 @@ def _run(arguments: tuple[str, ...], folder: Path, environment: Mapping[str, str
     for number, name in ((2, "stderr"), (1, "stdout")):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(folder)
+    import imagepivot
     from pipelines.commands import app
 
     app.console.width = app.notes.width = 200
     sys.argv = ["imagepivot", *arguments]
     if before is not None:
         before()
-    app.main()
+    imagepivot.main()

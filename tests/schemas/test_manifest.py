@@ -92,6 +92,8 @@ def test_a_newer_version_is_refused():
     with pytest.raises(DatasetError, match=r"data/_manifest.json has format version 3, .* reads up to 2: update imagepivot"):
         # What a newer version holds is not known: it must not be read as far as possible.
         read(edited(version=3, shards="elsewhere"))
+    with pytest.raises(DatasetError, match="is damaged"):
+        read(example().to_json().replace('"version": 2', '"version": 3'))
 
 
 @pytest.mark.parametrize(

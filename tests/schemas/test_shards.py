@@ -72,6 +72,19 @@ def test_any_damage_to_a_footer_is_survived(folder):
     assert outcomes[True] > 100  # Where it is found; a byte of a description, say, does no harm.
 
 
+def test_a_version_that_changes_is_damage(folder):
+    """Version 1 names no digest: the version itself must not become that, or one that never was."""
+    write_captions(folder, 3)
+    data = folder.read(NAME)
+    position = data.index(b"2", data.index(b"imagepivot.version"))
+    for version in b"0134":
+        damaged = bytearray(data)
+        damaged[position] = version
+        (folder.local_path / NAME).write_bytes(damaged)
+        assert pq.read_metadata(folder.local_path / NAME).metadata[b"imagepivot.version"] == bytes([version])
+        assert inspect_shard(folder, NAME) is None
+
+
 def test_an_entry_is_of_the_stored_bytes(folder):
     write_captions(folder, 3)
     entry = shard_entry(folder, NAME, 3)

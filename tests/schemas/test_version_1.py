@@ -1,10 +1,11 @@
-"""Datasets of version 1 of the format: they are read as ever, and a run neither mixes with them nor loses them."""
+"""Datasets of version 1 of the format: they are read as ever; a run neither mixes with them nor loses them, nor newer ones."""
 
 import io
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -12,7 +13,7 @@ from pipelines.datasets.inspection import describe
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.kinds import FAILURES
-from schemas.shards import read_footer
+from schemas.shards import FailuresEntry, footer_metadata, read_footer
 from schemas.storage import Folder
 from schemas.survey import Survey
 from schemas.validation import validate
@@ -152,3 +153,22 @@ def test_both_manifests_never_stand_side_by_side_unnoticed(old_toy, toys):
     (toy.path / "manifest.json").write_bytes(old)
     assert open_dataset(toy.path).manifest.version == 2
     assert validate(toy.path) == ["manifest.json lies in the folder but is not in the manifest"]
+
+
+def test_a_shard_of_a_newer_version_is_not_touched(copy_toy, monkeypatch):
+    toy = copy_toy("captions")
+    (toy.path / "_manifest.json").unlink()
+    name = toy.output.name(0)
+    stored = pq.read_table(toy.path / name)
+    with monkeypatch.context() as patch:
+        patch.setattr("schemas.shards.FORMAT_VERSION", 3)
+        footer = footer_metadata(toy.identity, {}, FailuresEntry())
+    with pq.ParquetWriter(toy.path / name, stored.schema.remove_metadata()) as writer:
+        writer.write_table(stored)
+        writer.add_key_value_metadata(footer)
+    before = (toy.path / name).read_bytes()
+    with pytest.raises(
+        DatasetError, match=r"captions' has format version 3, .* up to 2: update imagepivot. Nothing was written"
+    ):
+        write(toy)
+    assert (toy.path / name).read_bytes() == before

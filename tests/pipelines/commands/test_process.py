@@ -1,6 +1,8 @@
-"""Output streams of every kind: narrow encodings, closed descriptors, full disks. Signals have a page in tests/integration."""
+"""Output streams of every kind: narrow encodings, closed descriptors, full disks; signals that another thread gets. Signals at any
+moment have a page in tests/integration."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +95,27 @@ def test_what_is_kept(monkeypatch, command, kept):
     monkeypatch.setattr(sys, "argv", ["imagepivot", command])
     assert process.stopped_line() == kept
     assert process.stop_signal() == 0
+
+
+def test_a_signal_that_another_thread_gets_ends_the_wait_of_the_main_thread():
+    """The system may give a process's signal to any thread; here the main thread blocks it, and waits for ever."""
+    script = (
+        "import signal, threading\n"
+        "from pipelines.commands.process import stoppable\n"
+        "with stoppable():\n"
+        "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
+        "    print('ready', flush=True)\n"
+        "    threading.Event().wait()\n"
+    )
+    root = Path(process.__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGINT)
+        try:
+            out, errors = child.communicate(timeout=60)
+        finally:
+            child.kill()
+    assert (child.returncode, out, errors) == (130, "", "stopped\n")
