@@ -21,7 +21,7 @@ from schemas.failures import parse_failures
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import shard_of
-from schemas.kinds import FAILURES, schema_of, vector_bytes
+from schemas.kinds import FAILURES, batch_rows, schema_of, vector_bytes
 from schemas.manifest import FileEntry, Manifest
 from schemas.parameters import feature_of
 from schemas.shards import sha256_of_footer
@@ -128,10 +128,19 @@ class Dataset:
             yield from self.shard_batches(number, columns, batch_size)
 
     def shard_batches(
-        self, number: int, columns: Sequence[str] | None = None, batch_size: int = 4096
+        self, number: int, columns: Sequence[str] | None = None, batch_size: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Read the rows of one shard in batches, sorted by key; memory holds one."""
-        done = 0
+        """Read the rows of one shard in batches, sorted by key; memory holds one.
+
+        Args:
+            number: number of the shard.
+            columns: columns to read; all when None.
+            batch_size: rows of a batch; as many as take about four MiB when None.
+
+        Raises:
+            DatasetError: the shard is missing or damaged.
+        """
+        done, batch_size = 0, batch_size or batch_rows(self.schema)
         with self.open_shard(number) as shard:
             for batch in shard.parquet.iter_batches(batch_size=batch_size, columns=None if columns is None else list(columns)):
                 batch.validate(full=True)

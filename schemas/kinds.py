@@ -18,12 +18,16 @@ __all__ = [
     "KEY_COLUMNS",
     "REGIONS",
     "VOCABULARY",
+    "batch_rows",
     "embeddings_schema",
     "features_schema",
     "regions_schema",
     "schema_of",
     "vector_bytes",
 ]
+
+_BATCH_BYTES = 4 << 20
+_TEXT_ROW_BYTES = 512  # Rough size of a row without vectors.
 
 REGIONS = 36
 """Most regions of an image (Anderson et al. 2018, the fixed set)."""
@@ -170,3 +174,8 @@ def vector_bytes(schema: pa.Schema) -> int:
     """Return the bytes that the vectors of one row take; they are stored uncompressed."""
     vectors = (field.type for field in schema if pa.types.is_fixed_size_list(field.type))
     return sum(vector.list_size * vector.value_type.bit_width // 8 for vector in vectors)
+
+
+def batch_rows(schema: pa.Schema) -> int:
+    """Return the number of rows that take about four MiB."""
+    return max(1, _BATCH_BYTES // (vector_bytes(schema) or _TEXT_ROW_BYTES))

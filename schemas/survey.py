@@ -49,7 +49,7 @@ class Update:
 
 
 class Survey:
-    """What an output's folder holds before a run. The folder is listed once; manifest and footers are read at most once.
+    """What an output's folder holds before a run. The folder is listed once; manifest, footers and records are read at most once.
 
     Args:
         output: the dataset that is to be written.
@@ -67,6 +67,7 @@ class Survey:
         self._retry_failed = retry_failed
         self._sizes = dict(output.folder.files())
         self._footers: dict[str, Footer | None] = {}
+        self._records: dict[int, Record | None] = {}
         self._whole: dict[int, bool] = {}
 
     def finished(self) -> frozenset[int]:
@@ -236,13 +237,16 @@ class Survey:
 
     def _record(self, number: int) -> Record | None:
         """Return the record of a shard; None where there is none or a damaged one."""
-        folder, name = self._output.folder, self._output.name(number)
-        if record_name(name) not in self._sizes:
-            return None
-        if self._verify:
-            whole = read_sources(folder, name)
-            return None if whole is None else whole[0]
-        return read_record(folder, name)
+        if number not in self._records:
+            folder, name = self._output.folder, self._output.name(number)
+            if record_name(name) not in self._sizes:
+                self._records[number] = None
+            elif self._verify:
+                whole = read_sources(folder, name)
+                self._records[number] = None if whole is None else whole[0]
+            else:
+                self._records[number] = read_record(folder, name)
+        return self._records[number]
 
     def _has_damaged_record(self, number: int) -> bool:
         return record_name(self._output.name(number)) in self._sizes and self._record(number) is None

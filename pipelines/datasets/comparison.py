@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.running.progress import Meter
-from schemas.batches import shard_batches
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import UsageError
 from schemas.fingerprints import canonical_json
@@ -335,7 +334,7 @@ def _sorted_rows(
 
 def _rows(dataset: Dataset, number: int, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     key = KEY_COLUMNS[dataset.kind]
-    for batch in shard_batches(dataset, number, columns):
+    for batch in dataset.shard_batches(number, columns):
         values = [_values(batch.column(name)) for name in columns]
         for row in zip(*values, strict=True):
             named = dict(zip(columns, row, strict=True))

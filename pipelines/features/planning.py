@@ -102,12 +102,10 @@ def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
     todo = []
     for number, count in enumerate(listing.counts):
         if number in stored:
-            listed = sorted(refs[number])
-            versions = job.images.versions(listed)
             reuse = plan_reuse(
                 output,
                 number,
-                [ref._replace(version=version) for ref, version in zip(listed, versions, strict=True)],
+                job.images.with_versions(sorted(refs[number])),
                 read=job.images.read,
                 update=job.update,
                 retry_failed=job.retry_failed,

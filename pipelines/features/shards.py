@@ -15,9 +15,9 @@ import extractors
 from pipelines.features.forward import Tally, extract_shard, merge_rows, refuse_duplicates
 from pipelines.features.reuse import Reuse, plan_reuse, source_of, statistics_of
 from pipelines.inputs.images import ImageRef, ImageSource, Listing, digest_of
-from schemas.batches import batch_rows
 from schemas.damage import content_errors
 from schemas.errors import InputError
+from schemas.kinds import batch_rows
 from schemas.locations import is_remote
 from schemas.output import Output
 from schemas.records import Record, Source, Sources, write_record
@@ -69,9 +69,7 @@ def make_shard(
     refs = sorted(refs)
     refuse_duplicates(refs)
     _refuse_other_list(output, number, refs, images)
-    if not images.tells_versions:
-        versions = images.versions(refs)
-        refs = [ref._replace(version=version) for ref, version in zip(refs, versions, strict=True)]
+    refs = images.with_versions(refs)
     reuse = plan_reuse(output, number, refs, read=images.read, update=update, retry_failed=retry_failed)
     if _is_damaged(output, number, reuse):
         reuse = Reuse(todo=refs)

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.batches import shard_batches
 from schemas.damage import content_errors, damaged
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
@@ -25,7 +24,7 @@ READS = {
     "table": lambda d: d.table(),
     "shards": lambda d: list(d.shards()),
     "batches": lambda d: list(d.batches(batch_size=2)),
-    "shard_batches": lambda d: list(shard_batches(d, 0)),
+    "shard_batches": lambda d: list(d.shard_batches(0)),
     "numpy": lambda d: d.numpy(VECTORS[d.kind] if d.kind != "features" else "feature"),
     "image_ids": lambda d: d.image_ids(),
     "rows": lambda d: d.rows(first_image(d)),

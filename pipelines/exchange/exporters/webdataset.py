@@ -19,7 +19,6 @@ from pipelines.exchange.exporters.base import Note
 from pipelines.exchange.exporters.captions import CaptionChoice, read_captions
 from pipelines.exchange.exporters.staging import Staging
 from pipelines.running.progress import Meter
-from schemas.batches import shard_batches
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 
@@ -81,7 +80,7 @@ class WebdatasetLayout(CaptionChoice):
 def _rows(dataset: Dataset, number: int) -> Iterator[dict[str, Any]]:
     spec = dataset.spec
     shapes = {"feature": spec.shape, "features": spec.shape, "boxes": (-1, 4)} if spec is not None else {}
-    for batch in shard_batches(dataset, number):
+    for batch in dataset.shard_batches(number):
         for position in range(batch.num_rows):
             row: dict[str, Any] = {}
             for column in batch.schema:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ __all__ = [
     "find_files",
     "image_id_of",
     "require_selected",
+    "select_parts",
 ]
 
 COMPARABLE = "comparable"
@@ -203,6 +204,16 @@ def require_selected(selection: Selection, kinds: Iterable[tuple[str, str, str]]
                     rest = "".join(f" {nouns[i]} {' or '.join(values)}" for i, values in others)
                     listed = f"there are {', '.join(sorted(existing))}" if existing else "there are none at all"
                     raise InputError(f"no captions {noun} {value!r}{rest} in {location!r}: {listed}; change the selection")
+
+
+def select_parts(selection: Selection, parts: Sequence[Part], *, location: str) -> list[Part]:
+    """Return the parts that a selection takes, of a source whose parts hold one language, portion and split each.
+
+    Raises:
+        InputError: a value of the selection matches no part.
+    """
+    require_selected(selection, {(part.language, part.portion, part.split) for part in parts}, location=location)
+    return [part for part in parts if selection.takes(part.language, part.portion, part.split)]
 
 
 def check_image_id(image_id: object, *, place: str) -> str:

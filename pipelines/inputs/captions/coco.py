@@ -20,7 +20,7 @@ from pipelines.inputs.captions.base import (
     check_text,
     find_files,
     image_id_of,
-    require_selected,
+    select_parts,
 )
 from pipelines.inputs.files import inventory, iter_json, without_gz
 from schemas.errors import InputError
@@ -71,9 +71,7 @@ class CocoSource(CaptionSource):
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part per file."""
         parts = [Part(name=n, language=self.language, portion=COMPARABLE, split=_split_of(n)) for n in self.names]
-        kinds = {(part.language, part.portion, part.split) for part in parts}
-        require_selected(selection, kinds, location=self.folder.location)
-        return [part for part in parts if selection.takes(part.language, part.portion, part.split)]
+        return select_parts(selection, parts, location=self.folder.location)
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
         """Yield the captions of one file, annotation by annotation."""

@@ -21,7 +21,7 @@ from pipelines.inputs.captions.base import (
     RawCaption,
     Selection,
     image_id_of,
-    require_selected,
+    select_parts,
 )
 from pipelines.inputs.files import count_lines, inventory, kind_of, list_files, read_lines, without_gz
 from schemas.errors import InputError, UsageError
@@ -98,8 +98,7 @@ class Multi30kSource(CaptionSource):
             raise InputError(
                 f"no captions in {location!r}: expected files such as 'task1/raw/train.en.gz'; fetch the text files"
             )
-        require_selected(selection, {(part.language, part.portion, part.split) for part in parts}, location=location)
-        parts = [part for part in parts if selection.takes(part.language, part.portion, part.split)]
+        parts = select_parts(selection, parts, location=location)
         lists = {f"{task}/image_splits/{name}" for task in _NAMES for name in list_files(self.folder, f"{task}/image_splits")}
         for part in parts:
             if part.images not in lists:

@@ -23,7 +23,7 @@ from pipelines.inputs.captions.base import (
     check_image_id,
     check_label,
     find_files,
-    require_selected,
+    select_parts,
 )
 from pipelines.inputs.files import count_lines, inventory, list_files, read_lines, without_gz
 from schemas.errors import InputError
@@ -83,9 +83,7 @@ class ScanSource(CaptionSource):
             Part(name=name, images=images, language=self.language, portion=COMPARABLE, split=_split_of(name))
             for name, images in zip(self.names, self.lists, strict=True)
         ]
-        kinds = {(part.language, part.portion, part.split) for part in parts}
-        require_selected(selection, kinds, location=self.folder.location)
-        return [part for part in parts if selection.takes(part.language, part.portion, part.split)]
+        return select_parts(selection, parts, location=self.folder.location)
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
         """Yield the captions of one split; the lines of both files are counted before the first caption."""

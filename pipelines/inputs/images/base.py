@@ -72,6 +72,12 @@ class ImageSource(ABC):
         """Return the versions of images as they are now; an empty string where nothing tells."""
         return [ref.version for ref in refs]
 
+    def with_versions(self, refs: Sequence[ImageRef]) -> list[ImageRef]:
+        """Return the references with the versions of their images, which listing may have told."""
+        if self.tells_versions:
+            return list(refs)
+        return [ref._replace(version=version) for ref, version in zip(refs, self.versions(refs), strict=True)]
+
     @property
     def parallel_reads(self) -> int:
         """Number of reads that should be under way at once because they wait for other machines; 1 if they do not."""

@@ -4,36 +4,17 @@ import json
 import os
 import sys
 
-import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from extractors import Description, Extractor, ExtractorRequest
 from pipelines.commands import app as cli
 from schemas.dataset import open_dataset
-from schemas.features import FeatureSpec
-
-SPEC = FeatureSpec("fake", (3,))
-
-
-class FakeExtractor(Extractor):
-    """The feature of an image is the colour of its first pixel."""
-
-    def __init__(self) -> None:
-        super().__init__(Description(SPEC, {"name": "fake"}))
-
-    def preprocess(self, image):
-        return torch.tensor(image.getpixel((0, 0)))
-
-    def extract(self, batch):
-        return batch.numpy().astype(np.float32)
+from tests.fake_extractors import use_colours
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch):
-    monkeypatch.setattr(ExtractorRequest, "describe", lambda request: Description(SPEC, {"name": "fake"}))
-    monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: FakeExtractor())
+    use_colours(monkeypatch)
 
 
 @pytest.fixture

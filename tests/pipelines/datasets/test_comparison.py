@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pipelines.datasets.comparison import Comparison, DiffJob, KeySample, ParameterDifference, compare_datasets
 from pipelines.datasets.comparison_tables import comparison_table
-from schemas import batches
+from schemas import kinds
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
@@ -86,7 +86,7 @@ def shown(comparison: Comparison) -> str:
 
 @pytest.mark.parametrize("shards", [(3, 3), (3, 6), (4, 6), (2, 5), (1, 7)])
 def test_equal_features_in_any_number_of_shards(tmp_path, shards, monkeypatch):
-    monkeypatch.setattr(batches, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(kinds, "_BATCH_BYTES", 1)
     a, b = (features(tmp_path / name, vectors(), shards=n) for name, n in zip("ab", shards, strict=True))
     comparison = compare(a, b)
     assert not comparison.differs

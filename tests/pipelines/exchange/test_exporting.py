@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from pipelines.exchange.exporters import MuliseraLayout, NpyLayout, ScanLayout, 
 from pipelines.exchange.exporting import ExportJob, export_dataset, parse_split_names
 from pipelines.exchange.importers import NpyImport, TsvImport
 from pipelines.exchange.importing import ImportJob, import_features
-from schemas import batches
+from schemas import kinds
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
@@ -311,10 +312,10 @@ TSV_LXMERT = [
 
 
 @pytest.mark.parametrize("columns", ["bottom-up", "lxmert"])
-def test_a_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns):
+def test_a_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns, request):
     path, rows = regions
     (file,) = export_dataset(ExportJob(TsvLayout(columns), str(path), str(tmp_path / "out")))
-    csv.field_size_limit(sys.maxsize)
+    request.addfinalizer(partial(csv.field_size_limit, csv.field_size_limit(sys.maxsize)))
     fields = TSV if columns == "bottom-up" else TSV_LXMERT
     with file.open(encoding="utf-8") as stream:
         items = list(csv.DictReader(stream, fields, delimiter="\t"))
@@ -366,7 +367,7 @@ def samples_of(folder: Path) -> dict[str, dict[str, bytes]]:
 @pytest.mark.parametrize("shards", [SHARDS, 2])
 def test_webdataset_samples_hold_feature_and_captions(tmp_path, features, shards, monkeypatch):
     path, values = features
-    monkeypatch.setattr(batches, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(kinds, "_BATCH_BYTES", 1)
     captions = make_captions(tmp_path / "captions", shards=shards)
     written = export_dataset(ExportJob(WebdatasetLayout(str(captions)), str(path), str(tmp_path / "out")))
     assert [path.name for path in written] == [f"part-{n:05d}.tar" for n in range(SHARDS)]

@@ -10,10 +10,9 @@ import apache_beam as beam
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from PIL import Image
 
-from extractors import Description, Extractor, ExtractorRequest
+from extractors import Description, ExtractorRequest
 from pipelines.features.extract import ExtractFeatures, extract_features, list_images, plan_features
 from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import ImagesInFolder, Listing, open_images
@@ -21,19 +20,18 @@ from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
-from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.output import Output
 from schemas.storage import Folder
 from schemas.survey import Update
 from schemas.validation import validate
+from tests.fake_extractors import SPEC, ColourExtractor
 
 ONE = Execution(workers=1)
-SPEC = FeatureSpec("fake", (3,))
 
 
-class FakeExtractor(Extractor):
+class FakeExtractor(ColourExtractor):
     """The feature of an image of one colour is its red, green and blue, plus the number that stands for the weights."""
 
     loaded = 0
@@ -43,11 +41,8 @@ class FakeExtractor(Extractor):
         self._more = int(weights)
         FakeExtractor.loaded += 1
 
-    def preprocess(self, image):
-        return torch.tensor(image.getpixel((0, 0)))
-
     def extract(self, batch):
-        return batch.numpy().astype(np.float32) + self._more
+        return super().extract(batch) + self._more
 
 
 def describe(name: str, *, weights: str = "0", precision: str = "fp32", **_) -> Description:

@@ -6,13 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 from rich.console import Console
 
-from extractors import Description, Extractor, ExtractorRequest
 from pipelines.features.extract import extract_features, list_images
 from pipelines.features.job import FeaturesJob
 from pipelines.features.planning import plan_table, plan_work
@@ -20,30 +18,14 @@ from pipelines.features.workers import device_of_worker
 from pipelines.inputs.images import open_images
 from pipelines.running.runner import Execution
 from schemas.errors import DatasetError, InputError, UsageError
-from schemas.features import FeatureSpec
 from schemas.keys import shard_of
 from schemas.survey import Update
-
-SPEC = FeatureSpec("fake", (3,))
-
-
-class FakeExtractor(Extractor):
-    """The feature of an image of one colour is the colour."""
-
-    def __init__(self) -> None:
-        super().__init__(Description(SPEC, {"name": "fake"}))
-
-    def preprocess(self, image):
-        return torch.tensor(image.getpixel((0, 0)))
-
-    def extract(self, batch):
-        return batch.numpy().astype(np.float32)
+from tests.fake_extractors import use_colours
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch):
-    monkeypatch.setattr(ExtractorRequest, "describe", lambda request: Description(SPEC, {"name": "fake"}))
-    monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: FakeExtractor())
+    use_colours(monkeypatch)
 
 
 @pytest.fixture

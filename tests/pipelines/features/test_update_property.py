@@ -16,16 +16,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from extractors import Description, Extractor
 from pipelines.features.shards import make_shard
 from pipelines.inputs.images import Listing, open_images, sum_digests
 from schemas.errors import DatasetError
-from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.output import Output
@@ -33,26 +29,13 @@ from schemas.storage import Folder
 from schemas.survey import Update
 from schemas.validation import validate
 from schemas.writing import commit, complete_dataset
+from tests.fake_extractors import SPEC, ColourExtractor
 
-SPEC = FeatureSpec("fake", (3,))
 SHARDS = 3
 SEQUENCES = 25
 STEPS = 8
 NAMES = [f"image{number}" for number in range(12)]
 MINUTES = float(os.environ.get("IMAGEPIVOT_FUZZ_MINUTES", "0"))
-
-
-class FakeExtractor(Extractor):
-    """The feature of an image of one colour is the colour."""
-
-    def __init__(self) -> None:
-        super().__init__(Description(SPEC, {"name": "fake"}))
-
-    def preprocess(self, image):
-        return torch.tensor(image.getpixel((0, 0)))
-
-    def extract(self, batch):
-        return batch.numpy().astype(np.float32)
 
 
 def run(images: Path, folder: Path, **options) -> None:
@@ -66,7 +49,7 @@ def run(images: Path, folder: Path, **options) -> None:
     def make_missing(finished: frozenset[int]) -> None:
         for number in sorted(set(range(SHARDS)) - finished):
             refs = [ref for ref in source.refs() if shard_of(ref.image_id, SHARDS) == number]
-            make_shard(output, number, refs, images=source, extractor=FakeExtractor(), batch_size=4, threads=1, **more)
+            make_shard(output, number, refs, images=source, extractor=ColourExtractor(), batch_size=4, threads=1, **more)
         commit(
             output,
             statistics=lambda footers: {
