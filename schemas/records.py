@@ -78,6 +78,10 @@ class Record:
         """Make the record of a shard from its size, its digest, and the statistics in its footer."""
         return cls(bytes=size, sha256=sha256, statistics_sha256=_digest(statistics))
 
+    def agrees(self, other: Record) -> bool:
+        """Whether both are of the same shard, whatever it was made from."""
+        return (self.bytes, self.sha256, self.statistics_sha256) == (other.bytes, other.sha256, other.statistics_sha256)
+
     def describes(self, size: int | None, statistics: Mapping[str, Any]) -> bool:
         """Whether the shard of this size and with these statistics in its footer is the one that is meant."""
         return size == self.bytes and _digest(statistics) == self.statistics_sha256

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -144,22 +143,18 @@ class _Repairer:
 
     def _mend_record(self, name: str) -> None:
         """Put the digest of a whole shard on record again, where the record is damaged."""
-        stored, footer = read_sources(self._folder, name), read_footer(self._folder, name)
-        entry = next(self._listed(name), None)
+        footer = read_footer(self._folder, name)
         if footer is None or footer.version != FORMAT_VERSION:
             return
-        size, sha256 = (entry.bytes, entry.sha256) if entry is not None else (-1, "")
-        if entry is None and stored is None and (record := read_record(self._folder, name)) is not None:
-            size, sha256 = record.bytes, record.sha256
-        elif stored is not None and (
-            entry is None or (stored[0].sha256 == sha256 and stored[0].describes(size, footer.statistics))
-        ):
+        whole, first_line = read_sources(self._folder, name), read_record(self._folder, name)
+        shards = self._manifest.shards if self._manifest is not None else ()
+        stated = next((shard for shard in shards if shard.path == name), first_line)
+        if stated is None:
             return
-        write_record(self._folder, name, Record.of(size, sha256, footer.statistics))
-        self._mended.append(record_name(name))
-
-    def _listed(self, name: str) -> Iterator[FileEntry]:
-        yield from (shard for shard in (self._manifest.shards if self._manifest is not None else ()) if shard.path == name)
+        record = Record.of(stated.bytes, stated.sha256, footer.statistics)
+        if whole is None or not whole[0].agrees(record):
+            write_record(self._folder, name, record)
+            self._mended.append(record_name(name))
 
     def _delete(self, name: str) -> None:
         if self._sizes.pop(name, None) is not None:
