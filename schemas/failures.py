@@ -17,7 +17,7 @@ from schemas.fingerprints import sha256_of_bytes
 from schemas.kinds import FAILURES
 from schemas.storage import Folder
 
-__all__ = ["FailuresEntry", "failures_name", "parse_failures", "read_failures", "write_failures"]
+__all__ = ["FailuresEntry", "failures_content", "failures_name", "parse_failures", "read_failures", "write_failures"]
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,24 @@ def failures_name(shard: str, version: int = 2) -> str:
     return f"failures/{shard}" if version == 1 else f"_failures/{PurePosixPath(shard).with_suffix('.jsonl')}"
 
 
-def write_failures(folder: Folder, shard: str, failures: Iterable[Mapping[str, str]]) -> FailuresEntry:
-    """Write the failures of a shard, sorted; without any, delete those of an earlier attempt."""
-    name = failures_name(shard)
+def failures_content(failures: Iterable[Mapping[str, str]]) -> tuple[bytes, FailuresEntry]:
+    """Return the content of a file of failures, sorted, and what the shard's footer says about it."""
     rows = sorted([row[column] for column in FAILURES.names] for row in failures)
     if not rows:
-        folder.delete(name)
-        return FailuresEntry()
+        return b"", FailuresEntry()
     lines = (json.dumps(dict(zip(FAILURES.names, row, strict=True)), ensure_ascii=False) for row in rows)
     data = "".join(f"{line}\n" for line in lines).encode()
-    folder.write(name, data)
     reasons = Counter(row[FAILURES.get_field_index("reason")] for row in rows)
-    return FailuresEntry(len(rows), len(data), sha256_of_bytes(data), dict(sorted(reasons.items())))
+    return data, FailuresEntry(len(rows), len(data), sha256_of_bytes(data), dict(sorted(reasons.items())))
+
+
+def write_failures(folder: Folder, shard: str, content: bytes) -> None:
+    """Write the failures of a shard; without any, delete those of an earlier attempt."""
+    name = failures_name(shard)
+    if content:
+        folder.write(name, content)
+    else:
+        folder.delete(name)
 
 
 def read_failures(folder: Folder, name: str) -> pa.Table:

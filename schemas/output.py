@@ -21,9 +21,13 @@ from schemas.parameters import feature_of
 from schemas.shards import Footer, inspect_shard
 from schemas.storage import Folder, storage_errors
 
-__all__ = ["LOCK_NAME", "PROBE_NAME", "Output", "hold"]
+__all__ = ["LOCK_NAME", "PROBE_NAME", "PUBLISHING_NAME", "Output", "hold", "lock_file"]
 
 LOCK_NAME = ".lock"
+"""Locked by a run, from its beginning to its end."""
+
+PUBLISHING_NAME = ".publishing"
+"""Locked by what publishes a shard, or commits."""
 
 PROBE_NAME = ".probe"
 """Written and deleted before a run, where only writing tells whether that is allowed."""
@@ -98,7 +102,12 @@ def hold(folder: Folder) -> Iterator[None]:
     with storage_errors(folder.location):
         made = [parent for parent in (path, *path.parents) if not parent.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        handle = _lock(path / LOCK_NAME, folder.location)
+        try:
+            handle = lock_file(path / LOCK_NAME)
+        except BlockingIOError:
+            raise DatasetError(
+                f"{folder.location!r} is in use: another run is writing it. Wait for it to end, or choose another folder"
+            ) from None
     try:
         yield
     finally:
@@ -110,18 +119,25 @@ def hold(folder: Folder) -> Iterator[None]:
                 empty.rmdir()  # Fails unless the folder is empty: a refused run leaves nothing behind.
 
 
-def _lock(path: Path, location: str) -> int:
+def lock_file(path: Path, *, wait: bool = False) -> int:
+    """Lock a file, which is made if it is missing, until the descriptor that is returned is closed; its holder may delete it.
+
+    Args:
+        path: the file, on a file system that has ``flock``.
+        wait: wait while another process or thread holds it.
+
+    Raises:
+        BlockingIOError: another one holds it.
+    """
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(handle).st_ino == path.stat().st_ino:
                 return handle
-        except BlockingIOError:
-            os.close(handle)
-            raise DatasetError(
-                f"{location!r} is in use: another run is writing it. Wait for it to end, or choose another folder"
-            ) from None
         except FileNotFoundError:
             pass
+        except BaseException:
+            os.close(handle)
+            raise
         os.close(handle)  # Another run ended and deleted the file between our two calls: try again.

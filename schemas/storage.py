@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -253,6 +254,19 @@ class Folder:
             info = filesystem.get_file_info(f"{root}/{name}")
         return int(info.size) if info.type == fs.FileType.File else None
 
+    def state(self, name: str) -> tuple[int, ...] | None:
+        """Return what changes when another file takes this name: size, time and, if it is local, inode; None if there is none."""
+        filesystem, root = filesystem_of(self.location)
+        with storage_errors(self.path_of(name)):
+            if self.is_local:
+                try:
+                    status = os.stat(f"{root}/{name}")  # noqa: PTH116
+                except (FileNotFoundError, NotADirectoryError):
+                    return None
+                return status.st_size, status.st_mtime_ns, status.st_ino
+            info = filesystem.get_file_info(f"{root}/{name}")
+        return (info.size, info.mtime_ns or 0) if info.type == fs.FileType.File else None
+
     def open(self, name: str) -> pa.NativeFile:
         """Open a file for random access; a local file is memory-mapped.
 
@@ -361,7 +375,8 @@ class Folder:
             return Path(path)
         target = self.local_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        return target.with_name(f".{target.name}{TEMPORARY_MARK}{os.getpid()}")
+        # Any number of attempts may write the file, on any number of machines that share the disk.
+        return target.with_name(f".{target.name}{TEMPORARY_MARK}{uuid.uuid4().int >> 64}")
 
     def _publish(self, temporary: Path, name: str) -> None:
         if self.is_local:

@@ -11,7 +11,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes, sha256_of_file
 from schemas.manifest import MANIFEST_NAMES, Manifest, newer
-from schemas.output import LOCK_NAME, PROBE_NAME, Output
+from schemas.output import LOCK_NAME, PROBE_NAME, PUBLISHING_NAME, Output
 from schemas.records import Record, read_record, read_sources, record_name, write_record
 from schemas.shards import FOREIGN, Footer, inspect_shard
 from schemas.storage import TEMPORARY_MARK
@@ -22,7 +22,12 @@ _SHARD_NAMES = re.compile(
     r"(failures/)?part-\d{5}-of-\d{5}\.parquet|(_failures|\.records)/part-\d{5}-of-\d{5}\.jsonl"  # "failures/": version 1.
 )
 _OWN_NAMES = re.compile(
-    "|".join((*map(re.escape, (*MANIFEST_NAMES, LOCK_NAME, PROBE_NAME)), rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d+"))
+    "|".join(
+        (
+            *map(re.escape, (*MANIFEST_NAMES, LOCK_NAME, PUBLISHING_NAME, PROBE_NAME)),
+            rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d+",
+        )
+    )
 )
 
 

@@ -19,7 +19,7 @@ from schemas.fingerprints import FORMAT_VERSION, sha256_of_file
 from schemas.keys import shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS
 from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
-from schemas.output import LOCK_NAME
+from schemas.output import LOCK_NAME, PUBLISHING_NAME
 from schemas.parameters import EncodedParameters
 from schemas.records import read_sources, record_name
 from schemas.shards import Footer, read_footer, sha256_of_footer
@@ -65,7 +65,12 @@ def _listed(dataset: Dataset) -> list[FileEntry]:
 
 def _stray_files(dataset: Dataset) -> Iterator[str]:
     manifest = dataset.manifest
-    known = {*MANIFEST_NAMES[: 3 - manifest.version], LOCK_NAME, *(record_name(shard.path) for shard in manifest.shards)}
+    known = {
+        *MANIFEST_NAMES[: 3 - manifest.version],
+        LOCK_NAME,
+        PUBLISHING_NAME,
+        *(record_name(shard.path) for shard in manifest.shards),
+    }
     for name in sorted(set(dataset.folder.names()) - known - {entry.path for entry in _listed(dataset)}):
         yield f"{name} lies in the folder but is not in the manifest"
 

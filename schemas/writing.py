@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from typing import Any, TypeAlias
 
@@ -21,14 +21,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.errors import DatasetError
-from schemas.failures import FailuresEntry, failures_name, write_failures
+from schemas.failures import FailuresEntry, failures_content, failures_name, write_failures
 from schemas.fingerprints import Identity, sha256_of_bytes, sha256_of_file
 from schemas.kinds import vector_bytes
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
 from schemas.output import PROBE_NAME, Output, hold
+from schemas.publishing import Attempt, LostError, publishing
 from schemas.records import Record, Sources, read_record, write_record
 from schemas.shards import Footer, footer_metadata, shard_entry
-from schemas.storage import Folder
+from schemas.storage import TEMPORARY_MARK, Folder
 from schemas.survey import Survey, Update
 
 __all__ = ["Rows", "ShardWriter", "Statistics", "commit", "complete_dataset", "open_shard", "sum_statistics", "write_dataset"]
@@ -102,11 +103,15 @@ def open_shard(output: Output, number: int) -> Iterator[ShardWriter]:
     """Write one shard whole or not at all.
 
     It takes its name when the block ends well, and leaves nothing behind when it does not. Failures and record are published
-    before the shard, which names the digest of its failures, as the record names that of the shard.
+    before the shard, which names the digest of its failures, as the record names that of the shard. Where another attempt has
+    published the shard since the block began, that one stays; see `schemas.publishing`.
 
     Args:
         output: the dataset.
         number: number of the shard.
+
+    Raises:
+        DatasetError: the dataset is committed, or the folder cannot be written.
 
     Example:
         >>> with open_shard(output, 0) as shard:  # doctest: +SKIP
@@ -115,14 +120,20 @@ def open_shard(output: Output, number: int) -> Iterator[ShardWriter]:
     """
     folder, name = output.folder, output.name(number)
     options, group_rows = _layout(output.schema)
-    with folder.replace(name) as file:
+    attempt = Attempt(folder, name)
+    with suppress(LostError), ExitStack() as publication, folder.replace(name) as file:
         with pq.ParquetWriter(file, output.schema, version="2.6", **options) as parquet:
             shard = ShardWriter(parquet, output.schema, group_rows, output.identity)
             yield shard
-            shard._finish(write_failures(folder, name, shard.failures))
+            failures, entry = failures_content(shard.failures)
+            shard._finish(entry)
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        write_record(folder, name, Record.of(size, sha256_of_file(file), shard.statistics), shard.sources)
+        record = Record.of(size, sha256_of_file(file), shard.statistics)
+        os.fsync(file.fileno())  # Others wait for the publication.
+        publication.enter_context(attempt.publication())  # Until the shard has its name.
+        write_failures(folder, name, failures)
+        write_record(folder, name, record, shard.sources)
 
 
 def _layout(schema: pa.Schema) -> tuple[dict[str, Any], int]:
@@ -267,7 +278,12 @@ def commit(
     Raises:
         DatasetError: a shard is missing, or its bytes are not those that were written. It is then deleted.
     """
-    folder, identity, files = output.folder, output.identity, (*files, *output.files)
+    with publishing(output.folder):
+        return _commit(output, libraries, (*files, *output.files), statistics or sum_statistics)
+
+
+def _commit(output: Output, libraries: tuple[str, ...], files: tuple[str, ...], statistics: Statistics) -> Manifest:
+    folder, identity = output.folder, output.identity
     names = frozenset(folder.names())
     shards: list[ShardEntry] = []
     failures: list[ShardEntry] = []
@@ -293,11 +309,12 @@ def commit(
         failures=tuple(failures),
         failure_reasons=dict(reasons),
         files=tuple(_file_entry(folder, name) for name in sorted(files)),
-        statistics=(statistics or sum_statistics)(footers),
+        statistics=statistics(footers),
     )
     for name in sorted(names):
-        if output.is_other_file(name) and name not in files:
-            folder.delete(name)  # Left by a dataset that was overwritten.
+        # Left by a dataset that was overwritten, or by an attempt that was killed.
+        if TEMPORARY_MARK in name or (output.is_other_file(name) and name not in files):
+            folder.delete(name)
     folder.write(MANIFEST_NAME, manifest.to_json().encode())
     return manifest
 

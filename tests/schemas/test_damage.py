@@ -12,7 +12,7 @@ import pytest
 from schemas.damage import content_errors, damaged
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.failures import parse_failures, read_failures, write_failures
+from schemas.failures import failures_content, parse_failures, read_failures, write_failures
 from schemas.storage import Folder
 
 KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings"]
@@ -230,7 +230,8 @@ def test_bytes_that_are_no_text():
 def test_failures_whose_texts_hold_any_line_end_are_read_again(tmp_path):
     folder = Folder(str(tmp_path))
     rows = [{**ROW, "key": f"{n}", "uri": f"a{end}b.jpg"} for n, end in enumerate("\n\r\x0b\x0c\x1c\x85\u2028\u2029")]
-    entry = write_failures(folder, "part-00000-of-00001.parquet", rows)
+    content, entry = failures_content(rows)
+    write_failures(folder, "part-00000-of-00001.parquet", content)
     assert entry.rows == 8
     assert read_failures(folder, "_failures/part-00000-of-00001.jsonl").to_pylist() == rows
 

@@ -1,6 +1,7 @@
 import errno
 import os
 import pickle
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -176,7 +177,10 @@ def test_a_file_appears_only_when_it_is_whole(folder):
         file.write(b"half")
         file.flush()
         (temporary,) = folder.names()
-        assert temporary == f".name.tmp-{os.getpid()}"
+        assert re.fullmatch(r"\.name\.tmp-\d+", temporary)
+        with folder.replace("name") as other:  # By another attempt, in any process.
+            other.write(b"other")
+        assert folder.read("name") == b"other"
     assert folder.names() == ["name"]
     assert folder.read("name") == b"half"
 
