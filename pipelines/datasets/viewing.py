@@ -170,8 +170,16 @@ def _draw_crops(dataset: Dataset, picture: Image.Image) -> tuple[Image.Image, st
             f"{dataset.folder.location!r} does not say what its features were made of: they were imported, and for a whole image "
             "there is nothing to draw"
         )
-    if transform.get("crops") == 10:
-        return _draw_ten_crops(transform, picture)
+    try:
+        return _draw_ten_crops(transform, picture) if transform.get("crops") == 10 else _draw_one_crop(transform, picture)
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
+        raise DatasetError(
+            f"{dataset.folder.location!r} states a transform of its images that cannot be drawn ({type(error).__name__}: {error}); "
+            f"it is {dict(transform)!r}: was the manifest changed, or written by a newer version?"
+        ) from error
+
+
+def _draw_one_crop(transform: Mapping[str, Any], picture: Image.Image) -> tuple[Image.Image, str]:
     if "input_size" in transform:  # In the notation of timm.
         _, height, width = transform["input_size"]
         whole = transform.get("crop_mode", "center") != "center"

@@ -333,3 +333,25 @@ def test_the_command_names_what_is_missing(regions, photos_here, tmp_path, call)
     code, _, err = call(regions.folder.location, photos_here, "-o", tmp_path / "out.png")
     assert code == 2
     assert "Missing option '--image'" in err
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        {"resize_short": 256},
+        {"crop": 224, "resize_short": None},
+        {"crop": "224", "resize_short": 256},
+        {"input_size": [3, 224], "crop_pct": 0.9},
+        {"input_size": [3, 224, 224], "crop_pct": 0},
+        {"crops": 10, "crop": 224},
+        {"crop": 224, "resize_short": 0},
+    ],
+    ids=repr,
+)
+def test_a_transform_that_cannot_be_drawn(photos_here, tmp_path, transform):
+    dataset = features_of(tmp_path / "f", transform)
+    with pytest.raises(
+        DatasetError, match=r"f' states a transform of its images that cannot be drawn \(\w+: .*was the manifest changed"
+    ):
+        draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "x.png"))
+    assert not (tmp_path / "x.png").exists()
