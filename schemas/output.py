@@ -81,11 +81,15 @@ class Output:
 
 
 @contextlib.contextmanager
-def hold(folder: Folder) -> Iterator[None]:
+def hold(folder: Folder, *, shared: bool = False) -> Iterator[None]:
     """Hold a local folder for one run; the hold ends with the process, however it ends.
 
     A folder in an object store is not held: that would take a write that fails where an object exists already, which
     ``pyarrow.fs`` does not offer.
+
+    Args:
+        folder: the folder; it is made if it does not exist.
+        shared: let others who share it in at the same time, and keep out everybody else.
 
     Raises:
         DatasetError: another run holds it, or the folder cannot be made.
@@ -97,24 +101,28 @@ def hold(folder: Folder) -> Iterator[None]:
     path = folder.local_path
     with storage_errors(folder.location):
         made = [parent for parent in (path, *path.parents) if not parent.exists()]
-        path.mkdir(parents=True, exist_ok=True)
-        handle = _lock(path / LOCK_NAME, folder.location)
+        handle = _lock(path / LOCK_NAME, folder.location, shared=shared)
     try:
         yield
     finally:
-        # Deleted while it is still held, so that no other run's lock is deleted.
-        folder.delete(LOCK_NAME)
+        # Deleted while it is held alone, so that no other run's lock is deleted.
+        if not shared or _is_last(handle, path / LOCK_NAME):
+            folder.delete(LOCK_NAME)
         os.close(handle)
         with contextlib.suppress(OSError):
             for empty in made:
                 empty.rmdir()  # Fails unless the folder is empty: a refused run leaves nothing behind.
 
 
-def _lock(path: Path, location: str) -> int:
+def _lock(path: Path, location: str, *, shared: bool) -> int:
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:
+            continue  # A run that was refused has deleted the folder that it had made.
+        try:
+            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             if os.fstat(handle).st_ino == path.stat().st_ino:
                 return handle
         except BlockingIOError:
@@ -125,3 +133,12 @@ def _lock(path: Path, location: str) -> int:
         except FileNotFoundError:
             pass
         os.close(handle)  # Another run ended and deleted the file between our two calls: try again.
+
+
+def _is_last(handle: int, path: Path) -> bool:
+    """Whether nobody else shares a lock, which is then held alone; otherwise it may be lost."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(handle).st_ino == path.stat().st_ino
+    except OSError:
+        return False

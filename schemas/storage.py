@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -352,7 +353,8 @@ class Folder:
         filesystem, root = filesystem_of(self.location)
         with storage_errors(self.path_of(name)):
             if self.size(name) is not None:
-                filesystem.delete_file(f"{root}/{name}")
+                with suppress(FileNotFoundError):  # Another process has deleted it since.
+                    filesystem.delete_file(f"{root}/{name}")
 
     def _temporary_path(self, name: str) -> Path:
         if not self.is_local:
@@ -361,7 +363,8 @@ class Folder:
             return Path(path)
         target = self.local_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        return target.with_name(f".{target.name}{TEMPORARY_MARK}{os.getpid()}")
+        # Processes on several machines, which may share this folder, can have the same id.
+        return target.with_name(f".{target.name}{TEMPORARY_MARK}{os.getpid()}{secrets.randbelow(10**12):012}")
 
     def _publish(self, temporary: Path, name: str) -> None:
         if self.is_local:

@@ -25,7 +25,7 @@ from pipelines.features.forward import Tally, refuse_duplicates
 from pipelines.features.job import FeaturesJob
 from pipelines.features.shards import make_shard
 from pipelines.features.workers import count_gpus, decoding_threads, device_of_worker
-from pipelines.inputs.images import ImageRef, ImageSource, Listing, sum_digests
+from pipelines.inputs.images import ImageRef, ImageSource, Listing
 from pipelines.running.jobs import CommitDataset, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
@@ -35,7 +35,6 @@ from schemas.keys import shard_of
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.parameters import FeaturesParameters
-from schemas.shards import Footer
 from schemas.storage import Folder
 
 __all__ = ["ExtractFeatures", "extract_features", "list_images", "plan_features"]
@@ -223,12 +222,6 @@ def plan_features(job: FeaturesJob, listing: Listing) -> Output:
     )
 
 
-def _statistics(footers: list[Footer]) -> dict[str, object]:
-    counts = {name: sum(footer.statistics[name] for footer in footers) for name in ("images", "failed")}
-    digests = {name: sum_digests(footer.statistics[name] for footer in footers) for name in ("listing", "content")}
-    return {**counts, **digests}
-
-
 def extract_features(
     job: FeaturesJob,
     execution: Execution = Execution(),
@@ -260,7 +253,7 @@ def extract_features(
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
         extraction = ExtractFeatures(job=job, output=output, finished=finished, meter=meter, threads=threads)
-        commit = CommitDataset(output, libraries=job.libraries(), statistics=_statistics)
+        commit = CommitDataset(output, libraries=job.libraries())
         _ = pipeline | "ExtractFeatures" >> extraction | "CommitDataset" >> commit
 
     return run_job(
