@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +28,10 @@ LOCK_NAME = ".lock"
 
 PROBE_NAME = ".probe"
 """Written and deleted before a run, where only writing tells whether that is allowed."""
+
+# One of those who share a lock holds it alone for a moment while it deletes it: that must not turn away another who comes then.
+_SHARED_ATTEMPTS = 40
+_SHARED_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,7 @@ def hold(folder: Folder, *, shared: bool = False) -> Iterator[None]:
 
 
 def _lock(path: Path, location: str, *, shared: bool) -> int:
+    operation, attempts = (fcntl.LOCK_SH, _SHARED_ATTEMPTS) if shared else (fcntl.LOCK_EX, 1)
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -122,14 +128,17 @@ def _lock(path: Path, location: str, *, shared: bool) -> int:
         except FileNotFoundError:
             continue  # A run that was refused has deleted the folder that it had made.
         try:
-            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(handle, operation | fcntl.LOCK_NB)
             if os.fstat(handle).st_ino == path.stat().st_ino:
                 return handle
         except BlockingIOError:
-            os.close(handle)
-            raise DatasetError(
-                f"{location!r} is in use: another run is writing it. Wait for it to end, or choose another folder"
-            ) from None
+            attempts -= 1
+            if not attempts:
+                os.close(handle)
+                raise DatasetError(
+                    f"{location!r} is in use: another run is writing it. Wait for it to end, or choose another folder"
+                ) from None
+            time.sleep(_SHARED_SECONDS)
         except FileNotFoundError:
             pass
         os.close(handle)  # Another run ended and deleted the file between our two calls: try again.

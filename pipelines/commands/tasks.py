@@ -22,9 +22,9 @@ def commit(
 ) -> None:
     """Finish the dataset whose shards the tasks of an array job have made.
 
-    OUTPUT is the folder that the tasks wrote, with imagepivot features --task. Every shard is read again and the manifest is
-    written: the dataset is the same, byte for byte, as that of one plain run. Where shards are missing or damaged, nothing is
-    written, and the message names the tasks to give again. A dataset that is finished stays as it is.
+    OUTPUT is the folder that the tasks of imagepivot features wrote. Every shard is read again and the manifest is written: the
+    dataset is the same, byte for byte, as that of one plain run. Where shards are missing or damaged, nothing is written, and the
+    message names the tasks to give again. A dataset that is finished stays as it is.
     """
     from schemas.manifest import TASKS_NAME
     from schemas.storage import Folder

@@ -544,6 +544,32 @@ def test_a_task_that_ends_leaves_the_lock_of_a_run_that_began_meanwhile(tmp_path
     assert folder.read(".lock") == b"theirs"
 
 
+def test_a_task_waits_while_another_one_deletes_the_lock(tmp_path, monkeypatch):
+    folder = Folder(str(tmp_path / "data"))
+    first = hold(folder, shared=True)
+    first.__enter__()
+    is_last = schemas.output._is_last
+
+    def wait(handle, path):
+        assert is_last(handle, path)  # From here to its end the first task holds the lock alone.
+        monkeypatch.setattr(schemas.output.time, "sleep", lambda seconds: path.unlink())
+        return True
+
+    monkeypatch.setattr(schemas.output, "_is_last", lambda handle, path: wait(handle, path) and enter())
+    second = hold(folder, shared=True)
+
+    def enter() -> bool:
+        second.__enter__()
+        return False
+
+    first.__exit__(None, None, None)
+    with pytest.raises(DatasetError, match="is in use"), hold(folder):
+        pytest.fail("a run and a task hold one folder")
+    monkeypatch.setattr(schemas.output, "_is_last", is_last)
+    second.__exit__(None, None, None)
+    assert folder.names() == []
+
+
 def test_a_folder_that_a_refused_run_deletes_is_made_again(tmp_path, monkeypatch):
     folder = Folder(str(tmp_path / "data"))
     opened = os.open
