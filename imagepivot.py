@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from pipelines.exchange.importing import import_features as import_features
     from pipelines.features.extract import ExtractFeatures as ExtractFeatures
     from pipelines.features.extract import extract_features as extract_features
+    from pipelines.features.extract import extract_task as extract_task
     from pipelines.features.extract import list_images as list_images
     from pipelines.features.job import FeaturesJob as FeaturesJob
     from pipelines.features.planning import plan_work as plan_work
@@ -81,9 +82,12 @@ if TYPE_CHECKING:
     from schemas import Output as Output
     from schemas import Repair as Repair
     from schemas import ShardWriter as ShardWriter
+    from schemas import Task as Task
+    from schemas import TaskSummary as TaskSummary
     from schemas import Update as Update
     from schemas import UsageError as UsageError
     from schemas import Vocabulary as Vocabulary
+    from schemas import commit_tasks as commit_tasks
     from schemas import open_dataset as open_dataset
     from schemas import open_shard as open_shard
     from schemas import repair as repair
@@ -157,6 +161,8 @@ __all__ = [
     "Selection",
     "ShardWriter",
     "TablesJob",
+    "Task",
+    "TaskSummary",
     "TokenizeCaptions",
     "TrainJob",
     "TrainTruecasers",
@@ -170,6 +176,7 @@ __all__ = [
     "WebdatasetLayout",
     "build_vocabulary",
     "collate_pairs",
+    "commit_tasks",
     "compare_datasets",
     "decode_image",
     "draw_view",
@@ -179,6 +186,7 @@ __all__ = [
     "evaluate",
     "export_dataset",
     "extract_features",
+    "extract_task",
     "extractor_catalogue",
     "extractor_names",
     "import_features",
@@ -230,7 +238,7 @@ _MODULES = {
     "pipelines.exchange.exporting": ("export_dataset", "ExportJob"),
     "pipelines.exchange.importers": ("Hdf5Import", "NpyImport", "TsvImport"),
     "pipelines.exchange.importing": ("import_features", "ImportJob"),
-    "pipelines.features.extract": ("extract_features", "ExtractFeatures", "list_images"),
+    "pipelines.features.extract": ("extract_features", "extract_task", "ExtractFeatures", "list_images"),
     "pipelines.features.job": ("FeaturesJob",),
     "pipelines.features.planning": ("plan_work",),
     "pipelines.inputs.captions": ("open_captions = open_source", "Selection"),
@@ -244,6 +252,7 @@ _MODULES = {
     "pipelines.text.vocabulary": ("build_vocabulary", "BuildVocabulary", "CountTokens", "VocabularyJob"),
     "schemas": (
         "CaptionKey",
+        "commit_tasks",
         "Dataset",
         "DatasetError",
         "FeatureSpec",
@@ -259,6 +268,8 @@ _MODULES = {
         "repair",
         "shard_of",
         "ShardWriter",
+        "Task",
+        "TaskSummary",
         "Update",
         "UsageError",
         "validate",

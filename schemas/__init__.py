@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from schemas.repairing import repair as repair
     from schemas.storage import Folder as Folder
     from schemas.survey import Update as Update
+    from schemas.tasks import Task as Task
+    from schemas.tasks import TaskSummary as TaskSummary
+    from schemas.tasks import commit_tasks as commit_tasks
     from schemas.validation import validate as validate
     from schemas.vocabulary import Vocabulary as Vocabulary
     from schemas.writing import ShardWriter as ShardWriter
@@ -44,9 +47,12 @@ __all__ = [
     "Output",
     "Repair",
     "ShardWriter",
+    "Task",
+    "TaskSummary",
     "Update",
     "UsageError",
     "Vocabulary",
+    "commit_tasks",
     "open_dataset",
     "open_shard",
     "repair",
@@ -66,6 +72,7 @@ _MODULES = {
     "repairing": ("Repair", "repair"),
     "storage": ("Folder",),
     "survey": ("Update",),
+    "tasks": ("Task", "TaskSummary", "commit_tasks"),
     "validation": ("validate",),
     "vocabulary": ("Vocabulary",),
     "writing": ("ShardWriter", "open_shard", "write_dataset"),

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-__all__ = ["FORMAT_VERSION", "SCHEMA_VERSION", "Identity", "canonical_json", "sha256_of_bytes", "sha256_of_file"]
+__all__ = [
+    "FORMAT_VERSION",
+    "SCHEMA_VERSION",
+    "Identity",
+    "canonical_json",
+    "sha256_of_bytes",
+    "sha256_of_file",
+    "sum_digests",
+]
 
 FORMAT_VERSION = 2
 """Version of names of files, manifest and footers. Readers refuse newer versions. Version 1 had ``manifest.json`` and failures in
@@ -34,6 +42,11 @@ def sha256_of_file(file: BinaryIO) -> str:
     while block := file.read(1 << 20):
         digest.update(block)
     return digest.hexdigest()
+
+
+def sum_digests(digests: Iterable[str]) -> str:
+    """Return the digest of several lists together: the sum of their digests modulo 2**256, 64 hexadecimal digits."""
+    return f"{sum(int(digest, 16) for digest in digests) % (1 << 256):064x}"
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,16 @@ from schemas.parameters import (
 from schemas.storage import Folder
 from schemas.stored import stored_values
 
-__all__ = ["MANIFEST_NAME", "MANIFEST_NAMES", "FileEntry", "Manifest", "ShardEntry", "newer"]
+__all__ = ["MANIFEST_NAME", "MANIFEST_NAMES", "TASKS_NAME", "FileEntry", "Manifest", "ShardEntry", "newer"]
 
 MANIFEST_NAME = "_manifest.json"
 """Data tools skip names with a leading underscore when they read a folder."""
 
 MANIFEST_NAMES = (MANIFEST_NAME, "manifest.json")
 """The name in this version of the format, then that in version 1."""
+
+TASKS_NAME = "_tasks.json"
+"""What the tasks of an array job leave for the commit, which writes the manifest and deletes it; see `schemas.tasks`."""
 
 _FORMAT = "imagepivot"
 
@@ -186,6 +189,11 @@ class Manifest:
                 return cls.from_json(data.decode(), folder.path_of(name))
             except UnicodeDecodeError as error:
                 raise DatasetError(f"{folder.path_of(name)} is damaged ({error}): {_ADVICE}") from error
+        if folder.size(TASKS_NAME) is not None:
+            raise DatasetError(
+                f"{folder.location!r} is not a dataset yet: the tasks of an array job are writing it. When all have ended, "
+                "imagepivot commit finishes it"
+            )
         raise DatasetError(diagnose(folder, MANIFEST_NAMES))
 
 

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +32,11 @@ PUBLISHING_NAME = ".publishing"
 
 PROBE_NAME = ".probe"
 """Written and deleted before a run, where only writing tells whether that is allowed."""
+
+# One of those who share a lock holds it alone for a moment while it deletes it: that must not turn away another who comes then.
+_SHARED_PATIENCE = 2.0
+
+_RETRY_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -85,11 +91,15 @@ class Output:
 
 
 @contextlib.contextmanager
-def hold(folder: Folder) -> Iterator[None]:
+def hold(folder: Folder, *, shared: bool = False) -> Iterator[None]:
     """Hold a local folder for one run; the hold ends with the process, however it ends.
 
     A folder in an object store is not held: that would take a write that fails where an object exists already, which
     ``pyarrow.fs`` does not offer.
+
+    Args:
+        folder: the folder; it is made if it does not exist.
+        shared: let others who share it in at the same time, and keep out everybody else.
 
     Raises:
         DatasetError: another run holds it, or the folder cannot be made.
@@ -101,9 +111,8 @@ def hold(folder: Folder) -> Iterator[None]:
     path = folder.local_path
     with storage_errors(folder.location):
         made = [parent for parent in (path, *path.parents) if not parent.exists()]
-        path.mkdir(parents=True, exist_ok=True)
         try:
-            handle = lock_file(path / LOCK_NAME)
+            handle = lock_file(path / LOCK_NAME, shared=shared, patience=_SHARED_PATIENCE if shared else 0.0)
         except BlockingIOError:
             raise DatasetError(
                 f"{folder.location!r} is in use: another run is writing it. Wait for it to end, or choose another folder"
@@ -111,33 +120,56 @@ def hold(folder: Folder) -> Iterator[None]:
     try:
         yield
     finally:
-        # Deleted while it is still held, so that no other run's lock is deleted.
-        folder.delete(LOCK_NAME)
+        # Deleted while it is held alone, so that no other run's lock is deleted.
+        if not shared or _is_last(handle, path / LOCK_NAME):
+            for name in (PUBLISHING_NAME, LOCK_NAME):  # The former if who published was killed.
+                folder.delete(name)
         os.close(handle)
         with contextlib.suppress(OSError):
             for empty in made:
                 empty.rmdir()  # Fails unless the folder is empty: a refused run leaves nothing behind.
 
 
-def lock_file(path: Path, *, wait: bool = False) -> int:
+def lock_file(path: Path, *, shared: bool = False, patience: float = 0.0) -> int:
     """Lock a file, which is made if it is missing, until the descriptor that is returned is closed; its holder may delete it.
 
     Args:
         path: the file, on a file system that has ``flock``.
-        wait: wait while another process or thread holds it.
+        shared: let others who share it in at the same time.
+        patience: seconds to wait while another process or thread holds it; may be infinite.
 
     Raises:
         BlockingIOError: another one holds it.
     """
+    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    deadline = time.monotonic() + patience
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:
+            continue  # A run that was refused has deleted the folder that it had made.
+        try:
+            fcntl.flock(handle, operation | fcntl.LOCK_NB)
             if os.fstat(handle).st_ino == path.stat().st_ino:
                 return handle
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(handle)
+                raise
+            time.sleep(_RETRY_SECONDS)
         except FileNotFoundError:
             pass
         except BaseException:
             os.close(handle)
             raise
         os.close(handle)  # Another run ended and deleted the file between our two calls: try again.
+
+
+def _is_last(handle: int, path: Path) -> bool:
+    """Whether nobody else shares a lock, which is then held alone; otherwise it may be lost."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(handle).st_ino == path.stat().st_ino
+    except OSError:
+        return False

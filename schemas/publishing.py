@@ -9,6 +9,7 @@ So an attempt notes what lies there when it begins, and publishes only if that s
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 
@@ -30,7 +31,7 @@ def publishing(folder: Folder) -> Iterator[None]:
     if not folder.is_local:
         yield
         return
-    handle = lock_file(folder.local_path / PUBLISHING_NAME, wait=True)
+    handle = lock_file(folder.local_path / PUBLISHING_NAME, patience=math.inf)
     try:
         yield
     finally:

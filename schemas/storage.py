@@ -12,7 +12,7 @@ import re
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -366,7 +366,8 @@ class Folder:
         filesystem, root = filesystem_of(self.location)
         with storage_errors(self.path_of(name)):
             if self.size(name) is not None:
-                filesystem.delete_file(f"{root}/{name}")
+                with suppress(FileNotFoundError):  # Another process has deleted it since.
+                    filesystem.delete_file(f"{root}/{name}")
 
     def _temporary_path(self, name: str) -> Path:
         if not self.is_local:

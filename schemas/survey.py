@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from schemas.errors import DatasetError, UsageError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes, sha256_of_file
-from schemas.manifest import MANIFEST_NAMES, Manifest, newer
+from schemas.manifest import MANIFEST_NAMES, TASKS_NAME, Manifest, newer
 from schemas.output import LOCK_NAME, PROBE_NAME, PUBLISHING_NAME, Output
 from schemas.records import Record, read_record, read_sources, record_name, write_record
 from schemas.shards import FOREIGN, Footer, inspect_shard
@@ -21,14 +22,8 @@ __all__ = ["Survey", "Update", "difference"]
 _SHARD_NAMES = re.compile(
     r"(failures/)?part-\d{5}-of-\d{5}\.parquet|(_failures|\.records)/part-\d{5}-of-\d{5}\.jsonl"  # "failures/": version 1.
 )
-_OWN_NAMES = re.compile(
-    "|".join(
-        (
-            *map(re.escape, (*MANIFEST_NAMES, LOCK_NAME, PUBLISHING_NAME, PROBE_NAME)),
-            rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d+",
-        )
-    )
-)
+_NAMED = (*MANIFEST_NAMES, TASKS_NAME, LOCK_NAME, PUBLISHING_NAME, PROBE_NAME)
+_OWN_NAMES = re.compile("|".join((*map(re.escape, _NAMED), rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d+")))
 
 
 @dataclass(frozen=True)
@@ -61,16 +56,27 @@ class Survey:
         verify: compare digests, too, not only sizes.
         update: how inputs that have changed are treated; None if they may not have changed.
         retry_failed: a shard with failures is not finished.
+        only: numbers of the shards to look at, as if there were no others; all if None.
     """
 
     def __init__(
-        self, output: Output, *, verify: bool = False, update: Update | None = None, retry_failed: bool = False
+        self,
+        output: Output,
+        *,
+        verify: bool = False,
+        update: Update | None = None,
+        retry_failed: bool = False,
+        only: Collection[int] | None = None,
     ) -> None:
         self._output = output
         self._verify = verify
         self._update = update
         self._retry_failed = retry_failed
         self._sizes = dict(output.folder.files())
+        others = set(range(output.shards)).difference(only) if only is not None else ()
+        for name in map(output.name, others):
+            for part in (name, failures_name(name), record_name(name)):
+                self._sizes.pop(part, None)
         self._footers: dict[str, Footer | None] = {}
         self._records: dict[int, Record | None] = {}
         self._whole: dict[int, bool] = {}
@@ -92,15 +98,20 @@ class Survey:
         manifest = self._own_manifest
         if manifest is None:
             return None
-        for entry in manifest.files:
-            if self._sizes.get(entry.path) != entry.bytes or (self._verify and self._digest(entry.path) != entry.sha256):
-                return None
-        digests = {entry.path: entry.sha256 for entry in manifest.files}
-        if any(digests.get(name) != sha256_of_bytes(data) for name, data in self._output.files.items()):
+        if not self._has_files(manifest):
             return None
         if self._verify and any(self._has_damaged_record(number) for number in range(self._output.shards)):
             return None
         return manifest if len(self.finished()) == self._output.shards else None
+
+    @property
+    def has_manifest(self) -> bool:
+        """Whether there is a manifest, whatever it says."""
+        return not self._sizes.keys().isdisjoint(MANIFEST_NAMES)
+
+    def is_committed(self) -> bool:
+        """Whether an earlier run of the same identity committed, with the files besides shards that this run would write."""
+        return self._own_manifest is not None and self._has_files(self._own_manifest)
 
     def refuse(self, *, overwrite: bool) -> None:
         """Refuse a folder that holds something that must not be lost.
@@ -143,17 +154,33 @@ class Survey:
         shards = {self._output.name(number) for number in kept}
         stay = {*shards, *map(failures_name, shards), *map(record_name, shards)}
         old = self._files_of_manifest() - self._output.files.keys()
+        self.uncommit(kept)
+        for name in self._sizes:
+            stale = _SHARD_NAMES.fullmatch(name) and name not in stay
+            left = TEMPORARY_MARK in name or name in (PROBE_NAME, TASKS_NAME)
+            if stale or left or (name in old and not self._output.is_other_file(name)):
+                folder.delete(name)
+        for name, data in self._output.files.items():
+            folder.write(name, data)
+
+    def uncommit(self, kept: Collection[int]) -> None:
+        """Delete the manifest: from here on the folder is not a dataset until it is committed again.
+
+        Args:
+            kept: numbers of the shards that stay.
+        """
         for number in kept:
             self._keep_digest(number)
         for name in MANIFEST_NAMES:
             if name in self._sizes:
-                folder.delete(name)
-        for name in self._sizes:
-            stale = _SHARD_NAMES.fullmatch(name) and name not in stay
-            if stale or TEMPORARY_MARK in name or name == PROBE_NAME or (name in old and not self._output.is_other_file(name)):
-                folder.delete(name)
-        for name, data in self._output.files.items():
-            folder.write(name, data)
+                self._output.folder.delete(name)
+
+    def _has_files(self, manifest: Manifest) -> bool:
+        for entry in manifest.files:
+            if self._sizes.get(entry.path) != entry.bytes or (self._verify and self._digest(entry.path) != entry.sha256):
+                return False
+        digests = {entry.path: entry.sha256 for entry in manifest.files}
+        return all(digests.get(name) == sha256_of_bytes(data) for name, data in self._output.files.items())
 
     def _keep_digest(self, number: int) -> None:
         """Put a shard's digest on record before the manifest, which is all that names it, is deleted."""
@@ -170,6 +197,8 @@ class Survey:
         try:
             return Manifest.read(self._output.folder)
         except DatasetError as error:
+            if all(self._output.folder.size(name) is None for name in MANIFEST_NAMES):
+                return None  # Another task of an array job has deleted it since the folder was listed.
             return error
 
     @cached_property
@@ -297,7 +326,7 @@ class Survey:
             )
 
 
-def difference(stored: Manifest | Footer, identity: Identity) -> str:
+def difference(stored: Manifest | Footer | Identity, identity: Identity) -> str:
     """Say in a few words how a stored dataset differs from the one that a run would write."""
     if stored.kind != identity.kind:
         return f"kind {stored.kind!r} instead of {identity.kind!r}"

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry, failures_content, failures_name, write_failures
-from schemas.fingerprints import Identity, sha256_of_bytes, sha256_of_file
+from schemas.fingerprints import Identity, sha256_of_bytes, sha256_of_file, sum_digests
 from schemas.kinds import vector_bytes
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
 from schemas.output import PROBE_NAME, Output, hold
@@ -32,7 +32,17 @@ from schemas.shards import Footer, footer_metadata, shard_entry
 from schemas.storage import TEMPORARY_MARK, Folder
 from schemas.survey import Survey, Update
 
-__all__ = ["Rows", "ShardWriter", "Statistics", "commit", "complete_dataset", "open_shard", "sum_statistics", "write_dataset"]
+__all__ = [
+    "Rows",
+    "ShardWriter",
+    "Statistics",
+    "commit",
+    "complete_dataset",
+    "library_versions",
+    "open_shard",
+    "sum_statistics",
+    "write_dataset",
+]
 
 _ROW_GROUP_BYTES = 4 << 20
 _TEXT_ROW_GROUP_ROWS = 65_536
@@ -245,7 +255,7 @@ def complete_dataset(
 
 
 def sum_statistics(footers: list[Footer]) -> dict[str, Any]:
-    """Add up the statistics of shards: numbers at the same place of nested mappings."""
+    """Add up the statistics of shards: numbers, and digests of lists, at the same place of nested mappings."""
     total: dict[str, Any] = {}
     for footer in footers:
         _add(total, footer.statistics)
@@ -256,14 +266,21 @@ def _add(total: dict[str, Any], more: Mapping[str, Any]) -> None:
     for key, value in more.items():
         if isinstance(value, Mapping):
             _add(total.setdefault(key, {}), value)
+        elif isinstance(value, str):
+            total[key] = sum_digests((total.get(key, "0"), value))
         else:
             total[key] = total.get(key, 0) + value
+
+
+def library_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of distributions that are installed here, and of those that write every dataset."""
+    return {name: metadata.version(name) for name in ("imagepivot", "numpy", "pyarrow", *names)}
 
 
 def commit(
     output: Output,
     *,
-    libraries: tuple[str, ...] = (),
+    libraries: tuple[str, ...] | Mapping[str, str] = (),
     files: tuple[str, ...] = (),
     statistics: Statistics | None = None,
 ) -> Manifest:
@@ -271,7 +288,7 @@ def commit(
 
     Args:
         output: the folder, with all its shards.
-        libraries: distributions whose versions matter to the content.
+        libraries: distributions whose versions matter to the content, or what `library_versions` said of them elsewhere.
         files: paths of other files that belong to the dataset, besides those that the output knows.
         statistics: makes the manifest's statistics from the footers of all shards; `sum_statistics` when None.
 
@@ -279,10 +296,11 @@ def commit(
         DatasetError: a shard is missing, or its bytes are not those that were written. It is then deleted.
     """
     with publishing(output.folder):
-        return _commit(output, libraries, (*files, *output.files), statistics or sum_statistics)
+        versions = libraries if isinstance(libraries, Mapping) else library_versions(libraries)
+        return _commit(output, versions, (*files, *output.files), statistics or sum_statistics)
 
 
-def _commit(output: Output, libraries: tuple[str, ...], files: tuple[str, ...], statistics: Statistics) -> Manifest:
+def _commit(output: Output, libraries: Mapping[str, str], files: tuple[str, ...], statistics: Statistics) -> Manifest:
     folder, identity = output.folder, output.identity
     names = frozenset(folder.names())
     shards: list[ShardEntry] = []
@@ -304,7 +322,7 @@ def _commit(output: Output, libraries: tuple[str, ...], files: tuple[str, ...], 
         fingerprint=identity.fingerprint,
         parameters=identity.parameters,
         inputs=tuple(identity.inputs),
-        libraries={name: metadata.version(name) for name in ("imagepivot", "numpy", "pyarrow", *libraries)},
+        libraries=libraries,
         shards=tuple(shards),
         failures=tuple(failures),
         failure_reasons=dict(reasons),

@@ -126,7 +126,7 @@ def test_every_name_of_the_front_door_is_documented() -> None:
 def test_names_on_the_python_page_exist() -> None:
     table = [line for line in PAGES["docs/python.md"].splitlines() if line.startswith("| `")]
     named = {name for line in table for name in CODE.findall(line.split("|", 2)[2])}
-    assert len(table) == 13
+    assert len(table) == 14
     assert named - set(imagepivot.__all__) == set()
 
 
@@ -169,7 +169,7 @@ def test_commands_and_options_in_the_text_exist(page: str) -> None:
 READ = ("captions", "vocabulary", "encoded", "features", "dataset", "a", "b", "run")
 GIVEN = {"multi30k", "photos", "tables"}
 # What may differ between two commands that write the same folder: the result is the same.
-FREE = {"device", "workers", "resume", "batch_size", "config", "dry_run", "log_json", "max_failures", "overwrite"}
+FREE = {"device", "workers", "resume", "batch_size", "config", "dry_run", "log_json", "max_failures", "overwrite", "task"}
 
 
 def test_folders_fit_each_other_from_page_to_page() -> None:
@@ -187,7 +187,9 @@ def test_folders_fit_each_other_from_page_to_page() -> None:
         params = COMMANDS[name].make_context(name, words).params
         wanted = {params[key] for key in READ if isinstance(params.get(key), str) and params[key]}
         assert wanted <= {*made, *GIVEN}, (page, line)
-        if "output" in params:
+        if name == "commit":  # What tasks have written.
+            assert params["output"] in made, (page, line)
+        elif "output" in params:
             identity = name, repr(sorted((key, value) for key, value in params.items() if key not in FREE | {"output"}))
             assert made.setdefault(params["output"], identity) == identity, (page, line)
     assert {"captions", "vocabulary", "encoded", "features", "regions", "imported", "runs/c2c", "embeddings"} <= set(made)

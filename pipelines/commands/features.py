@@ -23,7 +23,7 @@ from pipelines.commands.options import (
     notes,
     remark,
 )
-from pipelines.commands.results import finish, print_extractors
+from pipelines.commands.results import finish, finish_task, print_extractors
 from schemas.errors import UsageError
 from schemas.keys import DEFAULT_SHARDS
 
@@ -156,6 +156,13 @@ def features(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --list-extractors: print JSON.")] = False,
     log_json: LogJson = False,
+    task: Annotated[
+        str,
+        typer.Option(
+            "--task",
+            help="I/N: of N tasks of an array job, numbered from 0, make the shards of task I; [i]imagepivot commit[/i] ends it.",
+        ),
+    ] = "",
     workers: Annotated[
         int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per GPU, or one that uses all cores.")
     ] = 0,
@@ -182,11 +189,12 @@ def features(
     if as_json:
         raise UsageError("--json is for --list-extractors: give --log-json for progress as JSON")
     from extractors import ExtractorRequest
-    from pipelines.features.extract import extract_features, list_images
+    from pipelines.features.extract import extract_features, extract_task, list_images
     from pipelines.features.job import FeaturesJob
     from pipelines.inputs.columns import parse_columns
     from pipelines.inputs.images import open_images
     from pipelines.running.progress import show_progress
+    from schemas.tasks import Task
 
     execution = execution_of(context, workers)
     job = FeaturesJob(
@@ -218,7 +226,9 @@ def features(
         verify=check,
         update=_update(update, keep_removed=keep_removed, only_add=only_add, check_content=check_content),
         retry_failed=retry_failed,
+        task=Task.parse(task) if task else None,
     )
+    job.check_execution(is_local=execution.is_local)
     listing = list_images(job)
     _show_not_taken(job.images)
     if dry_run:
@@ -228,6 +238,13 @@ def features(
         return
     if any(name.startswith("random:") for name in (weights, extractor.rpartition("+")[2])):
         remark("untrained: the weights are random, the features mean nothing")
+    if job.task is not None:
+        total = sum(listing.counts[number] for number in job.task.shards(shards))
+        with show_progress(notes, extractor, unit="images", total=total, log_json=log_json) as meter:
+            summary = extract_task(job, execution, meter, listing=listing)
+            meter.settle(images=summary.rows + summary.failed, failed=summary.failed)
+        finish_task(summary, output, max_failures)
+        return
     with show_progress(notes, extractor, unit="images", total=listing.count, log_json=log_json) as meter:
         manifest = extract_features(job, execution, meter, listing=listing)
         meter.settle(images=manifest.rows + manifest.failed, failed=manifest.failed)

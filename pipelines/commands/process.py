@@ -26,7 +26,7 @@ BROKEN_PIPE = 141
 
 _SHARDS = "; finished shards are kept, the same command continues from here"
 _KEPT = {
-    **dict.fromkeys(("captions", "vocabulary", "encode", "features", "import", "embed"), _SHARDS),
+    **dict.fromkeys(("captions", "vocabulary", "encode", "features", "commit", "import", "embed"), _SHARDS),
     "train": "; the last checkpoint is kept, --resume continues from it",
     "tables": "; finished runs are kept, the same command continues from here",
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import apache_beam as beam
@@ -25,20 +25,20 @@ from pipelines.features.forward import Tally, refuse_duplicates
 from pipelines.features.job import FeaturesJob
 from pipelines.features.shards import make_shard
 from pipelines.features.workers import count_gpus, decoding_threads, device_of_worker
-from pipelines.inputs.images import ImageRef, ImageSource, Listing, sum_digests
+from pipelines.inputs.images import ImageRef, ImageSource, Listing
 from pipelines.running.jobs import CommitDataset, run_job
 from pipelines.running.progress import Meter
-from pipelines.running.runner import Execution
-from schemas.errors import InputError
+from pipelines.running.runner import Execution, run_pipeline
+from schemas.errors import InputError, UsageError
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.parameters import FeaturesParameters
-from schemas.shards import Footer
 from schemas.storage import Folder
+from schemas.tasks import TaskSummary, complete_task
 
-__all__ = ["ExtractFeatures", "extract_features", "list_images", "plan_features"]
+__all__ = ["ExtractFeatures", "extract_features", "extract_task", "list_images", "plan_features"]
 
 
 class _Loaded:
@@ -223,12 +223,6 @@ def plan_features(job: FeaturesJob, listing: Listing) -> Output:
     )
 
 
-def _statistics(footers: list[Footer]) -> dict[str, object]:
-    counts = {name: sum(footer.statistics[name] for footer in footers) for name in ("images", "failed")}
-    digests = {name: sum_digests(footer.statistics[name] for footer in footers) for name in ("listing", "content")}
-    return {**counts, **digests}
-
-
 def extract_features(
     job: FeaturesJob,
     execution: Execution = Execution(),
@@ -250,18 +244,13 @@ def extract_features(
     Raises:
         ImagepivotError: the images, weights or device are missing, or the folder cannot be written.
     """
-    output = plan_features(job, listing or list_images(job))
-    if execution.is_local:
-        job.check_device()  # Before anything in the folder is replaced.
-    if execution.is_local and not execution.workers:
-        execution = replace(execution, workers=max(1, count_gpus(job)))
-    workers = execution.local_workers if execution.is_local else 1
-    threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
+    if job.task is not None:
+        raise UsageError(f"the job is task {job.task} of an array job: extract_task makes its shards, commit_tasks the dataset")
+    output, execution, extraction = _prepare(job, execution, meter, listing)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
-        extraction = ExtractFeatures(job=job, output=output, finished=finished, meter=meter, threads=threads)
-        commit = CommitDataset(output, libraries=job.libraries(), statistics=_statistics)
-        _ = pipeline | "ExtractFeatures" >> extraction | "CommitDataset" >> commit
+        commit = CommitDataset(output, libraries=job.libraries())
+        _ = pipeline | "ExtractFeatures" >> extraction(finished) | "CommitDataset" >> commit
 
     return run_job(
         output,
@@ -272,3 +261,51 @@ def extract_features(
         update=job.update,
         retry_failed=job.retry_failed,
     )
+
+
+def extract_task(
+    job: FeaturesJob,
+    execution: Execution = Execution(),
+    meter: Meter = Meter(),
+    *,
+    listing: Listing | None = None,
+) -> TaskSummary:
+    """Write the shards of one task of an array job; `schemas.tasks.commit_tasks` makes the dataset of all of them.
+
+    Args:
+        job: what to make, with its task.
+        execution: how to run, on this machine. Without a number of workers as in `extract_features`.
+        meter: counts images, to show progress.
+        listing: the result of `list_images`, if the caller has it.
+
+    Raises:
+        UsageError: the job has no task, or the execution names another runner: the tasks take its place.
+        ImagepivotError: the images, weights or device are missing, or the folder cannot be written.
+    """
+    if job.task is None:
+        raise UsageError("the job has no task, e.g. Task(0, 64): extract_features makes the whole dataset")
+    job.check_execution(is_local=execution.is_local)
+    output, execution, extraction = _prepare(job, execution, meter, listing)
+    return complete_task(
+        output,
+        job.task,
+        lambda finished: run_pipeline(lambda pipeline: pipeline | "ExtractFeatures" >> extraction(finished), execution),
+        libraries=job.libraries(),
+        verify=job.verify,
+        update=job.update,
+        retry_failed=job.retry_failed,
+    )
+
+
+def _prepare(
+    job: FeaturesJob, execution: Execution, meter: Meter, listing: Listing | None
+) -> tuple[Output, Execution, Callable[[frozenset[int]], ExtractFeatures]]:
+    """Return what a job writes, how it runs here, and the transform that writes all shards but those that are finished."""
+    output = plan_features(job, listing or list_images(job))
+    if execution.is_local:
+        job.check_device()  # Before anything in the folder is replaced.
+    if execution.is_local and not execution.workers:
+        execution = replace(execution, workers=max(1, count_gpus(job)))
+    workers = execution.local_workers if execution.is_local else 1
+    threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
+    return output, execution, lambda finished: ExtractFeatures(job, output, finished, meter, threads)

@@ -9,6 +9,7 @@ from pipelines.inputs.images import ImageSource
 from schemas.errors import UsageError
 from schemas.keys import DEFAULT_SHARDS, check_shards
 from schemas.survey import Update
+from schemas.tasks import Task
 
 __all__ = ["FeaturesJob"]
 
@@ -31,6 +32,7 @@ class FeaturesJob:
         verify: compare the digests of the shards that are there, too, and make those again that are damaged.
         update: bring the dataset in ``output`` up to date with images that are new, changed or gone; None if it must not change.
         retry_failed: try the images again that failed before.
+        task: the task of an array job that makes only its own shards, with `extract_task`; None to make all.
 
     Raises:
         UsageError: a value is out of range, or two options contradict each other.
@@ -46,6 +48,7 @@ class FeaturesJob:
     verify: bool = False
     update: Update | None = None
     retry_failed: bool = False
+    task: Task | None = None
 
     def __post_init__(self) -> None:
         check_shards(self.shards)
@@ -55,6 +58,13 @@ class FeaturesJob:
             raise UsageError(
                 "--overwrite starts anew, --update and --retry-failed keep what the dataset holds: give one of them"
             )
+        if self.task is not None:
+            self.task.shards(self.shards)
+            if self.overwrite:
+                raise UsageError(
+                    "--overwrite with --task would delete the shards of the other tasks: delete the folder before the first task, "
+                    "or choose another, and leave out --overwrite"
+                )
 
     def check_device(self) -> None:
         """Check that this machine has the device, and that the device does what is asked of it.
@@ -65,6 +75,21 @@ class FeaturesJob:
         from extractors.computing.devices import check_request
 
         check_request(self.device, self.extractor.precision, compile=self.extractor.compile)
+
+    def check_execution(self, *, is_local: bool) -> None:
+        """Check that the tasks of an array job run where they are started.
+
+        Args:
+            is_local: whether the pipeline runs on this machine.
+
+        Raises:
+            UsageError: the job has a task, and the pipeline would run elsewhere.
+        """
+        if self.task is not None and not is_local:
+            raise UsageError(
+                f"--task is '{self.task}', and behind -- stands --runner: a task makes its shards on the machine on which it is "
+                "started, and a Beam runner deals out all of them by itself. Leave out one of the two"
+            )
 
     def libraries(self) -> tuple[str, ...]:
         """Return the distributions whose versions matter to the features."""

@@ -19,8 +19,10 @@ from pipelines.inputs.images import ImageRef, Listing
 from pipelines.running.progress import bound_by
 from schemas.keys import shard_of
 from schemas.kinds import schema_of, vector_bytes
+from schemas.output import Output
 from schemas.progress import duration, pace
 from schemas.survey import Survey
+from schemas.tasks import survey_task
 
 __all__ = ["ShardPlan", "WorkPlan", "plan_table", "plan_work"]
 
@@ -50,7 +52,7 @@ class WorkPlan:
 
     Attributes:
         todo: the shards that are not finished.
-        finished: number of finished shards.
+        finished: number of finished shards; of a task's own if the job is one.
         row_bytes: stored size of the feature of one image.
         images_per_second: measured on a few images of this source; None if there is nothing to do or to measure.
         bottleneck: ``model`` or ``decoding``, likewise.
@@ -91,16 +93,16 @@ def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
     output = plan_features(job, listing)
     job.check_device()
     output.folder.check_writable()
-    survey = Survey(output, verify=job.verify, update=job.update, retry_failed=job.retry_failed)
-    survey.refuse(overwrite=job.overwrite)
+    survey = _survey(job, output)
     finished = frozenset() if job.overwrite else survey.finished()
     stored = frozenset() if job.overwrite else survey.usable() - finished
+    wanted = range(job.shards) if job.task is None else job.task.shards(job.shards)
     refs: dict[int, list[ImageRef]] = {number: [] for number in stored}
     for ref in job.images.refs() if stored else ():
         if (number := shard_of(ref.image_id, job.shards)) in refs:
             refs[number].append(ref)
     todo = []
-    for number, count in enumerate(listing.counts):
+    for number in wanted:
         if number in stored:
             reuse = plan_reuse(
                 output,
@@ -112,10 +114,26 @@ def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
             )
             todo.append(ShardPlan(number, len(reuse.todo), len(reuse.rows), reuse.dropped))
         elif number not in finished:
-            todo.append(ShardPlan(number, count))
+            todo.append(ShardPlan(number, listing.counts[number]))
     todo = [shard for shard in todo if shard.images or shard.dropped or shard.number not in stored]
     rate, bottleneck = _measure(job, frozenset(shard.number for shard in todo)) if any(s.images for s in todo) else (None, None)
-    return WorkPlan(tuple(todo), output.shards - len(todo), vector_bytes(output.schema), rate, bottleneck)
+    return WorkPlan(tuple(todo), len(wanted) - len(todo), vector_bytes(output.schema), rate, bottleneck)
+
+
+def _survey(job: FeaturesJob, output: Output) -> Survey:
+    """Look at the folder, and refuse it as the run would."""
+    if job.task is not None:
+        return survey_task(
+            output,
+            job.task,
+            libraries=job.libraries(),
+            verify=job.verify,
+            update=job.update,
+            retry_failed=job.retry_failed,
+        )
+    survey = Survey(output, verify=job.verify, update=job.update, retry_failed=job.retry_failed)
+    survey.refuse(overwrite=job.overwrite)
+    return survey
 
 
 def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, str | None]:

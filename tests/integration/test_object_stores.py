@@ -241,6 +241,21 @@ def test_features_of_images_in_a_bucket(store, pictures, imagepivot, tmp_path):
     assert dataset_in(store.address("features/folder")) == dataset_in(tmp_path / "photos")
 
 
+def test_tasks_of_an_array_job_and_their_commit(store, pictures, imagepivot, tmp_path):
+    bucket, output = store.address("array/photos"), store.address("array/features")
+    upload(pictures / "photos", bucket)
+    features(imagepivot, bucket, tmp_path / "local")
+    task = ("features", bucket, output, *SMALL, "--shards", "2", "--task")
+    with start(*task, "0/2", folder=tmp_path / "0") as one, start(*task, "0/2", folder=tmp_path / "1") as copy:
+        assert (one.wait().returncode, copy.wait().returncode) == (0, 0)
+    assert "Give 1 of the 2 tasks again, numbered from 0: 1;" in imagepivot("commit", output, code=1).stderr
+    imagepivot(*task, "1/2")
+    for _ in range(2):
+        imagepivot("commit", output)
+        assert bytes_of(output) == bytes_of(tmp_path / "local")
+    assert validate(output) == []
+
+
 def test_a_run_that_is_killed_leaves_whole_objects_and_resumes(store, pictures, imagepivot, tmp_path):
     bucket, output = store.address("killed/photos"), store.address("killed/features")
     upload(pictures / "photos", bucket)

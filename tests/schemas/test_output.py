@@ -493,6 +493,101 @@ def test_a_lock_that_is_deleted_while_we_wait_is_not_taken(tmp_path, monkeypatch
             pytest.fail("two runs hold one folder")
 
 
+def test_tasks_share_a_folder_and_keep_runs_out(tmp_path, blocked_process):
+    folder = Folder(str(tmp_path / "data"))
+    with blocked_process(HOLDER.replace("argv[1])", "argv[1]), shared=True"), folder.location) as process:
+        with hold(folder, shared=True):
+            assert folder.names() == [".lock"]
+        assert folder.names() == [".lock"]  # The other one still holds it.
+        with pytest.raises(DatasetError, match=r"'.*/data' is in use: another run is writing it"), hold(folder):
+            pytest.fail("a run and a task hold one folder")
+        process.communicate("go on")
+        assert process.returncode == 0
+    assert not folder.local_path.exists()  # The last one deletes it.
+
+
+def test_a_run_keeps_tasks_out(tmp_path, blocked_process):
+    folder = Folder(str(tmp_path / "data"))
+    with blocked_process(HOLDER, folder.location) as process:
+        with pytest.raises(DatasetError, match="is in use"), hold(folder, shared=True):
+            pytest.fail("a run and a task hold one folder")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        with hold(folder, shared=True), hold(folder, shared=True):
+            pass
+    assert folder.names() == []
+
+
+def test_of_tasks_that_end_out_of_order_the_last_deletes_the_lock(tmp_path):
+    folder = Folder(str(tmp_path / "data"))
+    first, second = hold(folder, shared=True), hold(folder, shared=True)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    with pytest.raises(DatasetError, match="is in use"), hold(folder):
+        pytest.fail("a run and a task hold one folder")
+    second.__exit__(None, None, None)
+    assert folder.names() == []
+
+
+def test_a_task_that_ends_leaves_the_lock_of_a_run_that_began_meanwhile(tmp_path, monkeypatch):
+    # Between the task's last look at the lock and its end, another run deletes the file and makes a new one.
+    folder = Folder(str(tmp_path / "data"))
+    flock = schemas.output.fcntl.flock
+
+    def replace_lock(handle, operation):
+        flock(handle, operation)
+        (folder.local_path / ".lock").unlink()
+        folder.write(".lock", b"theirs")
+
+    with hold(folder, shared=True):
+        monkeypatch.setattr(schemas.output.fcntl, "flock", replace_lock)
+    assert folder.read(".lock") == b"theirs"
+
+
+def test_a_task_waits_while_another_one_deletes_the_lock(tmp_path, monkeypatch):
+    folder = Folder(str(tmp_path / "data"))
+    first = hold(folder, shared=True)
+    first.__enter__()
+    is_last = schemas.output._is_last
+
+    def wait(handle, path):
+        assert is_last(handle, path)  # From here to its end the first task holds the lock alone.
+        monkeypatch.setattr(schemas.output.time, "sleep", lambda seconds: path.unlink())
+        return True
+
+    monkeypatch.setattr(schemas.output, "_is_last", lambda handle, path: wait(handle, path) and enter())
+    second = hold(folder, shared=True)
+
+    def enter() -> bool:
+        second.__enter__()
+        return False
+
+    first.__exit__(None, None, None)
+    with pytest.raises(DatasetError, match="is in use"), hold(folder):
+        pytest.fail("a run and a task hold one folder")
+    monkeypatch.setattr(schemas.output, "_is_last", is_last)
+    second.__exit__(None, None, None)
+    assert folder.names() == []
+
+
+def test_a_folder_that_a_refused_run_deletes_is_made_again(tmp_path, monkeypatch):
+    folder = Folder(str(tmp_path / "data"))
+    opened = os.open
+    calls = []
+
+    def delete_folder(path, *arguments):
+        if not calls:
+            folder.local_path.rmdir()
+        calls.append(path)
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(schemas.output.os, "open", delete_folder)
+    with hold(folder, shared=True):
+        assert folder.names() == [".lock"]
+    assert len(calls) == 2
+
+
 def test_resuming_does_not_depend_on_the_values_that_were_lost(new_features):
     # A shard is finished by its fingerprint: another run of the same identity keeps it without looking at its rows.
     toy = new_features()

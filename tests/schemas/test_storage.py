@@ -280,3 +280,27 @@ def test_a_dataset_in_an_object_store(bucket, toys, by_hand):
     assert Survey(remote.output).complete() == manifest == open_dataset(toy.path).manifest
     assert open_dataset("gs://bucket/features").numpy().tobytes() == open_dataset(toy.path).numpy().tobytes()
     assert remote.output.folder.names() == open_dataset(toy.path).folder.names()
+
+
+def test_what_another_process_deletes_first_is_deleted(folder, monkeypatch):
+    folder.write("name", b"x")
+    size = Folder.size
+
+    def size_then_deleted(self, name):
+        found = size(self, name)
+        (self.local_path / name).unlink()
+        return found
+
+    monkeypatch.setattr(Folder, "size", size_then_deleted)
+    folder.delete("name")
+    assert folder.names() == []
+
+
+def test_temporary_names_of_one_process_differ(folder):
+    # Processes in two containers may have the same id, and write the same file of a shared folder.
+    with folder.replace("name") as first, folder.replace("name") as second:
+        first.write(b"one")
+        second.write(b"two")
+        assert len(folder.names()) == 2
+    assert folder.names() == ["name"]
+    assert folder.read("name") == b"one"

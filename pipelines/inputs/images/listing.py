@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipelines.inputs.images.base import ImageRef
+from schemas.fingerprints import sum_digests
 from schemas.keys import shard_of
 
 __all__ = ["Listing", "digest_of", "sum_digests"]
@@ -46,11 +47,6 @@ class Listing:
             states[shard] += _digest(*entry, ref.version)
             counts[shard] += 1
         return cls(tuple(counts), tuple(map(_hexadecimal, sums)), tuple(map(_hexadecimal, states)))
-
-
-def sum_digests(digests: Iterable[str]) -> str:
-    """Return the digest of several lists together."""
-    return _hexadecimal(sum(int(digest, 16) for digest in digests))
 
 
 def digest_of(entries: Iterable[tuple[str, ...]]) -> str:

@@ -1,0 +1,246 @@
+"""Tasks of an array job through the pipeline, with a fake extractor: changed images, failures, the dry run, wrong usage."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pipelines.features.extract import extract_features, extract_task, list_images
+from pipelines.features.job import FeaturesJob
+from pipelines.features.planning import plan_work
+from pipelines.inputs.images import open_images
+from pipelines.running.progress import Meter
+from pipelines.running.runner import Execution
+from schemas.errors import DatasetError, UsageError
+from schemas.keys import shard_of
+from schemas.survey import Update
+from schemas.tasks import Task, commit_tasks
+from schemas.validation import validate
+from tests.fake_extractors import use_colours
+
+ONE = Execution(workers=1)
+SHARDS, TASKS = 5, 2
+STAMP = 1_700_000_000 * 10**9
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch):
+    use_colours(monkeypatch)
+
+
+@pytest.fixture
+def images(tmp_path) -> Path:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    generator = random.Random(5)
+    for number in range(20):
+        draw(folder / f"image{number}.png", tuple(generator.randrange(256) for _ in range(3)))
+    (folder / "broken.png").write_bytes(b"")
+    os.utime(folder / "broken.png", ns=(STAMP, STAMP))
+    return folder
+
+
+def draw(path: Path, colour: tuple[int, int, int], stamp: int = STAMP) -> None:
+    Image.new("RGB", (2, 2), colour).save(path)
+    os.utime(path, ns=(stamp, stamp))
+
+
+def job_of(images: Path, output: Path, index: int | None = None, **more) -> FeaturesJob:
+    task = None if index is None else Task(index, TASKS)
+    return FeaturesJob(images=open_images(images), output=str(output), device="cpu", **{"shards": SHARDS, "task": task, **more})
+
+
+def run(images: Path, output: Path, *indices: int, **more) -> None:
+    for index in indices:
+        extract_task(job_of(images, output, index, **more), ONE)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def fresh(images: Path, folder: Path) -> dict[str, bytes]:
+    extract_features(job_of(images, folder), ONE)
+    return snapshot(folder)
+
+
+def image_of(images: Path, task: int) -> Path:
+    """An image whose shard belongs to a task."""
+    return next(path for path in sorted(images.glob("image*")) if shard_of(path.stem, SHARDS) % TASKS == task)
+
+
+# --- as a plain run --------------------------------------------------------------------------------------------------
+
+
+def test_tasks_and_a_commit_equal_a_plain_run(images, tmp_path):
+    summaries = [extract_task(job_of(images, tmp_path / "t", index), ONE) for index in (1, 0)]
+    commit_tasks(tmp_path / "t")
+    assert snapshot(tmp_path / "t") == fresh(images, tmp_path / "plain")
+    assert validate(tmp_path / "t") == []
+    assert sum(summary.rows for summary in summaries) == 20
+    assert [summary.shards for summary in summaries] == [(1, 3), (0, 2, 4)]
+    own = shard_of("broken", SHARDS) % TASKS
+    assert {summary.task.index: summary.failure_reasons for summary in summaries} == {own: {"empty": 1}, 1 - own: {}}
+
+
+def test_a_task_extracts_the_images_of_its_own_shards_only(images, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Meter, "add", lambda meter, **counts: seen.append(counts["images"]))
+    run(images, tmp_path / "t", 0)
+    mine = [path for path in images.iterdir() if shard_of(path.stem, SHARDS) % TASKS == 0]
+    assert sum(seen) == len(mine)
+    assert len(list((tmp_path / "t").glob("part-*"))) == 3
+    seen.clear()
+    run(images, tmp_path / "t", 0)
+    assert seen == []
+
+
+def test_a_plain_run_finishes_what_tasks_began(images, tmp_path):
+    run(images, tmp_path / "t", 1)
+    assert fresh(images, tmp_path / "t") == fresh(images, tmp_path / "plain")
+
+
+@pytest.mark.slow
+def test_failures_are_tried_again(images, tmp_path):
+    run(images, tmp_path / "t", 0, 1)
+    own = shard_of("broken", SHARDS) % TASKS
+    for index in range(TASKS):
+        summary = extract_task(job_of(images, tmp_path / "t", index, retry_failed=True), ONE)
+        assert (summary.made, summary.failed) == ((1, 1) if index == own else (0, 0))
+    commit_tasks(tmp_path / "t")
+    assert snapshot(tmp_path / "t") == fresh(images, tmp_path / "plain")
+
+
+# --- images that change ----------------------------------------------------------------------------------------------
+
+
+def change(images: Path, task: int, how: str) -> None:
+    path = image_of(images, task)
+    if how == "gone":
+        path.unlink()
+    elif how == "new":
+        name = next(name for name in map("new{}".format, range(99)) if shard_of(name, SHARDS) % TASKS == task)
+        draw(images / f"{name}.png", (1, 2, 3))
+    else:
+        size = path.stat().st_size
+        draw(path, (9, 8, 7), STAMP + 10**9)
+        assert path.stat().st_size == size  # Only the time tells.
+
+
+CHANGES = pytest.mark.parametrize("how", ["gone", "new", "another"])
+
+
+@pytest.mark.slow
+@CHANGES
+def test_an_update_of_a_finished_dataset_by_tasks(images, tmp_path, how):
+    fresh(images, tmp_path / "t")
+    change(images, 1, how)
+    with pytest.raises(DatasetError, match=r"was made from other images: .* nothing was written\. Give --update"):
+        run(images, tmp_path / "t", 1)
+    run(images, tmp_path / "t", 0, update=Update())
+    assert (tmp_path / "t" / "_manifest.json").exists()  # Nothing of this task has changed.
+    run(images, tmp_path / "t", 1, update=Update())
+    assert not (tmp_path / "t" / "_manifest.json").exists()
+    commit_tasks(tmp_path / "t")
+    assert snapshot(tmp_path / "t") == fresh(images, tmp_path / "plain")
+
+
+@pytest.mark.slow
+@CHANGES
+def test_a_commit_names_the_task_that_did_not_update(images, tmp_path, how):
+    fresh(images, tmp_path / "t")
+    change(images, 0, how)
+    change(images, 1, how)
+    run(images, tmp_path / "t", 0, update=Update())
+    with pytest.raises(DatasetError, match=r"1 of 5 shards .* \(made from other images: [13]\)\. Give 1 of the 2 tasks .*: 1;"):
+        commit_tasks(tmp_path / "t")
+    run(images, tmp_path / "t", 1, update=Update())
+    commit_tasks(tmp_path / "t")
+    assert snapshot(tmp_path / "t") == fresh(images, tmp_path / "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["gone", "new"])
+def test_a_task_that_lists_other_images_than_the_first_is_refused(images, tmp_path, how):
+    run(images, tmp_path / "t", 0)
+    before = snapshot(tmp_path / "t")
+    change(images, 1, how)
+    with pytest.raises(DatasetError, match=r"the images have changed since it began.* give all tasks again with --update"):
+        run(images, tmp_path / "t", 1)
+    assert snapshot(tmp_path / "t") == before
+    run(images, tmp_path / "t", 1, 0, update=Update())
+    commit_tasks(tmp_path / "t")
+    assert snapshot(tmp_path / "t") == fresh(images, tmp_path / "plain")
+
+
+@pytest.mark.slow
+def test_each_machine_may_have_its_own_copy_of_the_images(images, tmp_path):
+    run(images, tmp_path / "t", 0)
+    for path in images.iterdir():
+        os.utime(path, ns=(STAMP + 10**9, STAMP + 10**9))
+    run(images, tmp_path / "t", 1)
+    commit_tasks(tmp_path / "t")
+    dataset, plain = (
+        {name: data for name, data in files.items() if not name.startswith(".records/")}
+        for files in (snapshot(tmp_path / "t"), fresh(images, tmp_path / "plain"))
+    )
+    assert dataset == plain
+
+
+# --- the dry run -----------------------------------------------------------------------------------------------------
+
+
+def planned(images: Path, output: Path, index: int, **more):
+    job = job_of(images, output, index, **more)
+    return plan_work(job, list_images(job))
+
+
+def test_a_dry_run_lists_the_shards_of_the_task(images, tmp_path):
+    plan = planned(images, tmp_path / "t", 0)
+    assert [shard.number for shard in plan.todo] == [0, 2, 4]
+    assert plan.finished == 0
+    assert plan.images == sum(shard_of(path.stem, SHARDS) % TASKS == 0 for path in images.iterdir())
+    assert not (tmp_path / "t").exists()
+    run(images, tmp_path / "t", 0)
+    before = snapshot(tmp_path / "t")
+    plan = planned(images, tmp_path / "t", 0)
+    assert (plan.todo, plan.finished, plan.seconds) == ((), 3, None)
+    assert [shard.number for shard in planned(images, tmp_path / "t", 1).todo] == [1, 3]
+    assert snapshot(tmp_path / "t") == before
+
+
+def test_a_dry_run_finds_what_the_task_would_refuse(images, tmp_path):
+    run(images, tmp_path / "t", 0)
+    with pytest.raises(DatasetError, match=r"for another dataset .*number of shards"):
+        planned(images, tmp_path / "t", 1, shards=6)
+    with pytest.raises(UsageError, match="the commit must see which tasks"):
+        planned(images, tmp_path / "t", 1, update=Update(only_add=True))
+
+
+# --- wrong usage -----------------------------------------------------------------------------------------------------
+
+
+def test_overwriting_would_delete_the_shards_of_other_tasks(tmp_path):
+    with pytest.raises(UsageError, match="--overwrite with --task would delete the shards of the other tasks"):
+        job_of(tmp_path, tmp_path / "t", 0, overwrite=True)
+
+
+def test_more_tasks_than_shards(tmp_path):
+    with pytest.raises(UsageError, match="--task is '0/2', and there are 1 shards"):
+        job_of(tmp_path, tmp_path / "t", 0, shards=1)
+
+
+def test_a_task_on_a_remote_runner(images, tmp_path):
+    job = job_of(images, tmp_path / "t", 0)
+    with pytest.raises(UsageError, match=r"--task is '0/2', and behind -- stands --runner: .* Leave out one of the two"):
+        extract_task(job, Execution(beam_flags=("--runner=DataflowRunner",)))
+    assert not (tmp_path / "t").exists()
+
+
+def test_jobs_with_and_without_a_task_have_functions_of_their_own(images, tmp_path):
+    with pytest.raises(UsageError, match="the job is task 0/2 of an array job: extract_task makes its shards"):
+        extract_features(job_of(images, tmp_path / "t", 0), ONE)
+    with pytest.raises(UsageError, match="the job has no task"):
+        extract_task(job_of(images, tmp_path / "t"), ONE)

@@ -1,0 +1,126 @@
+"""Random array jobs: tasks at the same time, copies of tasks, kills, commits and plain runs at any moment end in the same bytes.
+
+As in ``test_update_property``, without Beam; what happens at the same time is a forked process, and a kill ends it before a
+random write without any cleaning up. ``IMAGEPIVOT_FUZZ_MINUTES`` makes the test go on with fresh seeds for as long.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pipelines.features.shards import make_shard
+from pipelines.inputs.images import Listing, open_images
+from schemas.errors import DatasetError
+from schemas.fingerprints import Identity
+from schemas.keys import shard_of
+from schemas.output import Output
+from schemas.storage import Folder
+from schemas.tasks import Task, commit_tasks, complete_task
+from schemas.validation import validate
+from schemas.writing import commit, complete_dataset
+from tests.fake_extractors import SPEC, ColourExtractor
+from tests.pipelines.features.test_update_property import MINUTES, snapshot
+
+SHARDS, TASKS = 7, 3
+JOBS = 12
+
+
+def run(images: Path, folder: Path, task: Task | None) -> None:
+    """Do what ``imagepivot features`` does, with or without ``--task``, without Beam."""
+    source = open_images(images)
+    listing = Listing.of(source.refs(), SHARDS)
+    identity = Identity("features", {"feature": SPEC.to_json()}, shards=SHARDS)
+    output = Output(Folder(str(folder)), identity, listings=listing.shards, states=listing.states)
+
+    def make_missing(finished: frozenset[int]) -> None:
+        for number in sorted(set(range(SHARDS)) - finished):
+            refs = [ref for ref in source.refs() if shard_of(ref.image_id, SHARDS) == number]
+            make_shard(output, number, refs, images=source, extractor=ColourExtractor(), batch_size=4, threads=1)
+        if task is None:
+            commit(output)
+
+    if task is None:
+        complete_dataset(output, make_missing)
+    else:
+        complete_task(output, task, make_missing)
+
+
+def fork(action: Callable[[], object], writes: int) -> int:
+    """Start an action in a process that ends before one of its next writes; it ends with 1 where it is refused, as it may be."""
+    child = os.fork()
+    if child:
+        return child
+    code = 7
+    try:
+        left = iter(range(writes))
+
+        def end_or(operation):
+            def act(*arguments):
+                if next(left, None) is None:
+                    os._exit(9)
+                return operation(*arguments)
+
+            return act
+
+        Folder._publish, Folder.delete = end_or(Folder._publish), end_or(Folder.delete)
+        try:
+            action()
+            code = 0
+        except DatasetError as error:
+            code = 1 if re.search("is in use|cannot be committed|is not a dataset", str(error)) else 7
+            if code == 7:
+                print(error, flush=True)
+    finally:
+        os._exit(code)
+
+
+def check(seed: int, root: Path) -> None:
+    generator = random.Random(seed)
+    images, folder = root / "images", root / "features"
+    images.mkdir(parents=True)
+    for number in range(generator.randrange(1, 15)):
+        path = images / f"image{number}.png"
+        Image.new("RGB", (2, 2), tuple(generator.randrange(256) for _ in range(3))).save(path)
+        if generator.random() < 0.2:
+            path.write_bytes(b"")
+    tasks = [Task(index, TASKS) for index in range(TASKS)]
+    for _ in range(generator.randrange(1, 4)):
+        chosen = [generator.choice(tasks) for _ in range(generator.randrange(1, 6))]
+        actions: list[Callable[[], object]] = [partial(run, images, folder, task) for task in chosen]
+        if generator.random() < 0.3:
+            actions.append(partial(commit_tasks, folder))
+        if generator.random() < 0.3:
+            actions.append(partial(run, images, folder, None))
+        generator.shuffle(actions)
+        children = [fork(action, generator.choice([*range(1, 15), 1000])) for action in actions]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        assert set(codes) <= {0, 1, 9}, (seed, codes)
+    if not (folder / "_manifest.json").exists():
+        last = [fork(partial(run, images, folder, task), 1000) for task in [*tasks, *tasks]]
+        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in last] == [0] * len(last), seed
+    commit_tasks(folder)
+    (folder / ".lock").unlink(missing_ok=True)  # Of a run that was killed after everything else.
+    run(images, root / "fresh", None)
+    assert snapshot(folder) == snapshot(root / "fresh"), seed
+    assert validate(folder) == [], seed
+
+
+@pytest.mark.slow
+def test_an_array_job_ends_with_the_bytes_of_a_plain_run(tmp_path: Path) -> None:
+    deadline = time.monotonic() + 60 * MINUTES
+    first = int(time.time()) * 1000 if MINUTES else 0
+    seed = first
+    while seed < first + JOBS or time.monotonic() < deadline:
+        check(seed, tmp_path / str(seed))
+        shutil.rmtree(tmp_path / str(seed))
+        seed += 1
