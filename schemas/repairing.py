@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +16,7 @@ from schemas.fingerprints import FORMAT_VERSION, sha256_of_file
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest
 from schemas.output import hold
 from schemas.records import Record, read_record, read_sources, record_name, write_record
-from schemas.shards import read_footer
+from schemas.shards import read_footer, shard_entry
 from schemas.storage import TEMPORARY_MARK, Folder
 from schemas.vocabulary import TEXT_NAMES, Vocabulary
 
@@ -155,7 +155,11 @@ class _Repairer:
             entry is None or (stored[0].sha256 == sha256 and stored[0].describes(size, footer.statistics))
         ):
             return
-        write_record(self._folder, name, Record.of(size, sha256, footer.statistics))
+        write_record(
+            self._folder,
+            name,
+            Record.of(replace(shard_entry(self._folder, name, footer.rows), bytes=size, sha256=sha256), footer),
+        )
         self._mended.append(record_name(name))
 
     def _listed(self, name: str) -> Iterator[FileEntry]:

@@ -61,7 +61,7 @@ def test_the_manifest_is_written_after_everything_else(toys, tmp_path, monkeypat
     monkeypatch.setattr(Folder, "_publish", record)
     toys["vocabulary"].at(tmp_path / "vocabulary").write()
     shard = "part-00000-of-00001"
-    assert published == [f".records/{shard}.jsonl", f"{shard}.parquet", "_vocabulary.txt", "_manifest.json"]
+    assert published == [f"{shard}.parquet", f".records/{shard}.jsonl", "_vocabulary.txt", "_manifest.json"]
 
 
 def test_a_commit_reads_every_shard_again(new_features):

@@ -364,7 +364,7 @@ def test_bytes_of_failures_do_not_depend_on_their_order(folder):
     assert len(written) == 1
 
 
-def test_failures_are_published_before_their_shard(folder, monkeypatch):
+def test_failures_are_published_before_their_shard_and_its_record_after_it(folder, monkeypatch):
     published = []
     publish = Folder._publish
 
@@ -374,7 +374,7 @@ def test_failures_are_published_before_their_shard(folder, monkeypatch):
 
     monkeypatch.setattr(Folder, "_publish", record)
     write_captions(folder, many_captions(3), failures=[failure("a")])
-    assert published == [FAILED, RECORD, NAME]
+    assert published == [FAILED, NAME, RECORD]
 
 
 def test_no_shard_without_its_failures(folder):
