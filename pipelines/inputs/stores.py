@@ -33,21 +33,26 @@ def read_object(folder: Folder, name: str) -> bytes:
         FileNotFoundError: there is no such file.
         DatasetError: it cannot be read.
     """
-    if not folder.location.startswith("s3://"):
+    if folder.is_local:
         return folder.read(name)
-    location = folder.path_of(name)
+    try:
+        return _read_s3(folder, name) if folder.location.startswith("s3://") else folder.read(name)
+    except FileNotFoundError as error:  # Without the name: messages become rows of failures, wherever the images lie.
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+
+
+def _read_s3(folder: Folder, name: str) -> bytes:
     from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 
-    with storage_errors(location):
+    with storage_errors(folder.path_of(name)):
         try:
             key = f"{filesystem_of(folder.location)[1]}/{name}".partition("/")[2]
             return bytes(_s3_store(_bucket_of(folder.location)).get(key).bytes())
         except (NotFoundError, FileNotFoundError) as error:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
-        except (PermissionDeniedError, UnauthenticatedError, PermissionError) as error:
+            raise FileNotFoundError(name) from error
+        except (PermissionDeniedError, UnauthenticatedError) as error:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from error
         except BaseError as error:
-            # In words that do not depend on the run: they become rows of failures.
             raise OSError(errno.EIO, "NETWORK_CONNECTION: the store does not answer") from error
 
 
