@@ -26,7 +26,7 @@ from schemas.shards import Footer
 from schemas.storage import Folder
 from schemas.stored import stored_values
 
-__all__ = ["Record", "Source", "Sources", "read_record", "read_sources", "record_name", "write_record"]
+__all__ = ["Record", "Source", "Sources", "read_record", "read_sources", "record_bytes", "record_name", "write_record"]
 
 _FORMAT = "shard record 1"
 _FIRST_BYTES = 1 << 16
@@ -122,11 +122,16 @@ def record_name(shard: str) -> str:
 
 def write_record(folder: Folder, shard: str, record: Record, sources: Sources = Sources()) -> None:
     """Write the record of a shard, with its sources sorted by image id."""
+    folder.write(record_name(shard), record_bytes(record, sources))
+
+
+def record_bytes(record: Record, sources: Sources = Sources()) -> bytes:
+    """Return the content of the file that `write_record` writes."""
     lines = "".join(f"{canonical_json(list(source))}\n" for source in sorted(sources.entries)).encode()
     content: dict[str, Any] = vars(replace(record, state=sources.state, sources_sha256=sha256_of_bytes(lines)))
     content = {"format": _FORMAT, **content}
     first = canonical_json({**content, "record_sha256": _digest(content)})
-    folder.write(record_name(shard), f"{first}\n".encode() + lines)
+    return f"{first}\n".encode() + lines
 
 
 def read_record(folder: Folder, shard: str) -> Record | None:

@@ -25,7 +25,7 @@ from schemas.fingerprints import Identity, sha256_of_bytes
 from schemas.kinds import vector_bytes
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
 from schemas.output import PROBE_NAME, Output, hold
-from schemas.records import Record, Sources, read_record, record_name, write_record
+from schemas.records import Record, Sources, read_record, record_bytes, record_name
 from schemas.shards import Footer, entry_of, footer_metadata, inspect_shard, shard_entry
 from schemas.storage import Folder
 from schemas.summary import write_summary
@@ -115,7 +115,8 @@ def open_shard(output: Output, number: int) -> Iterator[ShardWriter]:
     """
     folder, name = output.folder, output.name(number)
     options, group_rows = _layout(output.schema)
-    with folder.replace(name) as file:
+    # The record is on the disk, under its temporary name, before the shard is published: a full disk takes both or none.
+    with folder.replace(record_name(name)) as beside, folder.replace(name) as file:
         with pq.ParquetWriter(file, output.schema, version="2.6", **options) as parquet:
             shard = ShardWriter(parquet, output.schema, group_rows, output.identity)
             yield shard
@@ -124,10 +125,11 @@ def open_shard(output: Output, number: int) -> Iterator[ShardWriter]:
         file.flush()
         with pa.memory_map(file.name) as written:
             entry = entry_of(written, name, shard.rows)
+        identity = output.identity
+        footer = Footer(identity.kind, identity.fingerprint, {}, shard.statistics, shard.rows, failures)
+        beside.write(record_bytes(Record.of(entry, footer), shard.sources))
+        beside.flush()
         folder.delete(record_name(name))
-    identity = output.identity
-    footer = Footer(identity.kind, identity.fingerprint, {}, shard.statistics, shard.rows, failures)
-    write_record(folder, name, Record.of(entry, footer), shard.sources)
 
 
 def _layout(schema: pa.Schema) -> tuple[dict[str, Any], int]:
