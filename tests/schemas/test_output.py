@@ -195,8 +195,8 @@ def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
     with blocked_process(KILLED, folder.location) as process:
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    torn = f".part-00001-of-00002.parquet.tmp-{process.pid}"
-    assert folder.names() == sorted([".lock", torn, *finished])
+    torn = [f"{start}.part-00001-of-00002.{end}.tmp-{process.pid}" for start, end in (("", "parquet"), (".records/", "jsonl"))]
+    assert folder.names() == sorted([".lock", *torn, *finished])
     assert Survey(output).finished() == {0}
     assert Survey(output).complete() is None
     with pytest.raises(DatasetError, match=r"is not a dataset: it holds no _manifest.json"):

@@ -321,11 +321,12 @@ with open_shard(output, 0) as shard:
 """
 
 
-def test_a_killed_writer_leaves_only_a_temporary_file(folder, blocked_process):
+def test_a_killed_writer_leaves_only_temporary_files(folder, blocked_process):
     with blocked_process(KILLED, folder.location) as process:
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    assert folder.names() == [f".{NAME}.tmp-{process.pid}"]
+    record = f".records/.part-00000-of-00001.jsonl.tmp-{process.pid}"
+    assert folder.names() == sorted([f".{NAME}.tmp-{process.pid}", record])
     assert dict(folder.files())[f".{NAME}.tmp-{process.pid}"] > 4 << 20  # It was in the middle, not at the start.
     assert read_footer(folder, NAME) is None
 
