@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from schemas.errors import DatasetError
+from schemas.filesystems import storage_errors
 from schemas.locations import is_remote
-from schemas.storage import storage_errors
 
 __all__ = ["content_errors", "damaged", "is_store_error"]
 

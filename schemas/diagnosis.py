@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from pyarrow import fs
 
-from schemas.storage import Folder, filesystem_of, storage_errors
+from schemas.filesystems import filesystem_of, storage_errors
+from schemas.storage import Folder
 
 __all__ = ["diagnose"]
 

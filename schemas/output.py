@@ -15,12 +15,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from schemas.errors import DatasetError
+from schemas.filesystems import storage_errors
 from schemas.fingerprints import FORMAT_VERSION, Identity
 from schemas.keys import shard_name
 from schemas.kinds import schema_of
 from schemas.parameters import feature_of
 from schemas.shards import Footer, inspect_shard
-from schemas.storage import Folder, storage_errors
+from schemas.storage import Folder
 
 __all__ = ["LOCK_NAME", "PROBE_NAME", "PUBLISHING_NAME", "Output", "hold", "lock_file"]
 

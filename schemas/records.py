@@ -4,6 +4,9 @@ With it a run tells a damaged shard before the manifest is written, and which in
 dataset: the manifest does not list it, since the modification times of images are those of one machine. It names the shard that
 it describes, so that it is never believed about another one; where it is missing, a run knows only what manifest and footer say.
 
+A shard is published before its record, and the record of the shard that it replaces is deleted before it: a record that names what
+the footer of its shard says may stand for the footer, where reading one costs several requests.
+
 The file holds one JSON value per line: the record, then an array per image.
 """
 
@@ -11,17 +14,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+from schemas.errors import DatasetError
+from schemas.failures import FailuresEntry
 from schemas.fingerprints import canonical_json, sha256_of_bytes
+from schemas.manifest import ShardEntry
+from schemas.shards import Footer
 from schemas.storage import Folder
+from schemas.stored import stored_values
 
-__all__ = ["Record", "Source", "Sources", "read_record", "read_sources", "record_name", "write_record"]
+__all__ = ["Record", "Source", "Sources", "read_record", "read_sources", "record_bytes", "record_name", "write_record"]
 
 _FORMAT = "shard record 1"
-_FIRST_BYTES = 4096
+_FIRST_BYTES = 1 << 16
 
 
 class Source(NamedTuple):
@@ -65,6 +73,7 @@ class Record:
         statistics_sha256: digest of the statistics in its footer, which is read faster than the whole shard.
         state: as in `Sources`; empty for a kind whose inputs are part of its identity.
         sources_sha256: SHA-256 of all other lines.
+        shard: the manifest's entry for the shard, without parameters what its footer says, or nothing; see `stands_for`.
     """
 
     bytes: int
@@ -72,11 +81,34 @@ class Record:
     statistics_sha256: str
     state: str = ""
     sources_sha256: str = ""
+    shard: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, size: int, sha256: str, statistics: Mapping[str, Any]) -> Record:
-        """Make the record of a shard from its size, its digest, and the statistics in its footer."""
-        return cls(bytes=size, sha256=sha256, statistics_sha256=_digest(statistics))
+    def of(cls, entry: ShardEntry, footer: Footer) -> Record:
+        """Make the record of a shard from the manifest's entry for it and its footer."""
+        shard = {
+            "path": entry.path,
+            "rows": entry.rows,
+            "footer_sha256": entry.footer_sha256,
+            "kind": footer.kind,
+            "fingerprint": footer.fingerprint,
+            "version": footer.version,
+            "statistics": footer.statistics,
+            "failures": footer.failures.to_json(),
+        }
+        return cls(bytes=entry.bytes, sha256=entry.sha256, statistics_sha256=_digest(footer.statistics), shard=shard)
+
+    def stands_for(self, shard: str, size: int | None) -> tuple[ShardEntry, Footer] | None:
+        """Return what the shard of this name and size is and says, all but its parameters; None where the record does not tell."""
+        if self.shard.get("path") != shard or size != self.bytes:
+            return None
+        try:
+            said = dict(self.shard)
+            entry = ShardEntry(said.pop("path"), self.bytes, self.sha256, said["rows"], said.pop("footer_sha256"))
+            failures = FailuresEntry(**stored_values(FailuresEntry, said.pop("failures")))
+            return entry, Footer(**stored_values(Footer, {**said, "parameters": {}, "failures": failures}))
+        except (KeyError, TypeError, ValueError, DatasetError):
+            return None
 
     def agrees(self, other: Record) -> bool:
         """Whether both are of the same shard, whatever it was made from."""
@@ -94,11 +126,16 @@ def record_name(shard: str) -> str:
 
 def write_record(folder: Folder, shard: str, record: Record, sources: Sources = Sources()) -> None:
     """Write the record of a shard, with its sources sorted by image id."""
+    folder.write(record_name(shard), record_bytes(record, sources))
+
+
+def record_bytes(record: Record, sources: Sources = Sources()) -> bytes:
+    """Return the content of the file that `write_record` writes."""
     lines = "".join(f"{canonical_json(list(source))}\n" for source in sorted(sources.entries)).encode()
     content: dict[str, Any] = vars(replace(record, state=sources.state, sources_sha256=sha256_of_bytes(lines)))
     content = {"format": _FORMAT, **content}
     first = canonical_json({**content, "record_sha256": _digest(content)})
-    folder.write(record_name(shard), f"{first}\n".encode() + lines)
+    return f"{first}\n".encode() + lines
 
 
 def read_record(folder: Folder, shard: str) -> Record | None:
@@ -108,11 +145,19 @@ def read_record(folder: Folder, shard: str) -> Record | None:
         The record; None where there is none or a damaged one.
     """
     try:
-        with folder.open(record_name(shard)) as file:
-            first, end, _ = file.read(_FIRST_BYTES).partition(b"\n")
+        with (folder.stream if folder.is_google else folder.open)(record_name(shard)) as file:
+            first, end, _ = _first_line(file).partition(b"\n")
     except FileNotFoundError:
         return None
     return _parse(first) if end else None
+
+
+def _first_line(file: Any) -> bytes:
+    """Return the start of a file at least up to the first line end; one read takes one request."""
+    start = b""
+    while b"\n" not in start and (more := file.read(_FIRST_BYTES)):
+        start += more
+    return start
 
 
 def read_sources(folder: Folder, shard: str) -> tuple[Record, list[Source]] | None:

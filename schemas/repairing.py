@@ -15,7 +15,7 @@ from schemas.fingerprints import FORMAT_VERSION, sha256_of_file
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest
 from schemas.output import hold
 from schemas.records import Record, read_record, read_sources, record_name, write_record
-from schemas.shards import read_footer
+from schemas.shards import read_footer, shard_entry
 from schemas.storage import TEMPORARY_MARK, Folder
 from schemas.vocabulary import TEXT_NAMES, Vocabulary
 
@@ -146,12 +146,10 @@ class _Repairer:
         footer = read_footer(self._folder, name)
         if footer is None or footer.version != FORMAT_VERSION:
             return
-        whole, first_line = read_sources(self._folder, name), read_record(self._folder, name)
+        whole = read_sources(self._folder, name)
         shards = self._manifest.shards if self._manifest is not None else ()
-        stated = next((shard for shard in shards if shard.path == name), first_line)
-        if stated is None:
-            return
-        record = Record.of(stated.bytes, stated.sha256, footer.statistics)
+        entry = next((shard for shard in shards if shard.path == name), None) or shard_entry(self._folder, name, footer.rows)
+        record = Record.of(entry, footer)
         if whole is None or not whole[0].agrees(record):
             write_record(self._folder, name, record)
             self._mended.append(record_name(name))

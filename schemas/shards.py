@@ -22,7 +22,16 @@ from schemas.manifest import ShardEntry
 from schemas.storage import Folder
 from schemas.stored import stored_values
 
-__all__ = ["FOREIGN", "Footer", "footer_metadata", "inspect_shard", "read_footer", "sha256_of_footer", "shard_entry"]
+__all__ = [
+    "FOREIGN",
+    "Footer",
+    "entry_of",
+    "footer_metadata",
+    "inspect_shard",
+    "read_footer",
+    "sha256_of_footer",
+    "shard_entry",
+]
 
 _PREFIX = "imagepivot."
 
@@ -112,8 +121,13 @@ def shard_entry(folder: Folder, name: str, rows: int) -> ShardEntry:
         FileNotFoundError: there is no such file.
     """
     with folder.open(name) as file:
-        footer = sha256_of_footer(file) if name.endswith(".parquet") else ""
-        return ShardEntry(path=name, bytes=file.size(), sha256=sha256_of_file(file), rows=rows, footer_sha256=footer)
+        return entry_of(file, name, rows)
+
+
+def entry_of(file: pa.NativeFile, name: str, rows: int) -> ShardEntry:
+    """Return the manifest's entry for an open file, which is at its start."""
+    footer = sha256_of_footer(file) if name.endswith(".parquet") else ""
+    return ShardEntry(path=name, bytes=file.size(), sha256=sha256_of_file(file), rows=rows, footer_sha256=footer)
 
 
 def sha256_of_footer(file: pa.NativeFile) -> str:

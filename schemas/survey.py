@@ -16,11 +16,13 @@ from schemas.output import LOCK_NAME, PROBE_NAME, PUBLISHING_NAME, Output
 from schemas.records import Record, read_record, read_sources, record_name, write_record
 from schemas.shards import FOREIGN, Footer, inspect_shard
 from schemas.storage import TEMPORARY_MARK
+from schemas.summary import SUMMARY_NAME, is_summarised
 
 __all__ = ["Survey", "Update", "difference"]
 
 _SHARD_NAMES = re.compile(
     r"(failures/)?part-\d{5}-of-\d{5}\.parquet|(_failures|\.records)/part-\d{5}-of-\d{5}\.jsonl"  # "failures/": version 1.
+    + f"|{re.escape(SUMMARY_NAME)}"
 )
 _NAMED = (*MANIFEST_NAMES, TASKS_NAME, LOCK_NAME, PUBLISHING_NAME, PROBE_NAME)
 _OWN_NAMES = re.compile("|".join((*map(re.escape, _NAMED), rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d+")))
@@ -78,7 +80,7 @@ class Survey:
             for part in (name, failures_name(name), record_name(name)):
                 self._sizes.pop(part, None)
         self._footers: dict[str, Footer | None] = {}
-        self._records: dict[int, Record | None] = {}
+        self._records: dict[str, Record | None] = {}
         self._whole: dict[int, bool] = {}
 
     def finished(self) -> frozenset[int]:
@@ -102,7 +104,16 @@ class Survey:
             return None
         if self._verify and any(self._has_damaged_record(number) for number in range(self._output.shards)):
             return None
-        return manifest if len(self.finished()) == self._output.shards else None
+        return manifest if self._is_told(manifest) or len(self.finished()) == self._output.shards else None
+
+    def _is_told(self, manifest: Manifest) -> bool:
+        """Whether the manifest, the listing of a store and the summary say alone that there is nothing to do."""
+        folder, output = self._output.folder, self._output
+        if folder.is_local or self._verify or self._update is not None or (self._retry_failed and manifest.failures):
+            return False
+        named = {entry.path: entry.bytes for entry in (*manifest.shards, *manifest.failures)}
+        there = {name: size for name, size in self._sizes.items() if name.startswith(("part-", "_failures/"))}
+        return named == there and is_summarised(folder, manifest, output.listings, output.states)
 
     @property
     def has_manifest(self) -> bool:
@@ -187,7 +198,7 @@ class Survey:
         footer, manifest = self.footer(number), self._own_manifest
         if manifest is not None and footer is not None and self._record(number) is None:
             entry = manifest.shards[number]
-            write_record(self._output.folder, entry.path, Record.of(entry.bytes, entry.sha256, footer.statistics))
+            write_record(self._output.folder, entry.path, Record.of(entry, footer))
 
     @cached_property
     def _manifest(self) -> Manifest | DatasetError | None:
@@ -210,9 +221,24 @@ class Survey:
         return manifest if manifest.fingerprint == identity.fingerprint else None
 
     def _inspect(self, name: str) -> Footer | None:
+        if not self._footers and not self._output.folder.is_local:
+            names = [name for name in self._sizes if name.startswith("part-")]
+            self._footers = dict(zip(names, self._output.folder.map(self._look, names), strict=True))
         if name not in self._footers:
-            self._footers[name] = inspect_shard(self._output.folder, name) if name in self._sizes else None
+            self._footers[name] = self._look(name) if name in self._sizes else None
         return self._footers[name]
+
+    def _look(self, name: str) -> Footer | None:
+        """Read a footer, or in a store the record that stands for it, which takes fewer requests."""
+        folder = self._output.folder
+        if not folder.is_local:
+            self._records[name] = self._read_record(name)
+            told = (
+                None if self._verify or (record := self._records[name]) is None else record.stands_for(name, self._sizes[name])
+            )
+            if told is not None and self._output.own(told[1]) is not None:
+                return told[1]
+        return inspect_shard(folder, name)
 
     def _is_whole(self, number: int) -> bool:
         if number not in self._whole:
@@ -271,16 +297,19 @@ class Survey:
 
     def _record(self, number: int) -> Record | None:
         """Return the record of a shard; None where there is none or a damaged one."""
-        if number not in self._records:
-            folder, name = self._output.folder, self._output.name(number)
-            if record_name(name) not in self._sizes:
-                self._records[number] = None
-            elif self._verify:
-                whole = read_sources(folder, name)
-                self._records[number] = None if whole is None else whole[0]
-            else:
-                self._records[number] = read_record(folder, name)
-        return self._records[number]
+        name = self._output.name(number)
+        if name not in self._records:
+            self._records[name] = self._read_record(name)
+        return self._records[name]
+
+    def _read_record(self, name: str) -> Record | None:
+        folder = self._output.folder
+        if record_name(name) not in self._sizes:
+            return None
+        if self._verify:
+            whole = read_sources(folder, name)
+            return None if whole is None else whole[0]
+        return read_record(folder, name)
 
     def _has_damaged_record(self, number: int) -> bool:
         return record_name(self._output.name(number)) in self._sizes and self._record(number) is None

@@ -23,6 +23,7 @@ from schemas.output import LOCK_NAME, PUBLISHING_NAME
 from schemas.parameters import EncodedParameters
 from schemas.records import read_sources, record_name
 from schemas.shards import Footer, read_footer, sha256_of_footer
+from schemas.summary import SUMMARY_NAME
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
 
 __all__ = ["validate"]
@@ -69,6 +70,7 @@ def _stray_files(dataset: Dataset) -> Iterator[str]:
         *MANIFEST_NAMES[: 3 - manifest.version],
         LOCK_NAME,
         PUBLISHING_NAME,
+        SUMMARY_NAME,
         *(record_name(shard.path) for shard in manifest.shards),
     }
     for name in sorted(set(dataset.folder.names()) - known - {entry.path for entry in _listed(dataset)}):

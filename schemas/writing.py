@@ -1,8 +1,8 @@
 """Writing datasets: the commit protocol, in one place.
 
 A run holds the folder, refuses what must not be lost, writes the missing shards one by one, in any order and process, and commits:
-every shard is read again, and the manifest is written last. A run that is killed at any moment leaves finished shards and no
-manifest; the same command continues from there.
+every shard is read again (in a store: its record, and its size), and the manifest is written last. A run that is killed at any
+moment leaves finished shards and no manifest; the same command continues from there.
 
 `write_dataset` does all of it for shards that are written in this process. A pipeline, whose shards are written by workers, uses
 `complete_dataset` around the pipeline and `commit` at its end.
@@ -15,21 +15,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry, failures_content, failures_name, write_failures
-from schemas.fingerprints import Identity, sha256_of_bytes, sha256_of_file, sum_digests
+from schemas.fingerprints import Identity, sha256_of_bytes, sum_digests
 from schemas.kinds import vector_bytes
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
 from schemas.output import PROBE_NAME, Output, hold
 from schemas.publishing import Attempt, LostError, publishing
-from schemas.records import Record, Sources, read_record, write_record
-from schemas.shards import Footer, footer_metadata, shard_entry
+from schemas.records import Record, Sources, read_record, record_bytes, record_name
+from schemas.shards import Footer, entry_of, footer_metadata, inspect_shard, shard_entry
 from schemas.storage import TEMPORARY_MARK, Folder
+from schemas.summary import write_summary
 from schemas.survey import Survey, Update
 
 __all__ = [
@@ -112,9 +113,9 @@ class ShardWriter:
 def open_shard(output: Output, number: int) -> Iterator[ShardWriter]:
     """Write one shard whole or not at all.
 
-    It takes its name when the block ends well, and leaves nothing behind when it does not. Failures and record are published
-    before the shard, which names the digest of its failures, as the record names that of the shard. Where another attempt has
-    published the shard since the block began, that one stays; see `schemas.publishing`.
+    It takes its name when the block ends well, and leaves nothing behind when it does not. Failures are published before the shard,
+    which names their digest, and the record after it: a record never lies beside a shard that it does not describe. Where another
+    attempt has published the shard since the block began, that one stays; see `schemas.publishing`.
 
     Args:
         output: the dataset.
@@ -131,19 +132,29 @@ def open_shard(output: Output, number: int) -> Iterator[ShardWriter]:
     folder, name = output.folder, output.name(number)
     options, group_rows = _layout(output.schema)
     attempt = Attempt(folder, name)
-    with suppress(LostError), ExitStack() as publication, folder.replace(name) as file:
+    with (
+        suppress(LostError),
+        ExitStack() as attempts,
+        folder.replace(record_name(name)) as beside,
+        folder.replace(name) as file,
+    ):
         with pq.ParquetWriter(file, output.schema, version="2.6", **options) as parquet:
             shard = ShardWriter(parquet, output.schema, group_rows, output.identity)
             yield shard
-            failures, entry = failures_content(shard.failures)
-            shard._finish(entry)
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        record = Record.of(size, sha256_of_file(file), shard.statistics)
-        os.fsync(file.fileno())  # Others wait for the publication.
-        publication.enter_context(attempt.publication())  # Until the shard has its name.
+            failures, said = failures_content(shard.failures)
+            shard._finish(said)
+        file.flush()
+        with pa.memory_map(file.name) as written:
+            entry = entry_of(written, name, shard.rows)
+        identity = output.identity
+        footer = Footer(identity.kind, identity.fingerprint, {}, shard.statistics, shard.rows, said)
+        beside.write(record_bytes(Record.of(entry, footer), shard.sources))
+        for made in (file, beside):  # Both or none on a full disk; and while one attempt publishes, others wait.
+            made.flush()
+            os.fsync(made.fileno())
+        attempts.enter_context(attempt.publication())  # Until both have their names.
         write_failures(folder, name, failures)
-        write_record(folder, name, record, shard.sources)
+        folder.delete(record_name(name))
 
 
 def _layout(schema: pa.Schema) -> tuple[dict[str, Any], int]:
@@ -284,7 +295,10 @@ def commit(
     files: tuple[str, ...] = (),
     statistics: Statistics | None = None,
 ) -> Manifest:
-    """Read every shard again and write the manifest, last.
+    """Compare every shard with its record and write the manifest, last.
+
+    A shard in a local folder is read again. In a store, which keeps checksums of its own, that would take as long as writing it:
+    there its record tells the digest, and the listing the size.
 
     Args:
         output: the folder, with all its shards.
@@ -302,43 +316,62 @@ def commit(
 
 def _commit(output: Output, libraries: Mapping[str, str], files: tuple[str, ...], statistics: Statistics) -> Manifest:
     folder, identity = output.folder, output.identity
-    names = frozenset(folder.names())
-    shards: list[ShardEntry] = []
-    failures: list[ShardEntry] = []
-    footers: list[Footer] = []
+    sizes = dict(folder.files())
+    written = folder.map(lambda number: _written(output, output.name(number), sizes), range(output.shards))
+    footers = [one.footer for one in written]
     reasons: Counter[str] = Counter()
-    for number in range(output.shards):
-        name = output.name(number)
-        footer = output.footer(number)
-        if footer is None:
-            raise DatasetError(f"{folder.path_of(name)} is missing after the run: run the same command again")
-        footers.append(footer)
-        shards.append(_shard_entry(folder, name, footer))
-        if footer.failures.rows:
-            failures.append(_failures_entry(folder, name, footer.failures))
-            reasons.update(footer.failures.reasons)
+    for footer in footers:
+        reasons.update(footer.failures.reasons)
     manifest = Manifest(
         kind=identity.kind,
         fingerprint=identity.fingerprint,
         parameters=identity.parameters,
         inputs=tuple(identity.inputs),
         libraries=libraries,
-        shards=tuple(shards),
-        failures=tuple(failures),
+        shards=tuple(one.shard for one in written),
+        failures=tuple(one.failures for one in written if one.failures is not None),
         failure_reasons=dict(reasons),
         files=tuple(_file_entry(folder, name) for name in sorted(files)),
         statistics=statistics(footers),
     )
-    for name in sorted(names):
+    for name in sorted(sizes):
         # Left by a dataset that was overwritten, or by an attempt that was killed.
         if TEMPORARY_MARK in name or (output.is_other_file(name) and name not in files):
             folder.delete(name)
+    if not folder.is_local:
+        listings = [str(footer.statistics.get("listing", "")) for footer in footers]
+        write_summary(folder, manifest, listings, [one.state for one in written])
     folder.write(MANIFEST_NAME, manifest.to_json().encode())
     return manifest
 
 
-def _shard_entry(folder: Folder, name: str, footer: Footer) -> ShardEntry:
-    entry, record = shard_entry(folder, name, footer.rows), read_record(folder, name)
+class _Written(NamedTuple):
+    shard: ShardEntry
+    footer: Footer
+    failures: ShardEntry | None
+    state: str
+
+
+def _written(output: Output, name: str, sizes: Mapping[str, int]) -> _Written:
+    """Return what a manifest says of a finished shard, and compare the shard with its record."""
+    folder, record = output.folder, read_record(output.folder, name)
+    told = None if record is None or folder.is_local else record.stands_for(name, sizes.get(name))
+    if record is not None and told is not None and output.own(told[1]) is not None:
+        shard, footer = told
+        said, beside = footer.failures, failures_name(name)
+        if not said.rows or sizes.get(beside) == said.bytes:
+            failures = ShardEntry(beside, said.bytes, said.sha256, said.rows) if said.rows else None
+            return _Written(shard, footer, failures, record.state)
+    found = output.own(inspect_shard(folder, name))
+    if found is None:
+        raise DatasetError(f"{folder.path_of(name)} is missing after the run: run the same command again")
+    shard = _shard_entry(folder, name, found, record)
+    failures = _failures_entry(folder, name, found.failures) if found.failures.rows else None
+    return _Written(shard, found, failures, record.state if record else "")
+
+
+def _shard_entry(folder: Folder, name: str, footer: Footer, record: Record | None) -> ShardEntry:
+    entry = shard_entry(folder, name, footer.rows)
     if record is not None and (record.sha256 != entry.sha256 or not record.describes(entry.bytes, footer.statistics)):
         folder.delete(name)
         raise DatasetError(

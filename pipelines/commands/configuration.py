@@ -108,8 +108,9 @@ def _read(location: str) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib
+    from schemas.filesystems import storage_errors
     from schemas.locations import check_location, is_remote
-    from schemas.storage import Folder, storage_errors
+    from schemas.storage import Folder
 
     check_location(location)
     try:

@@ -24,8 +24,8 @@ def demo(
     A small model is trained for a few seconds, measured on held-out scenes, and asked one query in each language.
     """
     from pipelines.demo.run import run_demo
+    from schemas.filesystems import storage_errors
     from schemas.locations import target_path
-    from schemas.storage import storage_errors
     from train.demo import train_demo
 
     folder = target_path(output)

@@ -1,6 +1,7 @@
 """Decode the images of one shard and run the model over them: plain functions, without Beam.
 
-Threads read and decode ahead of the model, which takes batch after batch; memory holds a few batches.
+Some threads read, as many as waiting for other machines takes, and others decode, as many as there are cores for it. Both are ahead
+of the model, which takes batch after batch; memory holds a few batches.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Tally:
     Attributes:
         images: images with features.
         failures: rows of kind ``failures``.
-        decode_seconds: time of all decoding threads, summed.
+        decode_seconds: time of reading and decoding in all threads, summed.
         forward_seconds: time in the model.
         wait_seconds: time that the model waited for decoded images.
         digests: SHA-256 of the bytes of each image, by image id; empty for those that could not be read.
@@ -53,6 +54,14 @@ class Tally:
         self.forward_seconds += other.forward_seconds
         self.wait_seconds += other.wait_seconds
         self.digests.update(other.digests)
+
+
+@dataclass(frozen=True)
+class _Read:
+    ref: ImageRef
+    data: bytes | None
+    failure: dict[str, str] | None
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,7 @@ def extract_shard(
     batch_size: int,
     threads: int,
     tally: Tally,
+    reads: int = 1,
     on_batch: Callable[[Tally], None] = lambda batch: None,
 ) -> Iterator[pa.Table]:
     """Extract features of images, in their order; an image that cannot be read or decoded becomes a failure without a row.
@@ -99,6 +109,7 @@ def extract_shard(
         batch_size: images that the model takes at once; the last batch may be smaller.
         threads: decoding threads.
         tally: is updated while the result is consumed.
+        reads: images that are read at once, whatever the number of decoding threads; at least one for each of these.
         on_batch: is called after each batch with the tally of that batch.
 
     Yields:
@@ -106,6 +117,7 @@ def extract_shard(
     """
     rest = iter(refs)
     ahead: deque[Future[_Decoded]] = deque()
+    reads = max(reads, threads)
     held: list[_Decoded] = []
     batch = Tally()
 
@@ -119,11 +131,15 @@ def extract_shard(
         if table is not None:
             yield table
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
+    with (
+        ThreadPoolExecutor(reads, thread_name_prefix="read") as readers,
+        ThreadPoolExecutor(threads, thread_name_prefix="decode") as decoders,
+    ):
         while True:
             # Two batches ahead: one is ready when the model has finished the other.
             ahead.extend(
-                pool.submit(_decode, ref, extractor, read) for ref in islice(rest, 2 * batch_size + threads - len(ahead))
+                decoders.submit(_decode, readers.submit(_read, ref, read), extractor)
+                for ref in islice(rest, 2 * batch_size + reads - len(ahead))
             )
             if not ahead:
                 break
@@ -163,21 +179,30 @@ def merge_rows(old: Iterable[pa.RecordBatch], new: Iterable[pa.Table]) -> Iterat
             yield from side
 
 
-def _decode(ref: ImageRef, extractor: extractors.Extractor, read: Callable[[ImageRef], bytes]) -> _Decoded:
+def _read(ref: ImageRef, read: Callable[[ImageRef], bytes]) -> _Read:
     started = time.perf_counter()
-    pixels, failure, sha256 = None, None, ""
+    data, failure = None, None
     try:
         data = read(ref)
-        sha256 = hashlib.sha256(data).hexdigest()
-        pixels = extractor.preprocess(extractors.decode(data))
-    except extractors.DecodeError as error:
-        failure = _failure(ref, "decode", error.reason, str(error))
     except (OSError, DatasetError) as error:
         # A storage error is caused by one of the operating system, which says what happened.
         cause = error.__cause__ or error
         # Without the file's name: messages must not depend on where the images lie.
         failure = _failure(ref, "read", "unreadable", getattr(cause, "strerror", None) or type(cause).__name__)
-    return _Decoded(ref, pixels, failure, sha256, time.perf_counter() - started)
+    return _Read(ref, data, failure, time.perf_counter() - started)
+
+
+def _decode(reading: Future[_Read], extractor: extractors.Extractor) -> _Decoded:
+    done = reading.result()
+    started = time.perf_counter()
+    pixels, failure, sha256 = None, done.failure, ""
+    if done.data is not None:
+        sha256 = hashlib.sha256(done.data).hexdigest()
+        try:
+            pixels = extractor.preprocess(extractors.decode(done.data))
+        except extractors.DecodeError as error:
+            failure = _failure(done.ref, "decode", error.reason, str(error))
+    return _Decoded(done.ref, pixels, failure, sha256, done.seconds + time.perf_counter() - started)
 
 
 def _failure(ref: ImageRef, stage: str, reason: str, message: str) -> dict[str, str]:

@@ -154,6 +154,7 @@ def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, st
         batch_size=batch_size,
         threads=decoding_threads(job, (os.cpu_count() or 1) // workers),
         tally=tally,
+        reads=job.images.parallel_reads,
         on_batch=lambda batch: times.append((time.perf_counter(), batch)),
     )
     started = time.perf_counter()

@@ -87,6 +87,7 @@ def make_shard(
         batch_size=batch_size,
         threads=threads,
         tally=tally,
+        reads=images.parallel_reads,
         on_batch=on_batch,
     )
     if ordered is not reuse.todo:
@@ -120,7 +121,7 @@ def _is_left_alone(output: Output, number: int, reuse: Reuse) -> bool:
         return False
     if reuse.record is None or reuse.record.state != state:
         entry = shard_entry(output.folder, name, reuse.footer.rows)
-        record = reuse.record or Record.of(entry.bytes, entry.sha256, reuse.footer.statistics)
+        record = reuse.record or Record.of(entry, reuse.footer)
         write_record(output.folder, name, record, Sources(state, reuse.sources))
     return True
 

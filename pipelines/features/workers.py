@@ -33,10 +33,9 @@ def device_of_worker(job: FeaturesJob, worker_id: str) -> str:
 
 
 def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
-    """Return the number of threads that decode in a worker.
+    """Return the number of threads that decode in a worker; others read, as many as the source of the images says.
 
-    On a CPU the model needs the cores, and decoding takes a tenth of its time: one thread is enough. Images that are fetched one by
-    one from web servers take more threads, which mostly wait.
+    On a CPU the model needs the cores, and decoding takes a tenth of its time: one thread is enough.
 
     Args:
         job: the job.
@@ -45,4 +44,4 @@ def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
     import torch
 
     uses_gpu = torch.cuda.is_available() and job.device != "cpu"
-    return max((cores or os.cpu_count() or 1) if uses_gpu else 1, job.images.parallel_reads)
+    return (cores or os.cpu_count() or 1) if uses_gpu else 1

@@ -22,8 +22,9 @@ import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import DatasetError, InputError
+from schemas.filesystems import filesystem_of, storage_errors
 from schemas.locations import check_location, check_regular, is_remote, plain_location
-from schemas.storage import Folder, filesystem_of, storage_errors
+from schemas.storage import Folder
 from schemas.text import HEAD, decode_line, mark_length, not_utf8
 
 __all__ = [

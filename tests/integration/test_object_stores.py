@@ -1,16 +1,8 @@
 """The commands against object stores: S3 by moto's server, Google Cloud Storage by an emulator, each a process on loopback."""
 
-import os
 import signal
-import socket
-import subprocess
-import sys
 import tarfile
 import time
-import urllib.error
-import urllib.request
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -20,103 +12,43 @@ import pytest
 from PIL import Image
 from pyarrow import fs
 
+import pipelines.inputs.stores
+import schemas.filesystems
+from pipelines.inputs.stores import read_object
 from schemas.dataset import open_dataset
+from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
-from schemas.storage import Folder, filesystem_of
+from schemas.filesystems import filesystem_of
+from schemas.storage import Folder
+from schemas.summary import SUMMARY_NAME
 from schemas.validation import validate
 from tests.builders import write_rows
 from tests.integration.processes import start, wait_for
+from tests.stores import PACKAGES, SETTINGS, emulator, free_port, is_installed
 
 pytest.importorskip("timm", reason="a small model of timm's makes many runs possible")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-SETTINGS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS")
 GIVE_UP_SECONDS = 30  # Idle cores need less than ten.
 
 
-@dataclass(frozen=True)
-class Store:
-    """An object store that runs on this machine.
-
-    Attributes:
-        scheme: ``s3`` or ``gs``.
-        environment: variables that make the command use it.
-    """
-
-    scheme: str
-    environment: dict[str, str]
-
-    def address(self, path: str) -> str:
-        return f"{self.scheme}://bucket/{path}"
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except OSError:
-        return False
-
-
-def serve(module: str, package: str, *arguments: str, port: int, environment: dict[str, str]):
-    """Start an emulator, wait until it answers, and end it."""
-    if find_spec(module.partition(".")[0]) is None:
-        pytest.skip(f"no emulator: pip install '{package}'")
-    command = [sys.executable, "-m", module, *arguments]
-    server = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 60
-        while not answers(f"http://127.0.0.1:{port}/"):
-            assert server.poll() is None, f"{module} ended with {server.returncode}"
-            assert time.monotonic() < until, f"{module} does not answer"
-            time.sleep(0.1)
-        yield
-    finally:
-        server.kill()
-        server.wait(timeout=30)
-
-
-def put_bucket(url: str, data: bytes, method: str) -> None:
-    request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        assert answer.status == 200
+def started(scheme: str, **environment: str):
+    if not is_installed(scheme):
+        pytest.skip(f"no emulator: pip install '{PACKAGES[scheme]}'")
+    return emulator(scheme, environment)
 
 
 @pytest.fixture(scope="module")
 def s3():
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    environment = {
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_ENDPOINT_URL": url,
-        "NO_PROXY": "127.0.0.1",
-        "no_proxy": "127.0.0.1",
-    }
-    for _ in serve("moto.server", "moto[server]", "-H", "127.0.0.1", "-p", str(port), port=port, environment=environment):
-        put_bucket(f"{url}/bucket", b"", "PUT")
-        yield Store("s3", environment)
+    with started("s3") as store:
+        yield store
 
 
 @pytest.fixture(scope="module")
 def gs():
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    environment = {"STORAGE_EMULATOR_HOST": url, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    arguments = ("start", "--host", "127.0.0.1", "--port", str(port), "--in-memory", "--quiet")
-    for _ in serve("gcp_storage_emulator", "gcp-storage-emulator", *arguments, port=port, environment=environment):
-        put_bucket(f"{url}/storage/v1/b?project=test", b'{"name": "bucket"}', "POST")
-        yield Store("gs", environment)
+    with started("gs") as store:
+        yield store
 
 
 @pytest.fixture(params=["s3", "gs"])
@@ -128,9 +60,8 @@ def store(request, monkeypatch):
 
 def use(environment, monkeypatch):
     """Give this process the settings of a store; forget those of another."""
-    import schemas.storage
-
-    schemas.storage._connect.cache_clear()
+    schemas.filesystems._connect.cache_clear()
+    pipelines.inputs.stores._s3_store.cache_clear()
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -180,7 +111,9 @@ def test_text_is_the_same_as_in_local_folders(store, table, local, imagepivot):
     upload(table.parent, f"{folder}/raw")
     text(imagepivot, f"{folder}/raw/captions.csv", folder, workers="2")
     for kind in ("captions", "vocabulary", "encoded"):
-        assert bytes_of(f"{folder}/{kind}") == {k: v for k, v in bytes_of(local / kind).items() if k != ".lock"}
+        stored = bytes_of(f"{folder}/{kind}")
+        assert stored.pop(SUMMARY_NAME)
+        assert stored == {k: v for k, v in bytes_of(local / kind).items() if k != ".lock"}
         assert validate(f"{folder}/{kind}") == []
     assert open_dataset(f"{folder}/captions").manifest == open_dataset(local / "captions").manifest
     assert "16" in imagepivot("inspect", f"{folder}/captions", "--rows", "1").stdout
@@ -252,7 +185,9 @@ def test_tasks_of_an_array_job_and_their_commit(store, pictures, imagepivot, tmp
     imagepivot(*task, "1/2")
     for _ in range(2):
         imagepivot("commit", output)
-        assert bytes_of(output) == bytes_of(tmp_path / "local")
+        stored = bytes_of(output)
+        assert stored.pop(SUMMARY_NAME)
+        assert stored == bytes_of(tmp_path / "local")
     assert validate(output) == []
 
 
@@ -272,7 +207,7 @@ def test_a_run_that_is_killed_leaves_whole_objects_and_resumes(store, pictures, 
     assert {name: expected[name] for name in left} == left
     imagepivot("features", bucket, output, *options)
     assert dataset_in(output) == expected
-    assert not set(Folder(output).names()) - set(expected) - set(records_of(expected))
+    assert not set(Folder(output).names()) - set(expected) - set(records_of(expected)) - {SUMMARY_NAME}
 
 
 def refused(run, *expected: str) -> None:
@@ -322,20 +257,14 @@ def test_an_endpoint_that_nobody_answers(scheme, table, imagepivot, tmp_path, mo
 
 
 def test_wrong_credentials_for_s3(table, imagepivot, tmp_path, monkeypatch):
-    port = free_port()
-    environment = {
-        "AWS_ACCESS_KEY_ID": "wrong",
-        "AWS_SECRET_ACCESS_KEY": "wrong",
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "INITIAL_NO_AUTH_ACTION_COUNT": "0",
-        "NO_PROXY": "127.0.0.1",
-        "no_proxy": "127.0.0.1",
-    }
-    use(environment, monkeypatch)
-    for _ in serve("moto.server", "moto[server]", "-H", "127.0.0.1", "-p", str(port), port=port, environment=environment):
+    wrong = {"AWS_ACCESS_KEY_ID": "wrong", "AWS_SECRET_ACCESS_KEY": "wrong"}
+    with started("s3", INITIAL_NO_AUTH_ACTION_COUNT="0") as store:
+        use({**store.environment, **wrong}, monkeypatch)
         denied = ("cannot use 's3://bucket/x", "access denied: check the credentials of this machine")
         refused(lambda: imagepivot("captions", table, "s3://bucket/x", "--format", "table", code=1), *denied)
         refused(lambda: features(imagepivot, "s3://bucket/x", tmp_path / "f", code=1), *denied)
+        with pytest.raises(DatasetError, match="access denied: check the credentials"):
+            read_object(Folder("s3://bucket/x"), "a.jpg")
 
 
 @pytest.mark.parametrize("content", [None, '{"type": "service_account"}', "{}"])
@@ -355,6 +284,13 @@ def test_keys_are_taken_as_they_stand(store):
     assert Folder(store.address("odd names/")).names() == ["ä%20b#c/d e?.txt"]
     filesystem, path = filesystem_of(store.address("odd names/ä%20b#c/d e?.txt"))
     assert filesystem.get_file_info(path).type == fs.FileType.File
+
+
+@pytest.mark.parametrize("name", ["x*[1]~%25 +&=ü.jpg", "back\\slash.jpg", "tab\t.jpg", "a.b/..c", "quote\"'`|<>^{}.jpg"])
+def test_an_image_is_read_under_any_key(store, name):
+    folder = Folder(store.address("any keys"))
+    folder.write(name, name.encode())
+    assert read_object(folder, name) == folder.read(name) == name.encode()
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ def test_the_manifest_is_written_after_everything_else(toys, tmp_path, monkeypat
     monkeypatch.setattr(Folder, "_publish", record)
     toys["vocabulary"].at(tmp_path / "vocabulary").write()
     shard = "part-00000-of-00001"
-    assert published == [f".records/{shard}.jsonl", f"{shard}.parquet", "_vocabulary.txt", "_manifest.json"]
+    assert published == [f"{shard}.parquet", f".records/{shard}.jsonl", "_vocabulary.txt", "_manifest.json"]
 
 
 def test_a_commit_reads_every_shard_again(new_features):
@@ -196,8 +196,9 @@ def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
     with blocked_process(KILLED, folder.location) as process:
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    [torn] = set(folder.names()) - {".lock", *finished}
-    assert re.fullmatch(r"\.part-00001-of-00002\.parquet\.tmp-\d+", torn)
+    torn = sorted(set(folder.names()) - {".lock", *finished})
+    names = (r"\.part-00001-of-00002\.parquet", r"\.records/\.part-00001-of-00002\.jsonl")
+    assert all(re.fullmatch(rf"{name}\.tmp-\d+", found) for name, found in zip(names, torn, strict=True))
     assert Survey(output).finished() == {0}
     assert Survey(output).complete() is None
     with pytest.raises(DatasetError, match=r"is not a dataset: it holds no _manifest.json"):

@@ -1,14 +1,20 @@
+import dataclasses
 import hashlib
 import json
 
 import pytest
 
+from schemas.failures import FailuresEntry
+from schemas.manifest import ShardEntry
 from schemas.records import Record, Source, Sources, read_record, read_sources, record_name, write_record
+from schemas.shards import Footer
 from schemas.storage import Folder
 
 SHARD = "part-00001-of-00003.parquet"
 STATISTICS = {"rows": 3, "listing": "ab", "names": {"ü": 1.5}}
-RECORD = Record.of(4711, "a" * 64, STATISTICS)
+ENTRY = ShardEntry(SHARD, 4711, "a" * 64, 3, "f" * 64)
+FOOTER = Footer("features", "b" * 64, {}, STATISTICS, 3, FailuresEntry(2, 90, "9" * 64, {"truncated": 2}))
+RECORD = Record.of(ENTRY, FOOTER)
 SOURCES = Sources(
     state="c" * 64,
     entries=(
@@ -66,6 +72,28 @@ def test_it_describes_one_shard_only():
     assert not RECORD.describes(4712, STATISTICS)
     assert not RECORD.describes(None, STATISTICS)
     assert not RECORD.describes(4711, {**STATISTICS, "rows": 4})
+
+
+def test_it_stands_for_the_footer_of_its_shard_alone(folder):
+    write_record(folder, SHARD, RECORD, SOURCES)
+    record = read_record(folder, SHARD)
+    assert record.stands_for(SHARD, 4711) == (ENTRY, FOOTER)
+    assert record.stands_for(SHARD, 4712) is None
+    assert record.stands_for(SHARD, None) is None
+    assert record.stands_for("part-00000-of-00003.parquet", 4711) is None
+
+
+@pytest.mark.parametrize(
+    "shard", [{}, {"path": SHARD}, {**RECORD.shard, "rows": "3"}, {**RECORD.shard, "failures": {"rows": ""}}]
+)
+def test_a_record_that_does_not_say_enough_stands_for_nothing(shard):
+    assert dataclasses.replace(RECORD, shard=shard).stands_for(SHARD, 4711) is None
+
+
+def test_a_long_first_line_is_read_whole(folder):
+    long = Record.of(ENTRY, dataclasses.replace(FOOTER, statistics={"names": "x" * 200_000}))
+    write_record(folder, SHARD, long, SOURCES)
+    assert read_record(folder, SHARD) == read_sources(folder, SHARD)[0]
 
 
 def test_none_is_none(folder):

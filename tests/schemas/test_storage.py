@@ -9,12 +9,15 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 
+import schemas.filesystems
 import schemas.storage
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.filesystems import filesystem_of, storage_errors
 from schemas.locations import is_remote, local_path, plain_location
 from schemas.output import hold
-from schemas.storage import Folder, filesystem_of, storage_errors
+from schemas.storage import Folder
+from schemas.summary import SUMMARY_NAME
 from schemas.survey import Survey
 from schemas.validation import validate
 
@@ -96,7 +99,7 @@ def test_an_address_that_cannot_be_reached(monkeypatch):
         raise OSError(f"When resolving region for {uri}: Could not resolve hostname")
 
     # pyarrow asks the network for the region of an S3 bucket as soon as it sees the address.
-    monkeypatch.setattr(schemas.storage, "fs", SimpleNamespace(FileSystem=SimpleNamespace(from_uri=fail)))
+    monkeypatch.setattr(schemas.filesystems, "fs", SimpleNamespace(FileSystem=SimpleNamespace(from_uri=fail)))
     with pytest.raises(DatasetError, match=r"cannot use 's3://bucket/x': OSError: .*Could not resolve hostname"):
         Folder("s3://bucket/x").names()
 
@@ -279,7 +282,7 @@ def test_a_dataset_in_an_object_store(bucket, toys, by_hand):
     assert validate("gs://bucket/features") == []
     assert Survey(remote.output).complete() == manifest == open_dataset(toy.path).manifest
     assert open_dataset("gs://bucket/features").numpy().tobytes() == open_dataset(toy.path).numpy().tobytes()
-    assert remote.output.folder.names() == open_dataset(toy.path).folder.names()
+    assert set(remote.output.folder.names()) == {SUMMARY_NAME, *open_dataset(toy.path).folder.names()}
 
 
 def test_what_another_process_deletes_first_is_deleted(folder, monkeypatch):

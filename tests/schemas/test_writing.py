@@ -322,13 +322,14 @@ with open_shard(output, 0) as shard:
 """
 
 
-def test_a_killed_writer_leaves_only_a_temporary_file(folder, blocked_process):
+def test_a_killed_writer_leaves_only_temporary_files(folder, blocked_process):
     with blocked_process(KILLED, folder.location) as process:
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    [(name, size)] = folder.files()
-    assert re.fullmatch(rf"\.{re.escape(NAME)}\.tmp-\d+", name)
-    assert size > 4 << 20  # It was in the middle, not at the start.
+    shard, record = sorted(folder.files())
+    assert re.fullmatch(rf"\.{re.escape(NAME)}\.tmp-\d+", shard[0])
+    assert re.fullmatch(r"\.records/\.part-00000-of-00001\.jsonl\.tmp-\d+", record[0])
+    assert shard[1] > 4 << 20  # It was in the middle, not at the start.
     assert read_footer(folder, NAME) is None
 
 
@@ -366,7 +367,7 @@ def test_bytes_of_failures_do_not_depend_on_their_order(folder):
     assert len(written) == 1
 
 
-def test_failures_are_published_before_their_shard(folder, monkeypatch):
+def test_failures_are_published_before_their_shard_and_its_record_after_it(folder, monkeypatch):
     published = []
     publish = Folder._publish
 
@@ -376,7 +377,7 @@ def test_failures_are_published_before_their_shard(folder, monkeypatch):
 
     monkeypatch.setattr(Folder, "_publish", record)
     write_captions(folder, many_captions(3), failures=[failure("a")])
-    assert published == [FAILED, RECORD, NAME]
+    assert published == [FAILED, NAME, RECORD]
 
 
 def test_no_shard_without_its_failures(folder):

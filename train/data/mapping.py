@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
+from schemas.filesystems import storage_errors
 from schemas.fingerprints import canonical_json, sha256_of_bytes
-from schemas.storage import storage_errors
 
 __all__ = ["mapped_array"]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import DatasetError
-from schemas.storage import Folder, storage_errors
+from schemas.filesystems import storage_errors
+from schemas.storage import Folder
 
 __all__ = ["DIRECTIONS", "MEASURES", "read_result", "write_result"]
 

@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any
 
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import Folder, storage_errors
+from schemas.filesystems import storage_errors
+from schemas.storage import Folder
 
 __all__ = ["LOG", "RunLog"]
 

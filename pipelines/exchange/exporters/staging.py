@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import DatasetError
+from schemas.filesystems import storage_errors
 from schemas.locations import target_path
-from schemas.storage import TEMPORARY_MARK, storage_errors
+from schemas.storage import TEMPORARY_MARK
 
 __all__ = ["Staging"]
 

@@ -31,7 +31,8 @@ from pipelines.inputs.images.base import IdRule, ImageRef, ImageSource
 from pipelines.inputs.images.row_groups import RowGroupCache
 from pipelines.inputs.images.selection import EXTENSIONS, NotTaken, crosses_folders, is_image
 from schemas.errors import InputError
-from schemas.storage import Folder, storage_errors
+from schemas.filesystems import storage_errors
+from schemas.storage import Folder
 
 __all__ = [
     "ArchiveKind",

@@ -15,11 +15,13 @@ from pyarrow import fs
 
 from pipelines.inputs.images.base import IdRule, ImageRef, ImageSource
 from pipelines.inputs.images.selection import NotTaken, crosses_folders, is_image
+from pipelines.inputs.stores import read_object
 from pipelines.inputs.tables import read_rows
 from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, versions_of
 from schemas.errors import DatasetError, InputError, UsageError
+from schemas.filesystems import filesystem_of, storage_errors
 from schemas.locations import is_remote, plain_location
-from schemas.storage import Folder, filesystem_of, storage_errors
+from schemas.storage import Folder
 
 __all__ = ["TABLE_COLUMNS", "ImageTable", "ImagesInFolder"]
 
@@ -66,9 +68,14 @@ class ImagesInFolder(ImageSource):
             raise left_out.no_images(self.location)
         self._note(left_out)
 
+    @property
+    def parallel_reads(self) -> int:
+        """Many if the folder is in a store."""
+        return 1 if self.folder.is_local else PARALLEL_READS
+
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one file."""
-        return self.folder.read(ref.uri)
+        return read_object(self.folder, ref.uri)
 
 
 @dataclass(frozen=True)
@@ -97,8 +104,8 @@ class ImageTable(ImageSource):
 
     @property
     def parallel_reads(self) -> int:
-        """Many if the first rows name web servers."""
-        return PARALLEL_READS if any(map(is_web_address, self._first_addresses)) else 1
+        """Many if the first rows name web servers or stores."""
+        return 1 if self.tells_versions else PARALLEL_READS
 
     @property
     def tells_versions(self) -> bool:
@@ -147,7 +154,7 @@ class ImageTable(ImageSource):
         if is_web_address(ref.uri):
             return fetch(ref.uri, self.access)
         parent, _, name = self._path_of(ref.uri).rpartition("/")
-        return Folder(parent or "/").read(name)
+        return read_object(Folder(parent or "/"), name)
 
     def _check_address(self, uri: str, place: str) -> None:
         """Refuse an address that cannot be read whatever is behind it."""

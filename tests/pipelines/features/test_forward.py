@@ -163,6 +163,36 @@ def test_reading_runs_ahead_of_the_model_and_no_further():
     assert 4 + sum(table.num_rows for table in tables) == 200
 
 
+@pytest.mark.parametrize("batch_size", [1, 40])
+def test_more_images_are_read_at_once_than_decoding_threads_exist(batch_size):
+    """All of sixteen reads wait for each other: fewer at once would never end."""
+    together = threading.Barrier(16)
+
+    def read(_):
+        together.wait(20)
+        return grey(1)
+
+    refs = [ImageRef(f"image{n:03d}", "") for n in range(64)]
+    options = {"schema": SCHEMA, "batch_size": batch_size, "threads": 1, "reads": 16, "tally": Tally()}
+    tables = extract_shard(refs, extractor=FakeExtractor(), read=read, **options)
+    assert sum(table.num_rows for table in tables) == 64
+
+
+def test_memory_stays_bounded_when_many_are_read_at_once():
+    lock, read = threading.Lock(), []
+
+    def count(ref):
+        with lock:
+            read.append(ref.image_id)
+        return grey(1)
+
+    refs = [ImageRef(f"image{n:03d}", "") for n in range(200)]
+    options = {"schema": SCHEMA, "batch_size": 4, "threads": 2, "reads": 16, "tally": Tally()}
+    next(extract_shard(refs, extractor=FakeExtractor(), read=count, **options))
+    with lock:
+        assert len(read) <= 4 + 2 * 4 + 16
+
+
 @pytest.mark.parametrize("error", [UsageError("LOAD_TRUNCATED_IMAGES is set"), RuntimeError("a fault of ours")])
 def test_other_errors_are_not_failures_of_an_image(error):
     def read(_):

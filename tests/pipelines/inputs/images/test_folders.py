@@ -17,7 +17,7 @@ from extractors import Description, Extractor
 from pipelines.features.forward import Tally, extract_shard
 from pipelines.features.job import FeaturesJob
 from pipelines.features.workers import decoding_threads
-from pipelines.inputs.images import ImageTable, open_images
+from pipelines.inputs.images import ImagesInFolder, ImageTable, open_images
 from pipelines.inputs.web import PARALLEL_READS, WebAccess
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
@@ -77,6 +77,7 @@ def extracted(source, threads: int) -> tuple[dict[str, list[float]], dict[str, t
         batch_size=4,
         threads=threads,
         tally=tally,
+        reads=source.parallel_reads,
     )
     features = {row["image_id"]: row["feature"] for part in rows for row in part.to_pylist()}
     return features, {row["key"]: (row["reason"], row["message"]) for row in tally.failures}
@@ -128,23 +129,24 @@ def test_as_many_images_are_fetched_at_once_as_the_source_says(site, tmp_path):
     rows = {f"image{number:02d}": site.address(f"/{number}") for number in range(PARALLEL_READS)}
     site.pages = {f"/{number}": page for number in range(PARALLEL_READS)}
     source = open_images(table(tmp_path / "t.csv", rows), allow_private_addresses=True)
-    job = FeaturesJob(images=source, output=str(tmp_path / "f"), device="cpu")
-    features, failures = extracted(source, decoding_threads(job))
+    features, failures = extracted(source, threads=1)
     assert (len(features), failures) == (PARALLEL_READS, {})
 
 
 @pytest.mark.parametrize(
     ("uris", "threads"),
-    [(["a.png", "b.png"], 1), (["a.png", "HTTP://h/b.png"], PARALLEL_READS), (["s3://b/http://a"], 1)],
+    [(["a.png", "b.png"], 1), (["a.png", "HTTP://h/b.png"], PARALLEL_READS), (["s3://b/http://a"], PARALLEL_READS)],
 )
-def test_more_threads_read_where_web_servers_are_named(tmp_path, uris, threads):
+def test_more_threads_read_where_other_machines_are_named(tmp_path, uris, threads):
     source = open_images(table(tmp_path / "t.csv", {str(number): uri for number, uri in enumerate(uris)}))
     assert source.parallel_reads == threads
-    assert decoding_threads(FeaturesJob(images=source, output="f", device="cpu"), cores=1) == threads
+    # Threads that wait for other machines do not decode: the model needs the cores.
+    assert decoding_threads(FeaturesJob(images=source, output="f", device="cpu"), cores=1) == 1
 
 
-def test_a_folder_is_read_by_as_many_threads_as_decode(tmp_path):
+def test_a_folder_is_read_by_as_many_threads_as_decode_unless_it_is_in_a_store(tmp_path):
     assert open_images(tmp_path).parallel_reads == 1
+    assert ImagesInFolder(Folder("gs://bucket/photos")).parallel_reads == PARALLEL_READS
 
 
 def test_a_source_with_access_is_the_same_after_pickling(tmp_path):

@@ -1,0 +1,136 @@
+"""The file systems behind locations, local disks, ``gs://`` and ``s3://``, all through ``pyarrow.fs``; what their errors mean."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import fs
+
+from schemas.errors import DatasetError, UsageError
+from schemas.locations import STORE, check_location, is_remote, plain_location
+
+__all__ = ["access_denied", "filesystem_of", "local_path_of", "storage_errors"]
+
+_GCS_RETRY_SECONDS = 15  # Google's own limit is 15 minutes, even for an address that nobody answers.
+
+_GOOGLE = "google::cloud::Status"
+"""Start of every error text of Google's client; pyarrow reports some of these as errors other than OSError."""
+
+_LOCAL_ADVICE = {
+    errno.ENOSPC: "the disk is full: free some space and run the same command again, finished shards are kept",
+    errno.EDQUOT: "the disk quota is used up: free some space and run the same command again",
+    errno.EFBIG: "the file would be larger than this account or file system allows: see ulimit -f; more shards make smaller files",
+    errno.EACCES: "permission denied: check who owns the folder, or choose another one",
+    errno.EPERM: "permission denied: check who owns the folder, or choose another one",
+    errno.EROFS: "the file system is read-only: choose another folder",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EISDIR: "the path is a folder, expected a file",
+}
+
+_DENIED = (
+    "ACCESS_DENIED|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE|EXPIRED|MISSING_AUTHENTICATION|PERMISSION_DENIED|"
+    "UNAUTHENTICATED|[Cc]redential|OAuth2|access token|Permission denied"
+)
+
+# pyarrow passes on only the text of a store's answer; the first pattern that matches it counts.
+_REMOTE_ADVICE = (
+    ("NO_SUCH_BUCKET", "there is no such bucket: check its name, or create it first"),
+    (_DENIED, "access denied: check the credentials of this machine and what they allow"),
+    (
+        "NETWORK_CONNECTION|CURL error|UNAVAILABLE|DEADLINE_EXCEEDED",
+        "it cannot be reached: check the network, and AWS_ENDPOINT_URL or STORAGE_EMULATOR_HOST where they are set",
+    ),
+    ("No space left", "the disk for temporary files is full: free some space, or set TMPDIR"),
+)
+
+
+def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
+    """Return the file system of a location, in any form that `plain_location` takes, and the path within it.
+
+    An address consists of a scheme, a bucket and a key. The key is taken literally: nothing in it is unquoted. pyarrow options
+    such as ``?region=eu-west-1`` may follow. Environment variables choose endpoints other than the clouds' own:
+    ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL``, and ``STORAGE_EMULATOR_HOST`` (used without credentials, as Google's
+    clients do).
+
+    Raises:
+        UsageError: the location cannot exist, or the scheme of the address is unknown.
+        DatasetError: the object store cannot be reached.
+    """
+    check_location(location)
+    location = plain_location(location)
+    if not is_remote(location):
+        return fs.LocalFileSystem(), str(Path(location).absolute())
+    store = STORE.fullmatch(location)
+    scheme, bucket, key, options = store.groups(default="") if store else ("", "", "", "")
+    try:
+        with storage_errors(location):
+            filesystem, root = _connect(f"{scheme}://{bucket}{options}" if store else location)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(
+            f"cannot understand the location {location!r}: {error}. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"
+        ) from error
+    return filesystem, root.rstrip("/") + key.rstrip("/") if store else root
+
+
+def local_path_of(location: str) -> Path:
+    """Return the path of a location that must be on this machine.
+
+    Raises:
+        UsageError: it is an address elsewhere, or cannot exist.
+    """
+    check_location(location)
+    if is_remote(location):
+        raise UsageError(f"cannot write to {location!r}: give a local folder, and copy it where you want it")
+    return Path(filesystem_of(location)[1] if "://" in location else os.path.expanduser(location))  # noqa: PTH111
+
+
+@lru_cache(maxsize=64)
+def _connect(address: str) -> tuple[fs.FileSystem, str]:
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
+    if address.startswith(("gs://", "gcs://")):
+        if emulator and "endpoint_override=" not in address:
+            scheme, _, host = emulator.rstrip("/").rpartition("://")
+            bucket = address.partition("://")[2].partition("?")[0].rpartition("@")[2]
+            limit = timedelta(seconds=_GCS_RETRY_SECONDS)
+            endpoint = {"scheme": scheme or "http", "endpoint_override": host}
+            return fs.GcsFileSystem(anonymous=True, retry_time_limit=limit, **endpoint), bucket
+        if "retry_limit_seconds=" not in address:
+            address += f"{'&' if '?' in address else '?'}retry_limit_seconds={_GCS_RETRY_SECONDS}"
+    filesystem, root = fs.FileSystem.from_uri(address)
+    if filesystem.type_name == "s3":
+        rebuild, (settings,) = filesystem.__reduce__()
+        if "allow_delayed_open" in settings:  # pyarrow 20: a small file takes one request instead of three.
+            filesystem = rebuild({**settings, "allow_delayed_open": True})
+    return filesystem, root
+
+
+@contextmanager
+def storage_errors(location: str) -> Iterator[None]:
+    """Turn errors of the operating system or the object store into a ``DatasetError`` that says what to do."""
+    try:
+        yield
+    except (DatasetError, UsageError, FileNotFoundError):
+        raise
+    except (OSError, pa.ArrowException) as error:
+        if not isinstance(error, OSError) and _GOOGLE not in str(error):
+            raise  # About the contents of a file.
+        detail = f"{type(error).__name__}: {error}"
+        if is_remote(location):
+            advice = next((advice for pattern, advice in _REMOTE_ADVICE if re.search(pattern, str(error))), "")
+            detail = f"{advice} ({detail})" if advice else detail
+        else:
+            detail = _LOCAL_ADVICE.get(getattr(error, "errno", None) or 0, detail)
+        raise DatasetError(f"cannot use {location!r}: {detail}") from error
+
+
+def access_denied(error: Exception) -> bool:
+    """Whether a store refused an operation because of who asks."""
+    return re.search(_DENIED, str(error)) is not None

@@ -1,0 +1,48 @@
+"""What a whole dataset was made from, in one small file beside its records.
+
+With it a run recognises a complete dataset in a store from a listing, the manifest and this file, whatever the number of shards.
+Like the records it is not part of the dataset; where it is missing or says something else, a run looks at each shard.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from schemas.fingerprints import canonical_json, sha256_of_bytes
+from schemas.manifest import Manifest
+from schemas.storage import Folder
+
+__all__ = ["SUMMARY_NAME", "is_summarised", "write_summary"]
+
+SUMMARY_NAME = ".records/dataset.json"
+
+
+def write_summary(folder: Folder, manifest: Manifest, listings: Sequence[str], states: Sequence[str]) -> None:
+    """Write the summary of a dataset whose manifest is about to be written.
+
+    Args:
+        folder: the folder of the dataset.
+        manifest: the manifest.
+        listings: of each shard the digest of what it is made from, as its footer says; empty where it does not.
+        states: of each shard the state of its record.
+    """
+    content = {"manifest": _digest(manifest.to_json()), "listings": _digest(listings), "states": _digest(states)}
+    folder.write(SUMMARY_NAME, f"{canonical_json(content)}\n".encode())
+
+
+def is_summarised(folder: Folder, manifest: Manifest, listings: Sequence[str] | None, states: Sequence[str] | None) -> bool:
+    """Whether the summary says that a dataset was committed with this manifest, and made from these inputs; None is any."""
+    try:
+        content = json.loads(folder.read(SUMMARY_NAME))
+        return (
+            content["manifest"] == _digest(manifest.to_json())
+            and (listings is None or content["listings"] == _digest(listings))
+            and (states is None or content["states"] == _digest(states))
+        )
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def _digest(value: str | Sequence[str]) -> str:
+    return sha256_of_bytes(canonical_json(value if isinstance(value, str) else list(value)).encode())

@@ -1,0 +1,212 @@
+"""How many requests object stores are asked, and how many at once, by a proxy that counts and delays them."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import pipelines.inputs.stores
+import schemas.filesystems
+from pipelines.inputs.images import open_images
+from schemas.fingerprints import Identity
+from schemas.manifest import MANIFEST_NAME
+from schemas.output import Output
+from schemas.records import Sources
+from schemas.storage import Folder
+from schemas.summary import SUMMARY_NAME
+from schemas.survey import Survey
+from schemas.writing import commit, write_dataset
+from tests.stores import PACKAGES, SETTINGS, emulator, far_away, is_installed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SECONDS = 0.1  # Long enough that what can be under way at once is, on a busy machine, too.
+IMAGES, SHARDS = 48, 12
+LARGE = 3 << 20
+# pyarrow asks S3 for the size of every object before it reads it; Google's store is read in streams.
+READING = {"s3": 2, "gs": 1}
+
+
+@pytest.fixture(scope="module", params=["s3", "gs"])
+def running(request):
+    if not is_installed(request.param):
+        pytest.skip(f"no emulator: pip install '{PACKAGES[request.param]}'")
+    with emulator(request.param) as store, far_away(store, SECONDS) as far:
+        yield store, far
+
+
+def use(store, monkeypatch):
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
+    schemas.filesystems._connect.cache_clear()
+    pipelines.inputs.stores._s3_store.cache_clear()
+
+
+@pytest.fixture
+def store(running, monkeypatch):
+    use(running[1], monkeypatch)
+    return running[1]
+
+
+def upload(location: str, files: dict[str, bytes]) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda item: Folder(location).write(*item), files.items()))
+
+
+def test_an_image_takes_one_request_and_many_are_under_way_at_once(store):
+    files = {f"{number:02d}.jpg": os.urandom(1000 + number) for number in range(IMAGES)}
+    files["large.jpg"] = os.urandom(LARGE)
+    upload(store.address("photos"), files)
+    source = open_images(store.address("photos"))
+    store.asked()
+    refs = list(source.refs())
+    assert [request.method for request in store.asked().all] == ["GET"]  # The listing, which tells the versions, too.
+    assert all(ref.version for ref in refs)
+    assert source.tells_versions
+    with ThreadPoolExecutor(source.parallel_reads) as pool:
+        read = dict(zip((ref.uri for ref in refs), pool.map(source.read, refs), strict=True))
+    asked = store.asked()
+    assert read == files
+    assert len(asked) == len(files)
+    assert {request.method for request in asked.all} == {"GET"}
+    assert asked.at_once >= 12  # Of 32: a busy machine starts threads slowly.
+
+
+def test_an_image_that_is_missing_says_the_same_wherever_it_lies(store):
+    source = open_images(store.address("photos"))
+    ref = next(iter(source.refs()))._replace(uri="nowhere.jpg")
+    with pytest.raises(FileNotFoundError, match=r"^\[Errno 2\] No such file or directory$"):
+        source.read(ref)
+
+
+def test_an_upload_goes_in_large_parts(store):
+    folder = Folder(store.address("large"))
+    store.asked()
+    folder.write("small", b"x")
+    assert len(store.asked().all) <= {"s3": 1, "gs": 2}[store.scheme]
+    data = os.urandom(40 << 20)
+    folder.write("large", data)
+    asked = store.asked()
+    assert folder.read("large") == data
+    parts = sorted(request.size for request in asked.all if request.method == "PUT" and request.size)
+    if store.scheme == "gs":
+        assert parts[1:] == [16 << 20] * 2
+        assert len(asked) <= len(parts) + 2
+    else:  # pyarrow's parts are of 10 MiB each, and go side by side.
+        assert len(parts) == 4
+        assert asked.at_once >= 2
+
+
+def output_of(location: str, shards: int, listings=None, states=None) -> Output:
+    parameters = {"feature": {"name": "random", "shape": [4], "dtype": "float32", "source": ""}}
+    return Output(Folder(location), Identity("features", parameters, shards=shards), listings=listings, states=states)
+
+
+def write(location: str, shards: int = SHARDS) -> Output:
+    """Write a dataset of which every other shard has a failure."""
+    listings = tuple(f"{number:064d}" for number in range(shards))
+    output = output_of(location, shards, listings, listings[::-1])
+
+    def make_shard(number, shard):
+        values = pa.FixedSizeListArray.from_arrays(pa.array(np.full(4, number, np.float32)), type=output.schema.field(1).type)
+        shard.write(pa.table([pa.array([f"i{number}"]), values], schema=output.schema))
+        shard.statistics = {"images": 1, "listing": listings[number]}
+        shard.sources = Sources(state=output.states[number])
+        if number % 2:
+            row = {"key": f"f{number}", "uri": "u", "stage": "decode", "reason": "truncated", "message": "m"}
+            shard.add_failures([row])
+
+    write_dataset(output, make_shard, statistics=lambda footers: {"images": sum(f.statistics["images"] for f in footers)})
+    return output
+
+
+@pytest.fixture
+def near(running, monkeypatch, request):
+    """A dataset, whose requests are neither counted nor delayed."""
+    use(running[0], monkeypatch)
+    return write(running[0].address(request.node.originalname))
+
+
+@pytest.fixture
+def dataset(near, running, monkeypatch):
+    """The same behind the proxy."""
+    use(running[1], monkeypatch)
+    return near
+
+
+def test_a_complete_dataset_is_recognised_from_its_manifest_and_one_listing(dataset, store):
+    store.asked()
+    assert Survey(dataset).complete() is not None
+    asked = store.asked()
+    assert not [request.path for request in asked.all if "part-" in request.path]
+    assert len(asked) == 1 + 2 * READING[store.scheme]  # The listing, the manifest and the summary.
+
+
+def test_a_dataset_of_other_inputs_is_not_taken_for_complete(near):
+    location, listings, states = near.folder.location, near.listings, near.states
+    others = [("other", *digests[1:]) for digests in (listings, states)]
+    for other in ((others[0], states), (listings, others[1])):
+        assert Survey(output_of(location, SHARDS, *other)).complete() is None
+        assert Survey(output_of(location, SHARDS, *other)).finished() == set(range(1, SHARDS))
+    assert Survey(output_of(location, SHARDS, listings)).complete() is not None
+
+
+def test_sizes_count_whatever_the_summary_says(near):
+    name = near.name(3)
+    near.folder.write(name, near.folder.read(name) + b"x")
+    assert Survey(near).complete() is None
+    assert Survey(near).finished() == set(range(SHARDS)) - {3}
+    near.folder.delete(f"_failures/{near.name(5)[:-8]}.jsonl")
+    assert Survey(near).finished() == set(range(SHARDS)) - {3, 5}
+
+
+def test_digests_are_compared_where_that_is_asked_for(near):
+    name = near.name(2)
+    data = bytearray(near.folder.read(name))
+    data[10] ^= 1
+    near.folder.write(name, bytes(data))
+    assert Survey(near).complete() is not None
+    assert Survey(near, verify=True).complete() is None
+    assert Survey(near, verify=True).finished() == set(range(SHARDS)) - {2}
+
+
+def test_a_finished_shard_takes_two_requests_at_most_and_all_are_asked_at_once(dataset, store):
+    for name in (MANIFEST_NAME, SUMMARY_NAME):
+        dataset.folder.delete(name)
+    store.asked()
+    survey = Survey(dataset)
+    survey.refuse(overwrite=False)
+    assert survey.finished() == survey.usable() == set(range(SHARDS))
+    asked = store.asked()
+    assert len(asked) - 1 <= READING[store.scheme] * SHARDS
+    assert asked.at_once >= SHARDS // 2
+    assert not [request for request in asked.all if request.path.endswith(".parquet") and "list-type" not in request.path]
+
+
+def test_a_commit_reads_no_shard_again(dataset, store):
+    before = dataset.folder.read(MANIFEST_NAME)
+    for name in (MANIFEST_NAME, SUMMARY_NAME):
+        dataset.folder.delete(name)
+    store.asked()
+    commit(dataset, statistics=lambda footers: {"images": sum(footer.statistics["images"] for footer in footers)})
+    asked = store.asked()
+    assert dataset.folder.read(MANIFEST_NAME) == before
+    assert not [request for request in asked.all if ".parquet" in request.path]
+    assert len(asked) - 1 <= READING[store.scheme] * SHARDS + 2 * 3  # The listing; the summary and the manifest are written.
+
+
+def test_a_shard_whose_record_says_nothing_is_read(near):
+    """As of a dataset that an earlier version wrote, or where a run was killed between a shard and its record."""
+    name = f".records/{near.name(0)[:-8]}.jsonl"
+    before = near.folder.read(MANIFEST_NAME)
+    near.folder.delete(name)
+    near.folder.delete(SUMMARY_NAME)
+    assert Survey(near).finished() == set(range(SHARDS))  # The manifest names its digest.
+    commit(near, statistics=lambda footers: {"images": sum(footer.statistics["images"] for footer in footers)})
+    assert near.folder.read(MANIFEST_NAME) == before
+    near.folder.delete(MANIFEST_NAME)
+    assert Survey(near).finished() == set(range(1, SHARDS))

@@ -1,0 +1,277 @@
+"""Object stores on this machine: emulators of S3 and Google Cloud Storage, and a proxy that counts and delays requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import NamedTuple
+
+LOCAL = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_EC2_METADATA_DISABLED": "true"}
+SETTINGS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS")
+PACKAGES = {"s3": "moto[server]", "gs": "gcp-storage-emulator"}
+_ASKED = "/requests so far"
+_LARGEST_HEAD = 1 << 20
+
+
+@dataclass(frozen=True)
+class Store:
+    """An object store that runs on this machine, with a bucket named ``bucket``.
+
+    Attributes:
+        scheme: ``s3`` or ``gs``.
+        port: where it answers.
+    """
+
+    scheme: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that make the command use it."""
+        return (
+            {**LOCAL, **KEYS, "AWS_ENDPOINT_URL": self.url}
+            if self.scheme == "s3"
+            else {**LOCAL, "STORAGE_EMULATOR_HOST": self.url}
+        )
+
+    def address(self, path: str) -> str:
+        return f"{self.scheme}://bucket/{path}"
+
+    def web_address(self, path: str) -> str:
+        """The address under which the store serves an object to anybody; the path must need no quoting."""
+        if self.scheme == "s3":
+            return f"{self.url}/bucket/{path}"
+        return f"{self.url}/storage/v1/b/bucket/o/{path.replace('/', '%2F')}?alt=media"
+
+
+def is_installed(scheme: str) -> bool:
+    return find_spec("moto" if scheme == "s3" else "gcp_storage_emulator") is not None
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@contextmanager
+def emulator(scheme: str, environment: Mapping[str, str] = {}) -> Iterator[Store]:
+    """Start an emulator with an empty bucket, and end it.
+
+    Args:
+        scheme: ``s3`` or ``gs``.
+        environment: further variables of the emulator; with any, the bucket is not made.
+    """
+    store = Store(scheme, free_port())
+    port = str(store.port)
+    arguments = {
+        "s3": ("moto.server", "-H", "127.0.0.1", "-p", port),
+        "gs": ("gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", port, "--in-memory", "--quiet"),
+    }[scheme]
+    with _process("-m", *arguments, url=store.url, environment={**store.environment, **environment}):
+        if not environment:
+            _make_bucket(store)
+        yield store
+
+
+def _make_bucket(store: Store) -> None:
+    place, data, method = {
+        "s3": ("/bucket", b"", "PUT"),
+        "gs": ("/storage/v1/b?project=test", b'{"name": "bucket"}', "POST"),
+    }[store.scheme]
+    request = urllib.request.Request(store.url + place, data=data, method=method, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.status == 200
+
+
+@contextmanager
+def _process(*arguments: str, url: str, environment: Mapping[str, str]) -> Iterator[None]:
+    """Run a server, wait until it answers, and end it."""
+    command = [sys.executable, *arguments]
+    server = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60
+        while not _answers(url):
+            assert server.poll() is None, f"{command} ended with {server.returncode}"
+            assert time.monotonic() < until, f"{command} does not answer"
+            time.sleep(0.1)
+        yield
+    finally:
+        server.kill()
+        server.wait(timeout=30)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+
+
+# --- far away --------------------------------------------------------------------------------------------------------
+
+
+class Request(NamedTuple):
+    method: str
+    path: str
+    size: int
+
+
+class Requests(NamedTuple):
+    """What a store was asked.
+
+    Attributes:
+        all: the requests, in the order of their arrival.
+        at_once: the greatest number of requests that were under way at the same time.
+    """
+
+    all: list[Request]
+    at_once: int
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+
+@dataclass(frozen=True)
+class FarStore(Store):
+    """A store behind a proxy that delays every request."""
+
+    def asked(self) -> Requests:
+        """Return what was asked since the last call."""
+        with urllib.request.urlopen(self.url + _ASKED.replace(" ", "%20"), timeout=30) as answer:
+            found = json.load(answer)
+        return Requests([Request(*each) for each in found["all"]], found["at_once"])
+
+
+@contextmanager
+def far_away(store: Store, seconds: float, *, remembers: str = "") -> Iterator[FarStore]:
+    """Put a proxy in front of a store.
+
+    Args:
+        store: the store.
+        seconds: time that each request takes longer.
+        remembers: end of the names of objects that the proxy gives again without the store: emulators are slower than stores.
+    """
+    far = FarStore(store.scheme, free_port())
+    arguments = (__file__, str(far.port), str(store.port), str(seconds), remembers)
+    with _process(*arguments, url=far.url, environment={}):
+        far.asked()
+        yield far
+
+
+class _Proxy:
+    def __init__(self, port: int, seconds: float, remembers: str) -> None:
+        self._port = port
+        self._seconds = seconds
+        self._remembers = remembers
+        self._answers: dict[tuple[str, ...], bytes] = {}
+        self._all: list[Request] = []
+        self._now = self._at_once = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                line, headers = _parsed(await reader.readuntil(b"\r\n\r\n"))
+                method, path, _ = line.split(" ")
+                if "expect" in headers:
+                    writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                body = await _body(reader, headers)
+                if path == _ASKED.replace(" ", "%20"):
+                    writer.write(_answer("HTTP/1.1 200 OK", {}, self._taken()))
+                else:
+                    self._all.append(Request(method, path, len(body)))
+                    self._now += 1
+                    self._at_once = max(self._at_once, self._now)
+                    try:
+                        await asyncio.sleep(self._seconds)
+                        writer.write(await self._ask(method, path, headers, body))
+                    finally:
+                        self._now -= 1
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    def _taken(self) -> bytes:
+        taken = json.dumps({"all": self._all, "at_once": self._at_once}).encode()
+        self._all, self._at_once = [], 0
+        return taken
+
+    async def _ask(self, method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
+        key = (method, path, headers.get("range", ""))
+        if key in self._answers:
+            return self._answers[key]
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        sent = {k: v for k, v in headers.items() if k not in ("connection", "transfer-encoding", "content-length", "expect")}
+        sent |= {"connection": "close", "content-length": str(len(body))}
+        writer.write(_head(f"{method} {path} HTTP/1.1", sent) + body)
+        await writer.drain()
+        whole = await reader.read()
+        writer.close()
+        head, _, data = whole.partition(b"\r\n\r\n")
+        line, found = _parsed(head)
+        if found.pop("transfer-encoding", "") == "chunked":
+            chunks = asyncio.StreamReader()
+            chunks.feed_data(data)
+            data = await _body(chunks, {"transfer-encoding": "chunked"})
+        length = found.pop("content-length", "0") if method == "HEAD" else None
+        found.pop("connection", None)
+        answer = _answer("HTTP/1.1 " + line.partition(" ")[2], found, data, length)
+        if method == "GET" and self._remembers and path.partition("?")[0].endswith(self._remembers):
+            self._answers[key] = answer
+        return answer
+
+
+def _parsed(head: bytes) -> tuple[str, dict[str, str]]:
+    first, *lines = head.decode("latin-1").split("\r\n")
+    return first, {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
+
+
+async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    if "chunked" not in headers.get("transfer-encoding", ""):
+        return await reader.readexactly(int(headers.get("content-length", 0)))
+    parts = []
+    while size := int((await reader.readline()).partition(b";")[0], 16):
+        parts.append(await reader.readexactly(size))
+        await reader.readline()
+    await reader.readline()
+    return b"".join(parts)
+
+
+def _head(line: str, headers: Mapping[str, str]) -> bytes:
+    return "\r\n".join([line, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode("latin-1")
+
+
+def _answer(line: str, headers: Mapping[str, str], data: bytes, length: str | None = None) -> bytes:
+    counted = {} if " 204" in line else {"content-length": length if length is not None else str(len(data))}
+    return _head(line, {**headers, **counted}) + data
+
+
+async def _main(port: int, store: int, seconds: float, remembers: str) -> None:
+    proxy = _Proxy(store, seconds, remembers)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", port, limit=_LARGEST_HEAD, backlog=1000)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]))
