@@ -51,16 +51,15 @@ def cut(table: pa.Table, shards: int, left_out: frozenset[int] = frozenset()) ->
     """
     image_ids = table["image_id"].combine_chunks().dictionary_encode()
     shard_of_id = np.array([shard_of(image_id, shards) for image_id in image_ids.dictionary.to_pylist()], np.int32)
-    shard_of_row = shard_of_id[image_ids.indices.to_numpy()] if table.num_rows else shard_of_id
+    shard_of_row = shard_of_id[image_ids.indices.to_numpy()]
     order = np.lexsort((*_sort_keys(table), shard_of_row))
     if left_out:
         order = order[~np.isin(shard_of_row[order], list(left_out))]
     rows = table.take(order)
     piece_rows = max(1, PIECE_BYTES * rows.num_rows // max(1, rows.nbytes))
-    numbers, starts = np.unique(shard_of_row[order], return_index=True)
-    for number, start, end in zip(numbers.tolist(), starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
-        for first in range(start, end, piece_rows):
-            yield number, rows.slice(first, min(piece_rows, end - first))
+    for number, start, count in zip(*_runs(shard_of_row[order]), strict=True):
+        for first in range(start, start + count, piece_rows):
+            yield number, rows.slice(first, min(piece_rows, start + count - first))
 
 
 def merge(pieces: Iterable[tuple[RowKey, _Place]], read: Callable[[_Place], pa.Table]) -> Iterator[pa.Table]:
@@ -148,6 +147,11 @@ def _ranks(column: pa.ChunkedArray) -> np.ndarray:
     ranks = np.empty(len(order), np.int16 if len(order) <= _MAX_INDEX else np.int32)  # numpy sorts 16 bits far faster.
     ranks[order] = np.arange(len(order))
     return ranks[encoded.indices.to_numpy()]
+
+
+def _runs(values: np.ndarray) -> tuple[list[int], ...]:
+    """Return each of some sorted values once, where its first is, and how many there are."""
+    return tuple(array.tolist() for array in np.unique(values, return_index=True, return_counts=True))
 
 
 def _rows_below(rows: pa.Table, bound: RowKey) -> int:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from pipelines.running.jobs import CommitDataset, SumCounters, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
+from schemas.batches import shard_batches
 from schemas.damage import content_errors
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
@@ -67,10 +68,10 @@ class VocabularyJob:
 def count_tokens(captions: Dataset, shard: int) -> dict[tuple[str, str, str], Counter[str]]:
     """Count the tokens in one shard of captions, by (portion, split, language)."""
     counts: dict[tuple[str, str, str], Counter[str]] = {}
-    table = captions.shard(shard, ["portion", "split", "language", "tokens"])
-    rows = zip(*(table[name].to_pylist() for name in ("portion", "split", "language", "tokens")), strict=True)
-    for portion, split, language, tokens in rows:
-        counts.setdefault((portion, split, language), Counter()).update(tokens)
+    columns = ("portion", "split", "language", "tokens")
+    for batch in shard_batches(captions, shard, columns):
+        for portion, split, language, tokens in zip(*(batch[name].to_pylist() for name in columns), strict=True):
+            counts.setdefault((portion, split, language), Counter()).update(tokens)
     return counts
 
 
