@@ -23,7 +23,7 @@ from schemas.kinds import KEY_COLUMNS
 __all__ = ["RowKey", "cut", "first_key", "key_of", "merge", "number_captions"]
 
 PIECE_BYTES = 128 << 10
-"""Bytes of a piece, before compression: about 1,200 captions. Merging holds at most one piece of each gathering."""
+"""Bytes of a piece, before compression: about a thousand captions. Merging holds at most one piece of each gathering."""
 
 MERGED_BYTES = 8 << 20
 """Bytes that are read between two sorts while merging."""

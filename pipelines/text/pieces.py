@@ -4,15 +4,15 @@ A worker gathers about 32 MiB of captions, sorts them by shard and key, and cuts
 What becomes of a piece depends on the runner:
 
 * The local runner holds everything that it shuffles in the launcher's memory. There each gathering becomes one file beside the
-  shards, and only the places of its pieces are shuffled: some hundred bytes for about 1,200 captions. The files are temporary
+  shards, and only the places of its pieces are shuffled: some hundred bytes for a thousand captions. The files are temporary
   files of the dataset like any other: the commit deletes them before it writes the manifest, a run that fails when it ends, and
   the next run those of one that was killed.
 * The workers of any other runner may share no disk, and its shuffle spills by itself: there the pieces are shuffled. The worker
   that writes a shard first puts them into a file of its own, since the sweep of the merge reads them in another order.
 
-So memory depends neither on the number of captions nor on that of shards, and everything is written and read once. Sorting a
-gathering by shard first makes its file a sequence of runs, one for each shard; merging these is the only other step, however
-large the shard is.
+So memory hardly depends on the number of captions or shards: of each GB of captions, a merge holds 4 MB. Everything is written
+and read once. Sorting a gathering by shard first makes its file a sequence of sorted runs, one for each shard, and merging these
+is the only other step, however large the shard is.
 """
 
 from __future__ import annotations
