@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from pipelines.running.progress import show_progress as show_progress
     from pipelines.running.runner import Execution as Execution
     from pipelines.text.captions import CaptionsJob as CaptionsJob
+    from pipelines.text.captions import ReadCaptions as ReadCaptions
     from pipelines.text.captions import TokenizeCaptions as TokenizeCaptions
     from pipelines.text.captions import TrainTruecasers as TrainTruecasers
     from pipelines.text.captions import prepare_captions as prepare_captions
@@ -153,6 +154,7 @@ __all__ = [
     "Output",
     "PairDataset",
     "PairStream",
+    "ReadCaptions",
     "RegionOptions",
     "Repair",
     "Run",
@@ -246,7 +248,7 @@ _MODULES = {
     "pipelines.running.jobs": ("CommitDataset",),
     "pipelines.running.progress": ("show_progress",),
     "pipelines.running.runner": ("Execution",),
-    "pipelines.text.captions": ("CaptionsJob", "prepare_captions", "TokenizeCaptions", "TrainTruecasers"),
+    "pipelines.text.captions": ("CaptionsJob", "prepare_captions", "ReadCaptions", "TokenizeCaptions", "TrainTruecasers"),
     "pipelines.text.encoding": ("encode_captions", "EncodeCaptions", "EncodeJob"),
     "pipelines.text.queries": ("tokenize_query",),
     "pipelines.text.vocabulary": ("build_vocabulary", "BuildVocabulary", "CountTokens", "VocabularyJob"),

@@ -126,9 +126,10 @@ def hold(folder: Folder, *, shared: bool = False) -> Iterator[None]:
             for name in (PUBLISHING_NAME, LOCK_NAME):  # The former if who published was killed.
                 folder.delete(name)
         os.close(handle)
-        with contextlib.suppress(OSError):
-            for empty in made:
-                empty.rmdir()  # Fails unless the folder is empty: a refused run leaves nothing behind.
+        if made:  # A run that is refused or fails early leaves nothing behind: only empty folders can be removed.
+            for empty in (*path.glob("*/"), *made):
+                with contextlib.suppress(OSError):
+                    empty.rmdir()
 
 
 def lock_file(path: Path, *, shared: bool = False, patience: float = 0.0) -> int:

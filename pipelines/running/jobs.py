@@ -12,6 +12,7 @@ import apache_beam as beam
 from pipelines.running.runner import Execution, run_pipeline
 from schemas.manifest import Manifest
 from schemas.output import Output
+from schemas.storage import TEMPORARY_MARK, Folder
 from schemas.survey import Update
 from schemas.writing import Statistics, commit, complete_dataset
 
@@ -104,6 +105,17 @@ def run_job(
     """
 
     def run(finished: frozenset[int]) -> None:
-        run_pipeline(lambda pipeline: build(pipeline, finished), execution)
+        try:
+            run_pipeline(lambda pipeline: build(pipeline, finished), execution)
+        finally:
+            _delete_temporaries(output.folder)
 
     return complete_dataset(output, run, overwrite=overwrite, verify=verify, update=update, retry_failed=retry_failed)
+
+
+def _delete_temporaries(folder: Folder) -> None:
+    """Delete what workers of a run that failed left in a local folder; in a store nothing is ever incomplete."""
+    if folder.is_local:
+        for name in folder.names():
+            if TEMPORARY_MARK in name:
+                folder.delete(name)

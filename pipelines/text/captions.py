@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import apache_beam as beam
@@ -13,18 +14,10 @@ from pipelines.inputs.captions import CaptionSource, Part, Selection
 from pipelines.running.jobs import CommitDataset, SumCounters, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
-from pipelines.text.blocks import (
-    block_forms,
-    blocks_of,
-    caption_rows,
-    caption_statistics,
-    from_ipc,
-    sort_captions,
-    split_by_shard,
-    to_ipc,
-    tokenize_captions,
-)
+from pipelines.text.blocks import CaptionStatistics, block_forms, blocks_of, caption_rows, tokenize_captions
 from pipelines.text.moses import DEFAULT_RECIPE, Recipe, recipe
+from pipelines.text.ordering import merge, number_captions
+from pipelines.text.pieces import PIECE_FILES, Piece, make_pieces, on_disk, read_piece, read_place, staging
 from pipelines.text.truecasers import TRUECASER_FILES, load_truecasers, parse_truecaser, truecaser_name
 from pipelines.text.truecasing import TruecaseModel
 from schemas.errors import UsageError
@@ -36,24 +29,63 @@ from schemas.parameters import CaptionsParameters
 from schemas.storage import Folder
 from schemas.writing import open_shard
 
-__all__ = ["CaptionsJob", "TokenizeCaptions", "TrainTruecasers", "prepare_captions"]
+__all__ = ["CaptionsJob", "ReadCaptions", "TokenizeCaptions", "TrainTruecasers", "prepare_captions"]
 
 _REPORT_ROWS = 2000
 
-
-def _read_blocks(part: tuple[int, Part], source: CaptionSource, selection: Selection) -> Iterator[bytes]:
-    number, content = part
-    for block in blocks_of(source.read(content, selection), number):
-        yield to_ipc(block)
+_READERS = 16
+"""Number of groups of parts; the captions of a group are gathered together, so that many small files make few pieces."""
 
 
-def _forms(block: bytes, recipe: Recipe, splits: frozenset[str]) -> Iterator[tuple[str, dict[str, int]]]:
-    yield from block_forms(from_ipc(block), recipe, splits).items()
+def _read_pieces(
+    parts: list[tuple[int, Part]],
+    source: CaptionSource,
+    selection: Selection,
+    shards: int,
+    left_out: frozenset[int],
+    folder: str | None,
+) -> Iterator[tuple[int, Piece]]:
+    blocks = (block for number, part in parts for block in blocks_of(source.read(part, selection), number))
+    yield from make_pieces(blocks, shards, left_out=left_out, folder=folder)
+
+
+@dataclass(eq=False)  # Not frozen: Beam sets the label.
+class ReadCaptions(beam.PTransform):
+    """A source to pairs (number of a shard, sorted piece of it): the root of a pipeline.
+
+    Attributes:
+        source: the raw captions.
+        shards: number of shards.
+        selection: the captions to keep.
+        left_out: shards whose captions are dropped.
+        folder: where all workers see the same local disk, a folder on it for the pieces, see `pipelines.text.pieces`.
+    """
+
+    source: CaptionSource
+    shards: int
+    selection: Selection = Selection()
+    left_out: frozenset[int] = frozenset()
+    folder: str | None = None
+
+    def expand(self, root: beam.pvalue.PBegin) -> beam.PCollection:
+        """List the parts, and read them on all workers."""
+        parts = list(enumerate(self.source.parts(self.selection)))
+        groups = [group for start in range(_READERS) if (group := parts[start::_READERS])]
+        return (
+            root
+            | "ListParts" >> beam.Create(groups)
+            | "SpreadParts" >> beam.Reshuffle()  # Fusion break: the parts are read by all workers.
+            | "ReadPieces" >> beam.FlatMap(_read_pieces, self.source, self.selection, self.shards, self.left_out, self.folder)
+        )
+
+
+def _forms(piece: tuple[int, Piece], recipe: Recipe, splits: frozenset[str]) -> Iterator[tuple[str, dict[str, int]]]:
+    yield from block_forms(read_piece(piece[1]), recipe, splits).items()
 
 
 @dataclass(eq=False)  # Not frozen: Beam sets the label.
 class TrainTruecasers(beam.PTransform):
-    """Blocks of captions to pairs (language, text of a model): one truecaser per language.
+    """Pieces of captions, as of `ReadCaptions`, to pairs (language, text of a model): one truecaser per language.
 
     Attributes:
         recipe: the steps before truecasing.
@@ -63,11 +95,11 @@ class TrainTruecasers(beam.PTransform):
     recipe: Recipe
     splits: tuple[str, ...] = ("train",)
 
-    def expand(self, blocks: beam.PCollection) -> beam.PCollection:
+    def expand(self, pieces: beam.PCollection) -> beam.PCollection:
         """Sum counts by language, so that neither order nor sharding matters."""
         return (
-            blocks
-            | "SpreadBlocks" >> beam.Reshuffle()  # Fusion break after fan-out: a part is a file of any size.
+            pieces
+            | "SpreadPieces" >> beam.Reshuffle()  # Fusion break after fan-out: a part is a file of any size.
             | "CountForms" >> beam.FlatMap(_forms, self.recipe, frozenset(self.splits))
             | "SumForms" >> beam.CombinePerKey(SumCounters())
             | "ChooseForms" >> beam.MapTuple(_model_text)
@@ -85,9 +117,8 @@ def _write_truecaser(model: tuple[str, str], folder: Folder) -> tuple[str]:
     return (name,)
 
 
-def _split(block: bytes, shards: int, finished: frozenset[int]) -> Iterator[tuple[int, bytes]]:
-    for number, rows in split_by_shard(from_ipc(block), shards, finished):
-        yield number, to_ipc(rows)
+def _is_missing(piece: tuple[int, Piece], finished: frozenset[int]) -> bool:
+    return piece[0] not in finished
 
 
 class _MakeShardFn(beam.DoFn):
@@ -98,10 +129,23 @@ class _MakeShardFn(beam.DoFn):
         self._done = Metrics.counter("TokenizeCaptions", "captions_tokenized")
         self._failed = Metrics.counter("TokenizeCaptions", "captions_failed")
 
-    def process(self, element: tuple[int, Iterable[bytes]], models: Mapping[str, str]) -> Iterator[int]:
-        number, blocks = element
+    def process(self, element: tuple[int, Iterable[Piece | None]], models: Mapping[str, str]) -> Iterator[int]:
+        number, content = element
         truecasers = {language: parse_truecaser(text) for language, text in models.items()}
-        captions = sort_captions(from_ipc(block) for block in blocks if block)
+        statistics = CaptionStatistics()
+        with on_disk(piece for piece in content if piece) as pieces, open_shard(self._output, number) as shard:
+            for captions in number_captions(merge(pieces, read_place)):
+                rows, failures = self._tokenize(captions, truecasers)
+                statistics.add(rows)
+                shard.write(rows)
+                shard.add_failures(failures)
+            shard.statistics = statistics.to_json()
+        self._meter.flush()
+        self._done.inc(shard.rows)
+        self._failed.inc(len(shard.failures))
+        yield number
+
+    def _tokenize(self, captions: pa.Table, truecasers: Mapping[str, TruecaseModel]) -> tuple[pa.Table, list[dict[str, str]]]:
         tables: list[pa.Table] = []
         failures: list[dict[str, str]] = []
         for start in range(0, captions.num_rows, _REPORT_ROWS):
@@ -109,26 +153,18 @@ class _MakeShardFn(beam.DoFn):
             tables.append(tokenized)
             failures += failed
             self._meter.add(captions=tokenized.num_rows + len(failed), failed=len(failed))
-        table = caption_rows(tables)
-        with open_shard(self._output, number) as shard:
-            shard.write(table)
-            shard.add_failures(failures)
-            shard.statistics = caption_statistics(table)
-        self._meter.flush()
-        self._done.inc(table.num_rows)
-        self._failed.inc(len(failures))
-        yield number
+        return caption_rows(tables), failures
 
 
 @dataclass(eq=False)  # Not frozen: Beam sets the label.
 class TokenizeCaptions(beam.PTransform):
-    """Blocks of captions to shards on disk; the output holds the numbers of the shards written.
+    """Pieces of captions, as of `ReadCaptions`, to shards on disk; the output holds the numbers of the shards written.
 
     Attributes:
         output: the dataset.
         recipe: the steps from text to tokens.
         truecasers: pairs (language, text of a model), for a recipe that truecases.
-        finished: shards that an earlier run finished; their captions are dropped before the shuffle.
+        finished: shards that an earlier run finished.
         meter: counts captions.
     """
 
@@ -138,15 +174,16 @@ class TokenizeCaptions(beam.PTransform):
     finished: frozenset[int] = frozenset()
     meter: Meter = Meter()
 
-    def expand(self, blocks: beam.PCollection) -> beam.PCollection:
-        """Group the raw captions by shard; one call tokenizes and writes a shard. Empty shards are written as well."""
-        shards = self.output.identity.shards
-        missing = [(number, b"") for number in range(shards) if number not in self.finished]
-        captions = blocks | "SplitByShard" >> beam.FlatMap(_split, shards, self.finished)
+    def expand(self, pieces: beam.PCollection) -> beam.PCollection:
+        """Group the pieces by shard; one call tokenizes and writes a shard. Empty shards are written as well."""
+        missing = [(number, None) for number in range(self.output.identity.shards) if number not in self.finished]
         models = beam.pvalue.AsDict(self.truecasers) if self.truecasers is not None else {}
         return (
-            (captions, blocks.pipeline | "EveryShard" >> beam.Create(missing))
-            | "CaptionsAndShards" >> beam.Flatten()
+            (
+                pieces | "LeaveOutFinished" >> beam.Filter(_is_missing, self.finished),
+                pieces.pipeline | "EveryShard" >> beam.Create(missing),
+            )
+            | "PiecesAndShards" >> beam.Flatten()
             | "GroupByShard" >> beam.GroupByKey()
             | "MakeShard" >> beam.ParDo(_MakeShardFn(self.output, self.recipe, self.meter), models=models)
         )
@@ -208,28 +245,26 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
         train_splits=tuple(sorted(job.train_splits)) if steps.truecase and models is None else None,
         source=job.source.parameters(),
     )
-    parts = job.source.parts(job.selection)
+    job.source.parts(job.selection)  # Refuses a selection that names nothing, before the files are hashed.
     inputs = job.source.inputs(job.selection) + (models.inputs() if models is not None else [])
     identity = Identity(kind="captions", parameters=parameters.to_json(), inputs=tuple(inputs), shards=job.shards)
-    output = Output(folder=Folder(job.output), identity=identity, other_files=TRUECASER_FILES)
+    output = Output(folder=Folder(job.output), identity=identity, other_files=f"{TRUECASER_FILES}|{PIECE_FILES}")
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
-        blocks = (
-            pipeline
-            | "ListParts" >> beam.Create(list(enumerate(parts)))
-            | "SpreadParts" >> beam.Reshuffle()  # Fusion break: the parts are read by all workers.
-            | "ReadCaptions" >> beam.FlatMap(_read_blocks, job.source, job.selection)
-        )
+        learns = steps.truecase and models is None
+        left_out = frozenset() if learns else finished  # Truecasers learn from all captions.
+        pieces = pipeline | "ReadCaptions" >> ReadCaptions(job.source, job.shards, job.selection, left_out, folder)
         truecasers, written = None, []
         if steps.truecase:
             if models is None:
-                truecasers = blocks | "TrainTruecasers" >> TrainTruecasers(steps, job.train_splits)
+                truecasers = pieces | "TrainTruecasers" >> TrainTruecasers(steps, job.train_splits)
             else:
                 truecasers = pipeline | "GivenTruecasers" >> beam.Create(sorted(models.texts.items()))
             written.append(truecasers | "WriteTruecasers" >> beam.Map(_write_truecaser, output.folder))
         tokenize = TokenizeCaptions(output=output, recipe=steps, truecasers=truecasers, finished=finished, meter=meter)
-        written.append(blocks | "TokenizeCaptions" >> tokenize)
+        written.append(pieces | "TokenizeCaptions" >> tokenize)
         libraries = ("apache-beam", "sacremoses")
         _ = written | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=libraries)
 
-    return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify)
+    with staging(output.folder) if execution.is_local else nullcontext() as folder:
+        return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
 import apache_beam as beam
 import pyarrow as pa
@@ -17,7 +18,7 @@ from pipelines.running.runner import Execution
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.fingerprints import Identity
-from schemas.kinds import ENCODED
+from schemas.kinds import CAPTIONS, ENCODED
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.parameters import CaptionsParameters, EncodedParameters
@@ -53,7 +54,7 @@ class EncodeJob:
             raise UsageError(f"--max-length is {self.max_length}, expected 1 or more")
 
 
-def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) -> tuple[pa.Table, dict[str, Any]]:
+def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) -> tuple[pa.Table, dict[str, int]]:
     """Encode rows of kind ``captions``.
 
     Args:
@@ -92,12 +93,16 @@ class _EncodeShardFn(beam.DoFn):
         self._vocabulary = self._vocabulary_dataset.vocabulary()
 
     def process(self, number: int) -> Iterator[int]:
-        table, statistics = encode_table(self._captions.shard(number), self._vocabulary, self._max_length)
+        total: Counter[str] = Counter()
+        tables = (pa.Table.from_batches([batch]) for batch in self._captions.shard_batches(number))
         with open_shard(self._output, number) as shard:
-            shard.write(table)
-            shard.statistics = statistics
-        self._counter.inc(table.num_rows)
-        self._meter.add(captions=table.num_rows)
+            for captions in chain([CAPTIONS.empty_table()], tables):  # An empty shard has statistics, too.
+                table, statistics = encode_table(captions, self._vocabulary, self._max_length)
+                shard.write(table)
+                total.update(statistics)
+                self._meter.add(captions=table.num_rows)
+            shard.statistics = total
+        self._counter.inc(shard.rows)
         self._meter.flush()
         yield number
 

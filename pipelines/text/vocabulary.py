@@ -67,10 +67,10 @@ class VocabularyJob:
 def count_tokens(captions: Dataset, shard: int) -> dict[tuple[str, str, str], Counter[str]]:
     """Count the tokens in one shard of captions, by (portion, split, language)."""
     counts: dict[tuple[str, str, str], Counter[str]] = {}
-    table = captions.shard(shard, ["portion", "split", "language", "tokens"])
-    rows = zip(*(table[name].to_pylist() for name in ("portion", "split", "language", "tokens")), strict=True)
-    for portion, split, language, tokens in rows:
-        counts.setdefault((portion, split, language), Counter()).update(tokens)
+    columns = ("portion", "split", "language", "tokens")
+    for batch in captions.shard_batches(shard, columns):
+        for portion, split, language, tokens in zip(*(batch[name].to_pylist() for name in columns), strict=True):
+            counts.setdefault((portion, split, language), Counter()).update(tokens)
     return counts
 
 

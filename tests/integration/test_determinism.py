@@ -151,6 +151,26 @@ def test_a_run_that_is_killed_goes_on_where_it_was(inputs, finished, imagepivot,
     assert validate(output) == []
 
 
+@needs_proc
+@pytest.mark.parametrize("victim", ["group", "launcher", "worker"])
+def test_pieces_of_captions_do_not_outlive_the_next_run(inputs, finished, imagepivot, tmp_path, victim):
+    output = tmp_path / "o"
+    with start(*captions_of(inputs, output, 2), folder=tmp_path / "process") as run:
+        wait_for(lambda: list(output.glob(".captions-*")) or not run.runs)
+        if victim == "group":
+            run.send(signal.SIGKILL)
+        elif victim == "launcher":
+            os.kill(run.pid, signal.SIGKILL)
+        else:
+            os.kill(next(pid for pid, command in group_of(run.pid).items() if "running.worker" in command), signal.SIGKILL)
+            assert run.wait().returncode == 1
+        wait_for(lambda: not group_of(run.pid), seconds=15)
+    # Only a launcher that lives on can tidy up.
+    assert bool(list(output.glob(".captions-*"))) == (victim != "worker")
+    imagepivot(*captions_of(inputs, output, 1))
+    assert snapshot(output) == snapshot(finished / "captions")
+
+
 def test_a_second_run_is_refused_while_one_writes(inputs, finished, imagepivot, tmp_path):
     output = tmp_path / "o"
     arguments = captions_of(inputs, output, 1)
@@ -181,3 +201,4 @@ def test_ctrl_c_keeps_what_is_finished_and_says_so(inputs, tmp_path, kind, worke
     assert "Traceback" not in done.stderr
     assert "stopped; finished shards are kept, the same command continues from here" in done.stderr
     assert shards_in(output)
+    assert not list(output.glob(".captions-*"))

@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import apache_beam as beam
+import pyarrow.parquet as pq
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
@@ -11,14 +12,19 @@ from apache_beam.testing.util import assert_that, equal_to
 from pipelines.inputs.captions import RawCaption, Selection, open_source
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
-from pipelines.text.blocks import blocks_of, to_ipc
-from pipelines.text.captions import CaptionsJob, TrainTruecasers, prepare_captions
+from pipelines.text import ordering, pieces
+from pipelines.text.blocks import blocks_of
+from pipelines.text.captions import CaptionsJob, ReadCaptions, TokenizeCaptions, TrainTruecasers, prepare_captions
 from pipelines.text.moses import DEFAULT_RECIPE, RECIPES, prepare
+from pipelines.text.pieces import make_pieces
 from pipelines.text.truecasing import TruecaseModel, count_forms
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
+from schemas.fingerprints import Identity
 from schemas.keys import shard_of
+from schemas.output import Output
 from schemas.shards import Footer
+from schemas.storage import Folder
 from schemas.validation import validate
 from schemas.writing import sum_statistics
 
@@ -146,18 +152,92 @@ def test_finished_shards_are_kept(table, prepared, tmp_path):
     assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == (stamp.st_mtime_ns, stamp.st_ino)
 
 
-def test_an_error_leaves_no_manifest(tmp_path):
+def test_an_error_leaves_nothing(tmp_path):
     table = tmp_path / "t.tsv"
     table.write_text("image_id\tindex\ttext\na\t0\tone\na\t0\ttwo\n")
     with pytest.raises(InputError, match=r"^caption key 'a/en/comparable/0' .* occurs twice: .* numbered in their order$"):
-        prepare_captions(job_of(table, tmp_path / "c"), ONE)
-    assert not (tmp_path / "c" / "_manifest.json").exists()
+        prepare_captions(job_of(table, tmp_path / "c", shards=1), ONE)
+    assert not (tmp_path / "c").exists()
 
 
 def test_a_broken_row_is_named(tmp_path):
     (tmp_path / "t.tsv").write_text("image_id\ttext\na\tone\nb\n")
     with pytest.raises(InputError, match=r"t\.tsv', row 2 \(line 3\): 1 columns, expected the 2 of the header"):
         prepare_captions(job_of(tmp_path / "t.tsv", tmp_path / "c"), ONE)
+
+
+# --- pieces ----------------------------------------------------------------------------------------------------------
+
+SHUFFLING = Execution(beam_flags=("--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner",))
+"""A runner that is not the local one, so that workers are not taken to share a disk."""
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Limits so small that each block is a gathering of its own, cut into many pieces."""
+    monkeypatch.setattr("pipelines.text.blocks.BLOCK_ROWS", 30)
+    monkeypatch.setattr(pieces, "GATHERED_BYTES", 1)
+    monkeypatch.setattr(ordering, "PIECE_BYTES", 500)
+    monkeypatch.setattr(ordering, "MERGED_BYTES", 1)
+    monkeypatch.setattr("pipelines.text.captions._REPORT_ROWS", 3)
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("execution", [ONE, SHUFFLING], ids=["places", "bytes"])
+def test_pieces_of_any_size_make_the_same_dataset(table, prepared, tmp_path, monkeypatch, execution):
+    made = []
+    monkeypatch.setattr(
+        "pipelines.text.captions.make_pieces",
+        lambda *args, **more: (made.append(piece) or piece for piece in make_pieces(*args, **more)),
+    )
+    prepare_captions(job_of(table, tmp_path / "c"), execution)
+    assert len(made) > 7 * 4
+    assert {isinstance(content, bytes) for _, (_, content) in made} == {execution is SHUFFLING}
+    assert snapshot(tmp_path / "c") == snapshot(prepared)
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("execution", [ONE, SHUFFLING], ids=["places", "bytes"])
+def test_truecasers_learn_from_all_captions_when_a_run_goes_on(rows, table, tmp_path, execution):
+    prepare_captions(job_of(table, tmp_path / "c", recipe="moses-truecase"), execution)
+    before = snapshot(tmp_path / "c")
+    for name in ("_manifest.json", "part-00001-of-00004.parquet", "_truecaser/en.model"):
+        (tmp_path / "c" / name).unlink()
+    prepare_captions(job_of(table, tmp_path / "c", recipe="moses-truecase"), execution)
+    assert snapshot(tmp_path / "c") == before
+
+
+def test_the_pieces_of_a_killed_run_are_deleted(table, prepared, tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / ".captions-0a.tmp-1").write_bytes(b"left")
+    prepare_captions(job_of(table, tmp_path / "c"), ONE)
+    assert snapshot(tmp_path / "c") == snapshot(prepared)
+
+
+def test_no_pieces_are_left_when_the_manifest_is_written(table, tmp_path, monkeypatch):
+    seen = []
+    replace = Folder.replace
+
+    def watched(folder, name):
+        seen.append((name, sorted(path.name for path in folder.local_path.glob(".captions-*"))))
+        return replace(folder, name)
+
+    monkeypatch.setattr(Folder, "replace", watched)
+    prepare_captions(job_of(table, tmp_path / "c"), ONE)
+    assert seen[-1] == ("_manifest.json", [])
+    assert any(left for _, left in seen[:-1]), "the pieces were there before"
+
+
+def test_transforms_fit_into_a_pipeline_of_ones_own(table, prepared, tmp_path):
+    identity = Identity(kind="captions", parameters=open_dataset(prepared).manifest.parameters, shards=4)
+    output = Output(folder=Folder(str(tmp_path / "c")), identity=identity)
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        pieces = pipeline | ReadCaptions(open_source("table", table), shards=4)
+        shards = pieces | TokenizeCaptions(output, RECIPES[DEFAULT_RECIPE])
+        assert_that(shards, equal_to(range(4)))
+    for number in range(4):
+        made = pq.read_table(tmp_path / "c" / output.name(number))
+        assert made.equals(open_dataset(prepared).shard(number))
 
 
 def test_changed_captions_are_another_dataset(rows, table, prepared, tmp_path):
@@ -178,9 +258,9 @@ def test_the_folder_of_the_table_does_not_matter(table, prepared, tmp_path):
 def test_truecasers_learn_from_the_named_splits(rows):
     recipe = RECIPES["moses-truecase"]
     captions = [RawCaption(image_id, language, portion, -1, split, text) for image_id, language, portion, split, text in rows]
-    blocks = [to_ipc(block) for start in range(0, 200, 30) for block in blocks_of(captions[start : start + 30], start)]
+    blocks = [block for start in range(0, 200, 30) for block in blocks_of(captions[start : start + 30], start)]
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        source = pipeline | beam.Create(blocks)
+        source = pipeline | beam.Create(list(make_pieces(blocks, 3)))
         for splits in (("train",), ("train", "val")):
             expected = []
             for language in ("de", "en"):

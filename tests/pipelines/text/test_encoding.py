@@ -10,7 +10,7 @@ from pipelines.running.runner import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.encoding import EncodeJob, encode_captions, encode_table
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
-from schemas.dataset import open_dataset
+from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.kinds import CAPTIONS, ENCODED
 from schemas.validation import validate
@@ -134,6 +134,18 @@ def test_all_shards_finished_and_no_manifest(inputs, encoded, tmp_path):
     shutil.copytree(encoded, tmp_path / "e")
     (tmp_path / "e" / "_manifest.json").unlink()
     assert encode_captions(job_of(inputs, tmp_path / "e"), ONE) == open_dataset(encoded).manifest
+
+
+def test_shards_are_read_in_batches_of_any_size(inputs, encoded, tmp_path, monkeypatch):
+    monkeypatch.setattr("schemas.kinds._BATCH_BYTES", 1)
+    read = Dataset.shard
+    whole = []
+    monkeypatch.setattr(Dataset, "shard", lambda self, *more: whole.append(self.kind) or read(self, *more))
+    encode_captions(job_of(inputs, tmp_path / "e"), ONE)
+    assert {path.name: path.read_bytes() for path in files(tmp_path / "e")} == {
+        path.name: path.read_bytes() for path in files(encoded)
+    }
+    assert set(whole) == {"vocabulary"}
 
 
 def test_another_length_is_another_dataset(inputs, encoded, tmp_path):

@@ -11,7 +11,7 @@ from pipelines.inputs.captions import open_source
 from pipelines.running.runner import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary, count_tokens, vocabulary_statistics
-from schemas.dataset import open_dataset
+from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.validation import validate
 from schemas.vocabulary import SPECIALS, Vocabulary
@@ -91,7 +91,10 @@ def brute_vocabulary(counts, min_count, scope) -> list[str]:
 # --- plain functions -------------------------------------------------------------------------------------------------
 
 
-def test_counts_of_all_shards_are_those_of_a_plain_loop(rows, captions):
+@pytest.mark.parametrize("batch_bytes", [1, 10_000, 4 << 20])
+def test_counts_of_all_shards_are_those_of_a_plain_loop(rows, captions, monkeypatch, batch_bytes):
+    monkeypatch.setattr("schemas.kinds._BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(Dataset, "shard", lambda *_: pytest.fail("a whole shard was read"))
     dataset = open_dataset(captions)
     counts: dict[tuple, Counter] = defaultdict(Counter)
     for shard in range(dataset.num_shards):

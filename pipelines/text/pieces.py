@@ -1,0 +1,181 @@
+"""Pieces of shards: how captions travel from the workers that read them to those that write them, whatever their number.
+
+A worker gathers about 32 MiB of captions, sorts them by shard and key, and cuts them into pieces (`pipelines.text.ordering`).
+What becomes of a piece depends on the runner:
+
+* The local runner holds everything that it shuffles in the launcher's memory. There each gathering becomes one file beside the
+  shards, and only the places of its pieces are shuffled: some hundred bytes for a thousand captions. The files are temporary
+  files of the dataset like any other: the commit deletes them before it writes the manifest, a run that fails when it ends, and
+  the next run those of one that was killed.
+* The workers of any other runner may share no disk, and its shuffle spills by itself: there the pieces are shuffled. The worker
+  that writes a shard first puts them into a file of its own, since the sweep of the merge reads them in another order.
+
+So memory hardly depends on the number of captions or shards: of each GB of captions, a merge holds 4 MB. Everything is written
+and read once. Sorting a gathering by shard first makes its file a sequence of sorted runs, one for each shard, and merging these
+is the only other step, however large the shard is.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeAlias
+from uuid import uuid4
+
+import pyarrow as pa
+
+from pipelines.text.ordering import RowKey, cut, first_key
+from schemas.filesystems import storage_errors
+from schemas.fingerprints import sha256_of_bytes
+from schemas.output import LOCK_NAME, hold
+from schemas.storage import TEMPORARY_MARK, Folder
+
+__all__ = [
+    "PIECE_FILES",
+    "Piece",
+    "Place",
+    "from_ipc",
+    "make_pieces",
+    "on_disk",
+    "read_piece",
+    "read_place",
+    "staging",
+    "to_ipc",
+]
+
+GATHERED_BYTES = 32 << 20
+"""Bytes of captions that a worker gathers before it sorts them."""
+
+PIECE_FILES = r"\.captions-[0-9a-f]+" + TEMPORARY_MARK + r"\d+"
+"""Regular expression of the names of files of pieces."""
+
+Place: TypeAlias = tuple[str, int, int]
+"""Path of a file, offset and length."""
+
+Piece: TypeAlias = tuple[RowKey, bytes | Place]
+"""Key of the first row, and all rows as bytes, or the place of these bytes."""
+
+_IPC = pa.ipc.IpcWriteOptions(compression="lz4")  # A third of the bytes on disk, or through the runner's shuffle.
+
+
+def to_ipc(table: pa.Table) -> bytes:
+    """Return a table as the bytes of an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=_IPC) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def from_ipc(data: bytes) -> pa.Table:
+    """Return the table whose bytes `to_ipc` made."""
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()
+
+
+def make_pieces(
+    blocks: Iterable[pa.Table], shards: int, *, left_out: frozenset[int] = frozenset(), folder: str | None = None
+) -> Iterator[tuple[int, Piece]]:
+    """Gather blocks and cut them into pieces.
+
+    Args:
+        blocks: captions in any order.
+        shards: number of shards.
+        left_out: shards whose captions are dropped.
+        folder: local folder for the pieces; None to pass their bytes on.
+
+    Yields:
+        The number of a shard and a piece of it.
+
+    Raises:
+        DatasetError: the folder cannot be written.
+    """
+    for table in _gather(blocks):
+        pieces = ((number, first_key(rows), to_ipc(rows)) for number, rows in cut(table, shards, left_out))
+        if folder is None:
+            yield from ((number, (first, data)) for number, first, data in pieces)
+        else:
+            yield from _write(pieces, Path(folder) / f".captions-{uuid4().hex}{TEMPORARY_MARK}{os.getpid()}")
+
+
+def _gather(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    gathered: list[pa.Table] = []
+    size = 0
+    for block in blocks:
+        gathered.append(block)
+        size += block.nbytes
+        if size >= GATHERED_BYTES:
+            yield pa.concat_tables(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield pa.concat_tables(gathered)
+
+
+def _write(pieces: Iterable[tuple[int, RowKey, bytes]], path: Path) -> list[tuple[int, Piece]]:
+    """Write pieces into a file, and return their places."""
+    places: list[tuple[int, Piece]] = []
+    with storage_errors(str(path)), path.open("xb") as file:
+        for number, first, data in pieces:
+            places.append((number, (first, (str(path), file.tell(), len(data)))))
+            file.write(data)
+    return places
+
+
+def read_piece(piece: Piece) -> pa.Table:
+    """Return the rows of a piece."""
+    content = piece[1]
+    return from_ipc(content) if isinstance(content, bytes) else read_place(content)
+
+
+def read_place(place: Place) -> pa.Table:
+    """Return the rows whose bytes are in a file."""
+    path, offset, length = place
+    with storage_errors(path), Path(path).open("rb") as file:
+        file.seek(offset)
+        return from_ipc(file.read(length))
+
+
+@contextmanager
+def on_disk(pieces: Iterable[Piece]) -> Iterator[list[tuple[RowKey, Place]]]:
+    """Yield the first keys and places of pieces; those that came as bytes are in a file as long as the block runs."""
+    with tempfile.NamedTemporaryFile(prefix="imagepivot-") as file:
+        places: list[tuple[RowKey, Place]] = []
+        with storage_errors(file.name):
+            for first, content in pieces:
+                if isinstance(content, bytes):
+                    places.append((first, (file.name, file.tell(), len(content))))
+                    file.write(content)
+                else:
+                    places.append((first, content))
+            file.flush()
+        yield places
+
+
+@contextmanager
+def staging(folder: Folder) -> Iterator[str]:
+    """Yield the local folder where a local run puts its pieces: the dataset's own, or for one in a store a temporary one.
+
+    Args:
+        folder: the folder of the dataset.
+    """
+    if folder.is_local:
+        yield str(folder.local_path)
+        return
+    # Not a random name: so the next run for the same dataset finds what a killed one left.
+    path = Path(tempfile.gettempdir()) / f"imagepivot-{os.getuid()}-{sha256_of_bytes(folder.location.encode())[:16]}"
+    with hold(Folder(str(path))):
+        _clear(path)
+        try:
+            yield str(path)
+        finally:
+            _clear(path)
+    with suppress(OSError):
+        path.rmdir()  # Fails if another run has begun to use it.
+
+
+def _clear(path: Path) -> None:
+    for file in path.iterdir():
+        if file.name != LOCK_NAME:
+            file.unlink(missing_ok=True)

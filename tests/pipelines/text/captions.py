@@ -1,0 +1,43 @@
+"""Captions made at random, and the steps from blocks to the rows of a shard in one call."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from pipelines.inputs.captions import RawCaption
+from pipelines.text.blocks import BLOCK, blocks_of
+from pipelines.text.ordering import cut, first_key, merge, number_captions
+
+__all__ = ["block", "caption", "random_captions", "sort_captions"]
+
+
+def caption(image_id="a", language="en", portion="translation", index=-1, split="train", text="x") -> RawCaption:
+    return RawCaption(image_id, language, portion, index, split, text)
+
+
+def block(*captions: RawCaption, part: int = 0) -> pa.Table:
+    (table,) = blocks_of(captions, part)
+    return table
+
+
+def random_captions(seed: int, count: int = 300) -> list[RawCaption]:
+    generator = random.Random(seed)
+    return [
+        caption(
+            image_id=f"img{generator.randrange(20)}",
+            language=generator.choice(["en", "de"]),
+            portion=generator.choice(["comparable", "translation"]),
+            split=generator.choice(["train", "val"]),
+            text=" ".join(generator.choices(["The", "the", "Dog", "dog", "runs", "."], k=generator.randrange(1, 8))),
+        )
+        for _ in range(count)
+    ]
+
+
+def sort_captions(blocks: Iterable[pa.Table]) -> pa.Table:
+    """Return all rows of blocks as those of a single shard; each block is cut by itself."""
+    pieces = [(first_key(rows), rows) for block in blocks for _, rows in cut(block, 1)]
+    return pa.concat_tables([BLOCK.empty_table(), *number_captions(merge(pieces, lambda rows: rows))])
