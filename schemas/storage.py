@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import DatasetError, UsageError
-from schemas.locations import STORE, check_location, check_regular, is_remote, plain_location
+from schemas.locations import STORE, absolute_location, check_location, check_regular, is_remote, plain_location
 
 __all__ = [
     "TEMPORARY_MARK",
@@ -193,6 +193,10 @@ class Folder:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "location", plain_location(self.location))
+
+    def __reduce__(self) -> tuple[type[Folder], tuple[str]]:
+        # A process that unpickles it may have another working folder.
+        return type(self), (absolute_location(self.location),)
 
     @property
     def is_local(self) -> bool:

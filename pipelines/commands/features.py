@@ -18,6 +18,7 @@ from pipelines.commands.options import (
     MaxFailures,
     Overwrite,
     Shards,
+    SharedDisk,
     console,
     execution_of,
     notes,
@@ -62,7 +63,7 @@ def features(
         str,
         typer.Option(
             "--weights",
-            help="[i]default[/i] (downloaded once), a file, or [i]random:SEED[/i] (untrained).",
+            help="[i]default[/i] (downloaded once), a file, its gs://, s3:// or http address, or [i]random:SEED[/i] (untrained).",
             autocompletion=completion.weights_requests,
         ),
     ] = "default",
@@ -159,6 +160,7 @@ def features(
     workers: Annotated[
         int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per GPU, or one that uses all cores.")
     ] = 0,
+    shared_disk: SharedDisk = False,
     config: Config = "",
 ) -> None:
     """Extract features of images into shards.
@@ -188,7 +190,7 @@ def features(
     from pipelines.inputs.images import open_images
     from pipelines.running.progress import show_progress
 
-    execution = execution_of(context, workers)
+    execution = execution_of(context, workers, shared_disk=shared_disk)
     job = FeaturesJob(
         images=open_images(
             images,
@@ -219,6 +221,7 @@ def features(
         update=_update(update, keep_removed=keep_removed, only_add=only_add, check_content=check_content),
         retry_failed=retry_failed,
     )
+    execution.check_locations(job.locations())
     listing = list_images(job)
     _show_not_taken(job.images)
     if dry_run:

@@ -30,6 +30,7 @@ __all__ = [
     "Overwrite",
     "Portions",
     "Shards",
+    "SharedDisk",
     "Workers",
     "console",
     "execution_of",
@@ -61,6 +62,9 @@ Check = Annotated[
     bool, typer.Option("--check", help="Compare the digests of what OUTPUT holds, too, and make again what is damaged.")
 ]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per core.")]
+SharedDisk = Annotated[
+    bool, typer.Option("--shared-disk", help="With a --runner behind --: its workers see local paths as this machine does.")
+]
 MaxFailures = Annotated[int, typer.Option("--max-failures", min=0, help="Inputs that may fail before the exit code is 3.")]
 LogJson = Annotated[
     bool,
@@ -99,8 +103,8 @@ def several(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def execution_of(context: typer.Context, workers: int) -> Execution:
-    """Return how to run a pipeline, from ``--workers`` and the flags behind ``--`` or, without any, those of the file.
+def execution_of(context: typer.Context, workers: int, *, shared_disk: bool) -> Execution:
+    """Return how to run a pipeline, from its options and the flags behind ``--`` or, without any, those of the file.
 
     Raises:
         UsageError: an argument behind ``--`` is not a flag.
@@ -111,4 +115,4 @@ def execution_of(context: typer.Context, workers: int) -> Execution:
     stray = [flag for flag in flags if not flag.startswith("--")]
     if stray:
         raise UsageError(f"unexpected argument {stray[0]!r}: flags for Beam stand behind -- and begin with --")
-    return Execution(workers=workers, beam_flags=tuple(flags))
+    return Execution(workers=workers, beam_flags=tuple(flags), shared_disk=shared_disk)

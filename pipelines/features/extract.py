@@ -250,6 +250,7 @@ def extract_features(
     Raises:
         ImagepivotError: the images, weights or device are missing, or the folder cannot be written.
     """
+    execution.check_locations(job.locations())
     output = plan_features(job, listing or list_images(job))
     if execution.is_local:
         job.check_device()  # Before anything in the folder is replaced.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from extractors import ExtractorRequest
@@ -55,6 +56,12 @@ class FeaturesJob:
             raise UsageError(
                 "--overwrite starts anew, --update and --retry-failed keep what the dataset holds: give one of them"
             )
+
+    def locations(self) -> Iterator[tuple[str, str]]:
+        """Yield what the workers read and write: what a location is, in words, and the location."""
+        yield from (("IMAGES", self.images.location), ("OUTPUT", self.output))
+        yield from (("--weights", location) for location in self.extractor.files())
+        yield from (("the image", location) for location in self.images.listed_locations())
 
     def check_device(self) -> None:
         """Check that this machine has the device, and that the device does what is asked of it.

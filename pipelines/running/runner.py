@@ -16,18 +16,19 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from schemas import errors
+from schemas.locations import is_remote
 
 __all__ = ["Execution", "run_pipeline"]
 
@@ -56,15 +57,53 @@ class Execution:
     Attributes:
         workers: number of local worker processes; 0 for one per core.
         beam_flags: flags for Beam, e.g. ``--runner=DataflowRunner``; if they name a runner, nothing runs locally.
+        shared_disk: the workers of that runner see local paths as this machine does.
     """
 
     workers: int = 0
     beam_flags: tuple[str, ...] = ()
+    shared_disk: bool = False
 
     @property
     def is_local(self) -> bool:
         """Whether the pipeline runs on this machine, on the runner that we choose."""
         return not any(flag.split("=")[0] == "--runner" for flag in self.beam_flags)
+
+    @property
+    def sees_local_paths(self) -> bool:
+        """Whether the workers see the disk of this machine: they run on it, or share it."""
+        if self.is_local or self.shared_disk:
+            return True
+        if self._options.view_as(PortableOptions).environment_type == "LOOPBACK":  # The workers are this process's own.
+            return True
+        name = self._runner.rpartition(".")[2].lower()
+        return name.removesuffix("runner") in {local.lower().removesuffix("runner") for local in StandardOptions.LOCAL_RUNNERS}
+
+    @property
+    def _options(self) -> PipelineOptions:
+        return PipelineOptions(list(self.beam_flags), save_main_session=False)
+
+    @property
+    def _runner(self) -> str:
+        return self._options.view_as(StandardOptions).runner or ""
+
+    def check_locations(self, locations: Iterable[tuple[str, str]]) -> None:
+        """Check that the workers can reach what they read and write, before anything starts.
+
+        Args:
+            locations: pairs of what a location is, in words, and the location.
+
+        Raises:
+            UsageError: a location is on this machine's disk, and the workers are elsewhere.
+        """
+        if self.sees_local_paths:
+            return
+        for what, location in locations:
+            if not is_remote(location):
+                raise errors.UsageError(
+                    f"{what} {location!r} is a path on this machine, and the workers of {self._runner} run on others: give an "
+                    "address in a bucket (gs://... or s3://...), or --shared-disk if all of them see that path as this machine does"
+                )
 
     @property
     def local_workers(self) -> int:
@@ -84,7 +123,7 @@ def run_pipeline(build: Callable[[beam.Pipeline], object], execution: Execution)
     Raises:
         ImagepivotError: a worker met an error that the user can fix; class and message are those of the worker's error.
     """
-    options = PipelineOptions(list(execution.beam_flags), save_main_session=False)
+    options = execution._options
     with tempfile.TemporaryDirectory(prefix="imagepivot-run-") as running, _interrupts(running) as interrupted:
         if execution.is_local:
             pipeline = beam.Pipeline(runner=_local_runner(options, execution.local_workers, running), options=options)

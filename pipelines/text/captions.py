@@ -198,6 +198,7 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
     Raises:
         ImagepivotError: the source is broken, or the folder cannot be written.
     """
+    execution.check_locations((("SOURCE", job.source.folder.location), ("OUTPUT", job.output)))
     steps = recipe(job.recipe)
     models = load_truecasers(job.truecaser) if job.truecaser is not None else None
     parameters = CaptionsParameters(

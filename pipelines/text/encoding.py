@@ -140,6 +140,7 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
     Raises:
         DatasetError: an input is not a dataset of the expected kind.
     """
+    execution.check_locations((("CAPTIONS", job.captions), ("VOCABULARY", job.vocabulary), ("OUTPUT", job.output)))
     captions = open_dataset(job.captions, kind="captions")
     vocabulary = open_dataset(job.vocabulary, kind="vocabulary")
     if captions.manifest.rows == 0:

@@ -273,6 +273,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
         DatasetError: ``job.captions`` is not a captions dataset, or holds no captions.
         InputError: no caption is selected, or no token reaches the threshold.
     """
+    execution.check_locations((("CAPTIONS", job.captions), ("OUTPUT", job.output)))
     captions = open_dataset(job.captions, kind="captions")
     if captions.manifest.rows == 0:
         raise DatasetError(

@@ -102,6 +102,40 @@ def test_a_runner_among_the_flags_is_not_local(flags, local):
     assert Execution(beam_flags=flags).is_local == local
 
 
+@pytest.mark.parametrize(
+    ("flags", "sees"),
+    [
+        ((), True),
+        (("--runner=DirectRunner",), True),
+        (("--runner=direct",), True),
+        (("--runner=PrismRunner",), True),
+        (("--runner", "PrismRunner"), True),
+        (("--runner=apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner",), True),
+        (("--runner=PortableRunner", "--environment_type=LOOPBACK"), True),
+        (("--runner=PortableRunner",), False),
+        (("--runner=FlinkRunner",), False),
+        (("--runner=DataflowRunner", "--project=p"), False),
+        (("--runner=my.own.Runner",), False),
+    ],
+)
+def test_whose_workers_see_local_paths(flags, sees):
+    assert Execution(beam_flags=flags).sees_local_paths is sees
+    assert Execution(beam_flags=flags, shared_disk=True).sees_local_paths
+
+
+def test_locations_that_workers_elsewhere_cannot_reach():
+    flink = ("--runner=FlinkRunner",)
+    locations = (("SOURCE", "gs://bucket/c"), ("OUTPUT", "my out"))
+    Execution(beam_flags=flink).check_locations(locations[:1])
+    Execution(beam_flags=flink, shared_disk=True).check_locations(locations)
+    Execution().check_locations(locations)
+    expected = (
+        r"OUTPUT 'my out' is a path on this machine, and the workers of FlinkRunner run on others: .* --shared-disk if all"
+    )
+    with pytest.raises(UsageError, match=expected):
+        Execution(beam_flags=flink).check_locations(locations)
+
+
 def test_flags_reach_beam():
     """A runner that the flags name is chosen by Beam."""
     seen = []
