@@ -19,6 +19,7 @@ from pipelines.commands.options import (
     Overwrite,
     Shards,
     SharedDisk,
+    StartTimeout,
     console,
     execution_of,
     notes,
@@ -161,6 +162,7 @@ def features(
         int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per GPU, or one that uses all cores.")
     ] = 0,
     shared_disk: SharedDisk = False,
+    start_timeout: StartTimeout = None,
     config: Config = "",
 ) -> None:
     """Extract features of images into shards.
@@ -190,7 +192,7 @@ def features(
     from pipelines.inputs.images import open_images
     from pipelines.running.progress import show_progress
 
-    execution = execution_of(context, workers, shared_disk=shared_disk)
+    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout)
     job = FeaturesJob(
         images=open_images(
             images,

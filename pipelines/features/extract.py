@@ -13,6 +13,7 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import apache_beam as beam
 import numpy as np
@@ -26,6 +27,7 @@ from pipelines.features.job import FeaturesJob
 from pipelines.features.shards import make_shard
 from pipelines.features.workers import count_gpus, decoding_threads, device_of_worker
 from pipelines.inputs.images import ImageRef, ImageSource, Listing, sum_digests
+from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.jobs import CommitDataset, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
@@ -64,12 +66,7 @@ class _ExtractShardFn(beam.DoFn):
             torch.set_num_threads(self._threads)
         device = device_of_worker(self._job, os.environ.get("WORKER_ID", ""))
         self._loaded = self._shared.acquire(lambda: _Loaded(self._job.extractor.load(device)))
-        planned = FeaturesParameters.from_json(self._output.identity.parameters).extractor_fingerprint
-        if self._loaded.extractor.fingerprint != planned:
-            raise InputError(
-                f"a worker loads other weights from {self._job.extractor.weights!r}, or has other files or versions, than the "
-                "machine that planned the run: give all of them the same"
-            )
+        _check_fingerprint(self._job, self._output, self._loaded.extractor.fingerprint)
 
     def process(self, element: tuple[int, Iterable[ImageRef]]) -> Iterator[int]:
         shard, group = element
@@ -101,6 +98,20 @@ class _ExtractShardFn(beam.DoFn):
         )
 
 
+def _check_fingerprint(job: FeaturesJob, output: Output, fingerprint: str) -> None:
+    if fingerprint != FeaturesParameters.from_json(output.identity.parameters).extractor_fingerprint:
+        raise InputError(
+            f"a worker loads other weights from {job.extractor.weights!r}, or has other files or versions, than the machine that "
+            "planned the run: give all of them the same"
+        )
+
+
+def _check_worker(job: FeaturesJob, output: Output) -> None:
+    """Check, without building the network, that this process has the device, the precision and the weights of a job."""
+    job.check_device()
+    _check_fingerprint(job, output, job.extractor.describe().fingerprint)
+
+
 def _counts(tally: Tally) -> dict[str, int]:
     return {
         "images_read": tally.images,
@@ -111,9 +122,7 @@ def _counts(tally: Tally) -> dict[str, int]:
     }
 
 
-def _refs_by_shard(
-    _impulse: bytes, images: ImageSource, shards: int, finished: frozenset[int]
-) -> Iterator[tuple[int, ImageRef]]:
+def _refs_by_shard(images: ImageSource, shards: int, finished: frozenset[int]) -> Iterator[tuple[int, ImageRef]]:
     for ref in images.refs():
         shard = shard_of(ref.image_id, shards)
         if shard not in finished:
@@ -130,6 +139,7 @@ class ExtractFeatures(beam.PTransform):
         finished: numbers of the shards that an earlier run finished.
         meter: counts images.
         threads: torch's threads in each worker; 0 for torch's own number.
+        check: what the first worker on another machine checks; None on this one.
     """
 
     job: FeaturesJob
@@ -137,6 +147,7 @@ class ExtractFeatures(beam.PTransform):
     finished: frozenset[int] = frozenset()
     meter: Meter = Meter()
     threads: int = 0
+    check: FirstWorker | None = None
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """List the images on a worker, group the references by shard, and write each shard in one call."""
@@ -145,8 +156,8 @@ class ExtractFeatures(beam.PTransform):
         todo = [(shard, ImageRef("", "")) for shard in range(shards) if shard not in self.finished]
         refs = (
             begin
-            | "Once" >> beam.Impulse()
-            | "ListImages" >> beam.FlatMap(_refs_by_shard, self.job.images, shards, self.finished)
+            | "Source" >> Begin([self.job.images], self.check)
+            | "ListImages" >> beam.FlatMap(_refs_by_shard, shards, self.finished)
         )
         return (
             (refs, begin | "EveryShard" >> beam.Create(todo))
@@ -259,8 +270,8 @@ def extract_features(
     workers = execution.local_workers if execution.is_local else 1
     threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
-        extraction = ExtractFeatures(job=job, output=output, finished=finished, meter=meter, threads=threads)
+    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
+        extraction = ExtractFeatures(job=job, output=output, finished=finished, meter=meter, threads=threads, check=check)
         commit = CommitDataset(output, libraries=job.libraries(), statistics=_statistics)
         _ = pipeline | "ExtractFeatures" >> extraction | "CommitDataset" >> commit
 
@@ -268,6 +279,8 @@ def extract_features(
         output,
         build,
         execution=execution,
+        extras=job.extras(),
+        check=partial(_check_worker, job, output),
         overwrite=job.overwrite,
         verify=job.verify,
         update=job.update,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from extractors import ExtractorRequest
 from pipelines.inputs.images import ImageSource
@@ -72,6 +73,12 @@ class FeaturesJob:
         from extractors.computing.devices import check_request
 
         check_request(self.device, self.extractor.precision, compile=self.extractor.compile)
+
+    def extras(self) -> tuple[str, ...]:
+        """Return the extras that workers on other machines need; that for HEIC photographs, too, if this process has it."""
+        heif = ("heif",) if find_spec("pillow_heif") is not None else ()
+        timm = ("timm",) if self.extractor.name.startswith("timm:") else ()
+        return "pipelines", "extractors", *timm, *heif
 
     def libraries(self) -> tuple[str, ...]:
         """Return the distributions whose versions matter to the features."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 from apache_beam.metrics import Metrics
 
 from pipelines.inputs.captions import CaptionSource, Part, Selection
+from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.jobs import CommitDataset, SumCounters, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
@@ -214,10 +215,10 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
     identity = Identity(kind="captions", parameters=parameters.to_json(), inputs=tuple(inputs), shards=job.shards)
     output = Output(folder=Folder(job.output), identity=identity, other_files=TRUECASER_FILES)
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
+    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
         blocks = (
             pipeline
-            | "ListParts" >> beam.Create(list(enumerate(parts)))
+            | "ListParts" >> Begin(enumerate(parts), check)
             | "SpreadParts" >> beam.Reshuffle()  # Fusion break: the parts are read by all workers.
             | "ReadCaptions" >> beam.FlatMap(_read_blocks, job.source, job.selection)
         )

@@ -359,7 +359,7 @@ def checkpoints(tmp_path_factory) -> dict[int, bytes]:
 def test_weights_in_a_bucket(store, pictures, checkpoints, imagepivot, tmp_path, monkeypatch):
     """They are fetched once; an object that is replaced is other weights; the features are those of the file."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
-    bucket = Folder(store.address("wörkers' weights"))
+    bucket = Folder(store.address("weights of wörkers"))
     for seed, data in checkpoints.items():
         (tmp_path / f"{seed}.pth").write_bytes(data)
         bucket.write("w.pth", data)

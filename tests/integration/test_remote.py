@@ -10,15 +10,20 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import apache_beam as beam
 import pytest
 from PIL import Image
 
+from pipelines.running.runner import Execution, run_pipeline
 from schemas.dataset import open_dataset
+from schemas.errors import ImagepivotError
 from tests.integration.processes import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -51,15 +56,16 @@ def accepts(port: int) -> bool:
 
 
 @contextmanager
-def served(module: str, *arguments: str, port: int, folder: Path, python: str = sys.executable) -> Iterator[None]:
+def served(module: str, *arguments: str, port: int, folder: Path, **environment: str) -> Iterator[None]:
     """Run one of Beam's services, in a folder with foreign modules and a temporary folder of its own."""
     (folder / "schemas").mkdir(parents=True)
     for name in ("schemas/__init__.py", "train.py"):
         (folder / name).write_text("raise RuntimeError('this is not ours')\n")
     (folder / "tmp").mkdir()
-    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "PATH": path, **environment}
     with (folder / "log").open("w") as log:
-        command = [python, "-m", f"apache_beam.runners.{module}", *arguments]
+        command = [sys.executable, "-m", f"apache_beam.runners.{module}", *arguments]
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
     try:
         wait_for(lambda: accepts(port) or process.poll() is not None)
@@ -70,11 +76,12 @@ def served(module: str, *arguments: str, port: int, folder: Path, python: str = 
         process.wait(timeout=60)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory) -> Iterator[Cluster]:
-    root, jobs, workers = tmp_path_factory.mktemp("cluster"), free_port(), free_port()
+@contextmanager
+def started(root: Path, **environment: str) -> Iterator[Cluster]:
+    """Run a cluster whose workers have these variables of the environment."""
+    jobs, workers = free_port(), free_port()
     service = served("portability.local_job_service_main", f"--port={jobs}", port=jobs, folder=root / "service")
-    pool = served("worker.worker_pool_main", f"--service_port={workers}", port=workers, folder=root / "workers")
+    pool = served("worker.worker_pool_main", f"--service_port={workers}", port=workers, folder=root / "workers", **environment)
     with service, pool:
         yield Cluster(
             root / "workers",
@@ -85,6 +92,12 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
                 f"--environment_config=localhost:{workers}",
             ),
         )
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
+    with started(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -144,3 +157,95 @@ def test_local_paths_are_refused_before_anything_starts(inputs, imagepivot, tmp_
             assert f"the workers of {runner} run on others" in done.stderr
             assert name.partition(" ")[0] in done.stderr
     assert files(folder) == before
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def one_line(done) -> str:
+    """The error: one line on standard error, no trace."""
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("Error: ")
+    return lines[0]
+
+
+def test_a_users_mistake_on_a_worker(cluster, inputs, imagepivot, tmp_path):
+    folder = shutil.copytree(inputs, tmp_path / "inputs")
+    (folder / "captions.tsv").write_text("image_id\ttext\na\tx\ny\n")
+    done = imagepivot(*commands("--shared-disk")[0], "--", *cluster.flags, cwd=folder, code=1)
+    assert "captions.tsv', line 3: 1 columns, expected the 2 of the header" in one_line(done)
+    assert not list((folder / "plain").glob("part-*"))
+
+
+def test_a_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
+    """Its copy of the package has one more file."""
+    from pipelines.running import staging
+
+    with zipfile.ZipFile(staging.build_wheel(tmp_path, ())) as wheel:
+        wheel.extractall(tmp_path / "other")
+    (tmp_path / "other" / "schemas" / "more.py").write_text("")
+    folder = shutil.copytree(inputs, tmp_path / "inputs")
+    with started(tmp_path / "cluster", PYTHONPATH=str(tmp_path / "other")) as cluster:
+        done = imagepivot(*commands("--shared-disk")[0], "--", *cluster.flags, cwd=folder, code=2)
+    assert "the first worker cannot do the work: it has imagepivot '0.1.0' with other code in it" in " ".join(
+        done.stderr.replace("│", " ").split()
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_a_job_service_that_does_not_answer(inputs, imagepivot, tmp_path):
+    """One that refuses connections, and one that accepts them and says nothing."""
+    folder = shutil.copytree(inputs, tmp_path / "inputs")
+    before = files(folder)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        for port in (free_port(), silent.getsockname()[1]):
+            flags = ("--runner=PortableRunner", f"--job_endpoint=127.0.0.1:{port}", "--job_server_timeout=2")
+            done = imagepivot(*commands("--shared-disk")[0], "--", *flags, cwd=folder, code=1)
+            assert f"the job service '127.0.0.1:{port}' does not answer within 2 seconds" in one_line(done)
+    assert files(folder) == before
+
+
+def test_a_worker_that_dies_at_its_start(inputs, imagepivot, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    folder = shutil.copytree(inputs, tmp_path / "inputs")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "python").chmod(0o755)
+    with started(tmp_path / "cluster", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}") as cluster:
+        options = ("--shared-disk", "--start-timeout", "5")
+        done = imagepivot(*commands(*options)[0], "--", *cluster.flags, cwd=folder, code=1)
+    message = one_line(done)
+    assert "PortableRunner did not finish the run: no worker has started within 5 seconds" in message
+    (log,) = tmp_path.glob("imagepivot-run-*.log")
+    assert f"Its log is in '{log}'" in message
+    assert "TimeoutError" in log.read_text()
+
+
+def test_a_fault_on_a_worker_leaves_its_trace_in_a_file(cluster, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    execution = Execution(beam_flags=cluster.flags, shared_disk=True)
+    with pytest.raises(ImagepivotError, match=r"PortableRunner did not finish the run: ZeroDivisionError") as fault:
+        run_pipeline(lambda pipeline: pipeline | beam.Create([0]) | beam.Map(lambda number: 1 // number), execution)
+    (log,) = tmp_path.glob("imagepivot-run-*.log")
+    assert f"Its log is in '{log}'" in str(fault.value)
+    assert "Traceback" in log.read_text()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_run_lasts_longer_than_any_one_answer(cluster, tmp_path, monkeypatch):
+    """Beam ends a run of its own job service after the time that it waits for an answer."""
+    from pipelines.running import remote
+
+    monkeypatch.setattr(remote, "_ANSWER_SECONDS", 3)
+
+    def sleep(seconds: int) -> int:
+        import time
+
+        time.sleep(seconds)
+        return seconds
+
+    run_pipeline(lambda pipeline: pipeline | beam.Create([8]) | beam.Map(sleep), Execution(beam_flags=cluster.flags))

@@ -103,7 +103,7 @@ def test_a_runner_among_the_flags_is_not_local(flags, local):
 
 
 @pytest.mark.parametrize(
-    ("flags", "sees"),
+    ("flags", "here"),
     [
         ((), True),
         (("--runner=DirectRunner",), True),
@@ -118,9 +118,8 @@ def test_a_runner_among_the_flags_is_not_local(flags, local):
         (("--runner=my.own.Runner",), False),
     ],
 )
-def test_whose_workers_see_local_paths(flags, sees):
-    assert Execution(beam_flags=flags).sees_local_paths is sees
-    assert Execution(beam_flags=flags, shared_disk=True).sees_local_paths
+def test_whose_workers_run_on_this_machine(flags, here):
+    assert Execution(beam_flags=flags).runs_here is here
 
 
 def test_locations_that_workers_elsewhere_cannot_reach():
