@@ -122,7 +122,7 @@ def _counts(tally: Tally) -> dict[str, int]:
     }
 
 
-def _refs_by_shard(images: ImageSource, shards: int, finished: frozenset[int]) -> Iterator[tuple[int, ImageRef]]:
+def _refs_by_shard(_start: bytes, images: ImageSource, shards: int, finished: frozenset[int]) -> Iterator[tuple[int, ImageRef]]:
     for ref in images.refs():
         shard = shard_of(ref.image_id, shards)
         if shard not in finished:
@@ -156,8 +156,8 @@ class ExtractFeatures(beam.PTransform):
         todo = [(shard, ImageRef("", "")) for shard in range(shards) if shard not in self.finished]
         refs = (
             begin
-            | "Source" >> Begin([self.job.images], self.check)
-            | "ListImages" >> beam.FlatMap(_refs_by_shard, shards, self.finished)
+            | "Start" >> Begin([b""], self.check)
+            | "ListImages" >> beam.FlatMap(_refs_by_shard, self.job.images, shards, self.finished)
         )
         return (
             (refs, begin | "EveryShard" >> beam.Create(todo))

@@ -32,18 +32,16 @@ _LONGEST_LINE = 500
 def check_job_service(options: PipelineOptions, flags: tuple[str, ...]) -> None:
     """Wait until the job service answers, if the flags name one.
 
-    Beam's ``--job_server_timeout`` limits how long to wait. Beam itself ends whole runs of some job services after that time, too:
-    without the flag, it is set to a year for the run.
+    Beam's ``--job_server_timeout`` limits how long to wait. Beam would also end a whole run after that time, where the job service
+    calls a job by one name before and after its start, as Beam's own does: for the run itself it is set to a year.
 
     Raises:
         ImagepivotError: it does not answer in time.
     """
     portable = options.view_as(PortableOptions)
-    seconds = _ANSWER_SECONDS
-    if any(flag.replace("-", "_").startswith("__job_server_timeout") for flag in flags):
-        seconds = portable.job_server_timeout
-    else:
-        portable.job_server_timeout = _LONGEST_RUN_SECONDS
+    is_given = any(flag.replace("-", "_").startswith("__job_server_timeout") for flag in flags)
+    seconds = portable.job_server_timeout if is_given else _ANSWER_SECONDS
+    portable.job_server_timeout = _LONGEST_RUN_SECONDS
     endpoint = portable.job_endpoint
     if not endpoint or endpoint == "embed":
         return
@@ -144,6 +142,7 @@ def runner_log(runner: str) -> Iterator[None]:
 
 def _last_line(error: Exception) -> str:
     """Return the line of an error that says what went wrong: a trace from a worker ends with it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = str(error.details()) if isinstance(error, grpc.Call) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = (lines[-1] if lines else type(error).__name__)[:_LONGEST_LINE]
     return f"{line} (the workers' environment lacks it)" if "No module named" in line else line
