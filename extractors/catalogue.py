@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from extractors.base import Description, Extractor
@@ -236,7 +236,7 @@ class ExtractorRequest:
         check_precision(self.precision)
         weights = module.find_weights(settings.spec, self.weights)
         description = module.describe(settings, weights)
-        keep(self._weights_key(module), weights)
+        keep(self._weights_key(module, settings), weights)
         return description
 
     def load(self, device: str = "cpu") -> Extractor:
@@ -254,23 +254,18 @@ class ExtractorRequest:
         from extractors.weights.keeping import take
 
         torch_device = check_request(device, self.precision, compile=self.compile)
-        weights = take(self._weights_key(module)) or module.find_weights(settings.spec, self.weights)
+        weights = take(self._weights_key(module, settings)) or module.find_weights(settings.spec, self.weights)
         return module.load(settings, weights.in_memory(), torch_device)
 
     def files(self) -> tuple[str, ...]:
         """Return the locations of the files that every process reads which loads the extractor; none for weights by name."""
         return tuple(filter(_names_file, (*_stock_model(self.name), self.weights)))
 
-    def _located(self) -> ExtractorRequest:
-        """Return the same request with absolute paths, which mean the same in every folder."""
+    def located(self) -> ExtractorRequest:
+        """Return the same request with absolute paths, which mean the same to a process in another folder."""
         model = _stock_model(self.name)
         name = f"{_DETECTRON2}{'+'.join(map(_absolute, model))}" if model else self.name
         return replace(self, name=name, weights=_absolute(self.weights))
-
-    def __reduce__(self) -> tuple[type[ExtractorRequest], tuple[Any, ...]]:
-        # A process that unpickles it may have another working folder.
-        located = self._located()
-        return type(self), tuple(getattr(located, field.name) for field in fields(self))
 
     def _resolve(self) -> tuple[ExtractorModule, Settings]:
         """Import the module that makes the extractor: afterwards torch is known to be installed."""
@@ -283,10 +278,9 @@ class ExtractorRequest:
         module = entry.detectron2_module if options.backend == "detectron2" else entry.module
         return _import(module, entry.spec.name), Settings(entry.spec, self.precision, self.compile, options)
 
-    def _weights_key(self, module: ExtractorModule) -> tuple[object, ...]:
+    def _weights_key(self, module: ExtractorModule, settings: Settings) -> tuple[object, ...]:
         """Return what decides which weights are found."""
-        located = self._located()
-        return module, located.name, located.weights
+        return module, settings.spec.name, self.weights
 
 
 def spec(name: str) -> FeatureSpec:

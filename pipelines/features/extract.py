@@ -262,6 +262,8 @@ def extract_features(
         ImagepivotError: the images, weights or device are missing, or the folder cannot be written.
     """
     execution.check_locations(job.locations())
+    if not execution.runs_here:
+        job = replace(job, extractor=job.extractor.located())
     output = plan_features(job, listing or list_images(job))
     if execution.is_local:
         job.check_device()  # Before anything in the folder is replaced.
