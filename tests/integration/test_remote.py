@@ -195,6 +195,19 @@ def test_a_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
     assert "Traceback" not in done.stderr
 
 
+def test_a_worker_without_the_device(cluster, inputs, imagepivot, tmp_path):
+    """The launcher needs no GPU; the first worker says that it has none, and no image is looked at."""
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    folder = shutil.copytree(inputs, tmp_path / "inputs")
+    done = imagepivot(*commands("--shared-disk")[-1], "--device", "cuda", "--", *cluster.flags, cwd=folder, code=2)
+    message = " ".join(done.stderr.replace("│", " ").split())
+    assert "the first worker cannot do the work: device 'cuda' is not on this host" in message
+    assert not [path for path in (folder / "features").rglob("*") if path.is_file()]
+
+
 def test_a_job_service_that_does_not_answer(inputs, imagepivot, tmp_path):
     """One that refuses connections, and one that accepts them and says nothing."""
     folder = shutil.copytree(inputs, tmp_path / "inputs")
