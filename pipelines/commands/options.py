@@ -111,7 +111,9 @@ def several(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def execution_of(context: typer.Context, workers: int, *, shared_disk: bool, start_timeout: float | None) -> Execution:
+def execution_of(
+    context: typer.Context, workers: int, *, shared_disk: bool = False, start_timeout: float | None = None
+) -> Execution:
     """Return how to run a pipeline, from its options and the flags behind ``--`` or, without any, those of the file.
 
     Raises:

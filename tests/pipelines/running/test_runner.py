@@ -141,6 +141,11 @@ def test_locations_that_workers_elsewhere_cannot_reach():
         Execution(beam_flags=flink).check_locations(locations)
 
 
+def test_a_worker_needs_time_to_start():
+    with pytest.raises(UsageError, match=r"--start-timeout is 0, expected more than 0 seconds"):
+        Execution(start_timeout=0)
+
+
 def test_flags_reach_beam():
     """A runner that the flags name is chosen by Beam."""
     seen = []
