@@ -7,7 +7,7 @@ Every name is loaded when it is first used, so that reading a dataset needs neit
 installed fails only where it is used.
 
 Importing this module makes ``schemas``, ``extractors``, ``pipelines`` and ``train`` mean the packages of imagepivot, whatever
-lies in the script's folder or on ``PYTHONPATH``. The command and all worker processes import it first.
+lies in the script's folder or on ``PYTHONPATH``. The command and all worker processes import it first, and so does ``pipelines``.
 """
 
 from __future__ import annotations

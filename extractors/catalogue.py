@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from extractors.base import Description, Extractor
 from extractors.settings import RegionOptions, Settings
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
+from schemas.locations import absolute_location
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +23,7 @@ __all__ = ["CatalogueEntry", "ExtractorModule", "ExtractorRequest", "describe", 
 
 _TIMM = "timm:"
 _DETECTRON2 = "detectron2:"
+_CONFIG_END = re.compile(r"(?<=\.yaml)\+|(?<=\.yml)\+")
 # Packages that an extractor may need, and the extra that installs them.
 _EXTRAS = dict.fromkeys(("PIL", "numpy", "safetensors", "torch", "torchvision"), "extractors") | {"timm": "timm"}
 _DETECTRON2_INSTALLATION = (
@@ -193,7 +196,8 @@ class ExtractorRequest:
             `extractors.regions.detectron2_backend.stock_models`.
         weights: ``default`` (torchvision's or timm's of that name, downloaded once; ``vgg19-10crop-caffe`` has none), the path of
             a ``.pth``, ``.pt`` or ``.safetensors`` file (``vgg19-10crop-caffe`` and ``faster-rcnn-36`` also read ``.caffemodel``,
-            the latter every release of its detector), or ``random:SEED`` (untrained).
+            the latter every release of its detector), its ``gs://``, ``s3://``, ``http://`` or ``https://`` address (fetched once
+            per machine), or ``random:SEED`` (untrained).
         precision: ``fp32`` or ``bf16``; on a GPU also ``tf32`` and ``fp16``.
         compile: run the model through ``torch.compile``, on a GPU only: the first batches take a minute, and the last digits of
             the features may differ, so it is part of the fingerprint.
@@ -253,6 +257,16 @@ class ExtractorRequest:
         weights = take(self._weights_key(module, settings)) or module.find_weights(settings.spec, self.weights)
         return module.load(settings, weights.in_memory(), torch_device)
 
+    def files(self) -> tuple[str, ...]:
+        """Return the locations of the files that every process reads which loads the extractor; none for weights by name."""
+        return tuple(filter(_names_file, (*_stock_model(self.name), self.weights)))
+
+    def located(self) -> ExtractorRequest:
+        """Return the same request with absolute paths, which mean the same to a process in another folder."""
+        model = _stock_model(self.name)
+        name = f"{_DETECTRON2}{'+'.join(map(_absolute, model))}" if model else self.name
+        return replace(self, name=name, weights=_absolute(self.weights))
+
     def _resolve(self) -> tuple[ExtractorModule, Settings]:
         """Import the module that makes the extractor: afterwards torch is known to be installed."""
         entry = _entry(self.name)
@@ -304,6 +318,19 @@ def load(
         (16, 2048)
     """
     return ExtractorRequest(name, weights, precision, compile, regions).load(device)
+
+
+def _stock_model(name: str) -> tuple[str, ...]:
+    """Return the config and the weights in the name of an extractor, if it is one of detectron2's models."""
+    return tuple(_CONFIG_END.split(name.removeprefix(_DETECTRON2), maxsplit=1)) if name.startswith(_DETECTRON2) else ()
+
+
+def _names_file(weights: str) -> bool:
+    return weights not in ("", "default") and not weights.startswith("random:")
+
+
+def _absolute(weights: str) -> str:
+    return absolute_location(weights) if _names_file(weights) else weights
 
 
 def _entry(name: str) -> _Entry:

@@ -11,7 +11,16 @@ from urllib.parse import unquote_to_bytes
 
 from schemas.errors import DatasetError, UsageError
 
-__all__ = ["STORE", "check_location", "check_regular", "is_remote", "local_path", "plain_location", "target_path"]
+__all__ = [
+    "STORE",
+    "absolute_location",
+    "check_location",
+    "check_regular",
+    "is_remote",
+    "local_path",
+    "plain_location",
+    "target_path",
+]
 
 _FILE_ADDRESS = re.compile(r"file://([^/]*)(/.*)?", re.DOTALL | re.IGNORECASE)
 
@@ -76,6 +85,13 @@ def plain_location(location: str | os.PathLike[str]) -> str:
             "file:///data/photos"
         )
     return os.fsdecode(unquote_to_bytes(path))
+
+
+def absolute_location(location: str | os.PathLike[str]) -> str:
+    """Return a location as it means the same in every folder: an absolute path, or an address unchanged."""
+    text = plain_location(location)
+    # Not `Path.resolve`: messages should show the path that the user knows, not the target of a link.
+    return text if is_remote(text) else os.path.abspath(text)  # noqa: PTH100
 
 
 def local_path(location: str | os.PathLike[str]) -> Path:

@@ -22,7 +22,7 @@ from pyarrow import fs
 
 from schemas.errors import DatasetError
 from schemas.filesystems import access_denied, filesystem_of, storage_errors
-from schemas.locations import check_regular, is_remote, plain_location
+from schemas.locations import absolute_location, check_regular, is_remote, plain_location
 
 __all__ = [
     "TEMPORARY_MARK",
@@ -94,6 +94,10 @@ class Folder:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "location", plain_location(self.location))
+
+    def __reduce__(self) -> tuple[type[Folder], tuple[str]]:
+        # A process that unpickles it may have another working folder.
+        return type(self), (absolute_location(self.location),)
 
     @property
     def is_local(self) -> bool:

@@ -39,7 +39,7 @@ TREE_COLUMN = 25  # Of CONTRIBUTING's tree: what follows is about the folder.
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 HEADING = re.compile(r"^#+ (.+)$", flags=re.MULTILINE)
 MAKE_TARGET = re.compile(r"^([a-z]+):", flags=re.MULTILINE)
 
@@ -47,6 +47,7 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OUR_PACKAGES = {"schemas", "extractors", "pipelines", "train"}
 VARIABLES = {parameter.envvar for command in COMMANDS.values() for parameter in command.params}
 BEAM_FLAGS = {"--runner", "--project", "--experiments"}
+BEAM_FLAGS |= {"--environment_type", "--job_server_timeout", "--sdk_container_image"}
 OTHER_PROGRAMS = ("pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
 
 

@@ -25,11 +25,12 @@ COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined
 SOURCES = {module_name(path): path.read_text(encoding="utf-8") for path in modules()}
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 
-OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 CALL = re.compile(r"imagepivot ([a-z]+)(.*?)(?=, imagepivot |$)")
 EXTRA = re.compile(r"imagepivot\[(\w+)\]")
 # Options of other programs: pip, tar, Beam.
 OTHERS = {"--no-build-isolation", "--dereference", "--hard-dereference", "--runner", "--project"}
+OTHERS |= {"--job_endpoint", "--job_server_timeout"}
 # Words that follow the name in prose, as in "this version of imagepivot reads".
 PROSE = {"has", "reads", "run"}
 
@@ -152,7 +153,7 @@ def test_each_extra_brings_the_modules_that_are_looked_for_in_it():
 
 
 def test_every_optional_import_has_an_extra():
-    base = {*sys.stdlib_module_names, *PACKAGES, "numpy", "pyarrow", "typer", "rich", "tomli"}
+    base = {*sys.stdlib_module_names, *PACKAGES, "imagepivot", "numpy", "pyarrow", "typer", "rich", "tomli"}
     imported = {
         name.partition(".")[0]
         for source in SOURCES.values()

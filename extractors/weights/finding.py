@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from extractors.weights.checkpoints import COUNTER, check_state, is_mappable, read_state
+from extractors.weights.fetching import cache_folder, local_file
 from schemas.errors import InputError, UsageError
 from schemas.fingerprints import sha256_of_file
-from schemas.locations import local_path
+from schemas.locations import is_remote
 
 __all__ = ["Architecture", "FileStamp", "Weights", "resolve_weights", "state_sha256"]
 
@@ -125,7 +126,8 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
     in question. The state of the global random generator does not matter and stays as it was.
 
     Args:
-        request: ``default``, ``random:SEED``, or the path of a file in a format that the architecture reads.
+        request: ``default``, ``random:SEED``, or the path or address of a file in a format that the architecture reads. What is
+            behind an address is fetched once per machine, see `extractors.weights.fetching`.
         architecture: the model that they are for.
 
     Raises:
@@ -139,11 +141,11 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
     elif request.startswith("random:"):
         return _random_weights(request, architecture)
     else:
-        path = local_path(request)
+        path = local_file(request)
         if not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
             raise InputError(
-                f"there is no weights file {request!r}: expected 'default', 'random:SEED', or the path of a local file; check the "
-                "spelling and the working folder"
+                f"there is no weights file {request!r}: expected 'default', 'random:SEED', or the path or address of a file; check "
+                "the spelling and the working folder"
             )
     stamp = FileStamp.of(path)
     try:
@@ -159,6 +161,10 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
                     _check_file(path, sha256.result(), architecture, is_download=request == "default")
     except OSError as error:
         raise InputError(f"cannot read the weights file {str(path)!r} ({error.strerror}): check its permissions") from error
+    except InputError as error:
+        if not is_remote(request):
+            raise
+        raise InputError(str(error).replace(repr(str(path)), repr(request))) from error  # The user knows the address.
     return weights
 
 
@@ -191,7 +197,7 @@ def state_sha256(state: Mapping[str, Tensor]) -> str:
 
 def _default_file(architecture: Architecture) -> Path:
     """Let torchvision download its weights if they are not there yet, and return the file."""
-    path = Path(torch.hub.get_dir()) / "checkpoints" / architecture.file_name
+    path = cache_folder() / architecture.file_name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

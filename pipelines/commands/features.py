@@ -18,6 +18,8 @@ from pipelines.commands.options import (
     MaxFailures,
     Overwrite,
     Shards,
+    SharedDisk,
+    StartTimeout,
     console,
     execution_of,
     notes,
@@ -62,7 +64,7 @@ def features(
         str,
         typer.Option(
             "--weights",
-            help="[i]default[/i] (downloaded once), a file, or [i]random:SEED[/i] (untrained).",
+            help="[i]default[/i] (downloaded once), a file, its gs://, s3:// or http address, or [i]random:SEED[/i] (untrained).",
             autocompletion=completion.weights_requests,
         ),
     ] = "default",
@@ -166,6 +168,8 @@ def features(
     workers: Annotated[
         int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per GPU, or one that uses all cores.")
     ] = 0,
+    shared_disk: SharedDisk = False,
+    start_timeout: StartTimeout = None,
     config: Config = "",
 ) -> None:
     """Extract features of images into shards.
@@ -196,7 +200,7 @@ def features(
     from pipelines.running.progress import show_progress
     from schemas.tasks import Task
 
-    execution = execution_of(context, workers)
+    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout)
     job = FeaturesJob(
         images=open_images(
             images,
@@ -229,6 +233,7 @@ def features(
         task=Task.parse(task) if task else None,
     )
     job.check_execution(is_local=execution.is_local)
+    execution.check_locations(job.locations())
     listing = list_images(job)
     _show_not_taken(job.images)
     if dry_run:

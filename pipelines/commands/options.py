@@ -30,6 +30,8 @@ __all__ = [
     "Overwrite",
     "Portions",
     "Shards",
+    "SharedDisk",
+    "StartTimeout",
     "Workers",
     "console",
     "execution_of",
@@ -61,6 +63,16 @@ Check = Annotated[
     bool, typer.Option("--check", help="Compare the digests of what OUTPUT holds, too, and make again what is damaged.")
 ]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per core.")]
+SharedDisk = Annotated[
+    bool, typer.Option("--shared-disk", help="With a --runner behind --: its workers see local paths as this machine does.")
+]
+StartTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--start-timeout",
+        help="With a --runner behind --: seconds in which its first worker must have started; 1200 by default.",
+    ),
+]
 MaxFailures = Annotated[int, typer.Option("--max-failures", min=0, help="Inputs that may fail before the exit code is 3.")]
 LogJson = Annotated[
     bool,
@@ -99,16 +111,23 @@ def several(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def execution_of(context: typer.Context, workers: int) -> Execution:
-    """Return how to run a pipeline, from ``--workers`` and the flags behind ``--`` or, without any, those of the file.
+def execution_of(
+    context: typer.Context, workers: int, *, shared_disk: bool = False, start_timeout: float | None = None
+) -> Execution:
+    """Return how to run a pipeline, from its options and the flags behind ``--`` or, without any, those of the file.
 
     Raises:
         UsageError: an argument behind ``--`` is not a flag.
     """
-    from pipelines.running.runner import Execution
+    from pipelines.running.runner import START_SECONDS, Execution
 
     flags = context.args or (context.default_map or {}).get(BEAM_FLAGS, ())
     stray = [flag for flag in flags if not flag.startswith("--")]
     if stray:
         raise UsageError(f"unexpected argument {stray[0]!r}: flags for Beam stand behind -- and begin with --")
-    return Execution(workers=workers, beam_flags=tuple(flags))
+    return Execution(
+        workers=workers,
+        beam_flags=tuple(flags),
+        shared_disk=shared_disk,
+        start_timeout=START_SECONDS if start_timeout is None else start_timeout,
+    )

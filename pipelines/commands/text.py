@@ -19,6 +19,8 @@ from pipelines.commands.options import (
     Overwrite,
     Portions,
     Shards,
+    SharedDisk,
+    StartTimeout,
     Workers,
     execution_of,
     notes,
@@ -69,6 +71,8 @@ def captions(
     check: Check = False,
     log_json: LogJson = False,
     workers: Workers = 0,
+    shared_disk: SharedDisk = False,
+    start_timeout: StartTimeout = None,
     config: Config = "",
 ) -> None:
     """Tokenize raw captions into shards.
@@ -96,8 +100,9 @@ def captions(
         overwrite=overwrite,
         verify=check,
     )
+    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout)
     with show_progress(notes, "captions", unit="captions", log_json=log_json) as meter:
-        manifest = prepare_captions(job, execution_of(context, workers), meter)
+        manifest = prepare_captions(job, execution, meter)
         meter.settle(captions=manifest.rows + manifest.failed, failed=manifest.failed)
     finish(manifest, output, max_failures)
 
@@ -122,6 +127,8 @@ def vocabulary(
     check: Check = False,
     log_json: LogJson = False,
     workers: Workers = 1,
+    shared_disk: SharedDisk = False,
+    start_timeout: StartTimeout = None,
     config: Config = "",
 ) -> None:
     """Build the joint vocabulary of captions: tokens under the threshold become <unk>.
@@ -144,7 +151,8 @@ def vocabulary(
         overwrite=overwrite,
         verify=check,
     )
-    execution, total = execution_of(context, workers), open_dataset(captions, kind="captions").manifest.rows
+    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout)
+    total = open_dataset(captions, kind="captions").manifest.rows
     with show_progress(notes, "vocabulary", unit="captions", total=total, log_json=log_json) as meter:
         manifest = build_vocabulary(job, execution, meter)
         meter.settle(captions=total)
@@ -162,6 +170,8 @@ def encode(
     check: Check = False,
     log_json: LogJson = False,
     workers: Workers = 0,
+    shared_disk: SharedDisk = False,
+    start_timeout: StartTimeout = None,
     config: Config = "",
 ) -> None:
     """Turn the tokens of captions into ids of a vocabulary."""
@@ -172,7 +182,8 @@ def encode(
     job = EncodeJob(
         captions=captions, vocabulary=vocabulary, output=output, max_length=max_length, overwrite=overwrite, verify=check
     )
-    execution, total = execution_of(context, workers), open_dataset(captions, kind="captions").manifest.rows
+    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout)
+    total = open_dataset(captions, kind="captions").manifest.rows
     with show_progress(notes, "encode", unit="captions", total=total, log_json=log_json) as meter:
         manifest = encode_captions(job, execution, meter)
         meter.settle(captions=manifest.rows)

@@ -13,6 +13,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import apache_beam as beam
 import numpy as np
@@ -26,6 +27,7 @@ from pipelines.features.job import FeaturesJob
 from pipelines.features.shards import make_shard
 from pipelines.features.workers import count_gpus, decoding_threads, device_of_worker
 from pipelines.inputs.images import ImageRef, ImageSource, Listing
+from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.jobs import CommitDataset, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution, run_pipeline
@@ -64,12 +66,7 @@ class _ExtractShardFn(beam.DoFn):
             torch.set_num_threads(self._threads)
         device = device_of_worker(self._job, os.environ.get("WORKER_ID", ""))
         self._loaded = self._shared.acquire(lambda: _Loaded(self._job.extractor.load(device)))
-        planned = FeaturesParameters.from_json(self._output.identity.parameters).extractor_fingerprint
-        if self._loaded.extractor.fingerprint != planned:
-            raise InputError(
-                f"a worker loads other weights from {self._job.extractor.weights!r}, or has other files or versions, than the "
-                "machine that planned the run: give all of them the same"
-            )
+        _check_fingerprint(self._job, self._output, self._loaded.extractor.fingerprint)
 
     def process(self, element: tuple[int, Iterable[ImageRef]]) -> Iterator[int]:
         shard, group = element
@@ -101,6 +98,20 @@ class _ExtractShardFn(beam.DoFn):
         )
 
 
+def _check_fingerprint(job: FeaturesJob, output: Output, fingerprint: str) -> None:
+    if fingerprint != FeaturesParameters.from_json(output.identity.parameters).extractor_fingerprint:
+        raise InputError(
+            f"a worker loads other weights from {job.extractor.weights!r}, or has other files or versions, than the machine that "
+            "planned the run: give all of them the same"
+        )
+
+
+def _check_worker(job: FeaturesJob, output: Output) -> None:
+    """Check, without building the network, that this process has the device, the precision and the weights of a job."""
+    job.check_device()
+    _check_fingerprint(job, output, job.extractor.describe().fingerprint)
+
+
 def _counts(tally: Tally) -> dict[str, int]:
     return {
         "images_read": tally.images,
@@ -111,9 +122,7 @@ def _counts(tally: Tally) -> dict[str, int]:
     }
 
 
-def _refs_by_shard(
-    _impulse: bytes, images: ImageSource, shards: int, finished: frozenset[int]
-) -> Iterator[tuple[int, ImageRef]]:
+def _refs_by_shard(_start: bytes, images: ImageSource, shards: int, finished: frozenset[int]) -> Iterator[tuple[int, ImageRef]]:
     for ref in images.refs():
         shard = shard_of(ref.image_id, shards)
         if shard not in finished:
@@ -130,6 +139,7 @@ class ExtractFeatures(beam.PTransform):
         finished: numbers of the shards that an earlier run finished.
         meter: counts images.
         threads: torch's threads in each worker; 0 for torch's own number.
+        check: what the first worker on another machine checks; None on this one.
     """
 
     job: FeaturesJob
@@ -137,6 +147,7 @@ class ExtractFeatures(beam.PTransform):
     finished: frozenset[int] = frozenset()
     meter: Meter = Meter()
     threads: int = 0
+    check: FirstWorker | None = None
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """List the images on a worker, group the references by shard, and write each shard in one call."""
@@ -145,7 +156,7 @@ class ExtractFeatures(beam.PTransform):
         todo = [(shard, ImageRef("", "")) for shard in range(shards) if shard not in self.finished]
         refs = (
             begin
-            | "Once" >> beam.Impulse()
+            | "Start" >> Begin([b""], self.check)
             | "ListImages" >> beam.FlatMap(_refs_by_shard, self.job.images, shards, self.finished)
         )
         return (
@@ -246,16 +257,21 @@ def extract_features(
     """
     if job.task is not None:
         raise UsageError(f"the job is task {job.task} of an array job: extract_task makes its shards, commit_tasks the dataset")
+    execution.check_locations(job.locations())
+    if not execution.runs_here:
+        job = replace(job, extractor=job.extractor.located())
     output, execution, extraction = _prepare(job, execution, meter, listing)
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
+    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
         commit = CommitDataset(output, libraries=job.libraries())
-        _ = pipeline | "ExtractFeatures" >> extraction(finished) | "CommitDataset" >> commit
+        _ = pipeline | "ExtractFeatures" >> extraction(finished, check) | "CommitDataset" >> commit
 
     return run_job(
         output,
         build,
         execution=execution,
+        extras=job.extras(),
+        check=partial(_check_worker, job, output),
         overwrite=job.overwrite,
         verify=job.verify,
         update=job.update,
@@ -289,7 +305,7 @@ def extract_task(
     return complete_task(
         output,
         job.task,
-        lambda finished: run_pipeline(lambda pipeline: pipeline | "ExtractFeatures" >> extraction(finished), execution),
+        lambda finished: run_pipeline(lambda pipeline: pipeline | "ExtractFeatures" >> extraction(finished, None), execution),
         libraries=job.libraries(),
         verify=job.verify,
         update=job.update,
@@ -299,8 +315,8 @@ def extract_task(
 
 def _prepare(
     job: FeaturesJob, execution: Execution, meter: Meter, listing: Listing | None
-) -> tuple[Output, Execution, Callable[[frozenset[int]], ExtractFeatures]]:
-    """Return what a job writes, how it runs here, and the transform that writes all shards but those that are finished."""
+) -> tuple[Output, Execution, Callable[[frozenset[int], FirstWorker | None], ExtractFeatures]]:
+    """Return what a job writes, how it runs, and what makes the transform, given the finished shards and a check."""
     output = plan_features(job, listing or list_images(job))
     if execution.is_local:
         job.check_device()  # Before anything in the folder is replaced.
@@ -308,4 +324,4 @@ def _prepare(
         execution = replace(execution, workers=max(1, count_gpus(job)))
     workers = execution.local_workers if execution.is_local else 1
     threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
-    return output, execution, lambda finished: ExtractFeatures(job, output, finished, meter, threads)
+    return output, execution, lambda finished, check: ExtractFeatures(job, output, finished, meter, threads, check)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from extractors import ExtractorRequest
 from pipelines.inputs.images import ImageSource
@@ -66,6 +68,12 @@ class FeaturesJob:
                     "or choose another, and leave out --overwrite"
                 )
 
+    def locations(self) -> Iterator[tuple[str, str]]:
+        """Yield what the workers read and write: what a location is, in words, and the location."""
+        yield from (("IMAGES", self.images.location), ("OUTPUT", self.output))
+        yield from (("--weights", location) for location in self.extractor.files())
+        yield from (("the image", location) for location in self.images.listed_locations())
+
     def check_device(self) -> None:
         """Check that this machine has the device, and that the device does what is asked of it.
 
@@ -90,6 +98,12 @@ class FeaturesJob:
                 f"--task is '{self.task}', and behind -- stands --runner: a task makes its shards on the machine on which it is "
                 "started, and a Beam runner deals out all of them by itself. Leave out one of the two"
             )
+
+    def extras(self) -> tuple[str, ...]:
+        """Return the extras that workers on other machines need; that for HEIC photographs, too, if this process has it."""
+        heif = ("heif",) if find_spec("pillow_heif") is not None else ()
+        timm = ("timm",) if self.extractor.name.startswith("timm:") else ()
+        return "pipelines", "extractors", *timm, *heif
 
     def libraries(self) -> tuple[str, ...]:
         """Return the distributions whose versions matter to the features."""

@@ -23,7 +23,7 @@ from pyarrow import fs
 
 from schemas.errors import DatasetError, InputError
 from schemas.filesystems import filesystem_of, storage_errors
-from schemas.locations import check_location, check_regular, is_remote, plain_location
+from schemas.locations import absolute_location, check_location, check_regular, is_remote
 from schemas.storage import Folder
 from schemas.text import HEAD, decode_line, mark_length, not_utf8
 
@@ -56,11 +56,8 @@ _LONGEST_ESCAPE = 12
 def locate(path: str | os.PathLike[str]) -> str:
     """Return a path as an absolute local path, which means the same to every worker, or an address unchanged."""
     check_location(os.fspath(path))
-    text = plain_location(path)
-    if is_remote(text):
-        return text.rstrip("/")
-    # Not `Path.resolve`: messages should show the path that the user knows, not the target of a link.
-    return os.path.abspath(text)  # noqa: PTH100
+    text = absolute_location(path)
+    return text.rstrip("/") if is_remote(text) else text
 
 
 def kind_of(location: str) -> PathKind:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
 
+from pipelines.running.first_worker import SIGN, FirstWorker
 from pipelines.running.runner import Execution, run_pipeline
+from schemas.errors import DatasetError
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.storage import TEMPORARY_MARK, Folder
@@ -77,9 +80,11 @@ class CommitDataset(beam.PTransform):
 
 def run_job(
     output: Output,
-    build: Callable[[beam.Pipeline, frozenset[int]], object],
+    build: Callable[[beam.Pipeline, frozenset[int], FirstWorker | None], object],
     *,
     execution: Execution,
+    extras: Iterable[str] = ("pipelines",),
+    check: Callable[[], None] | None = None,
     overwrite: bool,
     verify: bool = False,
     update: Update | None = None,
@@ -89,8 +94,10 @@ def run_job(
 
     Args:
         output: folder and identity of the dataset.
-        build: adds the transforms, given the numbers of the shards that are already finished.
+        build: adds the transforms, given the numbers of the shards that are already finished, and what `Begin` does first.
         execution: where and how to run.
+        extras: names of the extras that workers on other machines need.
+        check: checks on the first worker on another machine what only this work needs.
         overwrite: as `schemas.writing.complete_dataset` takes it.
         verify: as `schemas.writing.complete_dataset` takes it.
         update: as `schemas.writing.complete_dataset` takes it.
@@ -103,12 +110,28 @@ def run_job(
         DatasetError: the folder is in use, or holds data that must not be lost.
         ImagepivotError: the pipeline met an error that the user can fix.
     """
+    folder = output.folder
+    first = None if execution.runs_here else FirstWorker.of_launcher(folder, check)
+
+    def has_started() -> bool:
+        with suppress(DatasetError):  # A store that does not answer now may do so in a moment.
+            return folder.size(SIGN) is not None
+        return False
 
     def run(finished: frozenset[int]) -> None:
+        if first is not None:
+            folder.delete(SIGN)  # A launcher that was killed has left it.
         try:
-            run_pipeline(lambda pipeline: build(pipeline, finished), execution)
+            run_pipeline(
+                lambda pipeline: build(pipeline, finished, first),
+                execution,
+                extras=extras,
+                has_started=has_started,
+            )
         finally:
-            _delete_temporaries(output.folder)
+            if first is not None:
+                folder.delete(SIGN)
+            _delete_temporaries(folder)
 
     return complete_dataset(output, run, overwrite=overwrite, verify=verify, update=update, retry_failed=retry_failed)
 

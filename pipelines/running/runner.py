@@ -16,20 +16,23 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
+from pipelines.running.remote import check_job_service, runner_log, wait
+from pipelines.running.staging import stage
 from schemas import errors
+from schemas.locations import is_remote
 
-__all__ = ["Execution", "run_pipeline"]
+__all__ = ["START_SECONDS", "Execution", "run_pipeline"]
 
 # Matches one of our errors in the text with which Beam reports it from a worker process.
 _CARRIED_ERROR = re.compile(r"schemas\.errors\.(\w+): (.*?)(?: \[while running '[^']*'\])?$", re.MULTILINE)
@@ -49,6 +52,10 @@ _START_WORKER = (
 )
 
 
+START_SECONDS = 1200.0
+"""Seconds in which the first worker must have started; Dataflow takes minutes to start a machine and install packages."""
+
+
 @dataclass(frozen=True)
 class Execution:
     """Settings for running a pipeline; none of them changes the result.
@@ -56,15 +63,61 @@ class Execution:
     Attributes:
         workers: number of local worker processes; 0 for one per core.
         beam_flags: flags for Beam, e.g. ``--runner=DataflowRunner``; if they name a runner, nothing runs locally.
+        shared_disk: the workers of that runner see local paths as this machine does.
+        start_timeout: seconds in which the first worker of that runner must have started.
     """
 
     workers: int = 0
     beam_flags: tuple[str, ...] = ()
+    shared_disk: bool = False
+    start_timeout: float = START_SECONDS
+
+    def __post_init__(self) -> None:
+        if not self.start_timeout > 0:
+            raise errors.UsageError(f"--start-timeout is {self.start_timeout}, expected more than 0 seconds")
 
     @property
     def is_local(self) -> bool:
         """Whether the pipeline runs on this machine, on the runner that we choose."""
         return not any(flag.split("=")[0] == "--runner" for flag in self.beam_flags)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the workers run on this machine, in this environment, whoever chose the runner."""
+        if self.is_local:
+            return True
+        if self.options.view_as(PortableOptions).environment_type == "LOOPBACK":  # The workers are this process's own.
+            return True
+        name = self.runner.rpartition(".")[2].lower()
+        return name.removesuffix("runner") in {local.lower().removesuffix("runner") for local in StandardOptions.LOCAL_RUNNERS}
+
+    @property
+    def options(self) -> PipelineOptions:
+        """Beam's options."""
+        return PipelineOptions(list(self.beam_flags), save_main_session=False)
+
+    @property
+    def runner(self) -> str:
+        """Name of the runner among the flags; empty if there is none."""
+        return self.options.view_as(StandardOptions).runner or ""
+
+    def check_locations(self, locations: Iterable[tuple[str, str]]) -> None:
+        """Check that the workers can reach what they read and write, before anything starts.
+
+        Args:
+            locations: pairs of what a location is, in words, and the location.
+
+        Raises:
+            UsageError: a location is on this machine's disk, and the workers are elsewhere.
+        """
+        if self.runs_here or self.shared_disk:
+            return
+        for what, location in locations:
+            if not is_remote(location):
+                raise errors.UsageError(
+                    f"{what} {location!r} is a path on this machine, and the workers of {self.runner} run on others: give an "
+                    "address in a bucket (gs://... or s3://...), or --shared-disk if all of them see that path as this machine does"
+                )
 
     @property
     def local_workers(self) -> int:
@@ -74,30 +127,46 @@ class Execution:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_pipeline(build: Callable[[beam.Pipeline], object], execution: Execution) -> None:
+def run_pipeline(
+    build: Callable[[beam.Pipeline], object],
+    execution: Execution,
+    *,
+    extras: Iterable[str] = ("pipelines",),
+    has_started: Callable[[], bool] = lambda: True,
+) -> None:
     """Run a pipeline to its end.
 
     Args:
         build: adds the transforms to an empty pipeline.
         execution: where and how to run it.
+        extras: names of the extras that workers on other machines need.
+        has_started: tells whether a worker on another machine has done something.
 
     Raises:
-        ImagepivotError: a worker met an error that the user can fix; class and message are those of the worker's error.
+        ImagepivotError: a worker met an error that the user can fix; class and message are those of the worker's error. Or another
+            runner did not finish the run.
     """
-    options = PipelineOptions(list(execution.beam_flags), save_main_session=False)
+    options = execution.options
     with tempfile.TemporaryDirectory(prefix="imagepivot-run-") as running, _interrupts(running) as interrupted:
         if execution.is_local:
             pipeline = beam.Pipeline(runner=_local_runner(options, execution.local_workers, running), options=options)
         else:
+            if not execution.runs_here:
+                stage(options, Path(running), extras)
+                check_job_service(options, execution.beam_flags)
             pipeline = beam.Pipeline(options=options)
         build(pipeline)
-        try:
-            with _quiet() if execution.is_local else nullcontext():
-                pipeline.run().wait_until_finish()
-        except Exception as error:
-            if interrupted:  # Beam has wrapped the interrupt, or failed on its consequences.
-                raise KeyboardInterrupt from error
-            raise _user_error(error) from error
+        with _quiet() if execution.is_local else runner_log(execution.runner):
+            try:
+                result = pipeline.run()
+                if execution.runs_here:
+                    result.wait_until_finish()
+                else:
+                    wait(result, has_started=has_started, seconds=execution.start_timeout)
+            except Exception as error:
+                if interrupted:  # Beam has wrapped the interrupt, or failed on its consequences.
+                    raise KeyboardInterrupt from error
+                raise _user_error(error) from error
 
 
 def _user_error(error: Exception) -> Exception:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from apache_beam.metrics import Metrics
 
 from pipelines.inputs.captions import CaptionSource, Part, Selection
+from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.jobs import CommitDataset, SumCounters, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
@@ -59,6 +60,7 @@ class ReadCaptions(beam.PTransform):
         selection: the captions to keep.
         left_out: shards whose captions are dropped.
         folder: where all workers see the same local disk, a folder on it for the pieces, see `pipelines.text.pieces`.
+        check: what the first worker on another machine checks; None on this one.
     """
 
     source: CaptionSource
@@ -66,6 +68,7 @@ class ReadCaptions(beam.PTransform):
     selection: Selection = Selection()
     left_out: frozenset[int] = frozenset()
     folder: str | None = None
+    check: FirstWorker | None = None
 
     def expand(self, root: beam.pvalue.PBegin) -> beam.PCollection:
         """List the parts, and read them on all workers."""
@@ -73,7 +76,7 @@ class ReadCaptions(beam.PTransform):
         groups = [group for start in range(_READERS) if (group := parts[start::_READERS])]
         return (
             root
-            | "ListParts" >> beam.Create(groups)
+            | "ListParts" >> Begin(groups, self.check)
             | "SpreadParts" >> beam.Reshuffle()  # Fusion break: the parts are read by all workers.
             | "ReadPieces" >> beam.FlatMap(_read_pieces, self.source, self.selection, self.shards, self.left_out, self.folder)
         )
@@ -235,6 +238,7 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
     Raises:
         ImagepivotError: the source is broken, or the folder cannot be written.
     """
+    execution.check_locations((("SOURCE", job.source.folder.location), ("OUTPUT", job.output)))
     steps = recipe(job.recipe)
     models = load_truecasers(job.truecaser) if job.truecaser is not None else None
     parameters = CaptionsParameters(
@@ -250,10 +254,10 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
     identity = Identity(kind="captions", parameters=parameters.to_json(), inputs=tuple(inputs), shards=job.shards)
     output = Output(folder=Folder(job.output), identity=identity, other_files=f"{TRUECASER_FILES}|{PIECE_FILES}")
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
+    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
         learns = steps.truecase and models is None
         left_out = frozenset() if learns else finished  # Truecasers learn from all captions.
-        pieces = pipeline | "ReadCaptions" >> ReadCaptions(job.source, job.shards, job.selection, left_out, folder)
+        pieces = pipeline | "ReadCaptions" >> ReadCaptions(job.source, job.shards, job.selection, left_out, folder, check)
         truecasers, written = None, []
         if steps.truecase:
             if models is None:

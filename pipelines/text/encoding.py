@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.metrics import Metrics
 
+from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.jobs import CommitDataset, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
@@ -145,6 +146,7 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
     Raises:
         DatasetError: an input is not a dataset of the expected kind.
     """
+    execution.check_locations((("CAPTIONS", job.captions), ("VOCABULARY", job.vocabulary), ("OUTPUT", job.output)))
     captions = open_dataset(job.captions, kind="captions")
     vocabulary = open_dataset(job.vocabulary, kind="vocabulary")
     if captions.manifest.rows == 0:
@@ -165,11 +167,11 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
     )
     output = Output(folder=Folder(job.output), identity=identity)
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
+    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
         missing = [shard for shard in range(captions.num_shards) if shard not in finished]
         _ = (
             pipeline
-            | "ListShards" >> beam.Create(missing)
+            | "ListShards" >> Begin(missing, check)
             | "SpreadShards" >> beam.Reshuffle()  # Fusion break: the shards are encoded by all workers.
             | "EncodeCaptions" >> EncodeCaptions(captions, vocabulary, job.max_length, output, meter)
             | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))

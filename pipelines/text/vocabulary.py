@@ -12,6 +12,7 @@ from typing import Any, Literal
 import apache_beam as beam
 import pyarrow.parquet as pq
 
+from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.jobs import CommitDataset, SumCounters, run_job
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
@@ -273,6 +274,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
         DatasetError: ``job.captions`` is not a captions dataset, or holds no captions.
         InputError: no caption is selected, or no token reaches the threshold.
     """
+    execution.check_locations((("CAPTIONS", job.captions), ("OUTPUT", job.output)))
     captions = open_dataset(job.captions, kind="captions")
     if captions.manifest.rows == 0:
         raise DatasetError(
@@ -293,15 +295,15 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
     )
     output = Output(folder=Folder(job.output), identity=identity, other_files="|".join(map(re.escape, TEXT_NAMES)))
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int]) -> None:
+    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
         if finished:
             written = (
-                pipeline | "VocabularyIsThere" >> beam.Create([TEXT_NAMES[0]]) | "WriteText" >> beam.Map(_write_text, output)
+                pipeline | "VocabularyIsThere" >> Begin([TEXT_NAMES[0]], check) | "WriteText" >> beam.Map(_write_text, output)
             )
         else:
             counts = (
                 pipeline
-                | "ListShards" >> beam.Create(range(captions.num_shards))
+                | "ListShards" >> Begin(range(captions.num_shards), check)
                 | "SpreadShards" >> beam.Reshuffle()  # Fusion break: the shards are read by all workers.
                 | "CountTokens" >> CountTokens(captions, meter)
             )

@@ -74,3 +74,28 @@ def test_the_catalogue_says_what_the_extractor_does(name):
 def test_the_catalogue_has_every_name_and_both_families():
     assert [entry.name for entry in extractors.entries()] == [*extractors.names(), "timm:NAME", "detectron2:CONFIG+WEIGHTS"]
     assert [entry.name for entry in extractors.entries() if entry.shape is None] == ["timm:NAME", "detectron2:CONFIG+WEIGHTS"]
+
+
+# --- on other machines -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "files", "sent"),
+    [
+        ("resnet50-pool", "default", (), ("resnet50-pool", "default")),
+        ("resnet50-pool", "random:0", (), ("resnet50-pool", "random:0")),
+        ("resnet50-pool", "w.pth", ("w.pth",), ("resnet50-pool", "{}/w.pth")),
+        ("resnet50-pool", "gs://b/w.pth", ("gs://b/w.pth",), ("resnet50-pool", "gs://b/w.pth")),
+        ("timm:a.b", "x/../w.pth", ("x/../w.pth",), ("timm:a.b", "{}/w.pth")),
+        ("detectron2:a+b/c.yaml+w.pkl", "default", ("a+b/c.yaml", "w.pkl"), ("detectron2:{}/a+b/c.yaml+{}/w.pkl", "default")),
+        ("detectron2:c.yml+random:1", "default", ("c.yml",), ("detectron2:{}/c.yml+random:1", "default")),
+        ("detectron2:c.yaml", "default", ("c.yaml",), ("detectron2:{}/c.yaml", "default")),
+    ],
+)
+def test_a_request_means_the_same_to_a_process_in_another_folder(tmp_path, monkeypatch, name, weights, files, sent):
+    monkeypatch.chdir(tmp_path)
+    request = extractors.ExtractorRequest(name, weights, "bf16", True, extractors.RegionOptions(max_regions=50))
+    assert request.files() == files
+    located = request.located()
+    paths = [text.replace("{}", str(tmp_path)) for text in sent]
+    assert located == extractors.ExtractorRequest(*paths, "bf16", True, extractors.RegionOptions(max_regions=50))

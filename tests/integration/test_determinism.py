@@ -103,7 +103,8 @@ def test_workers_and_batches_make_the_same_features(inputs, finished, imagepivot
 
 
 def shards_in(folder: Path) -> list[Path]:
-    return sorted(folder.glob("part-*.parquet"))
+    """Return the finished shards: those with a record, which is written right after the shard."""
+    return [path for path in sorted(folder.glob("part-*.parquet")) if (folder / ".records" / f"{path.stem}.jsonl").exists()]
 
 
 def wait_for_a_shard(folder: Path, run: Started) -> None:

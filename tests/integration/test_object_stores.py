@@ -294,6 +294,49 @@ def test_an_image_is_read_under_any_key(store, name):
 
 
 @pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> dict[int, bytes]:
+    """Two checkpoints of a small model, as bytes."""
+    import timm
+    import torch
+
+    path, checkpoints = tmp_path_factory.mktemp("checkpoints") / "w.pth", {}
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        torch.save(timm.create_model("test_resnet.r160_in1k", num_classes=0).state_dict(), path)
+        checkpoints[seed] = path.read_bytes()
+    return checkpoints
+
+
+def test_weights_in_a_bucket(store, pictures, checkpoints, imagepivot, tmp_path, monkeypatch):
+    """They are fetched once; an object that is replaced is other weights; the features are those of the file."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    bucket = Folder(store.address("weights of wörkers"))
+    for seed, data in checkpoints.items():
+        (tmp_path / f"{seed}.pth").write_bytes(data)
+        bucket.write("w.pth", data)
+        for output, weights in (("file", tmp_path / f"{seed}.pth"), ("bucket", bucket.path_of("w.pth")), ("again", None)):
+            extract = (
+                "--extractor",
+                SMALL[1],
+                "--weights",
+                weights or bucket.path_of("w.pth"),
+                "--device",
+                "cpu",
+                "--shards",
+                "1",
+            )
+            imagepivot("features", pictures / "photos", tmp_path / f"{output}{seed}", *extract, "--workers", "1")
+        assert bytes_of(tmp_path / f"bucket{seed}") == bytes_of(tmp_path / f"file{seed}")
+        cached = [path for path in (tmp_path / "cache/hub/checkpoints").iterdir() if path.suffix == ".pth"]
+        assert sorted(path.read_bytes() for path in cached) == sorted(checkpoints[n] for n in range(1, seed + 1))
+    assert open_dataset(tmp_path / "file1").fingerprint != open_dataset(tmp_path / "file2").fingerprint
+    done = imagepivot(
+        "features", pictures / "photos", tmp_path / "no", *SMALL[:2], "--weights", bucket.path_of("no.pth"), code=1
+    )
+    assert f"there are no weights '{bucket.path_of('no.pth')}': check the bucket and the key" in done.stderr
+
+
+@pytest.fixture(scope="module")
 def regions(tmp_path_factory) -> Path:
     """A picture, and a dataset with one region of it."""
     folder = tmp_path_factory.mktemp("regions")

@@ -56,6 +56,14 @@ def test_local_paths_are_made_absolute(tmp_path, monkeypatch):
     assert Folder(f"file://{tmp_path}/b").local_path == tmp_path / "b"
 
 
+def test_a_folder_means_the_same_to_a_process_in_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sent = [pickle.dumps(Folder(location)) for location in ("a/../b", "/c", "gs://bucket/d", "s3://bucket/e?region=x")]
+    monkeypatch.chdir("/")
+    locations = [pickle.loads(data).location for data in sent]
+    assert locations == [str(tmp_path / "b"), "/c", "gs://bucket/d", "s3://bucket/e?region=x"]
+
+
 @pytest.mark.parametrize(
     ("location", "path"),
     [

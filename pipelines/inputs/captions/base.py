@@ -117,7 +117,13 @@ EVERYTHING = Selection()
 
 
 class CaptionSource(ABC):
-    """A collection of raw captions: a frozen, picklable value."""
+    """A collection of raw captions: a frozen, picklable value.
+
+    Attributes:
+        folder: the folder of its files.
+    """
+
+    folder: Folder
 
     def parameters(self) -> dict[str, Any]:
         """Return everything besides the files that determines the captions, as JSON values for a manifest."""

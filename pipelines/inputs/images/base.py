@@ -46,6 +46,10 @@ class ImageSource(ABC):
     def location(self) -> str:
         """Location of the collection, for messages."""
 
+    def listed_locations(self) -> Sequence[str]:
+        """Return where the first images are, for a source that holds only their addresses."""
+        return ()
+
     @abstractmethod
     def refs(self) -> Iterator[ImageRef]:
         """List the images in any order.

@@ -112,6 +112,10 @@ class ImageTable(ImageSource):
         """Not if the first rows name other machines: listing would ask them for every image."""
         return self.folder.is_local and not any(map(is_remote, self._first_addresses))
 
+    def listed_locations(self) -> Sequence[str]:
+        """Return the addresses in the first rows."""
+        return [uri if is_web_address(uri) else self._path_of(uri) for uri in self._first_addresses]
+
     @property
     def _first_addresses(self) -> tuple[str, ...]:
         return _first_addresses(self.folder, self.name, self.columns)

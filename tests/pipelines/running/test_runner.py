@@ -1,10 +1,16 @@
+import io
 import logging
 import os
 import signal
 import traceback
+from pathlib import Path
+from zipfile import ZipFile
 
 import apache_beam as beam
 import pytest
+from apache_beam.options.pipeline_options import SetupOptions
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.runners.portability.portable_runner import PortableRunner
 
 from pipelines.running.runner import Execution, _carried, _without_label, run_pipeline
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
@@ -102,6 +108,44 @@ def test_a_runner_among_the_flags_is_not_local(flags, local):
     assert Execution(beam_flags=flags).is_local == local
 
 
+@pytest.mark.parametrize(
+    ("flags", "here"),
+    [
+        ((), True),
+        (("--runner=DirectRunner",), True),
+        (("--runner=direct",), True),
+        (("--runner=PrismRunner",), True),
+        (("--runner", "PrismRunner"), True),
+        (("--runner=apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner",), True),
+        (("--runner=PortableRunner", "--environment_type=LOOPBACK"), True),
+        (("--runner=PortableRunner",), False),
+        (("--runner=FlinkRunner",), False),
+        (("--runner=DataflowRunner", "--project=p"), False),
+        (("--runner=my.own.Runner",), False),
+    ],
+)
+def test_whose_workers_run_on_this_machine(flags, here):
+    assert Execution(beam_flags=flags).runs_here is here
+
+
+def test_locations_that_workers_elsewhere_cannot_reach():
+    flink = ("--runner=FlinkRunner",)
+    locations = (("SOURCE", "gs://bucket/c"), ("OUTPUT", "my out"))
+    Execution(beam_flags=flink).check_locations(locations[:1])
+    Execution(beam_flags=flink, shared_disk=True).check_locations(locations)
+    Execution().check_locations(locations)
+    expected = (
+        r"OUTPUT 'my out' is a path on this machine, and the workers of FlinkRunner run on others: .* --shared-disk if all"
+    )
+    with pytest.raises(UsageError, match=expected):
+        Execution(beam_flags=flink).check_locations(locations)
+
+
+def test_a_worker_needs_time_to_start():
+    with pytest.raises(UsageError, match=r"--start-timeout is 0, expected more than 0 seconds"):
+        Execution(start_timeout=0)
+
+
 def test_flags_reach_beam():
     """A runner that the flags name is chosen by Beam."""
     seen = []
@@ -111,6 +155,32 @@ def test_flags_reach_beam():
 
     run_pipeline(build, Execution(beam_flags=("--runner=BundleBasedDirectRunner", "--job_name=mine")))
     assert seen == [("BundleBasedDirectRunner", "mine")]
+
+
+@pytest.mark.parametrize(("image", "brought"), [((), True), (("--sdk_container_image=my/image",), False)])
+def test_a_job_that_is_submitted_brings_our_package_along(monkeypatch, image, brought):
+    submitted = []
+
+    class Result:
+        def wait_until_finish(self) -> None:
+            pass
+
+    def submit(runner, pipeline, options) -> Result:
+        for environment in pipeline.components.environments.values():
+            for artifact in environment.dependencies:
+                staged = beam_runner_api_pb2.ArtifactStagingToRolePayload.FromString(artifact.role_payload).staged_name
+                file = Path(beam_runner_api_pb2.ArtifactFilePayload.FromString(artifact.type_payload).path)
+                submitted.append((staged, file.read_bytes()))
+        assert options.view_as(SetupOptions).beam_plugins == ["imagepivot"]
+        return Result()
+
+    monkeypatch.setattr(PortableRunner, "run_portable_pipeline", submit)
+    flags = ("--runner=PortableRunner", "--experiments=disable_logging_submission_environment", *image)
+    run_pipeline(lambda pipeline: pipeline | beam.Create([1]), Execution(beam_flags=flags))
+    wheels = {name: data for name, data in submitted if name.startswith("imagepivot-")}
+    assert len(wheels) == brought
+    for data in wheels.values():
+        assert {"imagepivot.py", "schemas/__init__.py"} <= set(ZipFile(io.BytesIO(data)).namelist())
 
 
 def test_workers_default_to_one_per_core(monkeypatch):

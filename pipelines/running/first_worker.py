@@ -1,0 +1,103 @@
+"""The first step of a run on other machines: a worker says that it is there, and that it would do what the launcher planned.
+
+It comes before anything that takes long. A worker that lacks something says so at once, and a launcher that hears of no worker need
+not wait for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any
+
+import apache_beam as beam
+
+from pipelines.running.staging import DISTRIBUTION, source_files
+from schemas.errors import ImagepivotError, UsageError
+from schemas.storage import TEMPORARY_MARK, Folder
+
+__all__ = ["SIGN", "Begin", "FirstWorker"]
+
+SIGN = f".first-worker{TEMPORARY_MARK}0"
+"""Name of the file in the folder of the dataset by which the first worker shows that it works; the launcher deletes it."""
+
+
+@lru_cache(maxsize=1)
+def _code() -> str:
+    """Return the digest of our files."""
+    digest = hashlib.sha256()
+    for name, data in source_files():
+        digest.update(f"{name} {len(data)}\n".encode() + data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class FirstWorker:
+    """What the first worker checks; made by the launcher, called by the worker.
+
+    Attributes:
+        output: folder of the dataset.
+        also: checks what only this kind of work needs.
+        version: version of our package.
+        code: digest of its files.
+    """
+
+    output: Folder
+    also: Callable[[], None] | None = None
+    version: str = ""
+    code: str = ""
+
+    @classmethod
+    def of_launcher(cls, output: Folder, also: Callable[[], None] | None = None) -> FirstWorker:
+        """Return the check that a worker is as this process."""
+        return cls(output, also, version(DISTRIBUTION), _code())
+
+    def __call__(self) -> None:
+        """Check this process.
+
+        Raises:
+            ImagepivotError: it is not as the launcher; the message says in what.
+        """
+        try:
+            here = version(DISTRIBUTION)
+            if (here, _code()) != (self.version, self.code):
+                what = f"{here!r}, expected {self.version!r}" if here != self.version else f"{here!r} with other code in it"
+                raise UsageError(
+                    f"it has imagepivot {what}: install what the launcher has in the workers' image, or leave the image out "
+                    "and let the run bring the package along"
+                )
+            if self.also is not None:
+                self.also()
+            self.output.write(SIGN, b"")
+        except ImagepivotError as error:
+            raise type(error)(f"the first worker cannot do the work: {error}") from error
+
+
+class Begin(beam.PTransform):
+    """The values that a pipeline begins with, once the first worker has passed its check.
+
+    Args:
+        values: the values.
+        check: the check; None for a run on this machine.
+    """
+
+    def __init__(self, values: Iterable[Any], check: FirstWorker | None) -> None:
+        super().__init__()
+        self._values = list(values)
+        self._check = check
+
+    def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
+        """Check and yield in one function, so that nothing goes on without the check."""
+        if self._check is None:
+            return begin | "Values" >> beam.Create(self._values)
+        return (
+            begin | "Once" >> beam.Impulse() | "FirstWorker" >> beam.FlatMap(_checked, values=self._values, check=self._check)
+        )
+
+
+def _checked(_impulse: bytes, values: list[Any], check: FirstWorker) -> Iterator[Any]:
+    check()
+    yield from values

@@ -1,0 +1,256 @@
+"""The commands on another runner: Beam's job service and a pool of workers, each a process with a folder of its own.
+
+The workers' folder holds a package ``schemas`` and a module ``train`` that are not ours, and has a temporary folder of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+from PIL import Image
+
+from pipelines.running.runner import Execution, run_pipeline
+from schemas.dataset import open_dataset
+from schemas.errors import ImagepivotError
+from tests.integration.processes import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+MODEL = "timm:test_resnet.r160_in1k"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A runner whose workers are in a folder of their own.
+
+    Attributes:
+        folder: the workers' folder.
+        flags: Beam's flags that choose it.
+    """
+
+    folder: Path
+    flags: tuple[str, ...]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def served(module: str, *arguments: str, port: int, folder: Path, **environment: str) -> Iterator[None]:
+    """Run one of Beam's services, in a folder with foreign modules and a temporary folder of its own."""
+    (folder / "schemas").mkdir(parents=True)
+    for name in ("schemas/__init__.py", "train.py"):
+        (folder / name).write_text("raise RuntimeError('this is not ours')\n")
+    (folder / "tmp").mkdir()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "PATH": path, **environment}
+    with (folder / "log").open("w") as log:
+        command = [sys.executable, "-m", f"apache_beam.runners.{module}", *arguments]
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: accepts(port) or process.poll() is not None)
+        assert process.poll() is None, (folder / "log").read_text()
+        yield
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+@contextmanager
+def started(root: Path, **environment: str) -> Iterator[Cluster]:
+    """Run a cluster whose workers have these variables of the environment."""
+    jobs, workers = free_port(), free_port()
+    service = served("portability.local_job_service_main", f"--port={jobs}", port=jobs, folder=root / "service")
+    pool = served("worker.worker_pool_main", f"--service_port={workers}", port=workers, folder=root / "workers", **environment)
+    with service, pool:
+        yield Cluster(
+            root / "workers",
+            (
+                "--runner=PortableRunner",
+                f"--job_endpoint=localhost:{jobs}",
+                "--environment_type=EXTERNAL",
+                f"--environment_config=localhost:{workers}",
+            ),
+        )
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
+    with started(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    """A folder with captions, photos, and weights of a small model."""
+    import timm
+    import torch
+
+    folder = tmp_path_factory.mktemp("inputs")
+    rows = [f"i{number}\t{language}\tThe Dog of Anna runs {number}" for number in range(20) for language in ("en", "de")]
+    (folder / "captions.tsv").write_text("\n".join(["image_id\tlanguage\ttext", *rows]) + "\n")
+    (folder / "photos").mkdir()
+    for number in range(5):
+        Image.new("RGB", (60 + number, 50), (200, 30 * number, 20)).save(folder / "photos" / f"i{number}.png")
+    (folder / "photos" / "broken.jpg").write_bytes(b"no image")
+    torch.save(timm.create_model("test_resnet.r160_in1k", num_classes=0).state_dict(), folder / "w.pth")
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def commands(*options: str) -> list[tuple[str, ...]]:
+    """Every command that runs pipelines, with relative arguments."""
+    captions = ("captions", "captions.tsv", "--format", "table", "--shards", "2", *options)
+    return [
+        (*captions[:2], "plain", *captions[2:]),
+        (*captions[:2], "true", *captions[2:], "--recipe", "moses-truecase"),
+        (*captions[:2], "given", *captions[2:], "--recipe", "moses-truecase", "--truecaser", "true"),
+        ("vocabulary", "true", "vocabulary", "--min-count", "1", *options),
+        ("encode", "true", "vocabulary", "encoded", *options),
+        ("features", "photos", "features", "--extractor", MODEL, "--weights", "w.pth", "--shards", "2", *options),
+    ]
+
+
+def test_relative_arguments_give_the_bytes_of_a_local_run(cluster, inputs, imagepivot, tmp_path):
+    here, there = shutil.copytree(inputs, tmp_path / "here"), shutil.copytree(inputs, tmp_path / "there")
+    before = sorted(cluster.folder.rglob("*.parquet"))
+    for local, remote in zip(commands("--workers", "1"), commands("--shared-disk"), strict=True):
+        code = 3 if "features" in local else 0
+        imagepivot(*local, cwd=here, code=code)
+        done = imagepivot(*remote, "--", *cluster.flags, cwd=there, code=code)
+        assert "Traceback" not in done.stderr
+    assert files(there) == files(here)
+    assert open_dataset(there / "features").manifest.rows == 5
+    assert sorted(cluster.folder.rglob("*.parquet")) == before == []
+
+
+def test_local_paths_are_refused_before_anything_starts(inputs, imagepivot, tmp_path):
+    """No job service is needed to say so."""
+    folder = shutil.copytree(inputs, tmp_path / "inputs")
+    before = files(folder)
+    for name, arguments in {"SOURCE 'captions.tsv'": commands()[0], "IMAGES 'photos'": commands()[-1]}.items():
+        for runner in ("PortableRunner", "FlinkRunner", "DataflowRunner"):
+            done = imagepivot(*arguments, "--", f"--runner={runner}", "--job_endpoint=localhost:1", cwd=folder, code=2)
+            assert f"the workers of {runner} run on others" in done.stderr
+            assert name.partition(" ")[0] in done.stderr
+    assert files(folder) == before
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def one_line(done) -> str:
+    """The error: one line on standard error, no trace."""
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("Error: ")
+    return lines[0]
+
+
+def test_a_users_mistake_on_a_worker(cluster, inputs, imagepivot, tmp_path):
+    folder = shutil.copytree(inputs, tmp_path / "inputs")
+    (folder / "captions.tsv").write_text("image_id\ttext\na\tx\ny\n")
+    done = imagepivot(*commands("--shared-disk")[0], "--", *cluster.flags, cwd=folder, code=1)
+    assert "captions.tsv', row 2 (line 3): 1 columns, expected the 2 of the header" in one_line(done)
+    assert not list((folder / "plain").glob("part-*"))
+
+
+def test_a_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
+    """Its copy of the package has one more file."""
+    from pipelines.running import staging
+
+    with zipfile.ZipFile(staging.build_wheel(tmp_path, ())) as wheel:
+        wheel.extractall(tmp_path / "other")
+    (tmp_path / "other" / "schemas" / "more.py").write_text("")
+    folder = shutil.copytree(inputs, tmp_path / "inputs")
+    with started(tmp_path / "cluster", PYTHONPATH=str(tmp_path / "other")) as cluster:
+        done = imagepivot(*commands("--shared-disk")[0], "--", *cluster.flags, cwd=folder, code=2)
+    assert "the first worker cannot do the work: it has imagepivot '0.1.0' with other code in it" in " ".join(
+        done.stderr.replace("│", " ").split()
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_a_worker_without_the_device(cluster, inputs, imagepivot, tmp_path):
+    """The launcher needs no GPU; the first worker says that it has none, and no image is looked at."""
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    folder = shutil.copytree(inputs, tmp_path / "inputs")
+    done = imagepivot(*commands("--shared-disk")[-1], "--device", "cuda", "--", *cluster.flags, cwd=folder, code=2)
+    message = " ".join(done.stderr.replace("│", " ").split())
+    assert "the first worker cannot do the work: device 'cuda' is not on this host" in message
+    assert not [path for path in (folder / "features").rglob("*") if path.is_file()]
+
+
+def test_a_job_service_that_does_not_answer(inputs, imagepivot, tmp_path):
+    """One that refuses connections, and one that accepts them and says nothing."""
+    folder = shutil.copytree(inputs, tmp_path / "inputs")
+    before = files(folder)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        for port in (free_port(), silent.getsockname()[1]):
+            flags = ("--runner=PortableRunner", f"--job_endpoint=127.0.0.1:{port}", "--job_server_timeout=2")
+            done = imagepivot(*commands("--shared-disk")[0], "--", *flags, cwd=folder, code=1)
+            assert f"the job service '127.0.0.1:{port}' does not answer within 2 seconds" in one_line(done)
+    assert files(folder) == before
+
+
+def test_a_worker_that_dies_at_its_start(inputs, imagepivot, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    folder = shutil.copytree(inputs, tmp_path / "inputs")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "python").chmod(0o755)
+    with started(tmp_path / "cluster", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}") as cluster:
+        options = ("--shared-disk", "--start-timeout", "5")
+        done = imagepivot(*commands(*options)[0], "--", *cluster.flags, cwd=folder, code=1)
+    message = one_line(done)
+    assert "PortableRunner did not finish the run: no worker has started within 5 seconds" in message
+    (log,) = tmp_path.glob("imagepivot-run-*.log")
+    assert f"Its log is in '{log}'" in message
+    assert "TimeoutError" in log.read_text()
+
+
+def test_a_fault_on_a_worker_leaves_its_trace_in_a_file(cluster, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    execution = Execution(beam_flags=cluster.flags, shared_disk=True)
+    with pytest.raises(ImagepivotError, match=r"PortableRunner did not finish the run: ZeroDivisionError") as fault:
+        run_pipeline(lambda pipeline: pipeline | beam.Create([0]) | beam.Map(lambda number: 1 // number), execution)
+    (log,) = tmp_path.glob("imagepivot-run-*.log")
+    assert f"Its log is in '{log}'" in str(fault.value)
+    assert "Traceback" in log.read_text()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_run_lasts_longer_than_any_answer_may_take(cluster):
+    """Beam itself ends a run of its own job service after that time."""
+    execution = Execution(beam_flags=(*cluster.flags, "--job_server_timeout=3"))
+    run_pipeline(lambda pipeline: pipeline | beam.Create([8]) | beam.Map(time.sleep), execution)
