@@ -25,8 +25,8 @@ __all__ = ["Attempt", "LostError", "publishing"]
 def publishing(folder: Folder) -> Iterator[None]:
     """Let nobody else publish a shard of this folder, or commit, while the block runs.
 
-    An object store cannot be locked with ``pyarrow.fs``: there two attempts that end within the same moment may still mix, which
-    the commit finds and refuses.
+    An object store cannot be locked with ``pyarrow.fs``: there, shard and record of two attempts that end within the same moment
+    may still mix.
     """
     if not folder.is_local:
         yield
