@@ -4,7 +4,7 @@ VENV ?= .venv
 STAMP = $(VENV)/.installed
 BIN = $(VENV)/bin
 
-.PHONY: help setup demo test quick check format benchmarks clean
+.PHONY: help setup demo test cluster quick check format benchmarks clean
 
 help:  ## Show the targets.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,8 +20,11 @@ setup: $(STAMP)  ## Make the virtual environment (a few minutes, about 6 GB with
 demo: $(STAMP)  ## Run the main job on scenes that are drawn here.
 	$(BIN)/imagepivot demo build/demo
 
-test: check  ## Run all checks and tests.
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=10
+test: check  ## Run all checks and all tests but those of the target cluster.
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not cluster' --durations=10
+
+cluster: $(STAMP)  ## Run the tests with a job service and workers in other folders.
+	$(BIN)/python -m pytest -m cluster --durations=10
 
 quick: $(STAMP)  ## Run the tests that take seconds.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'

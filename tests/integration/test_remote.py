@@ -27,7 +27,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import ImagepivotError
 from tests.integration.processes import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
 
 MODEL = "timm:test_resnet.r160_in1k"
 

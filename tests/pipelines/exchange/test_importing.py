@@ -173,7 +173,7 @@ def test_the_same_command_again_keeps_finished_shards(tmp_path, monkeypatch):
     replace = Folder.replace
     monkeypatch.setattr(Folder, "replace", lambda folder, name: (written.append(name), replace(folder, name))[1])
     import_features(job)
-    assert written == ["part-00001-of-00003.parquet", ".records/part-00001-of-00003.jsonl", "_manifest.json"]
+    assert written == [".records/part-00001-of-00003.jsonl", "part-00001-of-00003.parquet", "_manifest.json"]
     assert {path.name: path.read_bytes() for path in files(tmp_path / "out")} == before
 
 
