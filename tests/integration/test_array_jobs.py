@@ -78,6 +78,7 @@ def ends(runs: list[Started]) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_tasks_at_the_same_time_and_a_commit(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
     with ExitStack() as stack:
@@ -98,6 +99,7 @@ def test_tasks_at_the_same_time_and_a_commit(images, plain, imagepivot, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_copies_of_one_task_at_the_same_time(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
     with ExitStack() as stack:
@@ -111,6 +113,7 @@ def test_copies_of_one_task_at_the_same_time(images, plain, imagepivot, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("seed", range(2))
 def test_tasks_that_are_killed_at_random_moments_and_given_again(images, plain, imagepivot, tmp_path, seed):
     generator, output = random.Random(seed), tmp_path / "o"
@@ -140,6 +143,7 @@ def stopped(run: Started, output: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_while_a_task_runs_a_plain_run_and_a_commit_are_refused_and_another_task_is_not(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
     with start(*features_of(images, output, "0/2"), folder=tmp_path / "process") as run:
@@ -157,6 +161,7 @@ def test_while_a_task_runs_a_plain_run_and_a_commit_are_refused_and_another_task
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_while_a_plain_run_writes_a_task_is_refused(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
     with start(*features_of(images, output), folder=tmp_path / "process") as run:
@@ -176,6 +181,7 @@ def test_while_a_plain_run_writes_a_task_is_refused(images, plain, imagepivot, t
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_what_a_task_and_a_commit_say(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
     done = imagepivot(*features_of(images, output, "1/3", "--dry-run"))
@@ -306,6 +312,7 @@ echo 4711
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_the_scripts_for_slurm_run_with_a_stand_in_for_the_scheduler(images, imagepivot, tmp_path, monkeypatch):
     tasks, commit, submit = blocks("Slurm", "bash")
     fewer = tasks.replace("--array=0-63", "--array=0-1").replace("/64", "/2").replace("--shards 256", "--shards 4")

@@ -20,7 +20,7 @@ from schemas.survey import Survey
 from schemas.writing import commit, write_dataset
 from tests.stores import PACKAGES, SETTINGS, emulator, far_away, is_installed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
 
 SECONDS = 0.1  # Long enough that what can be under way at once is, on a busy machine, too.
 IMAGES, SHARDS = 48, 12
