@@ -32,7 +32,7 @@ process.stoppable = announced
 imagepivot.main()
 """
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 
 @pytest.fixture(scope="module")
