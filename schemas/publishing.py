@@ -70,8 +70,8 @@ class Attempt:
         """
         with publishing(self._folder):
             self._refuse_committed()
-            if self._folder.state(self._shard) != self._before:
-                raise LostError
+            if (now := self._folder.state(self._shard)) is not None and now != self._before:
+                raise LostError  # None: another run has deleted what was damaged.
             yield
 
     def _refuse_committed(self) -> None:
