@@ -17,7 +17,7 @@ from pyarrow import fs
 from schemas.errors import DatasetError, UsageError
 from schemas.locations import STORE, check_location, is_remote, plain_location
 
-__all__ = ["access_denied", "filesystem_of", "local_path_of", "storage_errors"]
+__all__ = ["access_denied", "filesystem_of", "storage_errors"]
 
 _GCS_RETRY_SECONDS = 15  # Google's own limit is 15 minutes, even for an address that nobody answers.
 
@@ -78,18 +78,6 @@ def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
             f"cannot understand the location {location!r}: {error}. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"
         ) from error
     return filesystem, root.rstrip("/") + key.rstrip("/") if store else root
-
-
-def local_path_of(location: str) -> Path:
-    """Return the path of a location that must be on this machine.
-
-    Raises:
-        UsageError: it is an address elsewhere, or cannot exist.
-    """
-    check_location(location)
-    if is_remote(location):
-        raise UsageError(f"cannot write to {location!r}: give a local folder, and copy it where you want it")
-    return Path(filesystem_of(location)[1] if "://" in location else os.path.expanduser(location))  # noqa: PTH111
 
 
 @lru_cache(maxsize=64)

@@ -15,6 +15,7 @@ __all__ = [
     "canonical_json",
     "sha256_of_bytes",
     "sha256_of_file",
+    "sha256_of_json",
     "sum_digests",
 ]
 
@@ -34,6 +35,11 @@ def canonical_json(value: object) -> str:
 def sha256_of_bytes(data: bytes) -> str:
     """Return the SHA-256 of bytes, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
+
+
+def sha256_of_json(value: Any) -> str:
+    """Return the SHA-256 of the canonical JSON of a value, hexadecimal."""
+    return sha256_of_bytes(canonical_json(value).encode())
 
 
 def sha256_of_file(file: BinaryIO) -> str:
@@ -75,4 +81,4 @@ class Identity:
             "inputs": list(self.inputs),
             "shards": self.shards,
         }
-        return sha256_of_bytes(canonical_json(content).encode())
+        return sha256_of_json(content)

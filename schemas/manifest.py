@@ -13,7 +13,7 @@ import pyarrow as pa
 from schemas.diagnosis import diagnose
 from schemas.errors import DatasetError
 from schemas.failures import failures_name
-from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes
+from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_json
 from schemas.keys import shard_name
 from schemas.kinds import KEY_COLUMNS, schema_of
 from schemas.parameters import (
@@ -139,7 +139,7 @@ class Manifest:
         for entry in (*content["shards"], *content["failures"]):
             if not entry["footer_sha256"]:
                 del entry["footer_sha256"]
-        content["sha256"] = _digest(content)
+        content["sha256"] = sha256_of_json(content)
         return json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
@@ -165,7 +165,7 @@ class Manifest:
                 f"{location} is not the manifest of a dataset ({type(error).__name__}: {error}): {_ADVICE}"
             ) from error
         try:
-            if version > 1 and content.pop("sha256", None) != _digest({"format": _FORMAT, **content}):
+            if version > 1 and content.pop("sha256", None) != sha256_of_json({"format": _FORMAT, **content}):
                 raise DatasetError("it was changed since it was written: its content does not have the sha256 that it names")
             if version <= FORMAT_VERSION:
                 return _checked(cls, content)
@@ -203,10 +203,6 @@ def newer(version: int) -> str:
 
 
 _ADVICE = "copy it again, or delete it and run the command that made the dataset again, which keeps the shards that are whole"
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return sha256_of_bytes(canonical_json(content).encode())
 
 
 def _checked(cls: type[Manifest], content: dict[str, Any]) -> Manifest:

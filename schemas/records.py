@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry
-from schemas.fingerprints import canonical_json, sha256_of_bytes
+from schemas.fingerprints import canonical_json, sha256_of_bytes, sha256_of_json
 from schemas.manifest import ShardEntry
 from schemas.shards import Footer
 from schemas.storage import Folder
@@ -96,7 +96,7 @@ class Record:
             "statistics": footer.statistics,
             "failures": footer.failures.to_json(),
         }
-        return cls(bytes=entry.bytes, sha256=entry.sha256, statistics_sha256=_digest(footer.statistics), shard=shard)
+        return cls(bytes=entry.bytes, sha256=entry.sha256, statistics_sha256=sha256_of_json(footer.statistics), shard=shard)
 
     def stands_for(self, shard: str, size: int | None) -> tuple[ShardEntry, Footer] | None:
         """Return what the shard of this name and size is and says, all but its parameters; None where the record does not tell."""
@@ -116,7 +116,7 @@ class Record:
 
     def describes(self, size: int | None, statistics: Mapping[str, Any]) -> bool:
         """Whether the shard of this size and with these statistics in its footer is the one that is meant."""
-        return size == self.bytes and _digest(statistics) == self.statistics_sha256
+        return size == self.bytes and sha256_of_json(statistics) == self.statistics_sha256
 
 
 def record_name(shard: str) -> str:
@@ -134,7 +134,7 @@ def record_bytes(record: Record, sources: Sources = Sources()) -> bytes:
     lines = "".join(f"{canonical_json(list(source))}\n" for source in sorted(sources.entries)).encode()
     content: dict[str, Any] = vars(replace(record, state=sources.state, sources_sha256=sha256_of_bytes(lines)))
     content = {"format": _FORMAT, **content}
-    first = canonical_json({**content, "record_sha256": _digest(content)})
+    first = canonical_json({**content, "record_sha256": sha256_of_json(content)})
     return f"{first}\n".encode() + lines
 
 
@@ -180,12 +180,8 @@ def _parse(line: bytes) -> Record | None:
     try:
         content = json.loads(line)
         digest = content.pop("record_sha256")
-        if _digest(content) != digest or content.pop("format") != _FORMAT:
+        if sha256_of_json(content) != digest or content.pop("format") != _FORMAT:
             return None
         return Record(**content)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # A UnicodeDecodeError is a ValueError.
         return None
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return sha256_of_bytes(canonical_json(content).encode())

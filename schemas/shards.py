@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from schemas.damage import is_store_error
 from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry
-from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes, sha256_of_file
+from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_file, sha256_of_json
 from schemas.manifest import ShardEntry
 from schemas.storage import Folder
 from schemas.stored import stored_values
@@ -73,7 +73,7 @@ def footer_metadata(identity: Identity, statistics: Mapping[str, Any], failures:
         "statistics": canonical_json(statistics),
         "failures": canonical_json(failures.to_json()),
     }
-    content["sha256"] = _digest(content)
+    content["sha256"] = sha256_of_json(content)
     return {_PREFIX + key: text for key, text in content.items()}
 
 
@@ -92,7 +92,7 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
         if not content:
             return FOREIGN
         version, digest = int(content["version"]), content.pop("sha256", None)
-        if digest != (None if version == 1 else _digest(content)):
+        if digest != (None if version == 1 else sha256_of_json(content)):
             return None  # Else a changed fingerprint or version would make it a shard of another dataset.
         failures = _object(content["failures"]) if version > 1 else {}
         return Footer(
@@ -142,10 +142,6 @@ def sha256_of_footer(file: pa.NativeFile) -> str:
     digest = sha256_of_file(file)
     file.seek(0)
     return digest
-
-
-def _digest(content: Mapping[str, str]) -> str:
-    return sha256_of_bytes(canonical_json(content).encode())
 
 
 def _object(text: str) -> dict[str, Any]:

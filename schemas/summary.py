@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from schemas.fingerprints import canonical_json, sha256_of_bytes
+from schemas.fingerprints import canonical_json, sha256_of_json
 from schemas.manifest import Manifest
 from schemas.storage import Folder
 
@@ -27,7 +27,11 @@ def write_summary(folder: Folder, manifest: Manifest, listings: Sequence[str], s
         listings: of each shard the digest of what it is made from, as its footer says; empty where it does not.
         states: of each shard the state of its record.
     """
-    content = {"manifest": _digest(manifest.to_json()), "listings": _digest(listings), "states": _digest(states)}
+    content = {
+        "manifest": sha256_of_json(manifest.to_json()),
+        "listings": sha256_of_json(listings),
+        "states": sha256_of_json(states),
+    }
     folder.write(SUMMARY_NAME, f"{canonical_json(content)}\n".encode())
 
 
@@ -36,13 +40,9 @@ def is_summarised(folder: Folder, manifest: Manifest, listings: Sequence[str] | 
     try:
         content = json.loads(folder.read(SUMMARY_NAME))
         return (
-            content["manifest"] == _digest(manifest.to_json())
-            and (listings is None or content["listings"] == _digest(listings))
-            and (states is None or content["states"] == _digest(states))
+            content["manifest"] == sha256_of_json(manifest.to_json())
+            and (listings is None or content["listings"] == sha256_of_json(listings))
+            and (states is None or content["states"] == sha256_of_json(states))
         )
     except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return False
-
-
-def _digest(value: str | Sequence[str]) -> str:
-    return sha256_of_bytes(canonical_json(value if isinstance(value, str) else list(value)).encode())

@@ -203,7 +203,7 @@ class Survey:
     @cached_property
     def _manifest(self) -> Manifest | DatasetError | None:
         """The manifest in the folder, or why it cannot be used; None if there is none."""
-        if not self._sizes.keys() & set(MANIFEST_NAMES):
+        if not self.has_manifest:
             return None
         try:
             return Manifest.read(self._output.folder)
@@ -231,13 +231,10 @@ class Survey:
     def _look(self, name: str) -> Footer | None:
         """Read a footer, or in a store the record that stands for it, which takes fewer requests."""
         folder = self._output.folder
-        if not folder.is_local:
-            self._records[name] = self._read_record(name)
-            told = (
-                None if self._verify or (record := self._records[name]) is None else record.stands_for(name, self._sizes[name])
-            )
-            if told is not None and self._output.own(told[1]) is not None:
-                return told[1]
+        record = None if folder.is_local else self._record_of(name)
+        told = None if record is None or self._verify else record.stands_for(name, self._sizes[name])
+        if told is not None and self._output.own(told[1]) is not None:
+            return told[1]
         return inspect_shard(folder, name)
 
     def _is_whole(self, number: int) -> bool:
@@ -297,7 +294,9 @@ class Survey:
 
     def _record(self, number: int) -> Record | None:
         """Return the record of a shard; None where there is none or a damaged one."""
-        name = self._output.name(number)
+        return self._record_of(self._output.name(number))
+
+    def _record_of(self, name: str) -> Record | None:
         if name not in self._records:
             self._records[name] = self._read_record(name)
         return self._records[name]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from schemas.errors import DatasetError
-from schemas.fingerprints import Identity, canonical_json, sha256_of_bytes
+from schemas.fingerprints import Identity, canonical_json, sha256_of_bytes, sha256_of_json
 from schemas.manifest import TASKS_NAME
 from schemas.output import Output
 from schemas.storage import Folder
@@ -90,7 +90,7 @@ class TaskPlan:
     def write(self, folder: Folder) -> None:
         """Write the plan."""
         content = {"format": _FORMAT, **asdict(self)}
-        folder.write(TASKS_NAME, f"{canonical_json({**content, 'sha256': _digest(content)})}\n".encode())
+        folder.write(TASKS_NAME, f"{canonical_json({**content, 'sha256': sha256_of_json(content)})}\n".encode())
 
     @classmethod
     def read(cls, folder: Folder) -> TaskPlan | None:
@@ -106,7 +106,7 @@ class TaskPlan:
         try:
             content = json.loads(data)
             digest = content.pop("sha256")
-            if _digest(content) != digest or content.pop("format") != _FORMAT:
+            if sha256_of_json(content) != digest or content.pop("format") != _FORMAT:
                 raise ValueError("its content does not have the sha256 that it names, or is of another version")
             return cls(**stored_values(cls, content))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, DatasetError) as error:
@@ -152,7 +152,3 @@ class TaskPlan:
 
 def _changed(one: Mapping[str, str], other: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {text[:12]}" for name, text in one.items() if other.get(name) != text) or "none"
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return sha256_of_bytes(canonical_json(content).encode())

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import TASKS_NAME, Manifest
-from schemas.output import PROBE_NAME, Output, hold
-from schemas.storage import TEMPORARY_MARK, Folder
+from schemas.output import Output, hold
+from schemas.storage import Folder
 from schemas.survey import Survey, Update
 from schemas.task_plan import TaskPlan
 from schemas.writing import commit
@@ -195,9 +195,6 @@ def commit_tasks(path: str | os.PathLike[str]) -> Manifest:
 
 def _commit(output: Output, survey: Survey, plan: TaskPlan) -> Manifest:
     survey.uncommit(range(output.shards))
-    for name in output.folder.names():
-        if TEMPORARY_MARK in name or name == PROBE_NAME:
-            output.folder.delete(name)  # Left by a task that was killed.
     try:
         return commit(output, libraries=plan.libraries)
     except DatasetError:

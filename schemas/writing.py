@@ -336,7 +336,7 @@ def _commit(output: Output, libraries: Mapping[str, str], files: tuple[str, ...]
     )
     for name in sorted(sizes):
         # Left by a dataset that was overwritten, or by an attempt that was killed.
-        if TEMPORARY_MARK in name or (output.is_other_file(name) and name not in files):
+        if TEMPORARY_MARK in name or name == PROBE_NAME or (output.is_other_file(name) and name not in files):
             folder.delete(name)
     if not folder.is_local:
         listings = [str(footer.statistics.get("listing", "")) for footer in footers]

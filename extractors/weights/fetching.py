@@ -25,8 +25,9 @@ import torch
 from pyarrow import fs
 
 from schemas.errors import InputError
+from schemas.filesystems import filesystem_of, storage_errors
 from schemas.locations import is_remote, local_path
-from schemas.storage import TEMPORARY_MARK, filesystem_of, storage_errors
+from schemas.storage import TEMPORARY_MARK
 
 __all__ = ["cache_folder", "local_file"]
 

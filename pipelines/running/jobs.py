@@ -128,10 +128,12 @@ def run_job(
                 extras=extras,
                 has_started=has_started,
             )
+        except BaseException:
+            _delete_temporaries(folder)  # The commit does so where a run ends well.
+            raise
         finally:
             if first is not None:
                 folder.delete(SIGN)
-            _delete_temporaries(folder)
 
     return complete_dataset(output, run, overwrite=overwrite, verify=verify, update=update, retry_failed=retry_failed)
 

@@ -18,7 +18,7 @@ from pipelines.running.runner import Execution
 from pipelines.text.blocks import CaptionStatistics, block_forms, blocks_of, caption_rows, tokenize_captions
 from pipelines.text.moses import DEFAULT_RECIPE, Recipe, recipe
 from pipelines.text.ordering import merge, number_captions
-from pipelines.text.pieces import PIECE_FILES, Piece, make_pieces, on_disk, read_piece, read_place, staging
+from pipelines.text.pieces import Piece, make_pieces, on_disk, read_piece, read_place, staging
 from pipelines.text.truecasers import TRUECASER_FILES, load_truecasers, parse_truecaser, truecaser_name
 from pipelines.text.truecasing import TruecaseModel
 from schemas.errors import UsageError
@@ -252,7 +252,7 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
     job.source.parts(job.selection)  # Refuses a selection that names nothing, before the files are hashed.
     inputs = job.source.inputs(job.selection) + (models.inputs() if models is not None else [])
     identity = Identity(kind="captions", parameters=parameters.to_json(), inputs=tuple(inputs), shards=job.shards)
-    output = Output(folder=Folder(job.output), identity=identity, other_files=f"{TRUECASER_FILES}|{PIECE_FILES}")
+    output = Output(folder=Folder(job.output), identity=identity, other_files=TRUECASER_FILES)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
         learns = steps.truecase and models is None

@@ -34,7 +34,6 @@ from schemas.output import LOCK_NAME, hold
 from schemas.storage import TEMPORARY_MARK, Folder
 
 __all__ = [
-    "PIECE_FILES",
     "Piece",
     "Place",
     "from_ipc",
@@ -48,9 +47,6 @@ __all__ = [
 
 GATHERED_BYTES = 32 << 20
 """Bytes of captions that a worker gathers before it sorts them."""
-
-PIECE_FILES = r"\.captions-[0-9a-f]+" + TEMPORARY_MARK + r"\d+"
-"""Regular expression of the names of files of pieces."""
 
 Place: TypeAlias = tuple[str, int, int]
 """Path of a file, offset and length."""

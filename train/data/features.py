@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
-from schemas.fingerprints import canonical_json, sha256_of_bytes
+from schemas.fingerprints import sha256_of_json
 from schemas.parameters import FeaturesParameters
 from train.data.mapping import mapped_array
 
@@ -72,7 +72,7 @@ def extractor_fingerprint(dataset: Dataset) -> str:
     """
     spec = feature_spec(dataset)
     stated = FeaturesParameters.from_json(dataset.manifest.parameters).extractor_fingerprint
-    return stated or sha256_of_bytes(canonical_json(spec.to_json()).encode())
+    return stated or sha256_of_json(spec.to_json())
 
 
 def missing_images(dataset: Dataset, image_ids: Sequence[str]) -> np.ndarray:

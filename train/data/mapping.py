@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from schemas.filesystems import storage_errors
-from schemas.fingerprints import canonical_json, sha256_of_bytes
+from schemas.fingerprints import sha256_of_json
 
 __all__ = ["mapped_array"]
 
@@ -43,7 +43,7 @@ def mapped_array(
         DatasetError: the disk is full, or the folder cannot be written to.
     """
     content = [identity, list(shape), np.dtype(dtype).str]
-    path = Path(folder).expanduser() / f"{sha256_of_bytes(canonical_json(content).encode())[:32]}.npy"
+    path = Path(folder).expanduser() / f"{sha256_of_json(content)[:32]}.npy"
     with storage_errors(str(path)):
         array = _opened(path, shape, dtype)
         if array is None:

@@ -9,7 +9,7 @@ import pytest
 from pipelines.text import ordering, pieces
 from pipelines.text.blocks import BLOCK
 from pipelines.text.ordering import first_key
-from pipelines.text.pieces import PIECE_FILES, from_ipc, make_pieces, on_disk, read_piece, read_place, staging, to_ipc
+from pipelines.text.pieces import from_ipc, make_pieces, on_disk, read_piece, read_place, staging, to_ipc
 from schemas.errors import DatasetError
 from schemas.keys import shard_of
 from schemas.storage import Folder
@@ -52,7 +52,7 @@ def test_pieces_hold_all_captions_of_their_shards(blocks, monkeypatch, tmp_path,
     del expected[1]
     assert rows_by_shard(made) == expected
     assert len(list(tmp_path.iterdir())) == (files if on_a_disk else 0)
-    assert all(re.fullmatch(PIECE_FILES, path.name) for path in tmp_path.iterdir())
+    assert all(re.fullmatch(r"\.captions-[0-9a-f]+\.tmp-\d+", path.name) for path in tmp_path.iterdir())
 
 
 def test_only_places_travel_where_the_pieces_are_on_a_disk(blocks, tmp_path):
