@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -70,8 +70,14 @@ def plain(images, imagepivot, tmp_path_factory) -> dict[str, bytes]:
     return snapshot(folder)
 
 
-def ends(runs: list[Started]) -> list[int]:
-    return [run.wait(300).returncode for run in runs]
+def codes_of(images: Path, output: Path, tasks: Sequence[str], folder: Path) -> list[int]:
+    """Run tasks at the same time, each in a folder of its own, and return their exit codes."""
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(start(*features_of(images, output, task), folder=folder / str(number)))
+            for number, task in enumerate(tasks)
+        ]
+        return [run.wait(300).returncode for run in runs]
 
 
 # --- at the same time ------------------------------------------------------------------------------------------------
@@ -81,13 +87,8 @@ def ends(runs: list[Started]) -> list[int]:
 @pytest.mark.cluster
 def test_tasks_at_the_same_time_and_a_commit(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
-    with ExitStack() as stack:
-        runs = [
-            stack.enter_context(start(*features_of(images, output, f"{index}/3"), folder=tmp_path / str(index)))
-            for index in range(3)
-        ]
-        assert ends(runs) == [0, 0, 0]
-        assert "task 0/3: " in (tmp_path / "0" / "stdout").read_text()
+    assert codes_of(images, output, ["0/3", "1/3", "2/3"], tmp_path) == [0, 0, 0]
+    assert "task 0/3: " in (tmp_path / "0" / "stdout").read_text()
     assert not (output / "_manifest.json").exists()
     done = imagepivot("commit", output, "--max-failures", "2")
     assert "features: 24 rows in 6 shards" in done.stdout
@@ -102,11 +103,7 @@ def test_tasks_at_the_same_time_and_a_commit(images, plain, imagepivot, tmp_path
 @pytest.mark.cluster
 def test_copies_of_one_task_at_the_same_time(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
-    with ExitStack() as stack:
-        runs = [
-            stack.enter_context(start(*features_of(images, output, "1/2"), folder=tmp_path / str(copy))) for copy in range(3)
-        ]
-        assert ends(runs) == [0, 0, 0]
+    assert codes_of(images, output, ["1/2"] * 3, tmp_path) == [0, 0, 0]
     imagepivot(*features_of(images, output, "0/2"))
     imagepivot("commit", output, "--max-failures", "2")
     assert snapshot(output) == plain

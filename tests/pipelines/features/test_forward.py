@@ -145,21 +145,25 @@ def test_the_watcher_is_told_of_each_image_once(bad):
     assert sum(failed for _, failed in told) == len(bad)
 
 
-def test_reading_runs_ahead_of_the_model_and_no_further():
-    """While the consumer holds the first batch, a few batches are read, and not the whole shard."""
-    lock, read = threading.Lock(), []
+def extract_many(read: list[str], **options):
+    """Extract 200 images in batches of four; ``read`` gets the id of each image when it is read (appending is atomic)."""
 
-    def slow(ref):
-        with lock:
-            read.append(ref.image_id)
+    def read_and_tell(ref):
+        read.append(ref.image_id)
         return grey(1)
 
     refs = [ImageRef(f"image{n:03d}", "") for n in range(200)]
-    tables = extract_shard(refs, extractor=FakeExtractor(), read=slow, schema=SCHEMA, batch_size=4, threads=2, tally=Tally())
+    options = {"schema": SCHEMA, "batch_size": 4, "tally": Tally(), **options}
+    return extract_shard(refs, extractor=FakeExtractor(), read=read_and_tell, **options)
+
+
+def test_reading_runs_ahead_of_the_model_and_no_further():
+    """While the consumer holds the first batch, a few batches are read, and not the whole shard."""
+    read: list[str] = []
+    tables = extract_many(read, threads=2)
     first = next(tables)
     assert first.num_rows == 4
-    with lock:
-        assert len(read) <= 4 + 2 * 4 + 2
+    assert len(read) <= 4 + 2 * 4 + 2
     assert 4 + sum(table.num_rows for table in tables) == 200
 
 
@@ -179,18 +183,9 @@ def test_more_images_are_read_at_once_than_decoding_threads_exist(batch_size):
 
 
 def test_memory_stays_bounded_when_many_are_read_at_once():
-    lock, read = threading.Lock(), []
-
-    def count(ref):
-        with lock:
-            read.append(ref.image_id)
-        return grey(1)
-
-    refs = [ImageRef(f"image{n:03d}", "") for n in range(200)]
-    options = {"schema": SCHEMA, "batch_size": 4, "threads": 2, "reads": 16, "tally": Tally()}
-    next(extract_shard(refs, extractor=FakeExtractor(), read=count, **options))
-    with lock:
-        assert len(read) <= 4 + 2 * 4 + 16
+    read: list[str] = []
+    next(extract_many(read, threads=2, reads=16))
+    assert len(read) <= 4 + 2 * 4 + 16
 
 
 @pytest.mark.parametrize("error", [UsageError("LOAD_TRUNCATED_IMAGES is set"), RuntimeError("a fault of ours")])

@@ -18,39 +18,27 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipelines.features.shards import make_shard
-from pipelines.inputs.images import Listing, open_images
 from schemas.errors import DatasetError
-from schemas.fingerprints import Identity
-from schemas.keys import shard_of
-from schemas.output import Output
-from schemas.storage import Folder
 from schemas.tasks import Task, commit_tasks, complete_task
 from schemas.validation import validate
 from schemas.writing import commit, complete_dataset
-from tests.fake_extractors import SPEC, ColourExtractor
 from tests.pipelines.features.test_update_property import MINUTES, snapshot
+from tests.pipelines.features.without_beam import end_before, plan
 
 SHARDS, TASKS = 7, 3
 JOBS = 12
 
 
 def run(images: Path, folder: Path, task: Task | None) -> None:
-    """Do what ``imagepivot features`` does, with or without ``--task``, without Beam."""
-    source = open_images(images)
-    listing = Listing.of(source.refs(), SHARDS)
-    identity = Identity("features", {"feature": SPEC.to_json()}, shards=SHARDS)
-    output = Output(Folder(str(folder)), identity, listings=listing.shards, states=listing.states)
+    """Do what ``imagepivot features`` does, with or without ``--task``."""
+    output, make_missing = plan(images, folder, SHARDS)
 
-    def make_missing(finished: frozenset[int]) -> None:
-        for number in sorted(set(range(SHARDS)) - finished):
-            refs = [ref for ref in source.refs() if shard_of(ref.image_id, SHARDS) == number]
-            make_shard(output, number, refs, images=source, extractor=ColourExtractor(), batch_size=4, threads=1)
-        if task is None:
-            commit(output)
+    def make_and_commit(finished: frozenset[int]) -> None:
+        make_missing(finished)
+        commit(output)
 
     if task is None:
-        complete_dataset(output, make_missing)
+        complete_dataset(output, make_and_commit)
     else:
         complete_task(output, task, make_missing)
 
@@ -62,17 +50,7 @@ def fork(action: Callable[[], object], writes: int) -> int:
         return child
     code = 7
     try:
-        left = iter(range(writes))
-
-        def end_or(operation):
-            def act(*arguments):
-                if next(left, None) is None:
-                    os._exit(9)
-                return operation(*arguments)
-
-            return act
-
-        Folder._publish, Folder.delete = end_or(Folder._publish), end_or(Folder.delete)
+        end_before(writes)
         try:
             action()
             code = 0

@@ -19,19 +19,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipelines.features.shards import make_shard
-from pipelines.inputs.images import Listing, open_images, sum_digests
 from schemas.errors import DatasetError
-from schemas.fingerprints import Identity
-from schemas.keys import shard_of
-from schemas.output import Output
-from schemas.storage import Folder
 from schemas.survey import Update
 from schemas.validation import validate
 from schemas.writing import commit, complete_dataset
-from tests.fake_extractors import SPEC, ColourExtractor
+from tests.pipelines.features.without_beam import end_before, plan
 
 SHARDS = 3
+KEPT = ("update", "retry_failed")  # The options of a run that say what stays of a shard.
 SEQUENCES = 25
 STEPS = 8
 NAMES = [f"image{number}" for number in range(12)]
@@ -39,26 +34,14 @@ MINUTES = float(os.environ.get("IMAGEPIVOT_FUZZ_MINUTES", "0"))
 
 
 def run(images: Path, folder: Path, **options) -> None:
-    """Do what ``imagepivot features`` does, without Beam."""
-    source = open_images(images)
-    listing = Listing.of(source.refs(), SHARDS)
-    identity = Identity("features", {"feature": SPEC.to_json()}, shards=SHARDS)
-    output = Output(Folder(str(folder)), identity, listings=listing.shards, states=listing.states)
-    more = {name: options[name] for name in ("update", "retry_failed") if name in options}
+    """Do what ``imagepivot features`` does."""
+    output, make_missing = plan(images, folder, SHARDS, **{name: options[name] for name in KEPT if name in options})
 
-    def make_missing(finished: frozenset[int]) -> None:
-        for number in sorted(set(range(SHARDS)) - finished):
-            refs = [ref for ref in source.refs() if shard_of(ref.image_id, SHARDS) == number]
-            make_shard(output, number, refs, images=source, extractor=ColourExtractor(), batch_size=4, threads=1, **more)
-        commit(
-            output,
-            statistics=lambda footers: {
-                **{name: sum(footer.statistics[name] for footer in footers) for name in ("images", "failed")},
-                **{name: sum_digests(footer.statistics[name] for footer in footers) for name in ("listing", "content")},
-            },
-        )
+    def make_and_commit(finished: frozenset[int]) -> None:
+        make_missing(finished)
+        commit(output)
 
-    complete_dataset(output, make_missing, **options)
+    complete_dataset(output, make_and_commit, **options)
 
 
 def run_killed(images: Path, folder: Path, writes: int, **options) -> None:
@@ -68,17 +51,7 @@ def run_killed(images: Path, folder: Path, writes: int, **options) -> None:
         os.waitpid(child, 0)
         return
     try:
-        publish, delete, left = Folder._publish, Folder.delete, iter(range(writes))
-
-        def end_or(operation):
-            def act(*arguments):
-                if next(left, None) is None:
-                    os._exit(9)
-                return operation(*arguments)
-
-            return act
-
-        Folder._publish, Folder.delete = end_or(publish), end_or(delete)
+        end_before(writes)
         run(images, folder, **options)
     finally:
         os._exit(0)
