@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import TASKS_NAME, Manifest
 from schemas.output import Output, hold
+from schemas.publishing import publishing
 from schemas.storage import Folder
 from schemas.survey import Survey, Update
 from schemas.task_plan import TaskPlan
@@ -241,8 +242,9 @@ def _refuse_update(output: Output, update: Update | None) -> None:
 def _delete_damaged(output: Output, number: int, *, verify: bool) -> None:
     """Delete a damaged shard of this task, so that nothing of it is used, unless another copy of the task has made it meanwhile."""
     name = output.name(number)
-    if output.folder.size(name) is not None and number not in Survey(output, verify=verify, only={number}).usable():
-        output.folder.delete(name)
+    with publishing(output.folder):  # Else a shard whose record is just being published would seem to be damaged.
+        if output.folder.size(name) is not None and number not in Survey(output, verify=verify, only={number}).usable():
+            output.folder.delete(name)
 
 
 def _summary(output: Output, task: Task, *, made: int) -> TaskSummary:
