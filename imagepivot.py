@@ -96,9 +96,11 @@ if TYPE_CHECKING:
     from schemas import validate as validate
     from schemas import write_dataset as write_dataset
     from train.config import Config as Config
+    from train.config import ModelConfig as ModelConfig
     from train.config import preset_names as preset_names
     from train.config import resolve as resolve_config
     from train.data import Corpus as Corpus
+    from train.data.batches import CaptionBatch as CaptionBatch
     from train.data.torch_datasets import PairDataset as PairDataset
     from train.data.torch_datasets import PairStream as PairStream
     from train.data.torch_datasets import collate_pairs as collate_pairs
@@ -113,6 +115,13 @@ if TYPE_CHECKING:
     from train.evaluation import search_gallery as search_gallery
     from train.loop import TrainJob as TrainJob
     from train.loop import train as train
+    from train.material import Material as Material
+    from train.material import open_material as open_material
+    from train.models import Dimensions as Dimensions
+    from train.models import Encoded as Encoded
+    from train.models import ImageBatch as ImageBatch
+    from train.models import RetrievalModel as RetrievalModel
+    from train.models import register_model as register_model
     from train.reports.tables import TablesJob as TablesJob
     from train.reports.tables import run_tables as run_tables
     from train.runs import Run as Run
@@ -120,6 +129,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BuildVocabulary",
+    "CaptionBatch",
     "CaptionChoice",
     "CaptionKey",
     "CaptionsJob",
@@ -130,9 +140,11 @@ __all__ = [
     "Dataset",
     "DatasetError",
     "DiffJob",
+    "Dimensions",
     "EmbedJob",
     "EncodeCaptions",
     "EncodeJob",
+    "Encoded",
     "EvaluateJob",
     "Execution",
     "ExportJob",
@@ -144,10 +156,13 @@ __all__ = [
     "Folder",
     "Hdf5Import",
     "Identity",
+    "ImageBatch",
     "ImagepivotError",
     "ImportJob",
     "InputError",
     "Manifest",
+    "Material",
+    "ModelConfig",
     "MuliseraLayout",
     "NpyImport",
     "NpyLayout",
@@ -157,6 +172,7 @@ __all__ = [
     "ReadCaptions",
     "RegionOptions",
     "Repair",
+    "RetrievalModel",
     "Run",
     "ScanLayout",
     "SearchJob",
@@ -197,11 +213,13 @@ __all__ = [
     "open_captions",
     "open_dataset",
     "open_images",
+    "open_material",
     "open_run",
     "open_shard",
     "plan_work",
     "prepare_captions",
     "preset_names",
+    "register_model",
     "repair",
     "resolve_config",
     "run_tables",
@@ -278,8 +296,9 @@ _MODULES = {
         "Vocabulary",
         "write_dataset",
     ),
-    "train.config": ("Config", "preset_names", "resolve_config = resolve"),
+    "train.config": ("Config", "ModelConfig", "preset_names", "resolve_config = resolve"),
     "train.data": ("Corpus",),
+    "train.data.batches": ("CaptionBatch",),
     "train.data.torch_datasets": ("collate_pairs", "PairDataset", "PairStream"),
     "train.evaluation": (
         "embed",
@@ -293,6 +312,8 @@ _MODULES = {
         "SearchJob",
     ),
     "train.loop": ("train", "TrainJob"),
+    "train.material": ("Material", "open_material"),
+    "train.models": ("Dimensions", "Encoded", "ImageBatch", "register_model", "RetrievalModel"),
     "train.reports.tables": ("run_tables", "TablesJob"),
     "train.runs": ("open_run", "Run"),
 }

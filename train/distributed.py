@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
+from train.models.retrieval_model import Encoded
+
 __all__ = ["Processes", "join_processes"]
 
 
@@ -42,15 +44,23 @@ class Processes:
         """Return this process's part of ``count`` rows; parts differ by one row at most."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
-    def whole(self, part: Tensor, count: int) -> Tensor:
-        """Join the embeddings of all processes' rows into ``[count, E]``; gradients flow back to every part."""
+    def whole(self, part: Encoded, count: int) -> Encoded:
+        """Join what all processes encoded of their rows into ``count`` rows; gradients flow back to every part."""
         if self.size == 1:
             return part
         rows = self.rows(count)
+        if part.values.dim() == 3:
+            part = part.widened(self._most(part.values.shape[1], part.values.device))
         # All processes compute the whole loss, and the gradient of the sum adds up over them; DDP, which averages the gradients of
         # the parameters, takes that factor out again.
-        padded = torch.cat([part.new_zeros(rows.start, part.shape[1]), part, part.new_zeros(count - rows.stop, part.shape[1])])
-        return all_reduce(padded)
+        values = all_reduce(_among(part.values, rows, count))
+        return Encoded(values, None if part.mask is None else all_reduce(_among(part.mask.float(), rows, count)) > 0)
+
+    def _most(self, number: int, device: torch.device) -> int:
+        """Return the greatest number that any process has."""
+        shared = torch.tensor(number, device=device)
+        dist.all_reduce(shared, dist.ReduceOp.MAX)
+        return int(shared)
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Return the module with gradients averaged over processes."""
@@ -64,6 +74,12 @@ class Processes:
         shared = torch.tensor(value, dtype=torch.float64, device=device)
         dist.broadcast(shared, src=0)
         return float(shared)
+
+
+def _among(part: Tensor, rows: slice, count: int) -> Tensor:
+    """Return ``count`` rows, all zeros but those of the part."""
+    before, after = (part.new_zeros(size, *part.shape[1:]) for size in (rows.start, count - rows.stop))
+    return torch.cat([before, part, after])
 
 
 @contextmanager

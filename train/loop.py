@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -18,22 +18,23 @@ from torch import Tensor
 from schemas.errors import ImagepivotError, UsageError
 from schemas.output import hold
 from schemas.storage import TEMPORARY_MARK, Folder
-from train.config.sections import Config, ScheduleConfig, to_toml
+from train.config.sections import Config, to_toml
 from train.data.corpus import Corpus
+from train.data.sampling import Batch
 from train.data.splits import LeftOut
 from train.devices import check_device_name, check_precision, check_precision_name, computing, resolve_device
 from train.distributed import Processes, join_processes
-from train.evaluation.evaluating import evaluate
-from train.material import Material, build_sampler, open_material
-from train.models.joint_embedding import build_model
-from train.objectives.terms import Objective, gather
+from train.material import TrainingMaterial, open_material
+from train.models.catalogue import build_model
+from train.objectives.terms import Objective, terms_of
 from train.progress import Report
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
 from train.runs.logs import LOG, RunLog
 from train.runs.restoring import restore_model, restore_optimizer, restore_sampler
 from train.runs.resuming import check_same_run, checkpoint_to_resume
+from train.schedules import learning_rate, steps_in_all, stop_reason
 
-__all__ = ["Remark", "Result", "TrainJob", "learning_rate", "stop_reason", "train"]
+__all__ = ["Remark", "Result", "TrainJob", "train"]
 
 CONFIG = "config.toml"
 _LOG_EVERY = 10
@@ -53,7 +54,7 @@ class TrainJob:
 
     Attributes:
         config: the model and how to train it.
-        corpus: folders of captions, features and vocabulary.
+        corpus: folders of captions, features and vocabulary; None where `train` is given the material itself.
         output: folder of the run, on this machine.
         seed: seed for initial weights, order and sampling.
         device: a name that `train.devices.resolve_device` knows.
@@ -72,7 +73,7 @@ class TrainJob:
     """
 
     config: Config
-    corpus: Corpus
+    corpus: Corpus | None
     output: str
     seed: int = 0
     device: str = "auto"
@@ -85,7 +86,8 @@ class TrainJob:
     allow_missing_features: bool = False
 
     def __post_init__(self) -> None:
-        folders = {"OUTPUT": self.output, **{f"--{name}": location for name, location in vars(self.corpus).items()}}
+        datasets = {} if self.corpus is None else vars(self.corpus)
+        folders = {"OUTPUT": self.output, **{f"--{name}": location for name, location in datasets.items()}}
         for name, location in folders.items():
             if not location:
                 raise UsageError(
@@ -116,24 +118,13 @@ class Result:
     left_out: tuple[LeftOut, ...] = ()
 
 
-def learning_rate(config: Config, epoch: int) -> float:
-    """Return the learning rate of an epoch; epochs count from 0."""
-    falls = epoch // config.schedule.decay_epochs if config.schedule.decay_epochs else 0
-    return config.optimizer.learning_rate * config.schedule.decay_factor**falls
-
-
-def stop_reason(standing: Standing, schedule: ScheduleConfig, epoch_steps: int) -> str:
-    """Return why a training is over: ``patience``, ``steps`` or ``epochs``; an empty string if it is not."""
-    if schedule.patience and standing.stale >= schedule.patience:
-        return "patience"
-    if schedule.max_steps and standing.step >= schedule.max_steps:
-        return "steps"
-    if schedule.max_epochs and standing.step >= schedule.max_epochs * epoch_steps:
-        return "epochs"
-    return ""
-
-
-def train(job: TrainJob, watch: Watch = lambda report: None, remark: Remark = logger.warning) -> Result:
+def train(
+    job: TrainJob,
+    watch: Watch = lambda report: None,
+    remark: Remark = logger.warning,
+    *,
+    material: TrainingMaterial | None = None,
+) -> Result:
     """Train a model.
 
     The folder then holds ``best.pt`` (the model with the greatest sum of recalls on the validation split), ``last.pt``,
@@ -143,6 +134,7 @@ def train(job: TrainJob, watch: Watch = lambda report: None, remark: Remark = lo
         job: what to train.
         watch: receives a report every few steps and after each evaluation.
         remark: receives a sentence about the captions that are left out, for each split that lacks features.
+        material: what to train on, instead of the job's corpus.
 
     Raises:
         UsageError: the job does not fit this host or its data, or ``output`` holds a run and ``resume`` is not set.
@@ -157,19 +149,13 @@ def train(job: TrainJob, watch: Watch = lambda report: None, remark: Remark = lo
     folder = Folder(job.output)
     with join_processes(device) as processes, _held(folder, processes), computing(job.precision, device):
         before = checkpoint_to_resume(folder, resume=job.resume)
-        material = open_material(
-            job.config,
-            job.corpus,
-            seed=job.seed,
-            memory_map=job.memory_map,
-            allow_missing_features=job.allow_missing_features,
-        )
+        material = material or _material(job)
         start = Checkpoint(
             config=to_toml(job.config),
-            model_config=material.model_config,
+            dimensions=material.dimensions,
             model={},
             tokens=material.vocabulary.tokens,
-            fingerprints=material.training.fingerprints,
+            fingerprints=material.fingerprints,
             captions=material.captions_parameters,
             seed=job.seed,
             precision=job.precision,
@@ -186,6 +172,18 @@ def train(job: TrainJob, watch: Watch = lambda report: None, remark: Remark = lo
         return Result(job.output, loop.run(), material.left_out)
 
 
+def _material(job: TrainJob) -> TrainingMaterial:
+    if job.corpus is None:
+        raise UsageError("there is nothing to train on: give the job a corpus, or train() the material")
+    return open_material(
+        job.config,
+        job.corpus,
+        seed=job.seed,
+        memory_map=job.memory_map,
+        allow_missing_features=job.allow_missing_features,
+    )
+
+
 @contextmanager
 def _held(folder: Folder, processes: Processes) -> Iterator[None]:
     """Hold the folder of the run; the first process does so for all."""
@@ -194,6 +192,27 @@ def _held(folder: Folder, processes: Processes) -> Iterator[None]:
         return
     with hold(folder):
         yield
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a step did.
+
+    Attributes:
+        batch: its batch.
+        loss: the objective.
+        terms: the losses that it is the weighted sum of, by name.
+        norm: norm of the gradient before it was clipped.
+    """
+
+    batch: Batch
+    loss: Tensor
+    terms: Mapping[str, Tensor]
+    norm: Tensor
+
+    def per_query(self, loss: Tensor) -> float:
+        """Return the mean of a loss over its queries, the rows in both directions; the last batch of an epoch may be smaller."""
+        return float(loss) / (2 * len(self.batch.images))
 
 
 class _Loop:
@@ -211,7 +230,7 @@ class _Loop:
     def __init__(
         self,
         job: TrainJob,
-        material: Material,
+        material: TrainingMaterial,
         start: Checkpoint,
         processes: Processes,
         device: torch.device,
@@ -226,8 +245,8 @@ class _Loop:
         self.device = device
         self.watch = watch
         self.standing = Standing()
-        self.sampler = build_sampler(config, material.training.captions, job.seed)
-        self.model = build_model(start.model_config, job.seed).to(device)
+        self.sampler = material.sampler(config, job.seed)
+        self.model = build_model(config.model, start.dimensions, job.seed).to(device)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(),
             lr=config.optimizer.learning_rate,
@@ -247,8 +266,7 @@ class _Loop:
             restore_optimizer(self.optimizer, before.optimizer, source)
             restore_sampler(self.sampler, before.sampler, source)
             self.standing = replace(before.standing, stopped="")
-        loss = self.config.loss
-        objective = Objective(self.model, margin=loss.margin, parallel=loss.objective == "parallel", whole=self.processes.whole)
+        objective = Objective(self.model, terms_of(self.config.loss, self.model), whole=self.processes.whole)
         if self.job.compile:
             objective.compile()
         self.objective = self.processes.wrap(objective)
@@ -273,16 +291,16 @@ class _Loop:
         evaluate_every = schedule.evaluate_every or epoch_steps
         self._stop_if_over()
         while not self.standing.stopped:
-            loss, norm = self._step()
+            done = self._step()
             step = self.standing.step
             evaluates = step % evaluate_every == 0 or bool(stop_reason(self.standing, schedule, epoch_steps))
             saves = evaluates or step % self.job.save_every == 0
             if saves or step % _LOG_EVERY == 0:
-                self._check_finite(loss, norm)
+                self._check_finite(done)
             if log is not None and step % _LOG_EVERY == 0:
-                self._log_step(log, loss, norm)
+                self._log_step(log, done)
             if evaluates:
-                self._evaluate(log, loss)
+                self._evaluate(log, done)
                 self._stop_if_over()
             if saves:
                 self._save(LAST)
@@ -290,27 +308,29 @@ class _Loop:
                 self._save(BEST)  # After last.pt, which holds the same model, so that best.pt is never there alone.
         return self.standing
 
-    def _step(self) -> tuple[Tensor, Tensor]:
-        """Train on one batch, and return its loss and the norm of its gradient."""
+    def _step(self) -> _Step:
+        """Train on one batch."""
         config = self.config
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(config, self.sampler.epoch)
+            group["lr"] = learning_rate(
+                config, step=self.standing.step, epoch=self.sampler.epoch, epoch_steps=self.sampler.epoch_steps
+            )
         batch = self.sampler.next()
         rows = self.processes.rows(len(batch.images))
         hinges = "sum" if self.standing.step < config.loss.warmup_steps else config.loss.hinges
         self.optimizer.zero_grad()
-        loss = self.objective(gather(self.material.training, batch, self.device, rows), hinges)
+        loss, terms = self.objective(self.material.inputs(batch, self.device, rows), hinges)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.gradient_clipping or torch.inf)
         self.optimizer.step()
         self.standing = replace(self.standing, step=self.standing.step + 1)
-        return loss.detach(), norm
+        return _Step(batch, loss.detach(), terms, norm)
 
-    def _evaluate(self, log: RunLog | None, loss: Tensor) -> None:
+    def _evaluate(self, log: RunLog | None, done: _Step) -> None:
         """Measure recalls on the validation split; only the first process does, and tells the others the score."""
         score = 0.0
         if log is not None:
-            results = evaluate(self.model, self.material.validation)
+            results = self.material.evaluate(self.model)
             monitored = self.config.schedule.monitor or self.config.data.languages
             score = sum(results[language].sum_of_recalls for language in monitored)
             by_language = {language: retrieval.to_dict() for language, retrieval in results.items()}
@@ -318,29 +338,39 @@ class _Loop:
         self.standing = self.standing.evaluated(self.processes.agree(score, self.device))
         if log is not None:
             scores = {language: retrieval.sum_of_recalls for language, retrieval in results.items()}
-            self.watch(self._report(float(loss), scores))
+            self.watch(self._report(done.per_query(done.loss), scores))
 
-    def _check_finite(self, loss: Tensor, norm: Tensor) -> None:
+    def _check_finite(self, done: _Step) -> None:
         """Stop a training that has diverged.
 
         Called before anything is written rather than at every step: on a GPU it waits for the step to end.
         """
-        if not torch.isfinite(loss + norm):
+        if not torch.isfinite(done.loss + done.norm):
             raise ImagepivotError(
-                f"the loss is {float(loss)} and the norm of its gradient {float(norm)} at step {self.standing.step}: the training "
-                "has diverged. Lower optimizer.learning_rate, or look for features that are not finite; the last checkpoint is kept"
+                f"the loss is {float(done.loss)} and the norm of its gradient {float(done.norm)} at step {self.standing.step}: the "
+                "training has diverged. Lower optimizer.learning_rate, or look for features that are not finite; the last "
+                "checkpoint is kept"
             )
 
-    def _log_step(self, log: RunLog, loss: Tensor, norm: Tensor) -> None:
-        rate = self.optimizer.param_groups[0]["lr"]
-        log.write("step", self.standing.step, {"loss": float(loss), "gradient_norm": float(norm), "learning_rate": rate})
-        self.watch(self._report(float(loss), {}))
+    def _log_step(self, log: RunLog, done: _Step) -> None:
+        loss = done.per_query(done.loss)
+        log.write(
+            "step",
+            self.standing.step,
+            {
+                "loss": loss,
+                "terms": {name: done.per_query(value) for name, value in done.terms.items()},
+                "task": done.batch.task,
+                "languages": list(done.batch.languages),
+                "gradient_norm": float(done.norm),
+                "learning_rate": self.optimizer.param_groups[0]["lr"],
+            },
+        )
+        self.watch(self._report(loss, {}))
 
     def _report(self, loss: float, scores: dict[str, float]) -> Report:
-        schedule = self.config.schedule
-        limits = [limit for limit in (schedule.max_steps, schedule.max_epochs * self.sampler.epoch_steps) if limit]
-        standing = self.standing
-        return Report(standing.step, min(limits, default=None), self.sampler.epoch, loss, scores, standing.best_score)
+        standing, limit = self.standing, steps_in_all(self.config.schedule, self.sampler.epoch_steps)
+        return Report(standing.step, limit, self.sampler.epoch, loss, scores, standing.best_score)
 
     def _stop_if_over(self) -> None:
         reason = stop_reason(self.standing, self.config.schedule, self.sampler.epoch_steps)

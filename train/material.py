@@ -4,19 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+import torch
 
 from schemas.dataset import open_dataset
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import SPECIALS, Vocabulary
 from train.config.sections import Config
+from train.data.batches import CaptionBatch
 from train.data.captions import Captions
 from train.data.corpus import Corpus
-from train.data.sampling import ImageSampler, Sampler, TaskSampler
+from train.data.sampling import Batch, ImageSampler, Sampler, TaskSampler
 from train.data.splits import LeftOut, TrainingData, open_data
-from train.models.joint_embedding import ModelConfig
+from train.evaluation.evaluating import evaluate
+from train.evaluation.metrics import Retrieval
+from train.models.dimensions import Dimensions
+from train.models.retrieval_model import ImageBatch, RetrievalModel
+from train.objectives.terms import Inputs
 
-__all__ = ["Material", "build_sampler", "open_material", "tokens_of"]
+__all__ = ["Material", "TrainingMaterial", "build_sampler", "inputs_of", "open_material", "tokens_of"]
+
+
+class TrainingMaterial(Protocol):
+    """What `train.train` needs besides a job; `Material` is made of datasets, and a program may bring its own."""
+
+    @property
+    def dimensions(self) -> Dimensions:
+        """Languages and sizes."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary that the captions were encoded with."""
+
+    @property
+    def captions_parameters(self) -> Mapping[str, Any]:
+        """Parameters of the encoded captions, as their manifest states them."""
+
+    @property
+    def fingerprints(self) -> Mapping[str, str]:
+        """What tells other ``captions``, ``features``, ``vocabulary`` and ``extractor`` from these."""
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The images without features that were left out, by split."""
+
+    def sampler(self, config: Config, seed: int) -> Sampler:
+        """Return the sampler of the batches."""
+
+    def inputs(self, batch: Batch, device: torch.device, rows: slice) -> Inputs:
+        """Return the inputs of the model for some rows of a batch."""
+
+    def evaluate(self, model: RetrievalModel) -> Mapping[str, Retrieval]:
+        """Measure a model on the validation split, by language."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +69,36 @@ class Material:
         validation: the whole validation split.
         vocabulary: the vocabulary that the captions were encoded with.
         captions_parameters: parameters of the encoded captions.
-        model_config: dimensions and choices of the model.
+        dimensions: languages and sizes.
     """
 
     training: TrainingData
     validation: TrainingData
     vocabulary: Vocabulary
     captions_parameters: Mapping[str, Any]
-    model_config: ModelConfig
+    dimensions: Dimensions
+
+    @property
+    def fingerprints(self) -> Mapping[str, str]:
+        """Fingerprints of the datasets."""
+        return self.training.fingerprints
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         """The images without features that were left out, by split."""
         return tuple(data.left_out for data in (self.training, self.validation) if data.left_out is not None)
+
+    def sampler(self, config: Config, seed: int) -> Sampler:
+        """Return the sampler that a configuration describes."""
+        return build_sampler(config, self.training.captions, seed)
+
+    def inputs(self, batch: Batch, device: torch.device, rows: slice = slice(None)) -> Inputs:
+        """Return the inputs of the model for some rows of a batch."""
+        return inputs_of(self.training, batch, device, rows)
+
+    def evaluate(self, model: RetrievalModel) -> Mapping[str, Retrieval]:
+        """Measure a model on the validation split, by language."""
+        return evaluate(model, self.validation)
 
 
 def open_material(
@@ -59,7 +117,7 @@ def open_material(
         UsageError: the configuration does not fit the data, or the features do not fit into memory.
         DatasetError: a dataset is missing, of the wrong kind, or does not belong with the others.
     """
-    data, model = config.data, config.model
+    data = config.data
     # The smaller split comes first, so that errors in the folders show sooner.
     validation = open_data(
         corpus.captions,
@@ -86,20 +144,18 @@ def open_material(
     )
     dataset = open_dataset(corpus.vocabulary)
     vocabulary, counting = dataset.vocabulary(), VocabularyParameters.from_json(dataset.manifest.parameters)
-    language_ids = {} if model.shared else {name: tokens_of(vocabulary, name, counting) for name in data.languages}
+    language_ids = (
+        {} if config.model.mixes_languages else {name: tokens_of(vocabulary, name, counting) for name in data.languages}
+    )
     return Material(
         training=training,
         validation=validation,
         vocabulary=vocabulary,
         captions_parameters=open_dataset(corpus.captions).manifest.parameters,
-        model_config=ModelConfig(
+        dimensions=Dimensions(
             languages=data.languages,
             vocabulary_size=len(vocabulary),
-            feature_width=training.features.width,
-            embedding=model.embedding,
-            words=model.words,
-            shared=model.shared,
-            similarity=model.similarity,
+            feature_shape=training.features.array.shape[1:],
             language_ids=language_ids,
         ),
     )
@@ -123,8 +179,31 @@ def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParam
 def build_sampler(config: Config, captions: Captions, seed: int) -> Sampler:
     """Build the sampler that a configuration describes."""
     schedule, loss = config.schedule, config.loss
-    if loss.objective == "ranking":
+    if schedule.batches == "tasks":
         return TaskSampler(
             captions, schedule.batch_size, seed=seed, c2c_probability=loss.c2c_probability, bucket=schedule.bucket
         )
     return ImageSampler(captions, schedule.batch_size, seed=seed)
+
+
+def inputs_of(data: TrainingData, batch: Batch, device: torch.device, rows: slice = slice(None)) -> Inputs:
+    """Collect the captions and features that a batch refers to.
+
+    Args:
+        data: the data that the batch was sampled from.
+        batch: rows of the data.
+        device: device of the model.
+        rows: this process's rows of the batch.
+    """
+    captions = data.captions
+    images = None
+    if batch.task != "c2c":
+        features = np.ascontiguousarray(data.features.array[batch.images[rows]], np.float32)
+        images = ImageBatch(torch.from_numpy(features).to(device))
+    return Inputs(
+        task=batch.task,
+        numbers=torch.from_numpy(np.asarray(batch.images, np.int64)).to(device),
+        images=images,
+        captions=tuple(CaptionBatch(captions.token_ids, captions.offsets, chosen[rows]) for chosen in batch.captions),
+        languages=batch.languages,
+    )

@@ -30,7 +30,7 @@ class Report:
         step: number of steps done.
         steps: maximum number of steps; None if only the stopping criterion ends the training.
         epoch: number of epochs done.
-        loss: loss of the last batch.
+        loss: loss of the last batch, per query.
         scores: sum of recalls on the validation split by language; empty except directly after an evaluation.
         best: greatest sum of recalls so far, over all monitored languages; -1 before the first evaluation.
     """
@@ -46,7 +46,7 @@ class Report:
     def line(self) -> str:
         """Epoch, loss and best score in a few words."""
         best = f", best sum of recalls {self.best:.1f}" if self.best >= 0 else ""
-        return f"epoch {self.epoch}, loss {self.loss:.2f}{best}"
+        return f"epoch {self.epoch}, loss {self.loss:.4f}{best}"
 
     @property
     def evaluation(self) -> str:

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from schemas.vocabulary import END, START, UNK
-from train.data.packing import pack
-from train.models.joint_embedding import JointEmbedding, ModelConfig
+from train.config.models import VseConfig
+from train.data.batches import CaptionBatch
+from train.models import Dimensions, ImageBatch, JointEmbedding
 from train.objectives.ranking import ranking_loss
 
 BATCH, WIDTH, WORDS, FEATURES, MARGIN, CLIP, RATE = 128, 1024, 300, 2048, 0.2, 2.0, 2e-4
@@ -127,14 +128,14 @@ def plain_steps(captions: Captions, hinges: str) -> Callable[[], float]:
 
 def our_steps(captions: Captions, hinges: str) -> Callable[[], float]:
     """Return the rate of our model."""
-    model = JointEmbedding(ModelConfig(("en",), VOCABULARY, FEATURES, embedding=WIDTH, words=WORDS))
+    model = JointEmbedding(VseConfig(embedding=WIDTH, words=WORDS), Dimensions(("en",), VOCABULARY, (FEATURES,)))
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE, fused=True)
     features, images = torch.rand(BATCH, FEATURES), torch.arange(BATCH)
 
     def step(rows: np.ndarray) -> None:
         optimizer.zero_grad()
-        packed = pack(captions.token_ids, captions.offsets, rows)
-        scores = model.similarity(model.embed_images(features), model.embed_captions(packed, "en"))
+        batch = CaptionBatch(captions.token_ids, captions.offsets, rows)
+        scores = model.scores(model.encode_images(ImageBatch(features)), model.encode_captions(batch, "en"))
         ranking_loss(scores, images, images, margin=MARGIN, hinges=hinges).backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()

@@ -53,7 +53,7 @@ def test_the_datasets_fit_together(demo, folder):
 
 
 def test_a_model_is_trained_and_queried(demo, folder):
-    assert open_run(folder / "run").model.config.languages == ("en", "de", "fr", "cs")
+    assert open_run(folder / "run").model.languages == ("en", "de", "fr", "cs")
     assert "scenes that were held out" in demo.stdout
     assert f"one query in each language: scene-00009, among {demo.scenes} scenes" in demo.stdout
     assert "The extractor's weights are random" in demo.stdout

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
@@ -21,7 +20,8 @@ from train.data.captions import Captions
 from train.data.corpus import Corpus
 from train.data.splits import open_data
 from train.loop import Result, TrainJob, train
-from train.models.joint_embedding import JointEmbedding, ModelConfig
+from train.models.catalogue import build_model
+from train.models.dimensions import Dimensions
 from train.runs.checkpoints import BEST, Checkpoint, Standing, write_checkpoint
 
 SPLITS = {"train": 40, "val": 12, "test": 9}
@@ -143,19 +143,13 @@ def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
         """
         data = open_data(toy.captions, toy.features, toy.vocabulary, split="test")
         assert data.vocabulary is not None
-        config = ModelConfig(
-            languages=tuple(languages),
-            vocabulary_size=len(data.vocabulary),
-            feature_width=8,
-            embedding=6,
-            words=4,
-            similarity=similarity,
-        )
-        torch.manual_seed(seed)
+        config = from_toml(text, "toy")
+        assert config.data.languages == tuple(languages)
+        dimensions = Dimensions(tuple(languages), len(data.vocabulary), (8,))
         checkpoint = Checkpoint(
             config=text,
-            model_config=config,
-            model=JointEmbedding(config).state_dict(),
+            dimensions=dimensions,
+            model=build_model(config.model, dimensions, seed).state_dict(),
             tokens=data.vocabulary.tokens,
             fingerprints=data.fingerprints,
             captions={"text": {"recipe": "raw"}},
@@ -163,7 +157,6 @@ def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
             precision="fp32",
             standing=Standing(step=7),
         )
-        assert from_toml(text, "toy").data.languages == tuple(languages)
         (tmp_path / name).mkdir()
         write_checkpoint(Folder(str(tmp_path / name)), BEST, checkpoint)
         return str(tmp_path / name)

@@ -8,10 +8,10 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, UsageError
 from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, weights
-from train.config.sections import ScheduleConfig, from_toml
+from train.config.sections import from_toml
 from train.data.corpus import Corpus
 from train.evaluation.evaluating import evaluate
-from train.loop import TrainJob, learning_rate, stop_reason, train
+from train.loop import TrainJob, train
 from train.material import open_material
 from train.runs.checkpoints import Standing
 from train.runs.run import open_run
@@ -114,22 +114,6 @@ def test_patience(train_toy, tmp_path):
     assert (result.standing.best_step, result.standing.stale, result.standing.step) == (17, 2, 51)
 
 
-@pytest.mark.parametrize(
-    ("standing", "schedule", "reason"),
-    [
-        (Standing(step=9, stale=1), ScheduleConfig(patience=2, max_steps=10), ""),
-        (Standing(step=9, stale=2), ScheduleConfig(patience=2, max_steps=10), "patience"),
-        (Standing(step=9, stale=2), ScheduleConfig(patience=0, max_steps=10), ""),
-        (Standing(step=10), ScheduleConfig(max_steps=10), "steps"),
-        (Standing(step=10), ScheduleConfig(max_steps=0), ""),
-        (Standing(step=19), ScheduleConfig(max_epochs=2), ""),
-        (Standing(step=20), ScheduleConfig(max_epochs=2), "epochs"),
-    ],
-)
-def test_stop_reason(standing, schedule, reason):
-    assert stop_reason(standing, schedule, 10) == reason
-
-
 def test_an_equal_score_does_not_count_as_better():
     standing = replace(Standing(), step=5).evaluated(100.0)
     assert (standing.best_score, standing.best_step, standing.stale) == (100.0, 5, 0)
@@ -137,14 +121,6 @@ def test_an_equal_score_does_not_count_as_better():
     assert (later.best_score, later.best_step, later.stale) == (100.0, 5, 1)
     assert replace(later, step=11).evaluated(100.5) == Standing(step=11, best_score=100.5, best_step=11)
     assert Standing(step=1).evaluated(0.0).best_step == 1  # Even a model without a single hit is better than none.
-
-
-def test_learning_rate_falls():
-    config = from_toml(CONFIG + "decay_epochs = 15\ndecay_factor = 0.1", "test")
-    assert [learning_rate(config, epoch) for epoch in (0, 14)] == [0.01, 0.01]
-    assert learning_rate(config, 15) == pytest.approx(0.001)
-    assert learning_rate(config, 30) == pytest.approx(0.0001)
-    assert learning_rate(from_toml(CONFIG, "test"), 1000) == 0.01
 
 
 def test_the_rate_of_each_epoch_is_used(train_toy, tmp_path):

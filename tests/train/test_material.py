@@ -3,10 +3,12 @@ import torch
 
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import Vocabulary
+from train.config.models import VseConfig
 from train.config.sections import from_toml
 from train.data.sampling import ImageSampler, TaskSampler
 from train.material import build_sampler, open_material, tokens_of
-from train.models.joint_embedding import ModelConfig, build_model
+from train.models.catalogue import build_model
+from train.models.dimensions import Dimensions
 
 COUNTS = {"en": {"a": 5, "b": 4, "c": 1}, "de": {"b": 9, "c": 4, "d": 3}}
 CONFIG = '[data]\nportions = { de = ["comparable"], en = ["comparable", "translation"] }\n'
@@ -31,11 +33,11 @@ def test_with_a_joint_threshold_a_language_has_all_tokens_that_occur_in_it():
 
 
 def test_first_weights_depend_on_the_seed_alone():
-    config = ModelConfig(("en",), 9, 3, embedding=2, words=2)
+    config, dimensions = VseConfig(embedding=2, words=2), Dimensions(("en",), 9, (3,))
     torch.manual_seed(99)
-    one = build_model(config, 1)
+    one = build_model(config, dimensions, 1)
     torch.rand(3)
-    two, other = build_model(config, 1), build_model(config, 2)
+    two, other = build_model(config, dimensions, 1), build_model(config, dimensions, 2)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
     assert not torch.equal(one.images.weight, other.images.weight)
 
@@ -43,9 +45,9 @@ def test_first_weights_depend_on_the_seed_alone():
 def test_data_and_model_fit_the_configuration(toy):
     config = from_toml(CONFIG + "captions_per_image = 'one'\nimages = 'half'", "test")
     material = open_material(config, toy, seed=0)
-    assert material.model_config.languages == material.training.captions.language_names == ("de", "en")
-    assert material.model_config.feature_width == material.training.features.width == 8
-    assert material.model_config.vocabulary_size == len(material.vocabulary)
+    assert material.dimensions.languages == material.training.captions.language_names == ("de", "en")
+    assert material.dimensions.feature_shape == (material.training.features.width,) == (8,)
+    assert material.dimensions.vocabulary_size == len(material.vocabulary)
     assert material.captions_parameters["text"] == {"recipe": "raw"}
     assert len(material.training.captions) == 2 * 20  # One caption of each language for half of 40 images.
     assert len(material.validation.captions) == 12 * (2 + 3 + 1)  # Nothing is drawn from the validation split.

@@ -15,8 +15,8 @@ EVALUATED = Report(step=1210, steps=None, epoch=1, loss=12.0, scores={"en": 100.
 
 
 def test_words():
-    assert REPORT.line == "epoch 1, loss 12.35"
-    assert EVALUATED.line == "epoch 1, loss 12.00, best sum of recalls 155.6"
+    assert REPORT.line == "epoch 1, loss 12.3450"
+    assert EVALUATED.line == "epoch 1, loss 12.0000, best sum of recalls 155.6"
     assert EVALUATED.evaluation == "step 1,210: sum of recalls en 100.0, de 55.5; best 155.6"
 
 
@@ -34,7 +34,7 @@ def test_without_a_terminal_a_line_appears_from_time_to_time(monkeypatch):
     text = shown(monkeypatch, terminal=False, times=[0.0, 5.0, 15.0])
     assert text.splitlines() == [
         "step 1,210: sum of recalls en 100.0, de 55.5; best 155.6",
-        "step 1,210: epoch 1, loss 12.00, best sum of recalls 155.6, 1.0 steps/s",
+        "step 1,210: epoch 1, loss 12.0000, best sum of recalls 155.6, 1.0 steps/s",
     ]
     quick = shown(monkeypatch, terminal=False, times=[0.0, 5.0, 9.0])
     assert quick.splitlines() == ["step 1,210: sum of recalls en 100.0, de 55.5; best 155.6"]
@@ -47,7 +47,7 @@ def test_a_live_line_on_a_terminal(monkeypatch):
         watch(REPORT)
         watch(EVALUATED)
     assert "1200/5000" in output.getvalue()
-    assert "loss 12.35" in output.getvalue()
+    assert "loss 12.3450" in output.getvalue()
     assert "sum of recalls en 100.0" in output.getvalue()
 
 
@@ -88,7 +88,7 @@ def test_a_slow_training_shows_seconds_per_step(clock):
         watch(Report(step=1, steps=10, epoch=0, loss=1.0, scores={}, best=-1.0))
         clock.now += 60
         watch(Report(step=3, steps=10, epoch=0, loss=1.0, scores={}, best=-1.0))
-    assert output.getvalue() == "step 3 of 10: epoch 0, loss 1.00, 30.0 s each\n"
+    assert output.getvalue() == "step 3 of 10: epoch 0, loss 1.0000, 30.0 s each\n"
 
 
 def test_events_of_a_training(clock, written):
@@ -147,5 +147,5 @@ def test_live_lines_fit_the_terminal(width):
     assert max(map(len, lines)) <= width
     shown = " ".join(" ".join(lines).split())
     assert "12000/50000 steps" in shown
-    assert "epoch 12, loss 123.46, best sum of recalls 1234.5" in shown
+    assert "epoch 12, loss 123.4560, best sum of recalls 1234.5" in shown
     assert "12000/31014 vectors" in shown

@@ -1,8 +1,8 @@
 """Configurations: strict TOML sections and the presets."""
 
+from train.config.models import ModelConfig, VseConfig
 from train.config.presets import preset_names
 from train.config.sections import (
-    ArchitectureConfig,
     Config,
     DataConfig,
     LossConfig,
@@ -14,12 +14,13 @@ from train.config.sections import (
 )
 
 __all__ = [
-    "ArchitectureConfig",
     "Config",
     "DataConfig",
     "LossConfig",
+    "ModelConfig",
     "OptimizerConfig",
     "ScheduleConfig",
+    "VseConfig",
     "from_toml",
     "preset_names",
     "resolve",

@@ -6,7 +6,6 @@ and precision belong to the run. An unknown key, a wrong type or an impossible v
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -15,14 +14,16 @@ from typing import Any, Literal
 from schemas.errors import InputError, UsageError
 from schemas.locations import local_path
 from schemas.text import read_text
+from train.config.checks import not_negative, positive, require
+from train.config.models import ModelConfig, VseConfig
 from train.config.presets import read_preset
 from train.config.strict_toml import build, dump, override, parse
 
 __all__ = [
-    "ArchitectureConfig",
     "Config",
     "DataConfig",
     "LossConfig",
+    "ModelConfig",
     "OptimizerConfig",
     "ScheduleConfig",
     "differences",
@@ -60,64 +61,46 @@ class DataConfig:
         return tuple(self.portions)
 
     def __post_init__(self) -> None:
-        _require(bool(self.portions), "data.portions names no language: give at least one, e.g. { en = ['comparable'] }")
+        require(bool(self.portions), "data.portions names no language: give at least one, e.g. { en = ['comparable'] }")
         for language, portions in self.portions.items():
-            _require(bool(portions), f"data.portions.{language} is empty: name at least one portion, or leave {language} out")
-        _require(
+            require(bool(portions), f"data.portions.{language} is empty: name at least one portion, or leave {language} out")
+        require(
             self.images != "disjoint" or len(self.portions) == 2,
             f"data.images = 'disjoint' divides the images between two languages, but data.portions names {len(self.portions)}",
         )
 
 
 @dataclass(frozen=True)
-class ArchitectureConfig:
-    """The section ``model``: the encoders.
-
-    Attributes:
-        embedding: width of the joint space, and number of GRU units.
-        words: width of the word embeddings.
-        shared: one sentence encoder over the joint vocabulary for all languages; otherwise one per language.
-        similarity: ``cosine``, or ``order`` (Vendrov et al. 2016).
-    """
-
-    embedding: int = 1024
-    words: int = 300
-    shared: bool = True
-    similarity: Literal["cosine", "order"] = "cosine"
-
-    def __post_init__(self) -> None:
-        _positive("model", self, "embedding", "words")
-
-
-@dataclass(frozen=True)
 class LossConfig:
     """The section ``loss``: what to minimise.
 
+    The ranking loss of images and their captions, plus, where a batch holds captions in several languages, that of captions and
+    captions; which batches there are is said by ``schedule.batches``.
+
     Attributes:
-        objective: ``ranking``: each step is one task, either images against the captions in one language, or captions in two
-            languages against each other (Kádár et al. 2018, figure 2); ``pivot`` and ``parallel``: equations 1 and 2 of Gella et
-            al. 2017.
-        c2c_probability: for ``ranking``, the probability that a step ranks captions against captions.
+        caption_weight: weight of ranking captions against captions: 1 in equation 2 of Gella et al. 2017 (PARALLEL) and in Kádár et
+            al. 2018; 0 in equation 1 of the former (PIVOT), which ranks them against images only.
+        c2c_probability: for batches of ``tasks``, the probability that a step ranks captions against captions.
         margin: margin of the hinges.
         hinges: their ``sum``, or only the ``max`` of each query.
         warmup_steps: for ``max``, the number of initial steps with the sum. The hardest negatives of untrained encoders can
             collapse all similarities to one value, which costs thousands of steps; about an epoch with the sum leads past it.
     """
 
-    objective: Literal["ranking", "pivot", "parallel"] = "ranking"
+    caption_weight: float = 1.0
     c2c_probability: float = 0.0
     margin: float = 0.2
     hinges: Literal["sum", "max"] = "sum"
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
-        _positive("loss", self, "margin")
-        _not_negative("loss", self, "warmup_steps")
-        _require(self.hinges == "max" or self.warmup_steps == 0, "loss.warmup_steps belongs to the hinges 'max': leave it out")
-        _require(0 <= self.c2c_probability <= 1, f"loss.c2c_probability is {self.c2c_probability}, expected 0 to 1")
-        _require(
-            self.objective == "ranking" or self.c2c_probability == 0,
-            f"loss.c2c_probability belongs to the objective 'ranking', but loss.objective is {self.objective!r}: leave it out",
+        positive("loss", self, "margin")
+        not_negative("loss", self, "caption_weight", "warmup_steps")
+        require(self.hinges == "max" or self.warmup_steps == 0, "loss.warmup_steps belongs to the hinges 'max': leave it out")
+        require(0 <= self.c2c_probability <= 1, f"loss.c2c_probability is {self.c2c_probability}, expected 0 to 1")
+        require(
+            self.caption_weight > 0 or self.c2c_probability == 0,
+            f"loss.c2c_probability is {self.c2c_probability}, but loss.caption_weight is 0: such steps would learn nothing",
         )
 
 
@@ -140,9 +123,9 @@ class OptimizerConfig:
     gradient_clipping: float = 2.0
 
     def __post_init__(self) -> None:
-        _positive("optimizer", self, "learning_rate", "epsilon")
-        _not_negative("optimizer", self, "weight_decay", "gradient_clipping")
-        _require(all(0 <= beta < 1 for beta in self.betas), f"optimizer.betas is {list(self.betas)}, expected 0 to less than 1")
+        positive("optimizer", self, "learning_rate", "epsilon")
+        not_negative("optimizer", self, "weight_decay", "gradient_clipping")
+        require(all(0 <= beta < 1 for beta in self.betas), f"optimizer.betas is {list(self.betas)}, expected 0 to less than 1")
 
 
 @dataclass(frozen=True)
@@ -150,18 +133,25 @@ class ScheduleConfig:
     """The section ``schedule``: batches, evaluations, and when to stop.
 
     Attributes:
-        batch_size: pairs per batch; for ``pivot`` and ``parallel``, images per batch.
-        bucket: for ``ranking``, put captions of similar length into a batch, which then takes fewer time steps; see
+        batches: ``tasks``: each batch is one task, either images against the captions in one language, or captions in two languages
+            against each other (Kádár et al. 2018, figure 2); ``images``: each batch is distinct images with one caption in every
+            language (Gella et al. 2017, section 4).
+        batch_size: pairs per batch; for batches of ``images``, images per batch.
+        bucket: for ``tasks``, put captions of similar length into a batch, which then takes fewer time steps; see
             `train.data.ShuffledRows`.
         evaluate_every: steps between two evaluations on the validation split; 0 means one at the end of each epoch.
         patience: number of evaluations without a better sum of recalls after which training stops; 0 means never.
         monitor: languages whose recalls are added up; all if empty.
         max_epochs: maximum number of epochs; 0 means no limit.
         max_steps: maximum number of steps; 0 means no limit.
+        decay: how the learning rate falls: in ``steps``, as the next two keys say; or as a ``cosine`` from its value at the first
+            step to 0 at the last.
         decay_epochs: number of epochs after which the learning rate falls, again and again; 0 means never.
         decay_factor: factor by which the learning rate falls.
+        rate_warmup_steps: number of initial steps over which the learning rate grows linearly to its value; 0 means none.
     """
 
+    batches: Literal["tasks", "images"] = "tasks"
     batch_size: int = 128
     bucket: bool = False
     evaluate_every: int = 0
@@ -169,15 +159,26 @@ class ScheduleConfig:
     monitor: tuple[str, ...] = ()
     max_epochs: int = 0
     max_steps: int = 0
+    decay: Literal["steps", "cosine"] = "steps"
     decay_epochs: int = 0
     decay_factor: float = 0.1
+    rate_warmup_steps: int = 0
 
     def __post_init__(self) -> None:
-        _positive("schedule", self, "batch_size", "decay_factor")
-        _not_negative("schedule", self, "evaluate_every", "patience", "max_epochs", "max_steps", "decay_epochs")
-        _require(
+        positive("schedule", self, "batch_size", "decay_factor")
+        not_negative("schedule", self, "evaluate_every", "patience", "max_epochs", "max_steps", "decay_epochs")
+        not_negative("schedule", self, "rate_warmup_steps")
+        require(
             bool(self.patience or self.max_epochs or self.max_steps),
             "schedule.patience, max_epochs and max_steps are all 0: training would never end. Give one of them",
+        )
+        require(
+            self.decay == "steps" or bool(self.max_epochs or self.max_steps),
+            "schedule.decay = 'cosine' falls to 0 at the last step: give schedule.max_steps or schedule.max_epochs",
+        )
+        require(
+            self.decay == "steps" or not self.decay_epochs,
+            f"schedule.decay_epochs is {self.decay_epochs}, but schedule.decay is 'cosine': leave one of them out",
         )
 
 
@@ -187,7 +188,7 @@ class Config:
 
     Attributes:
         data: what to train on.
-        model: the encoders.
+        model: the kind of model, and its choices.
         loss: what to minimise.
         optimizer: the optimizer.
         schedule: batches, evaluations, and when to stop.
@@ -195,44 +196,53 @@ class Config:
     """
 
     data: DataConfig
-    model: ArchitectureConfig = field(default_factory=ArchitectureConfig)
+    model: ModelConfig = field(default_factory=VseConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     description: str = ""
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             set(self.schedule.monitor) <= set(self.data.languages),
             f"schedule.monitor names {', '.join(self.schedule.monitor)}, but the languages are {', '.join(self.data.languages)}",
         )
-        _require(
-            self.loss.objective == "ranking" or not self.schedule.bucket,
-            f"schedule.bucket belongs to the objective 'ranking', but loss.objective is {self.loss.objective!r}: leave it out",
+        require(
+            self.schedule.batches == "tasks" or not self.schedule.bucket,
+            f"schedule.bucket belongs to batches of 'tasks', but schedule.batches is {self.schedule.batches!r}: leave it out",
         )
-        _require(
+        require(
+            self.schedule.batches == "tasks" or self.loss.c2c_probability == 0,
+            f"loss.c2c_probability belongs to batches of 'tasks', but schedule.batches is {self.schedule.batches!r}: leave it out",
+        )
+        require(
             self.loss.c2c_probability == 0 or len(self.data.languages) > 1,
             f"loss.c2c_probability is {self.loss.c2c_probability}, but data.portions names one language: captions are ranked "
             "against those of another language",
         )
-        _require(
-            self.loss.c2c_probability == 0 or self.model.shared,
-            "loss.c2c_probability needs model.shared = true: a batch of caption pairs mixes languages",
+        require(
+            self.loss.c2c_probability == 0 or self.model.mixes_languages,
+            "loss.c2c_probability needs one encoder for all languages (model.shared = true): a batch of caption pairs mixes "
+            "languages",
         )
-        _require(
+        require(
             self.loss.c2c_probability == 0 or self.data.images != "disjoint",
             "loss.c2c_probability needs captions of the same image in two languages, but data.images = 'disjoint' leaves none",
         )
-        _require(
-            self.loss.objective == "ranking" or self.data.images != "disjoint",
-            f"loss.objective = {self.loss.objective!r} needs captions of each image in every language, but data.images = "
+        require(
+            self.schedule.batches == "tasks" or self.data.images != "disjoint",
+            f"schedule.batches = {self.schedule.batches!r} needs captions of each image in every language, but data.images = "
             "'disjoint' leaves none",
         )
 
     @property
     def lasting(self) -> Config:
         """The configuration without budget and description: the part that must stay the same when a run is resumed."""
-        return replace(self, schedule=replace(self.schedule, max_epochs=0, max_steps=0, patience=1), description="")
+        # The learning rates of a cosine depend on the budget.
+        schedule = replace(self.schedule, patience=1)
+        if schedule.decay == "steps":
+            schedule = replace(schedule, max_epochs=0, max_steps=0)
+        return replace(self, schedule=schedule, description="")
 
 
 def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
@@ -277,7 +287,7 @@ def from_toml(text: str, source: str, overrides: Mapping[str, str] | None = None
         table = _extended(parse(text))
         for key, value in (overrides or {}).items():
             override(table, key, value)
-        return build(Config, table)
+        return build(Config, _renamed(table))
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from error
 
@@ -296,15 +306,43 @@ def to_toml(config: Config) -> str:
 def differences(old: Config, new: Config) -> list[str]:
     """Return the keys whose values differ, each as ``loss.margin: was 0.2, now 0.1``."""
     before, after = dict(_values(old)), dict(_values(new))
-    return [f"{key}: was {before[key]}, now {after[key]}" for key in before if before[key] != after[key]]
+    keys = dict.fromkeys((*before, *after))  # Another kind of model has other keys.
+    return [
+        f"{key}: was {before.get(key, 'not there')}, now {after.get(key, 'not there')}"
+        for key in keys
+        if before.get(key) != after.get(key)
+    ]
 
 
 def _values(config: Config) -> Iterator[tuple[str, str]]:
     """Yield dotted key and value, as TOML, of everything in the sections; as text, so that the order of languages counts too."""
     for section in fields(config):
         values = getattr(config, section.name)
+        if isinstance(values, ModelConfig):
+            yield f"{section.name}.kind", dump(values.kind)
         if is_dataclass(values):
             yield from ((f"{section.name}.{key.name}", dump(getattr(values, key.name))) for key in fields(values))
+
+
+def _merged(base: Any, value: Any) -> Any:
+    """Return a section with the keys that it leaves out from another one, unless that one is of another kind."""
+    if not isinstance(base, dict) or not isinstance(value, dict):
+        return value
+    kinds = {table.get("kind", VseConfig.kind) for table in (base, value)} if "kind" in value else {""}
+    return {**base, **value} if len(kinds) == 1 else value
+
+
+def _renamed(table: dict[str, Any]) -> dict[str, Any]:
+    """Put the key ``loss.objective``, which configurations and checkpoints had up to version 0.1, in terms of today's."""
+    loss = table.get("loss", {})
+    if not isinstance(loss, dict) or "objective" not in loss:
+        return table
+    known = {"ranking": ("tasks", 1.0), "pivot": ("images", 0.0), "parallel": ("images", 1.0)}
+    if loss["objective"] not in known:
+        raise UsageError(f"loss.objective is {loss['objective']!r}, expected one of {', '.join(map(repr, known))}")
+    batches, weight = known[loss["objective"]]
+    kept = {key: value for key, value in loss.items() if key != "objective"}
+    return table | {"loss": {"caption_weight": weight} | kept, "schedule": {"batches": batches} | table.get("schedule", {})}
 
 
 def _extended(table: dict[str, Any]) -> dict[str, Any]:
@@ -316,22 +354,5 @@ def _extended(table: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"extends is {name!r}, expected the name of a preset")
     base = _extended(parse(read_preset(name)))
     for key, value in table.items():
-        base[key] = {**base[key], **value} if isinstance(value, dict) and isinstance(base.get(key), dict) else value
+        base[key] = _merged(base.get(key), value)
     return base
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise UsageError(message)
-
-
-def _positive(section: str, values: Any, *keys: str) -> None:
-    for key in keys:
-        value = getattr(values, key)
-        _require(0 < value < math.inf, f"{section}.{key} is {value}, expected more than 0")
-
-
-def _not_negative(section: str, values: Any, *keys: str) -> None:
-    for key in keys:
-        value = getattr(values, key)
-        _require(0 <= value < math.inf, f"{section}.{key} is {value}, expected 0 or more")

@@ -16,11 +16,28 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["build", "dump", "override", "parse"]
+__all__ = ["Tagged", "build", "dump", "override", "parse"]
 
 T = TypeVar("T")
 
 _NAMES = {dict: "a table", list: "a list", str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+class Tagged:
+    """Base of dataclasses of which a table names the one to build."""
+
+    @classmethod
+    def choose(cls, table: Mapping[str, Any], prefix: str) -> tuple[type[Any], Mapping[str, Any]]:
+        """Return the dataclass that a table names, and the table without the key that names it.
+
+        Args:
+            table: table of a TOML file.
+            prefix: prefix of keys in messages.
+
+        Raises:
+            UsageError: there is none of that name.
+        """
+        return cls, table
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -70,6 +87,8 @@ def build(cls: type[T], table: Mapping[str, Any], prefix: str = "") -> T:
     Raises:
         UsageError: a key is unknown or missing, or a value has the wrong type.
     """
+    if issubclass(cls, Tagged):
+        cls, table = cls.choose(table, prefix)
     known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
     for key in table:
         if key not in known:

@@ -1,6 +1,6 @@
 """Image features as one array, in memory or mapped from a file.
 
-Letters in shapes: ``I`` images, ``D`` feature width.
+Letters in shapes: ``I`` images, ``D`` feature width, ``R`` features of an image.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class ImageFeatures:
     """Features of images.
 
     Attributes:
-        array: float32 ``[I, D]``, rows in the order of the requested images. May be mapped from a file, read-only.
+        array: float32 ``[I, D]``, or ``[I, R, D]`` where the dataset has several for each image; rows in the order of the requested
+            images. May be mapped from a file, read-only.
         spec: the feature that the dataset holds.
     """
 
@@ -58,7 +59,7 @@ class ImageFeatures:
     @property
     def width(self) -> int:
         """Width of a feature, D."""
-        return self.array.shape[1]
+        return self.array.shape[-1]
 
 
 def extractor_fingerprint(dataset: Dataset) -> str:
@@ -113,7 +114,7 @@ def read_features(
             f"{dataset.folder.location!r} lacks the features of {len(missing):,} of {len(image_ids):,} images: "
             f"{_first([image_ids[n] for n in missing[:6].tolist()])}"
         )
-    shape = len(image_ids), spec.width
+    shape = len(image_ids), *spec.shape
 
     def fill(array: np.ndarray) -> None:
         fill_columns({"feature": array}, dataset, image_ids, l2=l2)

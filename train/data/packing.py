@@ -3,8 +3,7 @@
 The state of a GRU after some tokens depends on these tokens alone. All captions begin with ``<start>``, and many continue with "a
 man": on average, 128 English captions of Multi30K (comparable) have 1,965 tokens and 1,650 distinct prefixes.
 
-Letters in shapes: ``N`` captions of the dataset, ``B`` captions of the batch, ``P`` distinct prefixes of the captions in the batch,
-``V`` distinct tokens among them.
+Letters in shapes: ``B`` captions of the batch, ``P`` distinct prefixes of them, ``V`` distinct tokens among them.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
+
+from train.data.batches import CaptionBatch
 
 __all__ = ["PackedCaptions", "pack"]
 
@@ -49,39 +50,19 @@ class PackedCaptions:
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
 
 
-def pack(token_ids: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> PackedCaptions:
-    """Pack captions of a dataset, in any order, with or without repetition.
-
-    Args:
-        token_ids: non-negative integers, the token ids of all captions one after the other.
-        offsets: int64 ``[N + 1]``; caption n has ``token_ids[offsets[n]:offsets[n + 1]]``.
-        rows: integers ``[B]``, the captions to pack; B may be 0.
-
-    Returns:
-        The captions, on the CPU.
-
-    Raises:
-        ValueError: a caption has no tokens and thus no final state.
-    """
-    starts = offsets[rows]
-    lengths = offsets[rows + 1] - starts
-    if len(rows) and lengths.min() < 1:
-        raise ValueError(f"caption {rows[lengths.argmin()]} has no tokens: encoded captions hold at least <start> and <end>")
-    steps = np.arange(lengths.max(initial=0))
-    inside = steps < lengths[:, None]
-    grid = np.full(inside.shape, -1, dtype=np.int64)  # [B, steps], -1 after the end
-    grid[inside] = token_ids[(starts[:, None] + steps)[inside]]
-
-    order = np.lexsort(grid.T[::-1]) if grid.size else np.arange(len(rows))
+def pack(captions: CaptionBatch) -> PackedCaptions:
+    """Pack captions; the result is on the CPU, and in the order of the batch."""
+    grid = captions.padded(-1)  # [B, steps]
+    order = np.lexsort(grid.T[::-1]) if grid.size else np.arange(len(captions))
     grid = grid[order]
     # Among sorted captions a prefix is new if anything in it differs from the previous caption.
-    new = np.ones_like(inside)
+    new = np.ones(grid.shape, bool)
     new[1:] = np.logical_or.accumulate(grid[1:] != grid[:-1], axis=1)
     new &= grid >= 0
     numbers = new.T.cumsum().reshape(new.T.shape)  # [steps, B]
     parents = np.concatenate([np.zeros_like(numbers[:1]), numbers[:-1]])[new.T]
-    ends = np.empty(len(rows), dtype=np.int64)
-    ends[order] = numbers[lengths[order] - 1, np.arange(len(rows))]
+    ends = np.empty(len(captions), dtype=np.int64)
+    ends[order] = numbers[captions.lengths[order] - 1, np.arange(len(captions))]
     tokens, last_tokens = np.unique(grid.T[new.T], return_inverse=True)
     return PackedCaptions(
         tokens=torch.from_numpy(tokens),

@@ -1,9 +1,16 @@
 """What a trained model retrieves: metrics, scores, embeddings, search."""
 
 from train.evaluation.embedding import EmbedJob, embed, embed_run
-from train.evaluation.evaluating import Embeddings, chance, embed_all, embed_captions, embed_images, evaluate, sum_of_recalls
-from train.evaluation.matching import check_captions, check_features
-from train.evaluation.metrics import CUTOFFS, Direction, Ranks, Retrieval, Similarity, ranks_of, retrieval
+from train.evaluation.evaluating import (
+    chance,
+    encode_captions,
+    encode_images,
+    evaluate,
+    evaluate_together,
+    sum_of_recalls,
+)
+from train.evaluation.matching import check_captions, check_features, check_vectors
+from train.evaluation.metrics import CUTOFFS, Direction, Ranks, Retrieval, Scores, ranks_of, retrieval
 from train.evaluation.scoring import EvaluateJob, Score, evaluate_run, score_run
 from train.evaluation.searching import (
     Gallery,
@@ -20,27 +27,27 @@ __all__ = [
     "CUTOFFS",
     "Direction",
     "EmbedJob",
-    "Embeddings",
     "EvaluateJob",
     "Gallery",
     "Hit",
     "Ranks",
     "Retrieval",
     "Score",
+    "Scores",
     "SearchJob",
-    "Similarity",
     "Tokenize",
     "chance",
     "check_captions",
     "check_features",
+    "check_vectors",
     "embed",
-    "embed_all",
-    "embed_captions",
     "embed_gallery",
-    "embed_images",
     "embed_run",
+    "encode_captions",
+    "encode_images",
     "evaluate",
     "evaluate_run",
+    "evaluate_together",
     "ranks_of",
     "read_gallery",
     "retrieval",

@@ -26,12 +26,13 @@ from schemas.output import Output
 from schemas.parameters import EmbeddingModel, FeaturesParameters
 from schemas.storage import Folder
 from schemas.writing import ShardWriter, write_dataset
+from train.data.batches import CaptionBatch
 from train.data.captions import check_token_ids, labels_of, no_captions
 from train.data.features import check_finite, feature_spec, unit_vectors
 from train.devices import check_device_name, resolve_device
-from train.evaluation.evaluating import Count, count_nothing, embed_captions, embed_images
-from train.evaluation.matching import check_captions, check_features
-from train.models.joint_embedding import JointEmbedding
+from train.evaluation.evaluating import Count, count_nothing, encode_captions, encode_images
+from train.evaluation.matching import check_captions, check_features, check_vectors
+from train.models.retrieval_model import RetrievalModel
 from train.runs.run import Run, open_run
 
 __all__ = ["EmbedJob", "embed", "embed_run", "embed_shard", "weights_digest"]
@@ -83,7 +84,7 @@ class EmbedJob:
         return self.run.rstrip("/").rpartition("/")[2] or "run"
 
 
-def weights_digest(model: JointEmbedding) -> str:
+def weights_digest(model: RetrievalModel) -> str:
     """Return the SHA-256, hexadecimal, of a model's parameters in the order of their names."""
     digest = hashlib.sha256()
     for name, values in sorted(model.state_dict().items()):
@@ -101,9 +102,11 @@ def embed_shard(
         table = table.filter(pc.is_in(table["image_id"], chosen))
     values = table["feature"].combine_chunks().flatten().to_numpy()
     # A shard without images does not tell its width.
-    array, image_ids = values.reshape(table.num_rows, feature_spec(features).width), table["image_id"].to_pylist()
+    array, image_ids = values.reshape(table.num_rows, *feature_spec(features).shape), table["image_id"].to_pylist()
     check_finite(array, features, image_ids)
-    return image_ids, embed_images(run.model, unit_vectors(array) if run.config.data.l2_features else array, count=count)
+    return image_ids, encode_images(
+        run.model, unit_vectors(array) if run.config.data.l2_features else array, count=count
+    ).values
 
 
 def embed(job: EmbedJob, count: Count = count_nothing) -> list[Manifest]:
@@ -154,10 +157,11 @@ def embed_run(
         Manifests of the datasets: kind ``features`` in ``images``, kind ``embeddings`` in ``captions``.
 
     Raises:
-        UsageError: the run does not know a language.
+        UsageError: the run does not know a language, or its model makes no vectors.
         DatasetError: an input is of the wrong kind, or has another vocabulary or extractor than the run was trained with; there
             are no such captions; or the output holds something that must not be lost.
     """
+    check_vectors(run)
     images = open_dataset(features, kind="features") if features else None
     encoded = open_dataset(captions, kind="encoded") if captions else None
     if images is not None:
@@ -176,13 +180,13 @@ def embed_run(
     if encoded is not None:
         given = {"splits": splits, "languages": languages}
         selection = {label: tuple(sorted(values)) for label, values in given.items() if values}
-        rows = partial(_caption_rows, run, encoded, splits, languages or run.model.config.languages, count)
+        rows = partial(_caption_rows, run, encoded, splits, languages or run.model.languages, count)
         tasks.append(_Task("embeddings", f"{output}/captions", (encoded,), selection, rows))
     return [_write(run, task, name=name, overwrite=overwrite) for task in tasks]
 
 
 def _check_selection(run: Run, captions: Dataset, splits: Sequence[str], languages: Sequence[str]) -> None:
-    known = run.model.config.languages
+    known = run.model.languages
     if unknown := [language for language in languages if language not in known]:
         raise UsageError(
             f"--languages names {', '.join(unknown)}, but this run knows only {', '.join(known)}: give some of these"
@@ -219,11 +223,11 @@ class _Task:
 
 def _write(run: Run, task: _Task, *, name: str, overwrite: bool) -> Manifest:
     """Write a dataset with as many shards as its source, or complete it."""
-    spec = FeatureSpec(name=name, shape=(run.model.config.embedding,), source=run.config.description)
+    spec = FeatureSpec(name=name, shape=(run.model.width,), source=run.config.description)
     model = EmbeddingModel(
         weights_sha256=weights_digest(run.model),
-        similarity=run.model.config.similarity,
-        languages=run.model.config.languages if task.kind == "embeddings" else None,
+        similarity=run.model.similarity,
+        languages=run.model.languages if task.kind == "embeddings" else None,
     )
     identity = Identity(
         kind=task.kind,
@@ -261,10 +265,12 @@ def _caption_rows(
     token_ids, offsets = ids.values.to_numpy(), ids.offsets.to_numpy().astype(np.int64)
     check_token_ids(captions, token_ids[offsets[0] : offsets[-1]], np.diff(offsets))
     spoken = np.array(kept["language"].to_pylist(), dtype=object)
-    embeddings = torch.zeros(len(kept), run.model.config.embedding)
+    embeddings = torch.zeros(len(kept), run.model.width)
     for language in languages:
         rows = np.flatnonzero(spoken == language)
-        embeddings[rows] = embed_captions(run.model, token_ids, offsets, rows, language, count=count).cpu()
+        embeddings[rows] = encode_captions(
+            run.model, CaptionBatch(token_ids, offsets, rows), language, count=count
+        ).values.cpu()
     count(len(table) - len(kept))  # Those that are not chosen, or that the model does not know, are done, too.
     columns = {name: kept[name].combine_chunks() for name in _KEY} | {"embedding": _vectors(embeddings)}
     return columns, {"captions": len(kept), "captions_left_out": len(table) - len(kept)}

@@ -1,69 +1,53 @@
-"""How well a model retrieves: embeddings of a split, and recall and median rank by language.
+"""How well a model retrieves: recall and median rank on a split, by language.
 
-Letters: ``I`` images, ``N`` captions, ``C`` captions of one language, ``E`` embedding width.
+Letters: ``I`` images, ``D`` feature width, ``R`` features of an image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from train.data.batches import CaptionBatch
 from train.data.captions import Captions
-from train.data.packing import pack
 from train.data.splits import TrainingData
-from train.evaluation.metrics import CUTOFFS, Retrieval, chance_recall, retrieval
-from train.models.joint_embedding import JointEmbedding
+from train.evaluation.metrics import CUTOFFS, Retrieval, Scores, chance_recall, retrieval
+from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 
 __all__ = [
     "Count",
-    "Embeddings",
     "chance",
     "count_nothing",
-    "embed_all",
-    "embed_captions",
-    "embed_images",
+    "encode_captions",
+    "encode_images",
     "evaluate",
+    "evaluate_together",
     "sum_of_recalls",
 ]
 
 _BATCH = 512
 
 Count: TypeAlias = Callable[[int], object]
-"""Takes the number of vectors that were made since it was last called, for a display of progress."""
+"""Takes the number of images or captions that were encoded since it was last called, for a display of progress."""
 
 
 def count_nothing(done: int) -> None:
-    """Take a number of vectors, and do nothing with it."""
-
-
-@dataclass(frozen=True)
-class Embeddings:
-    """Embeddings of all images and captions of a split, on the model's device.
-
-    Attributes:
-        images: ``[I, E]``, in the order of ``Captions.image_ids``.
-        captions: ``[C, E]`` for each language.
-        rows: ``[C]`` for each language, the rows of ``Captions`` that ``captions`` embeds, ascending.
-    """
-
-    images: Tensor
-    captions: Mapping[str, Tensor]
-    rows: Mapping[str, np.ndarray]
+    """Take a number, and do nothing with it."""
 
 
 @contextmanager
-def _evaluating(model: JointEmbedding) -> Iterator[torch.device]:
+def _evaluating(model: RetrievalModel) -> Iterator[torch.device]:
     """Put a model into evaluation mode without gradients inside the block, and yield its device.
 
     Mixed precision is off: in bfloat16 so many scores are equal that ranks would say little.
     """
-    training, device = model.training, next(model.parameters()).device
+    training, device = model.training, model.device
     model.eval()
     try:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -72,104 +56,115 @@ def _evaluating(model: JointEmbedding) -> Iterator[torch.device]:
         model.train(training)
 
 
-def embed_images(
-    model: JointEmbedding, features: np.ndarray, *, batch_size: int = _BATCH, count: Count = count_nothing
-) -> Tensor:
-    """Embed image features ``[I, D]`` as ``[I, E]``, a batch at a time, since they may be mapped from a file."""
-    parts: list[Tensor] = []
+def encode_images(
+    model: RetrievalModel, features: np.ndarray, *, batch_size: int = _BATCH, count: Count = count_nothing
+) -> Encoded:
+    """Encode images, a batch at a time, since their features may be mapped from a file.
+
+    Args:
+        model: the model.
+        features: ``[I, D]``, or ``[I, R, D]``.
+        batch_size: images that the model takes at once; changes speed, not results.
+        count: counts the images.
+
+    Returns:
+        The images, in their order, on the model's device.
+    """
+    parts = []
     with _evaluating(model) as device:
-        for start in range(0, len(features), batch_size):
+        for start in range(0, max(len(features), 1), batch_size):  # No images have a shape, too.
             batch = np.array(features[start : start + batch_size], np.float32)
-            parts.append(model.embed_images(torch.from_numpy(batch).to(device)))
+            parts.append(model.encode_images(ImageBatch(torch.from_numpy(batch).to(device))))
             count(len(batch))
-    return torch.cat(parts) if parts else torch.zeros(0, model.config.embedding, device=device)
+    return Encoded.concatenate(parts)
 
 
-def embed_captions(
-    model: JointEmbedding,
-    token_ids: np.ndarray,
-    offsets: np.ndarray,
-    rows: np.ndarray,
-    language: str,
-    *,
-    batch_size: int = _BATCH,
-    count: Count = count_nothing,
-) -> Tensor:
-    """Embed captions in one language.
+def encode_captions(
+    model: RetrievalModel, captions: CaptionBatch, language: str, *, batch_size: int = _BATCH, count: Count = count_nothing
+) -> Encoded:
+    """Encode captions in one language, however many they are.
 
     Captions of similar length go through the model together: a batch takes as many time steps as its longest caption has tokens.
 
     Args:
         model: the model.
-        token_ids: as in ``Captions``.
-        offsets: as in ``Captions``.
-        rows: ``[C]``, the captions to embed.
+        captions: the captions.
         language: their language.
         batch_size: captions that the model takes at once; changes speed, not results.
         count: counts the captions.
 
     Returns:
-        Embeddings ``[C, E]``, in the order of ``rows``.
+        The captions, in their order, on the model's device.
     """
-    by_length = np.argsort(np.diff(offsets)[rows], kind="stable")
+    by_length = np.argsort(captions.lengths, kind="stable")
+    parts = []
     with _evaluating(model) as device:
-        embeddings = torch.zeros(len(rows), model.config.embedding, device=device)
-        for start in range(0, len(rows), batch_size):
-            chosen = by_length[start : start + batch_size]
-            packed = pack(token_ids, offsets, rows[chosen]).to(device)
-            embeddings[torch.from_numpy(chosen).to(device)] = model.embed_captions(packed, language).float()
-            count(len(chosen))
-    return embeddings
-
-
-def embed_all(
-    model: JointEmbedding, data: TrainingData, *, batch_size: int = _BATCH, count: Count = count_nothing
-) -> Embeddings:
-    """Embed all images and captions, the captions by language."""
-    captions = data.captions
-    rows_of_languages = {language: captions.rows_of(language) for language in captions.language_names}
-    rows_of_languages = {language: rows for language, rows in rows_of_languages.items() if len(rows)}
-    return Embeddings(
-        images=embed_images(model, data.features.array, batch_size=batch_size, count=count).float(),
-        captions={
-            language: embed_captions(
-                model, captions.token_ids, captions.offsets, rows, language, batch_size=batch_size, count=count
-            )
-            for language, rows in rows_of_languages.items()
-        },
-        rows=rows_of_languages,
-    )
+        for start in range(0, max(len(captions), 1), batch_size):
+            batch = replace(captions, rows=captions.rows[by_length[start : start + batch_size]])
+            parts.append(model.encode_captions(batch, language))
+            count(len(batch))
+        back = torch.from_numpy(np.argsort(by_length, kind="stable")).to(device)
+        return Encoded.concatenate(parts)[back]
 
 
 def evaluate(
-    model: JointEmbedding, data: TrainingData, *, batch_size: int = _BATCH, count: Count = count_nothing
+    model: RetrievalModel, data: TrainingData, *, batch_size: int = _BATCH, count: Count = count_nothing
 ) -> dict[str, Retrieval]:
-    """Measure recall and median rank for each language.
+    """Measure recall and median rank for each language; arguments and result as those of `evaluate_together`, for one model."""
+    return evaluate_together([(model, data)], batch_size=batch_size, count=count)
+
+
+def evaluate_together(
+    members: Sequence[tuple[RetrievalModel, TrainingData]], *, batch_size: int = _BATCH, count: Count = count_nothing
+) -> dict[str, Retrieval]:
+    """Measure recall and median rank of an ensemble, whose scores are the means of its members', for each language.
 
     The candidates of a language are its captions and the images that have any: an image without a caption in the language is
     neither query nor candidate, so that a language is scored as if there were no others.
 
     Args:
-        model: the model; it is put back into its previous mode afterwards.
-        data: the split to evaluate on.
-        batch_size: captions or images that the model takes at once; changes speed, not results.
+        members: models, each with the split to evaluate on: the same captions and images, with the features that it takes. The
+            models are put back into their previous modes afterwards.
+        batch_size: captions or images that a model takes at once; changes speed, not results.
         count: counts captions and images.
 
     Returns:
         Retrieval by language, in the order of ``data.captions.language_names``; a language without captions is left out.
     """
-    embeddings = embed_all(model, data, batch_size=batch_size, count=count)
-    with _evaluating(model) as device:
-        results = {}
-        for language, rows in embeddings.rows.items():
-            images, image_of_caption = np.unique(data.captions.images[rows], return_inverse=True)
-            results[language] = retrieval(
-                model.similarity,
-                embeddings.images[torch.from_numpy(images).long().to(device)],
-                embeddings.captions[language],
-                torch.from_numpy(image_of_caption).long().to(device),
-            )
+    captions = members[0][1].captions
+    images = [encode_images(model, data.features.array, batch_size=batch_size, count=count) for model, data in members]
+    results = {}
+    for language in captions.language_names:
+        rows = captions.rows_of(language)
+        if not len(rows):
+            continue
+        chosen, image_of_caption = np.unique(captions.images[rows], return_inverse=True)
+        sources = []
+        for (model, data), encoded in zip(members, images, strict=True):
+            batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)
+            of_language = encode_captions(model, batch, language, batch_size=batch_size, count=count)
+            sources.append(_scores(model, encoded[torch.from_numpy(chosen).long().to(model.device)], of_language))
+        owners = torch.from_numpy(image_of_caption).long().to(members[0][0].device)
+        results[language] = retrieval(_mean(sources), len(chosen), owners)
     return results
+
+
+def _scores(model: RetrievalModel, images: Encoded, captions: Encoded) -> Scores:
+    def scores(rows: slice, columns: Tensor) -> Tensor:
+        with _evaluating(model):
+            return model.scores(images[rows], captions[columns])
+
+    return scores
+
+
+def _mean(sources: Sequence[Scores]) -> Scores:
+    def scores(rows: slice, columns: Tensor) -> Tensor:
+        total = sources[0](rows, columns)
+        for source in sources[1:]:
+            total = total + source(rows, columns)
+        return total / len(sources) if len(sources) > 1 else total
+
+    return scores
 
 
 def sum_of_recalls(results: Mapping[str, Retrieval]) -> float:

@@ -1,6 +1,6 @@
 """Recall and median rank of image-sentence retrieval, in both directions.
 
-Letters: ``I`` images, ``C`` captions, ``E`` embedding width, ``K`` captions of one image.
+Letters: ``I`` images, ``C`` captions, ``K`` captions of one image.
 
 A rank is the number of wrong items before the right one, plus one. Equal scores count against the model: a wrong item with the
 same score comes before the right one, so that a model with equal scores for everything ranks last rather than, by the order of the
@@ -12,22 +12,23 @@ the others are neither right nor wrong. Text to image: each caption is a query o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from math import comb, floor
+from itertools import permutations
+from math import comb, floor, isqrt
 
 import torch
 from torch import Tensor
 
-__all__ = ["CUTOFFS", "Direction", "Ranks", "Retrieval", "Similarity", "chance_recall", "ranks_of", "retrieval"]
+__all__ = ["CUTOFFS", "Direction", "Ranks", "Retrieval", "Scores", "chance_recall", "ranks_of", "retrieval"]
 
-Similarity = Callable[[Tensor, Tensor], Tensor]
-"""From embeddings of images ``[I, E]`` and captions ``[C, E]`` to scores ``[I, C]``; a higher score means more alike."""
+Scores = Callable[[slice, Tensor], Tensor]
+"""A source of scores: from rows, a slice of the images, and columns, int64 numbers of captions, to their scores
+``[rows, columns]``; a higher score means more alike. It is asked for each score once."""
 
 CUTOFFS = (1, 5, 10)
 
-_SCORES_AT_ONCE = 1 << 26  # 256 MiB in float32
+_SCORES_AT_ONCE = 1 << 26  # 256 MiB in float32.
 
 
 @dataclass(frozen=True)
@@ -103,57 +104,81 @@ class Ranks:
     text_to_image: Tensor
 
 
-def ranks_of(
-    similarity: Similarity, images: Tensor, captions: Tensor, image_of_caption: Tensor, *, scores_at_once: int = _SCORES_AT_ONCE
-) -> Ranks:
+def ranks_of(scores: Scores, images: int, image_of_caption: Tensor, *, scores_at_once: int = _SCORES_AT_ONCE) -> Ranks:
     """Rank all queries in both directions.
 
-    Memory holds the embeddings and a strip of at most ``scores_at_once`` scores, but at least one row of ``C``. If all scores fit,
-    each is computed once, otherwise twice: the score of a caption with its own image must be known before others are compared with
-    it, and only the very same product gives the very same digits.
+    The score matrix is cut into tiles: strips of images, and the captions of the images in a strip. Those in which captions meet
+    their own images come first, since other scores are compared with theirs. So each score is computed once, however many there
+    are, and memory holds one tile.
 
     Args:
-        similarity: see `Similarity`; must return the same result for the same arguments.
-        images: ``[I, E]``.
-        captions: ``[C, E]``.
-        image_of_caption: int64 ``[C]``, row in ``images`` that each caption belongs to.
-        scores_at_once: maximum number of scores to hold.
+        scores: see `Scores`.
+        images: I.
+        image_of_caption: int64 ``[C]``, row of the image that each caption belongs to.
+        scores_at_once: maximum number of scores to hold; more only where the captions of a single image are more.
 
     Raises:
-        ValueError: the rows do not match.
+        ValueError: a caption belongs to no image.
     """
-    if image_of_caption.shape != captions.shape[:1]:
-        raise ValueError(f"{len(captions)} captions but {len(image_of_caption)} images of captions")
-    if len(captions) and not 0 <= int(image_of_caption.min()) <= int(image_of_caption.max()) < len(images):
+    if len(image_of_caption) and not 0 <= int(image_of_caption.min()) <= int(image_of_caption.max()) < images:
         raise ValueError(
-            f"captions belong to images {int(image_of_caption.min())} to {int(image_of_caption.max())} of {len(images)}"
+            f"captions belong to images {int(image_of_caption.min())} to {int(image_of_caption.max())} of {images}"
         )
     owner, order = image_of_caption.sort(stable=True)  # The captions of a strip of images are adjacent.
-    strips = _Strips(similarity, images, captions[order], scores_at_once)
-    own = _own_scores(strips, owner)
-    # A score that is not a number loses against every other.
-    best = own.new_full((len(images),), -torch.inf).scatter_reduce(0, owner, own.nan_to_num(nan=-torch.inf), "amax")
-    image_to_text = torch.zeros(len(images), dtype=torch.int64, device=images.device)
-    text_to_image = torch.zeros(len(captions), dtype=torch.int64, device=images.device)
-    for rows, scores in strips:
-        image_to_text[rows] = (~(scores < best[rows, None])).sum(1)
-        text_to_image += (~(scores < own)).sum(0)  # This counts the right image too: ranks count from 1.
-    own_before = torch.zeros_like(image_to_text).index_add(0, owner, (~(own < best[owner])).long())
-    has_caption = torch.zeros_like(image_to_text).index_fill(0, owner, 1)
+    counts = torch.bincount(owner, minlength=images)
+    strips = _strips(counts.tolist(), scores_at_once)
+    image_to_text, text_to_image = (torch.zeros(size, dtype=torch.int64, device=owner.device) for size in (images, len(owner)))
+    own: list[Tensor] = []  # By strip: the score of each caption with its own image.
+    best: list[Tensor] = []  # By strip: the greatest of these scores of each image.
+
+    def compare(a: int, b: int, tile: Tensor) -> None:
+        rows, columns = strips[a][0], strips[b][1]
+        image_to_text[rows] += (~(tile < best[a][:, None])).sum(1)
+        text_to_image[columns] += (~(tile < own[b])).sum(0)  # This counts the right image too: ranks count from 1.
+
+    for number, (rows, columns) in enumerate(strips):
+        tile = scores(rows, order[columns])
+        places = owner[columns] - rows.start
+        own.append(tile[places, torch.arange(len(places), device=places.device)])
+        # A score that is not a number loses against every other.
+        worst = tile.new_full((tile.shape[0],), -torch.inf)
+        best.append(worst.scatter_reduce(0, places, own[number].nan_to_num(nan=-torch.inf), "amax"))
+        compare(number, number, tile)
+        # The captions of an image do not count against each other.
+        image_to_text[rows] -= torch.zeros_like(worst, dtype=torch.int64).index_add(
+            0, places, (~(own[number] < best[number][places])).long()
+        )
+    for a, b in permutations(range(len(strips)), 2):
+        compare(a, b, scores(strips[a][0], order[strips[b][1]]))
     return Ranks(
-        image_to_text=(image_to_text - own_before + 1) * has_caption,
+        image_to_text=(image_to_text + 1) * (counts > 0),
         text_to_image=torch.empty_like(text_to_image).index_copy(0, order, text_to_image),
     )
 
 
-def retrieval(
-    similarity: Similarity, images: Tensor, captions: Tensor, image_of_caption: Tensor, *, scores_at_once: int = _SCORES_AT_ONCE
-) -> Retrieval:
+def _strips(captions: Sequence[int], scores_at_once: int) -> list[tuple[slice, slice]]:
+    """Cut images into strips, and return for each its images and its captions, as slices.
+
+    Args:
+        captions: number of captions of each image.
+        scores_at_once: maximum number of scores of a strip's images with another's captions, if possible.
+    """
+    side = isqrt(scores_at_once) if len(captions) * sum(captions) > scores_at_once else max(len(captions), sum(captions))
+    strips, image, caption, held = [], 0, 0, 0
+    for number, count in enumerate(captions):
+        if number > image and (number - image == side or held + count > side):
+            strips.append((slice(image, number), slice(caption, caption + held)))
+            image, caption, held = number, caption + held, 0
+        held += count
+    return [*strips, (slice(image, len(captions)), slice(caption, caption + held))] if captions else []
+
+
+def retrieval(scores: Scores, images: int, image_of_caption: Tensor, *, scores_at_once: int = _SCORES_AT_ONCE) -> Retrieval:
     """Measure recall and median rank in both directions; arguments as in `ranks_of`.
 
     An image without captions is not a query, but it is a candidate for captions.
     """
-    ranks = ranks_of(similarity, images, captions, image_of_caption, scores_at_once=scores_at_once)
+    ranks = ranks_of(scores, images, image_of_caption, scores_at_once=scores_at_once)
     return Retrieval(
         image_to_text=Direction.of(ranks.image_to_text[ranks.image_to_text > 0]),
         text_to_image=Direction.of(ranks.text_to_image),
@@ -167,36 +192,3 @@ def chance_recall(cutoff: int, right: int, items: int) -> float:
     1.0
     """
     return 100 * (1 - comb(items - right, cutoff) / comb(items, cutoff)) if cutoff < items else 100.0
-
-
-@dataclass(frozen=True)
-class _Strips:
-    """The score matrix in strips of images, computed again in each pass unless it is a single strip."""
-
-    similarity: Similarity
-    images: Tensor
-    captions: Tensor
-    scores_at_once: int
-
-    @cached_property
-    def _whole(self) -> Tensor:
-        return self.similarity(self.images, self.captions)
-
-    def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
-        if len(self.images) * len(self.captions) <= self.scores_at_once:
-            yield slice(0, len(self.images)), self._whole
-            return
-        height = max(1, self.scores_at_once // len(self.captions))
-        for start in range(0, len(self.images), height):
-            rows = slice(start, min(start + height, len(self.images)))
-            yield rows, self.similarity(self.images[rows], self.captions)
-
-
-def _own_scores(strips: _Strips, owner: Tensor) -> Tensor:
-    """Return the score ``[C]`` of each caption with its own image; ``owner`` is ascending."""
-    parts = []
-    for rows, scores in strips:
-        first, last = torch.searchsorted(owner, torch.tensor([rows.start, rows.stop], device=owner.device)).tolist()
-        columns = torch.arange(first, last, device=owner.device)
-        parts.append(scores[owner[first:last] - rows.start, columns])
-    return torch.cat(parts) if parts else owner.new_zeros(0, dtype=torch.float32)

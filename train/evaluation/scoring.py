@@ -131,7 +131,7 @@ def score_run(
             features, or there is no such split.
         UsageError: the run does not know a language, or there are no captions of the split, language or portion.
     """
-    known = run.model.config.languages
+    known = run.model.languages
     unknown = [language for language in languages if language not in known]
     if unknown:
         raise UsageError(

@@ -17,10 +17,12 @@ from schemas.errors import DatasetError, UsageError
 from schemas.parameters import FeaturesParameters, TextRecipe
 from schemas.storage import Folder
 from schemas.vocabulary import UNK
+from train.data.batches import CaptionBatch
 from train.devices import check_device_name, resolve_device
 from train.evaluation.embedding import embed_shard, weights_digest
-from train.evaluation.evaluating import Count, count_nothing, embed_captions
-from train.evaluation.matching import check_features
+from train.evaluation.evaluating import Count, count_nothing, encode_captions
+from train.evaluation.matching import check_features, check_vectors
+from train.models.retrieval_model import Encoded
 from train.runs.run import Run, open_run
 
 __all__ = ["Gallery", "Hit", "SearchJob", "Tokenize", "embed_gallery", "read_gallery", "search", "search_gallery"]
@@ -116,7 +118,7 @@ def search(
             "that, or give tokens with spaces between them and --tokenized"
         )
     run = open_run(job.run, device=resolve_device(job.device))
-    known = run.model.config.languages
+    known = run.model.languages
     language = job.language or (known[0] if len(known) == 1 else "")
     _check_language(run, language)
     if isinstance(job.query, str):
@@ -140,8 +142,10 @@ def embed_gallery(run: Run, features: str, count: Count = count_nothing) -> Gall
         count: counts the images, for a display of progress.
 
     Raises:
+        UsageError: the run's model makes no vectors.
         DatasetError: the folder holds no features, or features from another extractor than the run was trained on.
     """
+    check_vectors(run)
     dataset = open_dataset(features, kind="features")
     check_features(run, dataset)
     shards = [embed_shard(run, dataset, number, count=count) for number in range(dataset.num_shards)]
@@ -156,8 +160,10 @@ def read_gallery(run: Run, folder: str) -> Gallery:
         folder: the folder of ``images`` and ``captions``, or that of the images.
 
     Raises:
+        UsageError: the run's model makes no vectors.
         DatasetError: the folder holds no embeddings, or another model's.
     """
+    check_vectors(run)
     images = f"{folder.rstrip('/')}/images"
     # Told apart by whether there is anything: what is damaged there must not be taken for something that is not there.
     dataset = open_dataset(images if Folder(images).children() else folder, kind="features")
@@ -167,7 +173,7 @@ def read_gallery(run: Run, folder: str) -> Gallery:
             f"{folder!r} does not hold images as this run embeds them: they are another model's, or features that no model has "
             "seen. Embed them again with imagepivot embed, or give --features"
         )
-    device = next(run.model.parameters()).device
+    device = run.model.device
     return Gallery(dataset.image_ids(), torch.from_numpy(dataset.numpy().astype(np.float32, copy=False)).to(device))
 
 
@@ -193,15 +199,15 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
             f"the model knows no word of {sentence!r}: its vocabulary has none of them, so every image would do as well"
         )
     flat, offsets = np.array(ids, np.int32), np.array([0, len(ids)], np.int64)
-    query = embed_captions(run.model, flat, offsets, np.zeros(1, np.int64), language)
+    query = encode_captions(run.model, CaptionBatch(flat, offsets, np.zeros(1, np.int64)), language)
     with torch.no_grad():
-        scores = run.model.similarity(gallery.embeddings, query)[:, 0]
+        scores = run.model.scores(Encoded(gallery.embeddings), query)[:, 0]
     best = torch.argsort(scores, descending=True, stable=True)[:top].tolist()
     return [Hit(gallery.image_ids[row], float(scores[row])) for row in best]
 
 
 def _check_language(run: Run, language: str) -> None:
-    known = run.model.config.languages
+    known = run.model.languages
     if language not in known:
         raise UsageError(f"--language is {language!r}, but this run knows only {', '.join(known)}: give one of these")
 

@@ -1,18 +1,22 @@
-"""Models: encoders, similarities and the joint embedding."""
+"""Models: what training needs of one, the kinds that there are, and what they are made of."""
 
-from train.models.encoders import ImageEncoder, SentenceEncoder
-from train.models.joint_embedding import SIMILARITIES, JointEmbedding, ModelConfig, build_model
+from train.models.catalogue import build_model, register_model
+from train.models.dimensions import Dimensions
+from train.models.joint_embedding import SIMILARITIES, JointEmbedding
 from train.models.packed_gru import PackedGRU
+from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import cosine, order
 
 __all__ = [
     "SIMILARITIES",
-    "ImageEncoder",
+    "Dimensions",
+    "Encoded",
+    "ImageBatch",
     "JointEmbedding",
-    "ModelConfig",
     "PackedGRU",
-    "SentenceEncoder",
+    "RetrievalModel",
     "build_model",
     "cosine",
     "order",
+    "register_model",
 ]

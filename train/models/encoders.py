@@ -1,20 +1,28 @@
 """Encoders of images and sentences into the joint space.
 
-Letters in shapes: ``B`` images or captions, ``T`` tokens, ``D`` feature width, ``W`` word width, ``E`` joint embedding width.
+A sentence encoder is composed: a table of word vectors, a reader that goes through them, and a pooling that leaves one vector
+of what it returns.
+
+Letters in shapes: ``B`` images or captions, ``T`` tokens of the longest caption, ``D`` feature width, ``W`` word width, ``E`` joint
+embedding width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from schemas.vocabulary import UNK
-from train.data.packing import PackedCaptions
+from schemas.vocabulary import PAD, UNK
+from train.data.batches import CaptionBatch
+from train.data.packing import PackedCaptions, pack
 from train.models.packed_gru import PackedGRU
+from train.models.retrieval_model import Encoded
 
-__all__ = ["ImageEncoder", "SentenceEncoder"]
+__all__ = ["READERS", "BidirectionalLSTM", "FinalStateGRU", "ImageEncoder", "SentenceEncoder", "WordTable", "pooled"]
 
 
 class ImageEncoder(nn.Linear):
@@ -37,29 +45,109 @@ class ImageEncoder(nn.Linear):
         nn.init.zeros_(self.bias)
 
 
-class SentenceEncoder(nn.Module):
-    """Word embeddings and a GRU with E units, whose final state represents the sentence.
+class WordTable(nn.Embedding):
+    """A learned vector for each word, from token ids to ``[..., W]``.
 
     Args:
         vocabulary_size: number of token ids.
-        word_width: W.
-        embedding: E.
-        ids: the token ids that have a word vector, ascending; all others are read as ``<unk>``. None means every id.
+        width: W.
+        ids: the token ids that have a vector, ascending; all others are read as ``<unk>``. None means every id.
     """
 
-    def __init__(self, vocabulary_size: int, word_width: int, embedding: int, *, ids: Sequence[int] | None = None) -> None:
-        super().__init__()
+    def __init__(self, vocabulary_size: int, width: int, *, ids: Sequence[int] | None = None) -> None:
+        super().__init__(vocabulary_size if ids is None else len(ids), width)
         self.rows: Tensor | None
         self.register_buffer("rows", None if ids is None else _rows(vocabulary_size, ids), persistent=False)
-        self.words = nn.Embedding(vocabulary_size if ids is None else len(ids), word_width)
-        self.gru = PackedGRU(word_width, embedding)
         # VSE++ (`model.py`, `EncoderText`).
-        nn.init.uniform_(self.words.weight, -0.1, 0.1)
+        nn.init.uniform_(self.weight, -0.1, 0.1)
 
-    def forward(self, captions: PackedCaptions) -> Tensor:
-        """Return ``[B, E]``, the state of each caption after its last token, in the order in which they were packed."""
-        ids = captions.tokens if self.rows is None else self.rows[captions.tokens]
-        return self.gru(self.words(ids), captions)
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Return the vectors of token ids."""
+        return super().forward(token_ids if self.rows is None else self.rows[token_ids])
+
+
+class FinalStateGRU(nn.Module):
+    """Reader whose result is its state after the last token, ``[B, E]``. Prefixes that captions share are read once.
+
+    Args:
+        word_width: W.
+        units: E.
+    """
+
+    def __init__(self, word_width: int, units: int) -> None:
+        super().__init__()
+        self.gru = PackedGRU(word_width, units)
+
+    def forward(self, words: WordTable, captions: CaptionBatch) -> Encoded:
+        """Read captions."""
+        packed = _packed(captions, words.weight.device)
+        return Encoded(self.gru(words(packed.tokens), packed))
+
+
+class BidirectionalLSTM(nn.Module):
+    """Reader whose result is a state for each token, ``[B, T, E]``: the mean of both directions', as in SCAN (``model.py``).
+
+    Args:
+        word_width: W.
+        units: E.
+    """
+
+    def __init__(self, word_width: int, units: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(word_width, units, batch_first=True, bidirectional=True)
+
+    @torch.compiler.disable  # The number of time steps changes with each batch, so that each would be compiled anew.
+    def forward(self, words: WordTable, captions: CaptionBatch) -> Encoded:
+        """Read captions."""
+        device = words.weight.device
+        token_ids = torch.from_numpy(captions.padded(PAD)).to(device)  # [B, T]
+        if not len(captions):
+            return Encoded(words(token_ids).new_zeros(0, 1, self.lstm.hidden_size))
+        lengths = torch.from_numpy(captions.lengths)
+        sequence = pack_padded_sequence(words(token_ids), lengths, batch_first=True, enforce_sorted=False)
+        states, _ = pad_packed_sequence(self.lstm(sequence)[0], batch_first=True)  # [B, T, 2E]
+        forward, backward = states.chunk(2, dim=2)
+        return Encoded((forward + backward) / 2, torch.arange(token_ids.shape[1], device=device) < lengths.to(device)[:, None])
+
+
+READERS = {"gru": FinalStateGRU, "bilstm": BidirectionalLSTM}
+
+
+def pooled(encoded: Encoded, pooling: Literal["mean", "max"]) -> Tensor:
+    """Return one vector ``[B, E]`` for each item: the mean or the greatest value of its vectors, or the only one that it has."""
+    if encoded.values.dim() == 2:
+        return encoded.values
+    if encoded.mask is None:
+        return encoded.values.mean(1) if pooling == "mean" else encoded.values.amax(1)
+    outside = ~encoded.mask[..., None]
+    if pooling == "mean":
+        return encoded.values.masked_fill(outside, 0).sum(1) / encoded.mask.sum(1, keepdim=True)
+    return encoded.values.masked_fill(outside, -torch.inf).amax(1)
+
+
+class SentenceEncoder(nn.Module):
+    """Words, a reader, and a pooling.
+
+    Args:
+        words: vectors of words.
+        reader: one of `READERS`.
+        pooling: what becomes of a reader's states, where it returns one for each token.
+    """
+
+    def __init__(self, words: WordTable, reader: nn.Module, pooling: Literal["mean", "max"] = "mean") -> None:
+        super().__init__()
+        self.words = words
+        self.reader = reader
+        self.pooling = pooling
+
+    def forward(self, captions: CaptionBatch) -> Tensor:
+        """Return ``[B, E]``, in the order of the captions."""
+        return pooled(self.reader(self.words, captions), self.pooling)
+
+
+@torch.compiler.disable  # Shapes change with each batch.
+def _packed(captions: CaptionBatch, device: torch.device) -> PackedCaptions:
+    return pack(captions).to(device)
 
 
 def _rows(vocabulary_size: int, ids: Sequence[int]) -> Tensor:

@@ -1,113 +1,91 @@
-"""The joint embedding of images and sentences in any number of languages.
+"""The joint embedding of images and sentences in any number of languages: the kind of model ``vse``.
 
-Letters in shapes: ``B`` images or captions of a batch, ``C`` captions, ``D`` feature width, ``E`` joint embedding width.
+Letters in shapes: ``B`` images or captions of a batch, ``A`` and ``C`` those that are compared, ``D`` feature width, ``E`` joint
+embedding width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from train.data.packing import PackedCaptions
-from train.models.encoders import ImageEncoder, SentenceEncoder
+from schemas.errors import UsageError
+from train.config.models import VseConfig
+from train.data.batches import CaptionBatch
+from train.models.dimensions import Dimensions
+from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, WordTable
+from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import cosine, order
 
-__all__ = ["SIMILARITIES", "JointEmbedding", "ModelConfig", "build_model"]
+__all__ = ["SIMILARITIES", "JointEmbedding"]
 
 SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosine, "order": order}
-"""Functions by name, from embeddings ``[A, E]`` and ``[B, E]`` to scores ``[A, B]``."""
+"""Functions by name, from embeddings ``[A, E]`` and ``[C, E]`` to scores ``[A, C]``."""
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """The dimensions and choices that a `JointEmbedding` is built from.
-
-    Attributes:
-        languages: the languages that the model reads.
-        vocabulary_size: number of tokens in the joint vocabulary.
-        feature_width: D.
-        embedding: E, which is also the number of GRU units: 1024 in both papers.
-        words: width of the word embeddings: 300 in both papers.
-        shared: one sentence encoder over the joint vocabulary for all languages (Kádár et al. 2018), or one per language (Gella
-            et al. 2017).
-        similarity: a name in `SIMILARITIES`.
-        language_ids: where the encoders are not shared, the ids of the joint vocabulary that each language uses, ascending and
-            with ``<unk>`` among them; only these get word vectors. A language without an entry gets all of them.
-    """
-
-    languages: tuple[str, ...]
-    vocabulary_size: int
-    feature_width: int
-    embedding: int = 1024
-    words: int = 300
-    shared: bool = True
-    similarity: str = "cosine"
-    language_ids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.similarity not in SIMILARITIES:
-            raise ValueError(f"similarity is {self.similarity!r}, expected one of {tuple(SIMILARITIES)}")
-        if not self.languages:
-            raise ValueError("a model needs at least one language")
-        for name in ("vocabulary_size", "feature_width", "embedding", "words"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected 1 or more")
-
-
-class JointEmbedding(nn.Module):
-    """Images and captions as vectors in one space.
+class JointEmbedding(RetrievalModel):
+    """Images and captions as vectors ``[B, E]`` in one space.
 
     All embeddings have length 1. The order similarity takes their absolute values (Gella et al. 2017, footnote 1), as Vendrov's
     code and VSE++ (``--use_abs``) do.
 
     Args:
-        config: dimensions and choices.
+        config: widths and choices.
+        dimensions: languages and sizes of the data.
+
+    Raises:
+        UsageError: an image has several features.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: VseConfig, dimensions: Dimensions) -> None:
         super().__init__()
-        self.config = config
-        self.images = ImageEncoder(config.feature_width, config.embedding)
-        shape = config.vocabulary_size, config.words, config.embedding
-        ids_of_encoders = [None] if config.shared else [config.language_ids.get(language) for language in config.languages]
-        self.sentences = nn.ModuleList(SentenceEncoder(*shape, ids=ids) for ids in ids_of_encoders)
+        if len(dimensions.feature_shape) != 1:
+            raise UsageError(
+                f"the features of an image have the shape {list(dimensions.feature_shape)}, but a model of the kind "
+                f"{config.kind!r} takes one vector per image: give such features, for example of 'resnet50-pool'"
+            )
+        self.languages = dimensions.languages
+        self.width = config.embedding
+        self.similarity = config.similarity
+        self._shared = config.shared
+        self.images = ImageEncoder(dimensions.feature_shape[0], config.embedding)
+        ids_of_encoders = [None] if config.shared else [dimensions.language_ids.get(language) for language in self.languages]
+        self.sentences = nn.ModuleList(
+            SentenceEncoder(
+                WordTable(dimensions.vocabulary_size, config.words, ids=ids),
+                READERS[config.reader](config.words, config.embedding),
+                config.pooling,
+            )
+            for ids in ids_of_encoders
+        )
 
-    def embed_images(self, features: Tensor) -> Tensor:
+    def encode_images(self, images: ImageBatch) -> Encoded:
         """Map features ``[B, D]`` to embeddings ``[B, E]``."""
-        return self._embedding(self.images(features))
+        return self._embedding(self.images(images.features))
 
-    def embed_captions(self, captions: PackedCaptions, language: str) -> Tensor:
-        """Return embeddings ``[B, E]`` of captions in one language, in the order in which `train.data.packing.pack` got them.
+    def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
+        """Return embeddings ``[B, E]`` of captions in one language, in their order.
 
         Raises:
             ValueError: the model does not read the language.
         """
-        if language not in self.config.languages:
-            raise ValueError(f"language is {language!r}, expected one of {self.config.languages}")
-        encoder = self.sentences[0 if self.config.shared else self.config.languages.index(language)]
+        if language not in self.languages:
+            raise ValueError(f"language is {language!r}, expected one of {self.languages}")
+        encoder = self.sentences[0 if self._shared else self.languages.index(language)]
         return self._embedding(encoder(captions))
 
-    def similarity(self, images: Tensor, captions: Tensor) -> Tensor:
-        """Return scores ``[B, C]`` of embeddings ``[B, E]`` and ``[C, E]``; a higher score means more alike.
+    def scores(self, a: Encoded, b: Encoded) -> Tensor:
+        """Return scores ``[A, C]`` of embeddings ``[A, E]`` and ``[C, E]``; a higher score means more alike.
 
-        Captions are compared with captions in the same way. The scores are always computed in float32: the margins of the
-        losses are not far above the rounding of bfloat16.
+        Always computed in float32: the margins of the losses are not far above the rounding of bfloat16.
         """
-        with torch.autocast(images.device.type, enabled=False):
-            return SIMILARITIES[self.config.similarity](images.float(), captions.float())
+        with torch.autocast(a.values.device.type, enabled=False):
+            return SIMILARITIES[self.similarity](a.values.float(), b.values.float())
 
-    def _embedding(self, encoded: Tensor) -> Tensor:
+    def _embedding(self, encoded: Tensor) -> Encoded:
         """Place encoder outputs ``[B, E]`` in the joint space."""
         unit = normalize(encoded.float(), dim=1)
-        return unit.abs() if self.config.similarity == "order" else unit
-
-
-def build_model(config: ModelConfig, seed: int) -> JointEmbedding:
-    """Build a model with the initial weights of a seed, the same on every device; torch's global generator stays untouched."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return JointEmbedding(config)
+        return Encoded(unit.abs() if self.similarity == "order" else unit)

@@ -1,6 +1,6 @@
 """Losses and the objective that a training minimises."""
 
 from train.objectives.ranking import HINGES, ranking_loss
-from train.objectives.terms import Inputs, Objective, gather
+from train.objectives.terms import Inputs, Objective, Term, Views, terms_of
 
-__all__ = ["HINGES", "Inputs", "Objective", "gather", "ranking_loss"]
+__all__ = ["HINGES", "Inputs", "Objective", "Term", "Views", "ranking_loss", "terms_of"]

@@ -1,33 +1,34 @@
-"""The loss of a batch, which training minimises.
+"""The objective that training minimises: a sum of named terms, each with a weight and a function of the encoded batch.
 
-* caption-image (``c2i``) and caption-caption (``c2c``) ranking, one task per batch: Kádár et al. 2018, figure 2;
-* PIVOT: images against the captions in each language, added up: Gella et al. 2017, equation 1;
-* PARALLEL: PIVOT plus the captions in every two languages against each other: equation 2, whose sum over ``(c1, c2)`` covers all
-  pairs of languages, in the model's order.
+* ``c2i``: images against their captions, in each language of the batch: equation 1 of Gella et al. 2017 (PIVOT), and the task of
+  that name in Kádár et al. 2018, figure 2;
+* ``c2c``: captions against captions, for every two languages of the batch: equation 2 of Gella et al. 2017, whose sum over
+  ``(c1, c2)`` covers all pairs of languages, in the model's order (PARALLEL); and the other task of Kádár et al.
 
-Letters in shapes: ``B`` rows in the batch, ``D`` feature width, ``E`` joint embedding width.
+A new term is an entry of `terms_of`.
+
+Letters in shapes: ``B`` rows in the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from train.data.packing import PackedCaptions, pack
-from train.data.sampling import Batch
-from train.data.splits import TrainingData
-from train.models.joint_embedding import JointEmbedding
+from train.config.sections import LossConfig
+from train.data.batches import CaptionBatch
+from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.objectives.ranking import ranking_loss
 
-__all__ = ["Inputs", "Objective", "gather"]
+__all__ = ["Inputs", "Objective", "Term", "Views", "terms_of"]
 
-Whole = Callable[[Tensor, int], Tensor]
-"""From the embeddings of this process's rows and the number of rows in the batch to the embeddings of all rows."""
+Whole = Callable[[Encoded, int], Encoded]
+"""From this process's rows and the number of rows in the batch to all rows."""
 
 
 @dataclass(frozen=True)
@@ -36,35 +37,75 @@ class Inputs:
 
     Attributes:
         task: ``c2i``, ``c2c`` or ``images``, see `train.data.Batch`.
-        images: int64 ``[B]``, the image of each row in the whole batch.
-        features: float32 ``[B, D]``, features of this process's rows; None for ``c2c``.
+        numbers: int64 ``[B]``, the image of each row in the whole batch.
+        images: features of this process's rows; None for ``c2c``.
         captions: captions of this process's rows, one entry for each of ``languages``.
         languages: the language of each entry; None if it mixes several, which only a shared encoder reads.
     """
 
     task: str
-    images: Tensor
-    features: Tensor | None
-    captions: tuple[PackedCaptions, ...]
+    numbers: Tensor
+    images: ImageBatch | None
+    captions: tuple[CaptionBatch, ...]
     languages: tuple[str | None, ...]
 
 
-def gather(data: TrainingData, batch: Batch, device: torch.device, rows: slice = slice(None)) -> Inputs:
-    """Collect the captions and features that a batch refers to.
+@dataclass(frozen=True)
+class Views:
+    """A batch as the model encodes it. Row n of all views belongs to the same image.
 
-    Args:
-        data: the data that the batch was sampled from.
-        batch: rows of the data.
-        device: device of the model.
-        rows: this process's rows of the batch.
+    Attributes:
+        numbers: int64 ``[B]``, the image of each row.
+        images: the images, B of them; None if the batch has none.
+        captions: captions by language, B each; of mixed languages where the name is None.
     """
-    captions = data.captions
-    packed = tuple(pack(captions.token_ids, captions.offsets, chosen[rows]).to(device) for chosen in batch.captions)
-    features = None
-    if batch.task != "c2c":
-        features = torch.from_numpy(np.ascontiguousarray(data.features.array[batch.images[rows]], np.float32)).to(device)
-    images = torch.from_numpy(np.asarray(batch.images, np.int64)).to(device)
-    return Inputs(batch.task, images, features, packed, batch.languages)
+
+    numbers: Tensor
+    images: Encoded | None
+    captions: tuple[tuple[str | None, Encoded], ...]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of the objective.
+
+    Attributes:
+        name: its name in the log.
+        weight: factor of its losses in the objective.
+        losses: from the batch and the hinges (``sum`` or ``max``) to pairs of a language, or languages, and a loss: a scalar, the
+            sum over all queries, not their mean, as in the papers. The name is empty where languages are mixed.
+    """
+
+    name: str
+    weight: float
+    losses: Callable[[Views, str], Iterator[tuple[str, Tensor]]]
+
+
+def terms_of(loss: LossConfig, model: RetrievalModel) -> tuple[Term, ...]:
+    """Return the terms that a configuration asks for; those of weight 0 are left out."""
+
+    def rank(views: Views, a: Encoded, b: Encoded, hinges: str) -> Tensor:
+        return ranking_loss(model.scores(a, b), views.numbers, views.numbers, margin=loss.margin, hinges=hinges)
+
+    terms = (
+        Term("c2c", loss.caption_weight, partial(_captions_and_captions, rank)),
+        Term("c2i", 1.0, partial(_images_and_captions, rank)),
+    )
+    return tuple(term for term in terms if term.weight)
+
+
+_Rank = Callable[[Views, Encoded, Encoded, str], Tensor]
+
+
+def _images_and_captions(rank: _Rank, views: Views, hinges: str) -> Iterator[tuple[str, Tensor]]:
+    if views.images is not None:
+        for language, captions in views.captions:
+            yield language or "", rank(views, views.images, captions, hinges)
+
+
+def _captions_and_captions(rank: _Rank, views: Views, hinges: str) -> Iterator[tuple[str, Tensor]]:
+    for (one, first), (other, second) in combinations(views.captions, 2):
+        yield "" if one is None or other is None else f"{one}-{other}", rank(views, first, second, hinges)
 
 
 class Objective(nn.Module):
@@ -72,36 +113,37 @@ class Objective(nn.Module):
 
     Args:
         model: the model to train.
-        margin: margin of the hinges.
-        parallel: add the ranking of captions against captions to that of images (equation 2).
-        whole: joins the embeddings of all processes: `train.distributed.Processes.whole`.
+        terms: what to minimise.
+        whole: joins the rows of all processes: `train.distributed.Processes.whole`.
     """
 
-    def __init__(self, model: JointEmbedding, *, margin: float, parallel: bool, whole: Whole) -> None:
+    def __init__(self, model: RetrievalModel, terms: tuple[Term, ...], *, whole: Whole) -> None:
         super().__init__()
         self.model = model
-        self.margin = margin
-        self.parallel = parallel
+        self.terms = terms
         self.whole = whole
 
-    def forward(self, inputs: Inputs, hinges: str) -> Tensor:
-        """Return the loss, a scalar: the sum of the hinges over the batch, not their mean, as in the papers.
+    def forward(self, inputs: Inputs, hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the loss, a scalar, and the losses that it is the weighted sum of, by name, such as ``c2i/en``.
 
         Args:
-            inputs: inputs from `gather`.
+            inputs: inputs of the model.
             hinges: ``sum`` or ``max``.
         """
-        count = len(inputs.images)
-        captions = [
-            self.whole(self.model.embed_captions(packed, language or self.model.config.languages[0]), count)  # [B, E]
-            for packed, language in zip(inputs.captions, inputs.languages, strict=True)
+        views = self._views(inputs)
+        named = [
+            (f"{term.name}/{name}" if name else term.name, term.weight, value)
+            for term in self.terms
+            for name, value in term.losses(views, hinges)
         ]
-        pairs = list(combinations(captions, 2)) if inputs.task == "c2c" or self.parallel else []
-        if inputs.features is not None:
-            images = self.whole(self.model.embed_images(inputs.features), count)  # [B, E]
-            pairs += [(images, embedded) for embedded in captions]
-        losses = [
-            ranking_loss(self.model.similarity(a, b), inputs.images, inputs.images, margin=self.margin, hinges=hinges)
-            for a, b in pairs
-        ]
-        return torch.stack(losses).sum()
+        total = torch.stack([weight * value for _, weight, value in named]).sum()
+        return total, {name: value.detach() for name, _, value in named}
+
+    def _views(self, inputs: Inputs) -> Views:
+        count = len(inputs.numbers)
+        captions = tuple(
+            (language, self.whole(self.model.encode_captions(batch, language or self.model.languages[0]), count))
+            for batch, language in zip(inputs.captions, inputs.languages, strict=True)
+        )
+        images = None if inputs.images is None else self.whole(self.model.encode_images(inputs.images), count)
+        return Views(inputs.numbers, images, captions)

@@ -24,13 +24,13 @@ from schemas.errors import DatasetError, UsageError
 from schemas.parameters import EncodedParameters
 from schemas.storage import Folder
 from train.config.strict_toml import build
-from train.models.joint_embedding import ModelConfig
+from train.models.dimensions import Dimensions
 
 __all__ = ["BEST", "LAST", "Checkpoint", "Standing", "damaged", "read_checkpoint", "write_checkpoint"]
 
 BEST, LAST = "best.pt", "last.pt"
 
-_FORMAT, _VERSION = "imagepivot run", 2  # Version 1 had no `left_out`.
+_FORMAT, _VERSION = "imagepivot run", 3  # Version 1 had no `left_out`, versions 1 and 2 `model_config` instead of `dimensions`.
 
 # Errors of zipfile and torch.load on bytes that are not a checkpoint: an unpickler takes them for instructions, one by one.
 _UNREADABLE = (
@@ -71,7 +71,7 @@ class Checkpoint:
 
     Attributes:
         config: the run's configuration, as TOML.
-        model_config: dimensions and choices of the model.
+        dimensions: languages and sizes of the model.
         model: parameters of the model.
         tokens: tokens of the vocabulary, by id.
         fingerprints: fingerprints of what it was trained on: ``captions``, ``features``, ``vocabulary`` and ``extractor``.
@@ -85,7 +85,7 @@ class Checkpoint:
     """
 
     config: str
-    model_config: ModelConfig
+    dimensions: Dimensions
     model: Mapping[str, Tensor]
     tokens: tuple[str, ...]
     fingerprints: Mapping[str, str]
@@ -101,7 +101,7 @@ class Checkpoint:
 def write_checkpoint(folder: Folder, name: str, checkpoint: Checkpoint) -> None:
     """Write a checkpoint, whole or not at all."""
     content = {item: getattr(checkpoint, item) for item in checkpoint.__dataclass_fields__}
-    content |= {"model_config": asdict(checkpoint.model_config), "standing": asdict(checkpoint.standing)}
+    content |= {"dimensions": asdict(checkpoint.dimensions), "standing": asdict(checkpoint.standing)}
     with folder.replace(name) as file:
         sink = _Sink(file)
         try:
@@ -129,7 +129,7 @@ def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
         raise damaged(location, f"version is {version!r}")
     if version > _VERSION:
         raise DatasetError(f"{location} has version {version}, but this imagepivot reads up to {_VERSION}: update imagepivot")
-    return _checkpoint(content, location)
+    return _checkpoint(content if version > 2 else _upgraded(content, location), location)
 
 
 def damaged(location: str, reason: str) -> DatasetError:
@@ -159,17 +159,32 @@ def _loaded(file: pa.NativeFile, location: str) -> Any:
     """Return what a file of ``torch.save`` holds, after its checksums were compared."""
     try:
         with zipfile.ZipFile(file) as archive:
-            part = archive.testzip()
+            # Of a part that is marked as a folder torch reads nothing, and leaves its tensor to chance.
+            part = archive.testzip() or next((info.filename for info in archive.infolist() if info.external_attr), None)
     except _UNREADABLE as error:
         raise damaged(location, "the file is empty" if file.size() == 0 else "it is not a whole zip archive") from error
     if part is not None:
-        raise damaged(location, f"its part {part!r} has another checksum than when it was written")
+        raise damaged(location, f"its part {part!r} is not as it was written")
     file.seek(0)
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except _UNREADABLE as error:
         # What torch says here is advice to switch its protection off.
         raise damaged(location, "it holds something else than numbers, text and tensors, or parts of it are missing") from error
+
+
+def _upgraded(content: dict[str, Any], location: str) -> dict[str, Any]:
+    """Return what a checkpoint of version 1 or 2 holds in today's terms."""
+    try:
+        old = content.pop("model_config")
+        content["dimensions"] = {
+            **{name: old[name] for name in ("languages", "vocabulary_size", "language_ids") if name in old},
+            "feature_shape": (old["feature_width"],),
+        }
+        content["model"] = {name.replace(".gru.", ".reader.gru."): values for name, values in content["model"].items()}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise damaged(location, f"it has version 1 or 2, but not its content ({type(error).__name__}: {error})") from error
+    return content
 
 
 def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
@@ -197,12 +212,12 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
         raise damaged(location, "tokens are not text")
     try:
         EncodedParameters.from_json(content["captions"])
-        content["model_config"] = build(ModelConfig, _plain(content["model_config"]), "model_config.")
+        content["dimensions"] = build(Dimensions, _plain(content["dimensions"]), "dimensions.")
         content["standing"] = build(Standing, _plain(content["standing"]), "standing.")
     except (DatasetError, UsageError, ValueError) as error:
         raise damaged(location, str(error)) from error
     except (LookupError, TypeError, AttributeError) as error:
-        raise damaged(location, "captions, model_config or standing are of another type") from error
+        raise damaged(location, "captions, dimensions or standing are of another type") from error
     return Checkpoint(**content)
 
 

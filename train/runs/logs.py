@@ -1,6 +1,7 @@
 """The log that a run writes while it trains: ``log.jsonl``, and events for TensorBoard.
 
-Each line of ``log.jsonl`` is an object whose ``event`` is ``step`` (every few steps: loss, norm of the gradient, learning rate),
+Each line of ``log.jsonl`` is an object whose ``event`` is ``step`` (every few steps: the loss and the terms
+that it consists of, per query; task and languages of the batch; norm of the gradient before clipping; learning rate),
 ``evaluation`` (recalls on the validation split) or ``left_out`` (images without features, before the first step). It holds no
 times, so that a run that was killed and resumed leaves the same lines as an uninterrupted one.
 """

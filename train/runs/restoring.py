@@ -8,7 +8,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from train.models.joint_embedding import JointEmbedding, build_model
+from schemas.errors import UsageError
+from train.config.models import ModelConfig
+from train.models.catalogue import build_model
+from train.models.retrieval_model import RetrievalModel
 from train.runs.checkpoints import Checkpoint, damaged
 
 __all__ = ["restore_model", "restore_optimizer", "restore_sampler", "stored_model"]
@@ -22,22 +25,23 @@ class _Restorable(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
-def stored_model(checkpoint: Checkpoint, source: str) -> JointEmbedding:
+def stored_model(config: ModelConfig, checkpoint: Checkpoint, source: str) -> RetrievalModel:
     """Build the model of a checkpoint, with its weights.
 
     Args:
+        config: the section ``model`` of its configuration.
         checkpoint: the checkpoint.
         source: its file, for messages.
 
     Raises:
         DatasetError: its weights are not those of such a model, or are not finite.
     """
-    config = checkpoint.model_config
-    if config.vocabulary_size != len(checkpoint.tokens):
-        raise damaged(source, f"the model has {config.vocabulary_size:,} tokens, the vocabulary {len(checkpoint.tokens):,}")
+    size = checkpoint.dimensions.vocabulary_size
+    if size != len(checkpoint.tokens):
+        raise damaged(source, f"the model has {size:,} tokens, the vocabulary {len(checkpoint.tokens):,}")
     try:
-        model = build_model(config, checkpoint.seed)
-    except (*_WRONG, MemoryError) as error:
+        model = build_model(config, checkpoint.dimensions, checkpoint.seed)
+    except (*_WRONG, UsageError, MemoryError) as error:
         raise damaged(source, "no model has its dimensions") from error
     restore_model(model, checkpoint.model, source)
     return model

@@ -14,7 +14,7 @@ from schemas.parameters import EncodedParameters, TextRecipe
 from schemas.storage import Folder
 from schemas.vocabulary import Vocabulary
 from train.config.sections import Config, from_toml
-from train.models.joint_embedding import JointEmbedding
+from train.models.retrieval_model import RetrievalModel
 from train.runs.checkpoints import BEST, LAST, Standing, damaged, read_checkpoint
 from train.runs.restoring import stored_model
 
@@ -40,7 +40,7 @@ class Run:
 
     folder: Folder
     config: Config
-    model: JointEmbedding
+    model: RetrievalModel
     vocabulary: Vocabulary
     fingerprints: Mapping[str, str]
     captions: Mapping[str, Any]
@@ -81,12 +81,12 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
             "its first evaluation yet"
         ) from None
     source = run_folder.path_of(name)
-    model = stored_model(stored, source)
     try:
         config = from_toml(stored.config, source)
         vocabulary = Vocabulary(tokens=stored.tokens, counts=({},) * len(stored.tokens))
     except (UsageError, ValueError) as error:
         raise damaged(source, str(error)) from error
+    model = stored_model(config.model, stored, source)
     return Run(
         folder=run_folder,
         config=config,

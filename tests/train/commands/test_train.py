@@ -49,7 +49,7 @@ def test_a_run_from_a_file(command, datasets, tmp_path):
     assert "12 steps in" in output
     assert "ended by steps; best sum of recalls" in output
     run = open_run(tmp_path / "run")
-    assert (run.model.config.embedding, run.config.loss.hinges, run.step, run.seed) == (5, "max", 12, 7)
+    assert (run.model.width, run.config.loss.hinges, run.step, run.seed) == (5, "max", 12, 7)
     assert not (tmp_path / "run" / "tensorboard").exists()
     assert from_toml((tmp_path / "run" / "config.toml").read_text(), "run") == run.config
 

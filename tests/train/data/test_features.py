@@ -10,7 +10,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from train.data.features import extractor_fingerprint, missing_images, read_features
 
-TOY = FeatureSpec("toy", (2, 3))
+TOY = FeatureSpec("toy", (6,))
 IDS = ["b", "a", "ü", "猫", *(f"image-{n}" for n in range(23))]
 
 
@@ -31,7 +31,7 @@ def features(new_dataset, tmp_path):
 @pytest.mark.parametrize("l2", [False, True])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_rows_come_in_the_requested_order(features, tmp_path, dtype, l2, mapped):
-    dataset, by_id = features(spec=FeatureSpec("toy", (2, 3), dtype))
+    dataset, by_id = features(spec=FeatureSpec("toy", (6,), dtype))
     ids = [IDS[n] for n in np.random.default_rng(1).permutation(len(IDS))[:17]]
     arguments = {"memory_map": tmp_path / "cache", "memory_share": 0} if mapped else {}
     result = read_features(dataset, ids, l2=l2, **arguments)
@@ -46,6 +46,15 @@ def test_rows_come_in_the_requested_order(features, tmp_path, dtype, l2, mapped)
 def test_a_feature_of_zeros_stays_zero(features):
     dataset, _ = features()
     assert read_features(dataset, [IDS[3]], l2=True).array.tolist() == [[0] * 6]
+
+
+def test_several_features_of_an_image_stay_apart(features):
+    dataset, by_id = features(spec=FeatureSpec("toy", (2, 3)))
+    result = read_features(dataset, IDS[:3], l2=True)
+    assert (result.array.shape, result.width) == ((3, 2, 3), 3)
+    for row, image_id in zip(result.array, IDS, strict=False):
+        values = by_id[image_id].reshape(2, 3)
+        np.testing.assert_allclose(row, values / np.linalg.norm(values, axis=1, keepdims=True), rtol=2e-7)
 
 
 def test_no_images(features):

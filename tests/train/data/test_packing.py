@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from train.data.batches import CaptionBatch
 from train.data.packing import PackedCaptions, pack
 
 
@@ -27,7 +28,7 @@ def unpacked(packed: PackedCaptions) -> list[list[int]]:
 
 def check(captions: list[list[int]], rows: list[int]) -> PackedCaptions:
     """Pack captions and compare with a plain set of prefixes."""
-    packed = pack(*flat(captions), np.array(rows, dtype=np.int64))
+    packed = pack(CaptionBatch(*flat(captions), np.array(rows, dtype=np.int64)))
     chosen = [captions[row] for row in rows]
     prefixes = {tuple(caption[: end + 1]) for caption in chosen for end in range(len(caption))}
     longest = max(map(len, chosen), default=0)
@@ -89,5 +90,5 @@ def test_no_captions():
 def test_a_caption_without_tokens_is_an_error_that_names_it():
     token_ids, offsets = flat([[1, 2], [], [1, 2]])
     with pytest.raises(ValueError, match="caption 1 has no tokens"):
-        pack(token_ids, offsets, np.array([0, 1, 2]))
-    assert len(pack(token_ids, offsets, np.array([0, 2]))) == 2
+        CaptionBatch(token_ids, offsets, np.array([0, 1, 2]))
+    assert len(pack(CaptionBatch(token_ids, offsets, np.array([0, 2])))) == 2

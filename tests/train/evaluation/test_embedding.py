@@ -14,9 +14,10 @@ from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.manifest import MANIFEST_NAME
 from schemas.validation import validate
-from train.data.packing import pack
+from train.data.batches import CaptionBatch
 from train.evaluation.embedding import EmbedJob, embed, embed_run, weights_digest
 from train.evaluation.searching import embed_gallery, read_gallery
+from train.models.retrieval_model import ImageBatch
 from train.runs.run import open_run
 
 
@@ -42,7 +43,7 @@ def test_every_image_has_its_embedding(run, toy, job):
     assert written.image_ids() == features.image_ids()
     assert (written.spec.name, written.spec.shape) == ("run", (6,))
     with torch.no_grad():
-        expected = run.model.embed_images(torch.from_numpy(features.numpy()))
+        expected = run.model.encode_images(ImageBatch(torch.from_numpy(features.numpy()))).values
     np.testing.assert_allclose(written.numpy(), expected.numpy(), atol=1e-6)
 
 
@@ -63,8 +64,8 @@ def test_every_caption_of_a_known_language_has_its_embedding(run, toy, job):
     for row, embedding in zip(keys, written.numpy("embedding"), strict=True):
         ids = np.array(known[row["image_id"], row["language"], row["portion"], row["index"]]["token_ids"])
         with torch.no_grad():
-            packed = pack(ids, np.array([0, len(ids)]), np.array([0]))
-            expected = run.model.embed_captions(packed, row["language"])[0]
+            batch = CaptionBatch(ids, np.array([0, len(ids)]), np.array([0]))
+            expected = run.model.encode_captions(batch, row["language"]).values[0]
         np.testing.assert_allclose(embedding, expected.numpy(), atol=1e-6)
 
 
@@ -133,7 +134,7 @@ def test_features_are_normalised_as_in_training(write_run, toy, tmp_path):
     run = open_run(write_run(l2=True))
     embed_run(run, str(tmp_path / "o"), name="run", features=toy.features)
     with torch.no_grad():
-        expected = run.model.embed_images(torch.from_numpy(open_dataset(toy.features).numpy(l2=True)))
+        expected = run.model.encode_images(ImageBatch(torch.from_numpy(open_dataset(toy.features).numpy(l2=True)))).values
     np.testing.assert_allclose(open_dataset(tmp_path / "o" / "images").numpy(), expected.numpy(), atol=1e-6)
 
 

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from train.data.packing import pack
+from train.config.models import VseConfig
+from train.data.batches import CaptionBatch
 from train.data.splits import open_data
-from train.evaluation.evaluating import chance, embed_all, embed_images, evaluate, sum_of_recalls
+from train.evaluation.evaluating import chance, encode_captions, encode_images, evaluate, evaluate_together, sum_of_recalls
 from train.evaluation.metrics import Retrieval, ranks_of
-from train.models.joint_embedding import JointEmbedding, ModelConfig
+from train.models.dimensions import Dimensions
+from train.models.joint_embedding import JointEmbedding
+from train.models.retrieval_model import ImageBatch
 from train.runs.run import open_run
 
 
@@ -25,29 +28,40 @@ def data(toy):
     return open_data(toy.captions, toy.features, split="test")
 
 
+def rows_of(data, language):
+    captions = data.captions
+    return CaptionBatch(captions.token_ids, captions.offsets, captions.rows_of(language))
+
+
 @pytest.mark.parametrize("batch_size", [1, 4, 512])
 def test_embeddings_are_those_of_each_caption_alone(model, data, batch_size):
-    embeddings = embed_all(model, data, batch_size=batch_size)
     captions = data.captions
-    assert sorted(np.concatenate(list(embeddings.rows.values())).tolist()) == list(range(len(captions)))
+    for language in captions.language_names:
+        batch = rows_of(data, language)
+        together = encode_captions(model, batch, language, batch_size=batch_size).values
+        assert len(together) == len(batch) > 0
+        assert not together.requires_grad
+        with torch.no_grad():
+            for row, embedding in zip(batch.rows, together, strict=True):
+                alone = replace(batch, rows=np.array([row]))
+                expected = model.encode_captions(alone, language).values[0]
+                torch.testing.assert_close(embedding, expected, atol=1e-6, rtol=1e-5)
+    images = encode_images(model, data.features.array, batch_size=batch_size).values
     with torch.no_grad():
-        for language, rows in embeddings.rows.items():
-            assert captions.language_names[captions.languages[rows[0]]] == language
-            for row, embedding in zip(rows, embeddings.captions[language], strict=True):
-                alone = pack(captions.token_ids, captions.offsets, np.array([row]))
-                torch.testing.assert_close(embedding, model.embed_captions(alone, language)[0], atol=1e-6, rtol=1e-5)
-        expected = model.embed_images(torch.from_numpy(data.features.array))
-    torch.testing.assert_close(embeddings.images, expected, atol=1e-6, rtol=1e-5)
-    assert not embeddings.images.requires_grad
+        expected = model.encode_images(ImageBatch(torch.from_numpy(data.features.array))).values
+    torch.testing.assert_close(images, expected, atol=1e-6, rtol=1e-5)
+    assert not images.requires_grad
 
 
 def test_each_language_is_scored_by_itself(model, data):
     results = evaluate(model, data)
-    embeddings = embed_all(model, data)
+    images = encode_images(model, data.features.array)
     assert list(results) == list(data.captions.language_names)
     for language, result in results.items():
-        owner = torch.from_numpy(data.captions.images[embeddings.rows[language]]).long()
-        ranks = ranks_of(model.similarity, embeddings.images, embeddings.captions[language], owner)
+        batch = rows_of(data, language)
+        owner = torch.from_numpy(data.captions.images[batch.rows]).long()
+        scores = model.scores(images, encode_captions(model, batch, language))
+        ranks = ranks_of(lambda rows, columns, scores=scores: scores[rows][:, columns], 9, owner)
         assert result.text_to_image.recall_at_1 == pytest.approx(100 * np.mean(ranks.text_to_image.numpy() == 1))
         assert result.text_to_image.queries == len(owner)
         assert result.image_to_text.queries == 9
@@ -97,12 +111,7 @@ def test_chance_equals_random_scores(data):
     rounds = 400
     for _ in range(rounds):
         scores = torch.rand(9, len(rows), generator=generator)
-        ranks = ranks_of(
-            lambda images, captions, scores=scores: scores[images[:, 0].long()][:, captions[:, 0].long()],
-            torch.arange(9.0)[:, None],
-            torch.arange(float(len(rows)))[:, None],
-            owner,
-        )
+        ranks = ranks_of(lambda rows, columns, scores=scores: scores[rows][:, columns], 9, owner)
         hits += (ranks.image_to_text <= 5).float().mean().item(), (ranks.text_to_image <= 5).float().mean().item()
     recalls = 100 * hits / rounds
     assert recalls[0] == pytest.approx(expected["image_to_text"][1], abs=2)
@@ -112,6 +121,23 @@ def test_chance_equals_random_scores(data):
 
 def test_embeddings_of_no_images_are_on_the_device(monkeypatch):
     monkeypatch.setattr("torch.autocast", lambda *_, **__: nullcontext())  # The device "meta" does not support it.
-    model = JointEmbedding(ModelConfig(("en",), 9, 8, embedding=6, words=2)).to("meta")
-    embeddings = embed_images(model, np.zeros((0, 8), np.float32))
+    model = JointEmbedding(VseConfig(embedding=6, words=2), Dimensions(("en",), 9, (8,))).to("meta")
+    embeddings = encode_images(model, np.zeros((0, 8), np.float32)).values
     assert (embeddings.shape, embeddings.device.type) == ((0, 6), "meta")
+
+
+def test_an_ensemble_ranks_by_the_mean_of_its_members_scores(write_run, data):
+    models = [open_run(write_run(f"run-{seed}", languages=("en", "de", "fr"), seed=seed)).model for seed in range(3)]
+    results = evaluate_together([(model, data) for model in models])
+    for language, result in results.items():
+        batch = rows_of(data, language)
+        every = [
+            model.scores(encode_images(model, data.features.array), encode_captions(model, batch, language)) for model in models
+        ]
+        mean = sum(every) / 3
+        owner = torch.from_numpy(data.captions.images[batch.rows]).long()
+        ranks = ranks_of(lambda rows, columns, mean=mean: mean[rows][:, columns], 9, owner)
+        assert result.text_to_image.recall_at_1 == pytest.approx(100 * np.mean(ranks.text_to_image.numpy() == 1))
+        assert result.image_to_text.recall_at_5 == pytest.approx(100 * np.mean(ranks.image_to_text.numpy() <= 5))
+    assert results != evaluate(models[0], data)
+    assert evaluate_together([(models[0], data)]) == evaluate(models[0], data)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import permutations
 from statistics import median
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from train.evaluation.metrics import Direction, Retrieval, chance_recall, ranks_of, retrieval
+from train.evaluation.metrics import Direction, Retrieval, Scores, chance_recall, ranks_of, retrieval
 
 
 def dot(images: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
@@ -16,6 +17,13 @@ def dot(images: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
 
 def order(images: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
     return -(captions[None] - images[:, None]).clamp_min(0).pow(2).sum(2)
+
+
+def between(
+    images: torch.Tensor, captions: torch.Tensor, similarity: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = dot
+) -> Scores:
+    """The scores of embeddings."""
+    return lambda rows, columns: similarity(images[rows], captions[columns])
 
 
 def plain_ranks(scores: list[list[float]], image_of_caption: list[int]) -> tuple[list[int], list[int]]:
@@ -46,7 +54,7 @@ def test_ranks_equal_the_definition(similarity, scores_at_once, images, captions
     left = torch.randint(values, (images, 3), generator=generator).float()
     right = torch.randint(values, (captions, 3), generator=generator).float()
     owner = torch.randint(images, (captions,), generator=generator)
-    ranks = ranks_of(similarity, left, right, owner, scores_at_once=scores_at_once)
+    ranks = ranks_of(between(left, right, similarity), images, owner, scores_at_once=scores_at_once)
     expected = plain_ranks(similarity(left, right).tolist(), owner.tolist())
     assert (ranks.image_to_text.tolist(), ranks.text_to_image.tolist()) == expected
 
@@ -55,7 +63,7 @@ def test_random_real_scores_give_the_ranks_of_a_full_sort():
     generator = torch.Generator().manual_seed(1)
     images, captions = torch.randn(40, 16, generator=generator), torch.randn(200, 16, generator=generator)
     owner = torch.arange(200) // 5
-    ranks = ranks_of(dot, images, captions, owner, scores_at_once=999)
+    ranks = ranks_of(between(images, captions), len(images), owner, scores_at_once=999)
     scores = (images.double() @ captions.double().T).numpy()
     place = np.empty_like(scores, dtype=int)
     np.put_along_axis(place, np.argsort(-scores, axis=1), np.arange(200)[None], axis=1)
@@ -67,7 +75,7 @@ def test_random_real_scores_give_the_ranks_of_a_full_sort():
 
 def test_a_model_with_equal_scores_ranks_last():
     images, captions, owner = torch.ones(6, 2), torch.ones(12, 2), torch.arange(12) // 2
-    ranks = ranks_of(dot, images, captions, owner)
+    ranks = ranks_of(between(images, captions), len(images), owner)
     assert ranks.image_to_text.tolist() == [11] * 6  # Ten captions of other images come first.
     assert ranks.text_to_image.tolist() == [6] * 12
 
@@ -76,7 +84,7 @@ def test_a_model_with_equal_scores_ranks_last():
 def test_scores_that_are_not_numbers_rank_last(scores_at_once):
     images, captions = torch.eye(3), torch.eye(3)
     captions[1, 1] = torch.nan
-    ranks = ranks_of(dot, images, captions, torch.arange(3), scores_at_once=scores_at_once)
+    ranks = ranks_of(between(images, captions), len(images), torch.arange(3), scores_at_once=scores_at_once)
     assert ranks.text_to_image.tolist() == [1, 3, 1]
     assert ranks.image_to_text.tolist() == [2, 3, 2]
 
@@ -85,19 +93,19 @@ def test_the_order_of_the_captions_does_not_matter():
     generator = torch.Generator().manual_seed(2)
     images, captions = torch.randn(4, 3, generator=generator), torch.randn(5, 3, generator=generator)
     owner = torch.tensor([2, 0, 3, 0, 1])
-    straight = ranks_of(dot, images, captions, owner)
+    straight = ranks_of(between(images, captions), len(images), owner)
     for order_of_captions in list(permutations(range(5)))[::17]:
         chosen = torch.tensor(order_of_captions)
-        shuffled = ranks_of(dot, images, captions[chosen], owner[chosen], scores_at_once=6)
+        shuffled = ranks_of(between(images, captions[chosen]), len(images), owner[chosen], scores_at_once=6)
         assert torch.equal(shuffled.image_to_text, straight.image_to_text)
         assert torch.equal(shuffled.text_to_image, straight.text_to_image[chosen])
 
 
 def test_an_image_without_captions_is_a_candidate_but_not_a_query():
     images = torch.tensor([[1.0], [5.0], [0.0]])
-    result = retrieval(dot, images, torch.tensor([[1.0], [1.0]]), torch.tensor([0, 2]))
+    result = retrieval(between(images, torch.tensor([[1.0], [1.0]])), 3, torch.tensor([0, 2]))
     assert result.image_to_text.queries == 2
-    assert ranks_of(dot, images, torch.tensor([[1.0], [1.0]]), torch.tensor([0, 2])).text_to_image.tolist() == [2, 3]
+    assert ranks_of(between(images, torch.tensor([[1.0], [1.0]])), 3, torch.tensor([0, 2])).text_to_image.tolist() == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -131,10 +139,8 @@ def test_the_sum_of_recalls_has_six_terms():
 
 
 def test_rows_that_do_not_match_are_refused():
-    with pytest.raises(ValueError, match="2 captions but 3 images of captions"):
-        ranks_of(dot, torch.ones(3, 1), torch.ones(2, 1), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="images 0 to 3 of 3"):
-        ranks_of(dot, torch.ones(3, 1), torch.ones(2, 1), torch.tensor([0, 3]))
+        ranks_of(between(torch.ones(3, 1), torch.ones(2, 1)), 3, torch.tensor([0, 3]))
 
 
 @pytest.mark.parametrize(("cutoff", "right", "items"), [(1, 1, 4), (2, 1, 4), (2, 2, 5), (3, 3, 5), (5, 2, 5), (10, 1, 4)])
@@ -144,15 +150,42 @@ def test_chance_equals_the_share_among_all_orders(cutoff, right, items):
     assert chance_recall(cutoff, right, items) == pytest.approx(100 * hits / len(orders))
 
 
-def test_memory_is_bounded_by_the_strip():
-    shapes = []
-
-    def watched(images: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
-        shapes.append((len(images), len(captions)))
-        return dot(images, captions)
-
+@pytest.mark.parametrize("per_image", [1, 2, 7])
+@pytest.mark.parametrize("scores_at_once", [1, 100, 701, 10**6])
+def test_each_score_is_computed_once_and_few_are_held(per_image, scores_at_once):
     generator = torch.Generator().manual_seed(3)
-    images, captions = torch.randn(50, 4, generator=generator), torch.randn(100, 4, generator=generator)
-    ranks_of(watched, images, captions, torch.arange(100) // 2, scores_at_once=700)
-    assert max(rows * columns for rows, columns in shapes) == 700
-    assert len(shapes) == 2 * 8  # each score twice, and no more
+    images, captions = torch.randn(50, 4, generator=generator), torch.randn(50 * per_image, 4, generator=generator)
+    asked, largest = torch.zeros(50, 50 * per_image, dtype=torch.int64), 0
+
+    def watched(rows: slice, columns: torch.Tensor) -> torch.Tensor:
+        nonlocal largest
+        asked[rows.start : rows.stop, columns] += 1
+        found = dot(images[rows], captions[columns])
+        largest = max(largest, found.numel())
+        return found
+
+    owner = torch.arange(50).repeat(per_image)  # The captions of an image do not stand together.
+    ranks_of(watched, 50, owner, scores_at_once=scores_at_once)
+    assert (asked == 1).all()
+    assert largest <= max(scores_at_once, per_image)
+    assert scores_at_once < 10**6 or largest == 50 * 50 * per_image
+
+
+def test_uneven_numbers_of_captions_are_ranked_in_tiles_of_bounded_size():
+    """One image has most of the captions, and some have none."""
+    owner = torch.tensor([3] * 40 + [0, 7, 7, 9, 9, 9, 1])
+    generator = torch.Generator().manual_seed(4)
+    left, right = (torch.randint(3, (size, 3), generator=generator).float() for size in (12, len(owner)))
+    sizes = []
+
+    def watched(rows: slice, columns: torch.Tensor) -> torch.Tensor:
+        found = dot(left[rows], right[columns])
+        sizes.append(found.numel())
+        return found
+
+    ranks = ranks_of(watched, 12, owner, scores_at_once=16)
+    assert (ranks.image_to_text.tolist(), ranks.text_to_image.tolist()) == plain_ranks(
+        dot(left, right).tolist(), owner.tolist()
+    )
+    assert max(sizes) <= 4 * 40  # Strips of four images or four captions, or one image with all of its captions.
+    assert sum(sizes) == 12 * len(owner)

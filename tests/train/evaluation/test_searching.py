@@ -8,9 +8,10 @@ import torch
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from train.data.packing import pack
+from train.data.batches import CaptionBatch
 from train.evaluation.embedding import embed_run
 from train.evaluation.searching import Gallery, SearchJob, embed_gallery, read_gallery, search, search_gallery
+from train.models.retrieval_model import ImageBatch
 from train.runs.run import open_run
 
 
@@ -30,8 +31,8 @@ def test_the_best_images_equal_those_of_a_full_sort(write_run, toy, similarity):
     features = open_dataset(toy.features)
     ids = np.array(run.vocabulary.encode(["en1", "en2", "nothing"]))
     with torch.no_grad():
-        query = run.model.embed_captions(pack(ids, np.array([0, 5]), np.array([0])), "en")
-        scores = run.model.similarity(run.model.embed_images(torch.from_numpy(features.numpy())), query)[:, 0].numpy()
+        query = run.model.encode_captions(CaptionBatch(ids, np.array([0, 5]), np.array([0])), "en")
+        scores = run.model.scores(run.model.encode_images(ImageBatch(torch.from_numpy(features.numpy()))), query)[:, 0].numpy()
     expected = [features.image_ids()[row] for row in np.argsort(-scores)[:7]]
     hits = search_gallery(run, ["en1", "en2", "nothing"], "en", embed_gallery(run, toy.features), top=7)
     assert [hit.image_id for hit in hits] == expected

@@ -2,12 +2,18 @@ import numpy as np
 import pytest
 import torch
 
-from train.data.packing import pack
-from train.models.encoders import ImageEncoder, SentenceEncoder
+from train.data.batches import CaptionBatch
+from train.models.encoders import BidirectionalLSTM, FinalStateGRU, ImageEncoder, SentenceEncoder, WordTable, pooled
+from train.models.retrieval_model import Encoded
 
 
-def packed(captions: list[list[int]]):
-    return pack(np.concatenate(captions), np.cumsum([0, *map(len, captions)]), np.arange(len(captions)))
+def batch_of(captions: list[list[int]]) -> CaptionBatch:
+    token_ids = np.concatenate([np.zeros(0, int), *captions])
+    return CaptionBatch(token_ids, np.cumsum([0, *map(len, captions)]), np.arange(len(captions)))
+
+
+def sentence_encoder(vocabulary_size: int, words: int, width: int, *, ids: list[int] | None = None) -> SentenceEncoder:
+    return SentenceEncoder(WordTable(vocabulary_size, words, ids=ids), FinalStateGRU(words, width))
 
 
 def test_images_are_mapped_affinely_and_initialized_as_in_vsepp():
@@ -24,7 +30,7 @@ def test_images_are_mapped_affinely_and_initialized_as_in_vsepp():
 
 def test_words_start_uniform_in_a_tenth():
     torch.manual_seed(0)
-    words = SentenceEncoder(500, 30, 8).words.weight
+    words = WordTable(500, 30).weight
     assert words.shape == (500, 30)
     assert 0.099 < words.abs().max() <= 0.1
     assert words.mean().abs() < 0.002
@@ -32,40 +38,84 @@ def test_words_start_uniform_in_a_tenth():
 
 def test_a_sentence_is_the_state_after_its_last_token_in_any_batch():
     torch.manual_seed(0)
-    encoder = SentenceEncoder(9, 5, 6)
+    encoder = sentence_encoder(9, 5, 6)
     captions = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]]
-    together = encoder(packed(captions))
+    together = encoder(batch_of(captions))
     for row, caption in enumerate(captions):
-        torch.testing.assert_close(together[row], encoder(packed([caption]))[0], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(together[row], encoder(batch_of([caption]))[0], rtol=1e-6, atol=1e-7)
     assert torch.equal(together[0], together[3])
 
 
 def test_an_unshared_encoder_has_only_the_words_of_its_language():
     torch.manual_seed(0)
-    encoder = SentenceEncoder(9, 5, 6, ids=[0, 1, 2, 3, 5, 7])
+    encoder = sentence_encoder(9, 5, 6, ids=[0, 1, 2, 3, 5, 7])
     assert encoder.words.weight.shape == (6, 5)
-    whole = SentenceEncoder(9, 5, 6)
+    whole = sentence_encoder(9, 5, 6)
     with torch.no_grad():
         whole.words.weight[[0, 1, 2, 3, 5, 7]] = encoder.words.weight
-    whole.gru.load_state_dict(encoder.gru.state_dict())
+    whole.reader.load_state_dict(encoder.reader.state_dict())
     captions = [[1, 5, 2], [1, 7, 8, 2], [1, 4, 2]]
     known = [[1, 5, 2], [1, 7, 3, 2], [1, 3, 2]]
-    torch.testing.assert_close(encoder(packed(captions)), whole(packed(known)))
+    torch.testing.assert_close(encoder(batch_of(captions)), whole(batch_of(known)))
 
 
 def test_the_state_holds_only_trained_parameters():
-    encoder = SentenceEncoder(9, 5, 6, ids=[0, 1, 2, 3, 5])
+    encoder = sentence_encoder(9, 5, 6, ids=[0, 1, 2, 3, 5])
     assert set(encoder.state_dict()) == {name for name, _ in encoder.named_parameters()}
-    assert list(encoder.state_dict()) == ["words.weight", *(f"gru.{name}" for name in torch.nn.GRU(5, 6).state_dict())]
+    assert list(encoder.state_dict()) == ["words.weight", *(f"reader.gru.{name}" for name in torch.nn.GRU(5, 6).state_dict())]
 
 
 def test_only_words_that_occur_have_a_gradient():
     torch.manual_seed(0)
-    encoder = SentenceEncoder(9, 5, 6)
-    encoder(packed([[1, 4, 4, 2], [1, 6, 2]])).sum().backward()
+    encoder = sentence_encoder(9, 5, 6)
+    encoder(batch_of([[1, 4, 4, 2], [1, 6, 2]])).sum().backward()
     assert encoder.words.weight.grad.abs().sum(1).nonzero().flatten().tolist() == [1, 2, 4, 6]
 
 
 def test_ids_without_unknown_are_refused():
     with pytest.raises(ValueError, match="must have <unk>"):
-        SentenceEncoder(9, 5, 6, ids=[0, 1, 2, 5])
+        sentence_encoder(9, 5, 6, ids=[0, 1, 2, 5])
+
+
+# --- bidirectional LSTM ------------------------------------------------------------------------------------------------
+
+CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]]
+
+
+def alone(reader: BidirectionalLSTM, words: WordTable, caption: list[int]) -> torch.Tensor:
+    """Read one caption in both directions, a cell at a time."""
+    states = []
+    for suffix, tokens in (("", caption), ("_reverse", caption[::-1])):
+        cell = torch.nn.LSTMCell(5, 6)
+        cell.load_state_dict({f"{name}": getattr(reader.lstm, f"{name}_l0{suffix}") for name in cell.state_dict()})
+        state, outputs = None, []
+        for token in tokens:
+            state = cell(words.weight[None, token], state)
+            outputs.append(state[0][0])
+        states.append(torch.stack(outputs if not suffix else outputs[::-1]))
+    return (states[0] + states[1]) / 2
+
+
+def test_a_bidirectional_lstm_has_a_state_for_each_token_in_any_batch():
+    torch.manual_seed(0)
+    words, reader = WordTable(9, 5), BidirectionalLSTM(5, 6)
+    encoded = reader(words, batch_of(CAPTIONS))
+    assert encoded.values.shape == (4, 5, 6)
+    assert encoded.mask.sum(1).tolist() == [3, 5, 2, 3]
+    for row, caption in enumerate(CAPTIONS):
+        torch.testing.assert_close(encoded.values[row, : len(caption)], alone(reader, words, caption))
+        assert encoded.mask[row, : len(caption)].all()
+    assert reader(words, batch_of([])).values.shape[::2] == (0, 6)
+
+
+def test_pooling_counts_only_the_tokens_that_are_there():
+    torch.manual_seed(0)
+    words, reader = WordTable(9, 5), BidirectionalLSTM(5, 6)
+    for pooling, of in (("mean", lambda states: states.mean(0)), ("max", lambda states: states.max(0).values)):
+        encoder = SentenceEncoder(words, reader, pooling)
+        together = encoder(batch_of(CAPTIONS))
+        for row, caption in enumerate(CAPTIONS):
+            torch.testing.assert_close(together[row], of(alone(reader, words, caption)))
+        assert encoder(batch_of([])).shape == (0, 6)
+        whole = Encoded(torch.arange(12.0).reshape(2, 2, 3))
+        torch.testing.assert_close(pooled(whole, pooling), torch.stack([of(item) for item in whole.values]))

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
+from train.data.batches import CaptionBatch
 from train.data.packing import pack
 from train.models import packed_gru as gru_module
 from train.models.packed_gru import PackedGRU
@@ -21,7 +22,7 @@ def batch(seed: int, count: int, longest: int = 8) -> list[list[int]]:
 
 
 def packed(captions: list[list[int]]):
-    return pack(np.concatenate(captions), np.cumsum([0, *map(len, captions)]), np.arange(len(captions)))
+    return pack(CaptionBatch(np.concatenate(captions), np.cumsum([0, *map(len, captions)]), np.arange(len(captions))))
 
 
 def run(captions: list[list[int]], *, dtype: torch.dtype, words: int = WORDS, units: int = UNITS):
@@ -71,7 +72,7 @@ def test_captions_of_one_token():
 
 def test_no_captions():
     gru = PackedGRU(WORDS, UNITS)
-    empty = pack(np.array([1, 2]), np.array([0, 2]), np.zeros(0, dtype=np.int64))
+    empty = pack(CaptionBatch(np.array([1, 2]), np.array([0, 2]), np.zeros(0, dtype=np.int64)))
     states = gru(torch.zeros(0, WORDS), empty)
     assert states.shape == (0, UNITS)
     states.sum().backward()

@@ -2,11 +2,16 @@ import numpy as np
 import pytest
 import torch
 
-from train.data.packing import pack
+from train.config.models import VseConfig
+from train.config.sections import LossConfig
+from train.data.batches import CaptionBatch
 from train.data.sampling import Batch, ImageSampler, TaskSampler
 from train.data.splits import open_data
-from train.models.joint_embedding import ModelConfig, build_model
-from train.objectives.terms import Objective, gather
+from train.material import inputs_of
+from train.models.catalogue import build_model
+from train.models.dimensions import Dimensions
+from train.models.retrieval_model import ImageBatch
+from train.objectives.terms import Objective, terms_of
 
 LANGUAGES = ("en", "de", "fr")
 PORTIONS = {"en": ["comparable"], "de": ["comparable"], "fr": ["translation"]}
@@ -20,17 +25,18 @@ def data(toy):
 
 @pytest.fixture(scope="module", params=["cosine", "order"])
 def model(request, data):
-    config = ModelConfig(LANGUAGES, len(data.vocabulary), 8, embedding=5, words=4, similarity=request.param)
-    return build_model(config, seed=1)
+    config = VseConfig(embedding=5, words=4, similarity=request.param)
+    return build_model(config, Dimensions(LANGUAGES, len(data.vocabulary), (8,)), seed=1)
 
 
-def objective(model, *, parallel=False):
-    return Objective(model, margin=MARGIN, parallel=parallel, whole=lambda part, count: part)
+def objective(model, *, caption_weight=1.0):
+    terms = terms_of(LossConfig(margin=MARGIN, caption_weight=caption_weight), model)
+    return Objective(model, terms, whole=lambda part, count: part)
 
 
 def score(model, a, b):
     """Compute the similarity of one pair of embeddings by the papers' formulas."""
-    if model.config.similarity == "cosine":
+    if model.similarity == "cosine":
         return float(sum(x * y for x, y in zip(a.tolist(), b.tolist(), strict=True)))
     return -float(sum(max(0.0, y - x) ** 2 for x, y in zip(a.tolist(), b.tolist(), strict=True)))
 
@@ -52,12 +58,13 @@ def embed(model, data, rows):
     captions, embeddings = data.captions, []
     for row in rows:
         language = captions.language_names[captions.languages[row]]
-        embeddings.append(model.embed_captions(pack(captions.token_ids, captions.offsets, np.array([row])), language)[0])
+        batch = CaptionBatch(captions.token_ids, captions.offsets, np.array([row]))
+        embeddings.append(model.encode_captions(batch, language).values[0])
     return torch.stack(embeddings)
 
 
 def images_of(model, data, images):
-    return model.embed_images(torch.from_numpy(data.features.array[images]))
+    return model.encode_images(ImageBatch(torch.from_numpy(data.features.array[images]))).values
 
 
 @pytest.mark.parametrize("hinges", ["sum", "max"])
@@ -66,9 +73,10 @@ def test_captions_against_images(data, model, hinges):
     for _ in range(4):
         batch = sampler.next()
         assert batch.task == "c2i"
-        loss = objective(model)(gather(data, batch, torch.device("cpu")), hinges)
+        loss, terms = objective(model)(inputs_of(data, batch, torch.device("cpu")), hinges)
         a, b = images_of(model, data, batch.images), embed(model, data, batch.captions[0])
         assert loss.item() == pytest.approx(by_hand(model, a, b, batch.images, hinges), rel=1e-5)
+        assert {name: value.item() for name, value in terms.items()} == {f"c2i/{batch.languages[0]}": loss.item()}
 
 
 @pytest.mark.parametrize("hinges", ["sum", "max"])
@@ -77,28 +85,39 @@ def test_captions_against_captions(data, model, hinges):
     batch = sampler.next()
     assert batch.task == "c2c"
     assert batch.languages == (None, None) or None in batch.languages  # Pairs of all languages form one pool.
-    loss = objective(model)(gather(data, batch, torch.device("cpu")), hinges)
+    loss, terms = objective(model)(inputs_of(data, batch, torch.device("cpu")), hinges)
     a, b = (embed(model, data, rows) for rows in batch.captions)
     assert loss.item() == pytest.approx(by_hand(model, a, b, batch.images, hinges), rel=1e-5)
+    assert {name: value.item() for name, value in terms.items()} == {"c2c": loss.item()}
 
 
 def test_equation_1(data, model):
     batch = ImageSampler(data.captions, 9, seed=0).next()
-    inputs = gather(data, batch, torch.device("cpu"))
+    inputs = inputs_of(data, batch, torch.device("cpu"))
     images = images_of(model, data, batch.images)
     expected = sum(by_hand(model, images, embed(model, data, rows), batch.images) for rows in batch.captions)
     assert len(batch.captions) == 3
-    assert objective(model)(inputs, "sum").item() == pytest.approx(expected, rel=1e-5)
+    loss, terms = objective(model, caption_weight=0.0)(inputs, "sum")
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert list(terms) == ["c2i/en", "c2i/de", "c2i/fr"]
 
 
 def test_equation_2_is_over_all_pairs_of_languages(data, model):
     batch = ImageSampler(data.captions, 9, seed=0).next()
-    inputs = gather(data, batch, torch.device("cpu"))
+    inputs = inputs_of(data, batch, torch.device("cpu"))
     images = images_of(model, data, batch.images)
     english, german, french = (embed(model, data, rows) for rows in batch.captions)
     pairs = [(images, english), (images, german), (images, french), (english, german), (english, french), (german, french)]
-    expected = sum(by_hand(model, a, b, batch.images) for a, b in pairs)
-    assert objective(model, parallel=True)(inputs, "sum").item() == pytest.approx(expected, rel=1e-5)
+    by_pair = [by_hand(model, a, b, batch.images) for a, b in pairs]
+    loss, terms = objective(model)(inputs, "sum")
+    assert loss.item() == pytest.approx(sum(by_pair), rel=1e-5)
+    names = ["c2i/en", "c2i/de", "c2i/fr", "c2c/en-de", "c2c/en-fr", "c2c/de-fr"]
+    assert {name: value.item() for name, value in terms.items()} == pytest.approx(
+        dict(zip(names, by_pair, strict=True)), rel=1e-5
+    )
+    weighted, same = objective(model, caption_weight=0.25)(inputs, "sum")
+    assert weighted.item() == pytest.approx(sum(by_pair[:3]) + 0.25 * sum(by_pair[3:]), rel=1e-5)
+    assert {name: value.item() for name, value in same.items()} == {name: value.item() for name, value in terms.items()}
 
 
 def test_captions_of_the_same_image_are_not_negatives(data, model):
@@ -107,21 +126,22 @@ def test_captions_of_the_same_image_are_not_negatives(data, model):
     rows = np.flatnonzero((captions.images == 0) & (captions.languages == 0))
     assert len(rows) == 3
     batch = Batch("c2i", (rows,), captions.images[rows], ("en",))
-    assert objective(model)(gather(data, batch, torch.device("cpu")), "sum").item() == 0.0
+    loss, _ = objective(model)(inputs_of(data, batch, torch.device("cpu")), "sum")
+    assert loss.item() == 0.0
 
 
 def test_a_part_of_the_rows_is_gathered_with_all_images(data):
     batch = TaskSampler(data.captions, 10, seed=0).next()
-    inputs = gather(data, batch, torch.device("cpu"), slice(3, 7))
-    assert inputs.images.tolist() == batch.images.tolist()
-    np.testing.assert_array_equal(inputs.features, data.features.array[batch.images[3:7]])
+    inputs = inputs_of(data, batch, torch.device("cpu"), slice(3, 7))
+    assert inputs.numbers.tolist() == batch.images.tolist()
+    np.testing.assert_array_equal(inputs.images.features, data.features.array[batch.images[3:7]])
     assert len(inputs.captions[0]) == 4
 
 
 def test_gradients_reach_every_parameter_that_took_part(data, model):
     model.zero_grad()
     batch = TaskSampler(data.captions, 10, seed=0, c2c_probability=1.0).next()
-    objective(model)(gather(data, batch, torch.device("cpu")), "sum").backward()
+    objective(model)(inputs_of(data, batch, torch.device("cpu")), "sum")[0].backward()
     with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert with_gradient == {name for name, _ in model.named_parameters() if name.startswith("sentences")}
     assert with_gradient

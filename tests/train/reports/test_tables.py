@@ -59,7 +59,7 @@ def test_a_result_equals_an_evaluation_of_the_run(finished, toy_2016):
         scores = score_run(opened, captions=toy_2016.captions, features=toy_2016.features)
         assert result["scores"] == [score.to_dict() for score in scores]
         assert {score["split"] for score in result["scores"]} == {"test_2016"}
-        assert (opened.seed, opened.model.config.similarity, opened.config.schedule.max_steps) == (seed, "order", 4)
+        assert (opened.seed, opened.model.similarity, opened.config.schedule.max_steps) == (seed, "order", 4)
         assert result["step"] in (2, 4)
         assert not (finished / "runs" / name / "last.pt").exists()
 

@@ -10,15 +10,13 @@ import torch
 
 from schemas.errors import DatasetError
 from schemas.storage import Folder
-from train.models.joint_embedding import ModelConfig
+from train.models.dimensions import Dimensions
 from train.runs import checkpoints
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, read_checkpoint, write_checkpoint
 
 CHECKPOINT = Checkpoint(
     config="[data]\n",
-    model_config=ModelConfig(
-        ("en", "de"), 9, 3, embedding=2, words=2, shared=False, language_ids={"en": (0, 3, 5), "de": (3, 4)}
-    ),
+    dimensions=Dimensions(("en", "de"), 9, (3,), language_ids={"en": (0, 3, 5), "de": (3, 4)}),
     model={"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([float("nan"), -0.0])},
     tokens=("<pad>", "<start>", "<end>", "<unk>", "é"),
     fingerprints={name: name[0] * 64 for name in ("captions", "features", "vocabulary", "extractor")},
@@ -49,11 +47,10 @@ def test_a_checkpoint_survives_a_round_trip(folder):
         "precision",
         "standing",
         "sampler",
-        "model_config",
+        "dimensions",
         "left_out",
     ):
         assert getattr(stored, name) == getattr(CHECKPOINT, name), name
-    assert stored.model_config == CHECKPOINT.model_config
     assert stored.model["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert stored.model["b"].view(torch.int32).tolist() == CHECKPOINT.model["b"].view(torch.int32).tolist()
     assert stored.optimizer["param_groups"] == CHECKPOINT.optimizer["param_groups"]
@@ -128,7 +125,7 @@ def test_a_flipped_bit_is_found(folder, parts, part, bit):
     flipped = bytearray(data)
     flipped[start + size // 2] ^= 1 << bit
     folder.write(BEST, bytes(flipped))
-    with pytest.raises(DatasetError, match=rf"best\.pt is damaged, .*\(its part '.*{part}' has another checksum"):
+    with pytest.raises(DatasetError, match=rf"best\.pt is damaged, .*\(its part '.*{part}' is not as it was written"):
         read_checkpoint(folder, BEST)
 
 
@@ -148,10 +145,11 @@ def test_a_flipped_bit_is_found(folder, parts, part, bit):
         ({"optimizer": 4}, "optimizer is of type int"),
         ({"sampler": "x"}, "sampler is of type str"),
         ({"standing": {"step": "7"}}, "standing.step is '7', expected a whole number"),
-        ({"standing": 3}, "captions, model_config or standing are of another type"),
+        ({"standing": 3}, "captions, dimensions or standing are of another type"),
         ({"standing": {"steps": 7}}, "unknown key standing.steps"),
-        ({"model_config": {"languages": ("en",)}}, "model_config.vocabulary_size is missing"),
-        ({"model_config": {"languages": ("en",), "vocabulary_size": 5, "feature_width": -2}}, "feature_width is -2"),
+        ({"dimensions": {"languages": ("en",)}}, "dimensions.vocabulary_size is missing"),
+        ({"dimensions": {"languages": ("en",), "vocabulary_size": 5, "feature_shape": (-2,)}}, r"feature_shape is \(-2,\)"),
+        ({"dimensions": {"languages": ("en",), "vocabulary_size": 5, "feature_shape": ()}}, r"feature_shape is \(\)"),
         ({"left_out": {"train": 3}}, "left_out is "),
         ({"more": 1}, "'more' is unknown"),
         ({"version": "1"}, "version is '1'"),
@@ -160,9 +158,9 @@ def test_a_flipped_bit_is_found(folder, parts, part, bit):
 )
 def test_content_of_another_type_is_refused(folder, change, message):
     content = {name: getattr(CHECKPOINT, name) for name in CHECKPOINT.__dataclass_fields__}
-    content |= {"model_config": asdict(CHECKPOINT.model_config), "standing": asdict(CHECKPOINT.standing)}
+    content |= {"dimensions": asdict(CHECKPOINT.dimensions), "standing": asdict(CHECKPOINT.standing)}
     with folder.replace(BEST) as file:
-        torch.save({"format": "imagepivot run", "version": 1, **content, **change}, file)
+        torch.save({"format": "imagepivot run", "version": 3, **content, **change}, file)
     with pytest.raises(DatasetError, match=rf"best\.pt is damaged, or not a checkpoint \(.*{message}"):
         read_checkpoint(folder, BEST)
 
@@ -183,6 +181,18 @@ def test_a_torn_checkpoint_is_refused(folder, cut):
         read_checkpoint(folder, BEST)
 
 
+def test_a_part_that_a_flipped_bit_marks_as_a_folder_is_found(folder):
+    """Torch would read nothing of it, and leave its tensor to chance."""
+    write_checkpoint(folder, BEST, CHECKPOINT)
+    data = bytearray(folder.read(BEST))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        start = archive.start_dir
+    data[data.index(b"archive/data/0", start) - 8] ^= 0x10  # The attributes of the part, in the archive's directory.
+    folder.write(BEST, bytes(data))
+    with pytest.raises(DatasetError, match=r"best\.pt is damaged, .*\(its part '.*/data/0' is not as it was written"):
+        read_checkpoint(folder, BEST)
+
+
 def test_code_in_a_checkpoint_does_not_run(folder, capfd):
     with folder.replace(BEST) as file:
         torch.save({"format": "imagepivot run", "version": 1, "model": Evil()}, file)
@@ -195,12 +205,16 @@ def test_code_in_a_checkpoint_does_not_run(folder, capfd):
     ("content", "message"),
     [
         (
-            {"format": "imagepivot run", "version": 3},
-            r"best\.pt has version 3, but this imagepivot reads up to 2: update imagepivot",
+            {"format": "imagepivot run", "version": 4},
+            r"best\.pt has version 4, but this imagepivot reads up to 3: update imagepivot",
         ),
         ({"state_dict": {}}, "is not a checkpoint of a run: give the folder that imagepivot train wrote"),
         ([1, 2], "is not a checkpoint of a run"),
-        ({"format": "imagepivot run", "version": 1, "seed": 3}, r"best\.pt is damaged"),
+        (
+            {"format": "imagepivot run", "version": 1, "seed": 3},
+            r"best\.pt is damaged, .*it has version 1 or 2, but not its content",
+        ),
+        ({"format": "imagepivot run", "version": 3, "seed": 3}, r"best\.pt is damaged, .*captions is missing"),
     ],
 )
 def test_other_content_is_refused(folder, content, message):
@@ -210,15 +224,24 @@ def test_other_content_is_refused(folder, content, message):
         read_checkpoint(folder, BEST)
 
 
-def test_a_checkpoint_of_version_1_is_read(folder):
-    """It has no `left_out`: nothing was."""
-    content = {name: getattr(CHECKPOINT, name) for name in CHECKPOINT.__dataclass_fields__ if name != "left_out"}
-    content |= {"model_config": asdict(CHECKPOINT.model_config), "standing": asdict(CHECKPOINT.standing)}
+@pytest.mark.parametrize("version", [1, 2])
+def test_checkpoints_of_before_are_read(folder, version):
+    """Version 1 has no `left_out`: nothing was. Both have the choices of the model among its dimensions, and other names."""
+    content = {name: getattr(CHECKPOINT, name) for name in CHECKPOINT.__dataclass_fields__ if name != "dimensions"}
+    if version == 1:
+        del content["left_out"]
+    choices = {"embedding": 2, "words": 2, "shared": False, "similarity": "cosine"}
+    sizes = {"languages": ("en", "de"), "vocabulary_size": 9, "feature_width": 3}
+    content["model_config"] = {**sizes, **choices, "language_ids": {"en": (0, 3, 5), "de": (3, 4)}}
+    weights = torch.ones(3)
+    content["model"] = {"images.weight": weights, "sentences.0.words.weight": weights, "sentences.1.gru.bias_hh_l0": weights}
     with folder.replace(BEST) as file:
-        torch.save({"format": "imagepivot run", "version": 1, **content}, file)
+        torch.save({"format": "imagepivot run", "version": version, **content, "standing": asdict(CHECKPOINT.standing)}, file)
     stored = read_checkpoint(folder, BEST)
-    assert stored.left_out == {}
+    assert stored.left_out == ({} if version == 1 else CHECKPOINT.left_out)
     assert (stored.tokens, stored.standing) == (CHECKPOINT.tokens, CHECKPOINT.standing)
+    assert stored.dimensions == CHECKPOINT.dimensions
+    assert list(stored.model) == ["images.weight", "sentences.0.words.weight", "sentences.1.reader.gru.bias_hh_l0"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")], ids=repr)

@@ -35,7 +35,7 @@ def with_weights(name, values):
         ({"model": {}}, r"images\.weight is missing"),
         ({"config": "[data]\nportions = 3"}, "data.portions is 3, expected a table"),
         ({"config": DEEP}, "nested too deeply"),
-        ({"tokens": ("a", "b")}, "the vocabulary 2"),
+        ({"tokens": ("<pad>", "<start>", "<end>", "<unk>")}, "the vocabulary 4"),
         ({"tokens": lambda tokens: ("x", *tokens[1:])}, "a vocabulary begins with"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
@@ -47,7 +47,7 @@ def test_a_run_whose_checkpoint_does_not_fit_together_is_refused(copied_run, cha
 
 
 def test_dimensions_that_no_memory_holds_are_refused(copied_run):
-    changed(copied_run, BEST, model_config=lambda config: replace(config, embedding=2**50))
+    changed(copied_run, BEST, dimensions=lambda dimensions: replace(dimensions, feature_shape=(2**50,)))
     with pytest.raises(DatasetError, match=r"best\.pt is damaged, .*\(no model has its dimensions"):
         open_run(copied_run)
 

@@ -11,8 +11,8 @@ def test_open_run(write_run, toy):
     run = open_run(path)
     assert run.step == 7
     assert (run.seed, run.precision, run.captions) == (3, "fp32", {"text": {"recipe": "raw"}})
-    assert run.config.data.languages == run.model.config.languages == ("de", "en")
-    assert run.model.config.similarity == "order"
+    assert run.config.data.languages == run.model.languages == ("de", "en")
+    assert run.model.similarity == "order"
     assert not run.model.training
     assert run.vocabulary.tokens[:4] == ("<pad>", "<start>", "<end>", "<unk>")
     assert run.vocabulary.encode([run.vocabulary.tokens[9]]) == [1, 9, 2]

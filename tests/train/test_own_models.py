@@ -1,0 +1,209 @@
+"""A kind of model that is not ours: registered, trained, resumed, opened, evaluated; and one without vectors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from schemas.errors import DatasetError, UsageError
+from tests.train.trainings import CONFIG, assert_equal, weights
+from train.config import models as config_models
+from train.config.models import ModelConfig, VseConfig, model_kinds
+from train.config.sections import from_toml, to_toml
+from train.data.batches import CaptionBatch
+from train.evaluation import EvaluateJob, SearchJob, embed_run, evaluate_run, search
+from train.loop import TrainJob, train
+from train.material import open_material
+from train.models import Dimensions, Encoded, ImageBatch, RetrievalModel, catalogue, register_model
+from train.runs import open_run
+
+EDGES = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+import imagepivot
+
+
+@dataclass(frozen=True)
+class Counts(imagepivot.ModelConfig):
+    kind: ClassVar[str] = "counts"
+    width: int = 3
+
+
+class CountsModel(imagepivot.RetrievalModel):
+    similarity = "dot"
+
+    def __init__(self, config, dimensions):
+        super().__init__()
+        self.languages, self.width = dimensions.languages, config.width
+        self.images = torch.nn.Linear(*dimensions.feature_shape, config.width)
+        self.words = torch.nn.EmbeddingBag(dimensions.vocabulary_size, config.width, padding_idx=0)
+
+    def encode_images(self, images):
+        return imagepivot.Encoded(self.images(images.features))
+
+    def encode_captions(self, captions, language):
+        return imagepivot.Encoded(self.words(torch.from_numpy(captions.padded(0))))
+
+    def scores(self, a, b):
+        return a.values @ b.values.T
+
+
+imagepivot.register_model(Counts, CountsModel)
+"""
+
+
+@dataclass(frozen=True)
+class Pairwise(ModelConfig):
+    kind: ClassVar[str] = "pairwise"
+    width: int = 5
+
+
+class PairwiseModel(RetrievalModel):
+    """Scores an image by the words that it attends to: the mean over words of their products with it."""
+
+    similarity = "attention"
+    vectors = False
+
+    def __init__(self, config: Pairwise, dimensions: Dimensions) -> None:
+        super().__init__()
+        self.languages, self.width = dimensions.languages, config.width
+        self.images = torch.nn.Linear(*dimensions.feature_shape, config.width)
+        self.words = torch.nn.Embedding(dimensions.vocabulary_size, config.width)
+
+    def encode_images(self, images: ImageBatch) -> Encoded:
+        return Encoded(self.images(images.features)[:, None])
+
+    def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
+        ids = torch.from_numpy(captions.padded(0))
+        return Encoded(self.words(ids), ids != 0)
+
+    def scores(self, a: Encoded, b: Encoded) -> Tensor:
+        if b.mask is None:  # Captions are compared with images only.
+            raise NotImplementedError
+        products = torch.einsum("ae,bte->abt", a.values[:, 0], b.values).masked_fill(~b.mask, -torch.inf)
+        attention = products.softmax(dim=2)
+        return (attention * products.nan_to_num(neginf=0)).sum(2)
+
+
+@pytest.fixture
+def kinds(monkeypatch):
+    """Forget the kinds that a test registers."""
+    monkeypatch.setattr(config_models, "_SECTIONS", {VseConfig.kind: VseConfig})
+    monkeypatch.setattr(catalogue, "_BUILDERS", dict(catalogue._BUILDERS))
+
+
+@pytest.fixture
+def pairwise(kinds) -> str:
+    """A configuration of the kind ``pairwise``, which is registered."""
+    register_model(Pairwise, PairwiseModel)
+    start, end = CONFIG.index("embedding"), CONFIG.index("[loss]")
+    return (CONFIG[:start] + 'kind = "pairwise"\nwidth = 4\n' + CONFIG[end:]).replace("c2c_probability = 0.5", "")
+
+
+def test_configurations_name_the_kind_and_its_keys(pairwise):
+    config = from_toml(pairwise, "test")
+    assert config.model == Pairwise(width=4)
+    assert model_kinds() == ("pairwise", "vse")
+    assert from_toml(to_toml(config), "copy") == config
+    with pytest.raises(UsageError, match=r"unknown key model\.words: the known keys are width"):
+        from_toml(pairwise.replace("width = 4", "words = 4"), "test")
+    with pytest.raises(UsageError, match=r"model\.width is 'a', expected a whole number"):
+        from_toml(pairwise, "test", {"model.width": "a"})
+
+
+def test_another_kind_takes_no_keys_from_what_it_extends(pairwise):
+    config = from_toml('extends = "demo"\n[model]\nkind = "pairwise"', "test")
+    assert config.model == Pairwise()
+    assert from_toml('extends = "demo"\n[model]\nkind = "vse"\nwords = 7', "test").model == VseConfig(embedding=64, words=7)
+
+
+def test_a_name_stands_for_one_kind(kinds):
+    @dataclass(frozen=True)
+    class Other(ModelConfig):
+        kind: ClassVar[str] = "vse"
+
+    with pytest.raises(UsageError, match="there is a kind of model named 'vse' already"):
+        register_model(Other, PairwiseModel)
+    register_model(Pairwise, PairwiseModel)
+    register_model(Pairwise, PairwiseModel)  # A notebook's cell that is run again.
+
+
+@pytest.mark.slow
+def test_a_model_without_vectors_is_trained_resumed_and_evaluated(pairwise, toy, train_toy, tmp_path):
+    train_toy(pairwise, "whole")
+    train_toy(pairwise.replace("44", "20"), "parts")
+    train_toy(pairwise, "parts", resume=True)
+    assert_equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    run = open_run(tmp_path / "whole")
+    assert isinstance(run.model, PairwiseModel)
+    scores = evaluate_run(EvaluateJob(str(tmp_path / "whole"), toy.captions, toy.features, splits=("train",)))
+    assert {score.language for score in scores} == {"en", "de"}
+    untrained = train_toy(pairwise.replace("0.01", "1e-9"), "untrained")
+    before = evaluate_run(EvaluateJob(untrained.folder, toy.captions, toy.features, splits=("train",)))
+    assert sum(score.retrieval.sum_of_recalls for score in scores) > sum(score.retrieval.sum_of_recalls for score in before)
+    for use in (
+        lambda: embed_run(run, str(tmp_path / "embedded"), name="run", features=toy.features),
+        lambda: search(SearchJob(str(tmp_path / "whole"), ("a",), "en", toy.features)),
+    ):
+        with pytest.raises(UsageError, match=r"a model of the kind 'pairwise', .* imagepivot evaluate scores it"):
+            use()
+    assert not (tmp_path / "embedded").exists()
+
+
+def test_a_run_of_a_kind_that_is_not_registered_says_so(pairwise, train_toy, monkeypatch):
+    folder = train_toy(pairwise.replace("44", "2")).folder
+    monkeypatch.delitem(config_models._SECTIONS, "pairwise")
+    with pytest.raises(DatasetError, match=r"model\.kind is 'pairwise', expected one of 'vse'; a kind of your own must be"):
+        open_run(folder)
+
+
+def test_material_of_ones_own_takes_the_place_of_the_corpus(toy, train_toy, tmp_path):
+    expected = train_toy(CONFIG, "corpus")
+    config = from_toml(CONFIG, "test")
+    material = open_material(config, toy, seed=0)
+    job = TrainJob(config, None, str(tmp_path / "material"), device="cpu")
+    assert train(job, material=material).standing == expected.standing
+    assert_equal(weights(tmp_path / "material"), weights(tmp_path / "corpus"))
+    zeros = replace(material.training.features, array=material.training.features.array * 0)
+    other = replace(material, training=replace(material.training, features=zeros))
+    train(replace(job, output=str(tmp_path / "zeros")), material=other)
+    assert not torch.equal(weights(tmp_path / "zeros")["images.bias"], weights(tmp_path / "corpus")["images.bias"])
+    with pytest.raises(UsageError, match="there is nothing to train on"):
+        train(replace(job, output=str(tmp_path / "nothing")))
+
+
+@pytest.mark.slow
+def test_the_command_finds_kinds_of_other_distributions(toy, tmp_path):
+    site = tmp_path / "site"
+    (site / "edges-1.0.dist-info").mkdir(parents=True)
+    (site / "edges-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: edges\nVersion: 1.0\n")
+    (site / "edges-1.0.dist-info" / "entry_points.txt").write_text("[imagepivot.models]\ncounts = edges\n")
+    (site / "edges.py").write_text(EDGES)
+    (tmp_path / "own.toml").write_text(
+        '[data]\nportions = { en = ["comparable"] }\n[model]\nkind = "counts"\nwidth = 4\n[schedule]\nmax_steps = 5\n'
+    )
+    data = ("--captions", toy.captions, "--features", toy.features)
+
+    def run(*arguments: str, code: int = 0, path: Path = site) -> str:
+        script = Path(sys.executable).with_name("imagepivot")
+        environment = {**os.environ, "PYTHONPATH": str(path)}
+        done = subprocess.run([script, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    run("train", "own.toml", "run", *data, "--vocabulary", toy.vocabulary, "--device", "cpu")
+    assert "en" in run("evaluate", "run", *data, "--split", "test", "--device", "cpu")
+    assert "model.kind is 'counts', expected one of 'vse'" in run(
+        "evaluate", "run", *data, "--split", "test", code=1, path=tmp_path
+    )

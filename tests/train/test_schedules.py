@@ -1,0 +1,77 @@
+from math import cos, pi
+
+import pytest
+
+from schemas.errors import DatasetError, UsageError
+from tests.train.trainings import CONFIG, events
+from train.config.sections import ScheduleConfig, from_toml
+from train.runs.checkpoints import Standing
+from train.schedules import learning_rate, steps_in_all, stop_reason
+
+EPOCH = 10
+
+
+def rates(keys: str, steps: range | list[int]) -> list[float]:
+    """The learning rates of some steps, with a rate of 0.01 and epochs of ten steps."""
+    config = from_toml(CONFIG + keys, "test")
+    return [learning_rate(config, step=step, epoch=step // EPOCH, epoch_steps=EPOCH) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("standing", "schedule", "reason"),
+    [
+        (Standing(step=9, stale=1), ScheduleConfig(patience=2, max_steps=10), ""),
+        (Standing(step=9, stale=2), ScheduleConfig(patience=2, max_steps=10), "patience"),
+        (Standing(step=9, stale=2), ScheduleConfig(patience=0, max_steps=10), ""),
+        (Standing(step=10), ScheduleConfig(max_steps=10), "steps"),
+        (Standing(step=10), ScheduleConfig(max_steps=0), ""),
+        (Standing(step=19), ScheduleConfig(max_epochs=2), ""),
+        (Standing(step=20), ScheduleConfig(max_epochs=2), "epochs"),
+    ],
+)
+def test_stop_reason(standing, schedule, reason):
+    assert stop_reason(standing, schedule, 10) == reason
+
+
+@pytest.mark.parametrize(("max_steps", "max_epochs", "expected"), [(7, 0, 7), (0, 3, 30), (7, 3, 7), (70, 3, 30), (0, 0, None)])
+def test_steps_in_all(max_steps, max_epochs, expected):
+    assert steps_in_all(ScheduleConfig(max_steps=max_steps, max_epochs=max_epochs), EPOCH) == expected
+
+
+def test_the_rate_is_constant_unless_something_is_said():
+    assert set(rates("", range(60))) == {0.01}
+
+
+def test_the_rate_falls_in_steps():
+    keys = "decay_epochs = 2\ndecay_factor = 0.5"
+    assert rates(keys, [0, 19, 20, 39, 40]) == pytest.approx([0.01, 0.01, 0.005, 0.005, 0.0025])
+
+
+def test_the_rate_falls_as_a_cosine_to_zero_at_the_last_step():
+    expected = [0.005 * (1 + cos(pi * step / 44)) for step in range(45)]
+    assert rates('decay = "cosine"', range(45)) == pytest.approx(expected)
+    assert (expected[0], expected[22], expected[44]) == pytest.approx((0.01, 0.005, 0))
+
+
+def test_the_rate_grows_over_the_warm_up():
+    assert rates("rate_warmup_steps = 4", range(6)) == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
+    both = rates('rate_warmup_steps = 4\ndecay = "cosine"', [1])
+    assert both == pytest.approx([0.5 * 0.005 * (1 + cos(pi / 44))])
+
+
+def test_a_cosine_needs_an_end():
+    with pytest.raises(UsageError, match=r"falls to 0 at the last step: give schedule\.max_steps or schedule\.max_epochs"):
+        ScheduleConfig(decay="cosine")
+    with pytest.raises(UsageError, match=r"schedule\.decay_epochs is 3, but schedule\.decay is 'cosine'"):
+        ScheduleConfig(decay="cosine", max_steps=10, decay_epochs=3)
+
+
+def test_the_scheduled_rates_are_used_and_resumed(train_toy, tmp_path):
+    text = CONFIG + 'decay = "cosine"\nrate_warmup_steps = 15'
+    train_toy(text, "whole")
+    used = {line["step"]: line["learning_rate"] for line in events(tmp_path / "whole", "step")}
+    assert list(used.values()) == pytest.approx(rates('decay = "cosine"\nrate_warmup_steps = 15', [9, 19, 29, 39]))
+    assert len(used) == 4
+    # Another budget means other rates from the first step on.
+    with pytest.raises(DatasetError, match=r"schedule\.max_steps: was 44, now 50"):
+        train_toy(text.replace("44", "50"), "whole", resume=True)

@@ -1,0 +1,112 @@
+"""What training and evaluation need of a model.
+
+Letters in shapes: ``N`` images or captions, ``A`` and ``B`` those that are compared, ``D`` feature width, ``R`` regions, ``K``
+parts of an image or caption, ``E`` width of a vector.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from train.data.batches import CaptionBatch
+
+__all__ = ["Encoded", "ImageBatch", "RetrievalModel"]
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Features of images.
+
+    Attributes:
+        features: float32 ``[N, D]``, or ``[N, R, D]`` where an image has several.
+        mask: bool ``[N, R]``, true where there is a feature; None if there are as many as there is room for.
+    """
+
+    features: Tensor
+    mask: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Images or captions as a model encodes them.
+
+    Attributes:
+        values: ``[N, E]``, or ``[N, K, E]`` where each has several vectors, such as those of regions or words.
+        mask: bool ``[N, K]``, true where there is a vector; None if there are as many as there is room for.
+    """
+
+    values: Tensor
+    mask: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, rows: Tensor | slice) -> Encoded:
+        return Encoded(self.values[rows], None if self.mask is None else self.mask[rows])
+
+    @property
+    def present(self) -> Tensor:
+        """Where there is a vector, bool ``[N, K]``, of images or captions with several vectors each."""
+        return torch.ones_like(self.values[..., 0], dtype=torch.bool) if self.mask is None else self.mask
+
+    def widened(self, parts: int) -> Encoded:
+        """Return the same with room for so many vectors each, where each has several."""
+        missing = parts - self.values.shape[1]
+        return Encoded(pad(self.values, (0, 0, 0, missing)), pad(self.present, (0, missing))) if missing else self
+
+    @staticmethod
+    def concatenate(batches: Sequence[Encoded]) -> Encoded:
+        """Join one or more batches."""
+        if batches[0].values.dim() == 2:
+            return Encoded(torch.cat([batch.values for batch in batches]))
+        most = max(batch.values.shape[1] for batch in batches)
+        wide = [batch.widened(most) for batch in batches]
+        mask = None if all(batch.mask is None for batch in wide) else torch.cat([batch.present for batch in wide])
+        return Encoded(torch.cat([batch.values for batch in wide]), mask)
+
+
+class RetrievalModel(nn.Module):
+    """A model that says how alike images and captions are. All state that training changes is in its parameters and buffers.
+
+    Attributes:
+        languages: the languages that it reads.
+        width: E.
+        similarity: name of what `scores` computes, e.g. ``cosine``.
+        vectors: whether each image and caption is one vector, whatever it is compared with. Where it is not, as with attention
+            from words to regions, there is nothing to embed and to search in.
+    """
+
+    languages: tuple[str, ...]
+    width: int
+    similarity: str
+    vectors: bool = True
+
+    @abstractmethod
+    def encode_images(self, images: ImageBatch) -> Encoded:
+        """Encode images, in their order."""
+
+    @abstractmethod
+    def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
+        """Encode captions in one language, in their order.
+
+        Raises:
+            ValueError: the model does not read the language.
+        """
+
+    @abstractmethod
+    def scores(self, a: Encoded, b: Encoded) -> Tensor:
+        """Return how alike images and captions, or captions and captions, are: ``[A, B]``, float32; more is more alike."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return next(self.parameters()).device

@@ -1,0 +1,45 @@
+"""The schedule of a training: the learning rate of each step, and when to stop."""
+
+from __future__ import annotations
+
+from math import cos, pi
+
+from train.config.sections import Config, ScheduleConfig
+from train.runs.checkpoints import Standing
+
+__all__ = ["learning_rate", "steps_in_all", "stop_reason"]
+
+
+def steps_in_all(schedule: ScheduleConfig, epoch_steps: int) -> int | None:
+    """Return the number of steps after which a training ends at the latest; None if nothing limits it."""
+    return min((limit for limit in (schedule.max_steps, schedule.max_epochs * epoch_steps) if limit), default=None)
+
+
+def learning_rate(config: Config, *, step: int, epoch: int, epoch_steps: int) -> float:
+    """Return the learning rate of a step.
+
+    Args:
+        config: the configuration.
+        step: steps done before it.
+        epoch: complete epochs before it.
+        epoch_steps: steps of an epoch.
+    """
+    schedule, rate = config.schedule, config.optimizer.learning_rate
+    if schedule.decay == "cosine":
+        total = steps_in_all(schedule, epoch_steps)
+        assert total is not None  # `ScheduleConfig` insists.
+        rate *= (1 + cos(pi * min(step / total, 1))) / 2
+    elif schedule.decay_epochs:
+        rate *= schedule.decay_factor ** (epoch // schedule.decay_epochs)
+    return rate * min(1, (step + 1) / schedule.rate_warmup_steps) if schedule.rate_warmup_steps else rate
+
+
+def stop_reason(standing: Standing, schedule: ScheduleConfig, epoch_steps: int) -> str:
+    """Return why a training is over: ``patience``, ``steps`` or ``epochs``; an empty string if it is not."""
+    if schedule.patience and standing.stale >= schedule.patience:
+        return "patience"
+    if schedule.max_steps and standing.step >= schedule.max_steps:
+        return "steps"
+    if schedule.max_epochs and standing.step >= schedule.max_epochs * epoch_steps:
+        return "epochs"
+    return ""
