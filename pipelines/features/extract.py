@@ -86,7 +86,7 @@ class _ExtractShardFn(beam.DoFn):
         devices = devices_of_worker(self._job, os.environ.get("WORKER_ID", ""), self._gpus)
         self._loaded = self._shared.acquire(lambda: _Loaded([self._job.extractor.load(device) for device in devices]))
         for fingerprint in self._loaded.fingerprints:
-            _check_fingerprint(self._job, self._output, fingerprint)
+            _check_fingerprint(self._job, _fingerprint_of(self._output), fingerprint)
 
     def process(self, element: tuple[int, Iterable[ImageRef]]) -> Iterator[int]:
         shard, group = element
@@ -120,19 +120,23 @@ class _ExtractShardFn(beam.DoFn):
         )
 
 
-def _check_fingerprint(job: FeaturesJob, output: Output, fingerprint: str) -> None:
-    if fingerprint != FeaturesParameters.from_json(output.identity.parameters).extractor_fingerprint:
+def _fingerprint_of(output: Output) -> str | None:
+    return FeaturesParameters.from_json(output.identity.parameters).extractor_fingerprint
+
+
+def _check_fingerprint(job: FeaturesJob, planned: str | None, fingerprint: str) -> None:
+    if fingerprint != planned:
         raise InputError(
             f"a worker loads other weights from {job.extractor.weights!r}, or has other files or versions, than the machine that "
             "planned the run: give all of them the same"
         )
 
 
-def _check_worker(job: FeaturesJob, output: Output, gpus: int) -> None:
+def _check_worker(job: FeaturesJob, planned: str | None, gpus: int) -> None:
     """Check, without building the network, that this process has the devices, the precision and the weights of a job."""
     for device in devices_of_worker(job, "", gpus):
         replace(job, device=device).check_device()
-    _check_fingerprint(job, output, job.extractor.describe().fingerprint)
+    _check_fingerprint(job, planned, job.extractor.describe().fingerprint)
 
 
 def _counts(tally: Tally) -> dict[str, int]:
@@ -178,7 +182,9 @@ class ExtractFeatures(beam.PTransform):
         """List the images on a worker, group the references by shard, and write each shard in one call."""
         shards = self.output.identity.shards
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
-        extract = beam.ParDo(_ExtractShardFn(self.job, self.output, self.meter, self.threads, gpus))
+        # Only the launcher compares states: the graph, which holds the output, grows with the shards as little as it can.
+        output = replace(self.output, states=None)
+        extract = beam.ParDo(_ExtractShardFn(self.job, output, self.meter, self.threads, gpus))
         # A reference without an id stands for the shard itself, so that shards without images are written, too.
         todo = [(shard, ImageRef("", "")) for shard in range(shards) if shard not in self.finished]
         refs = (
@@ -302,7 +308,7 @@ def extract_features(
         build,
         execution=execution,
         extras=job.extras(),
-        check=partial(_check_worker, job, output, gpus),
+        check=partial(_check_worker, job, _fingerprint_of(output), gpus),
         overwrite=job.overwrite,
         verify=job.verify,
         update=job.update,

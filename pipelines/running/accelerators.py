@@ -43,11 +43,11 @@ class Accelerator:
         if self.count < 1:
             raise UsageError(f"--gpus-per-worker is {self.count}, expected 1 or more")
 
-    def hints(self) -> dict[str, str | int]:
+    def hints(self) -> dict[str, str]:
         """Return Beam's resource hints for a step that needs the GPUs: one active bundle for each of them."""
         return {
             "accelerator": f"type:{self.type};count:{self.count};install-nvidia-driver",
-            "max_active_bundles_per_worker": self.count,
+            "max_active_bundles_per_worker": str(self.count),
         }
 
     def check(self, options: PipelineOptions) -> None:

@@ -85,7 +85,7 @@ class Begin(beam.PTransform):
         hints: Beam's resource hints for the check, e.g. the GPU that it looks for.
     """
 
-    def __init__(self, values: Iterable[Any], check: FirstWorker | None, hints: Mapping[str, str | int] | None = None) -> None:
+    def __init__(self, values: Iterable[Any], check: FirstWorker | None, hints: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self._hints = hints or {}
         self._values = list(values)

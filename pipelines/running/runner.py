@@ -57,6 +57,9 @@ START_SECONDS = 1200.0
 """Seconds in which the first worker must have started; Dataflow takes minutes to start a machine and install packages."""
 
 
+_LARGEST_GRAPH = 10_000_000  # What Dataflow accepts.
+
+
 @dataclass(frozen=True)
 class Execution:
     """Settings for running a pipeline; none of them changes the result.
@@ -183,6 +186,8 @@ def run_pipeline(
                 check_job_service(options, execution.beam_flags)
             pipeline = beam.Pipeline(options=options)
         build(pipeline)
+        if not execution.runs_here:
+            _refuse_large(pipeline, execution.runner)
         with _quiet() if execution.is_local else runner_log(execution.runner):
             try:
                 result = pipeline.run()
@@ -194,6 +199,15 @@ def run_pipeline(
                 if interrupted:  # Beam has wrapped the interrupt, or failed on its consequences.
                     raise KeyboardInterrupt from error
                 raise _user_error(error) from error
+
+
+def _refuse_large(pipeline: beam.Pipeline, runner: str) -> None:
+    """Refuse a pipeline before it is submitted: it names every shard, and for captions every file."""
+    if (size := pipeline.to_runner_api().ByteSize()) > _LARGEST_GRAPH:
+        raise errors.UsageError(
+            f"the pipeline that {runner} would get is {size:,} bytes, and at most {_LARGEST_GRAPH:,} are accepted: it names every "
+            "shard, and for captions every file. Give fewer --shards, or the captions in fewer files"
+        )
 
 
 def _user_error(error: Exception) -> Exception:
