@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from pipelines.inputs.captions import Selection as Selection
     from pipelines.inputs.captions import open_source as open_captions
     from pipelines.inputs.images import open_images as open_images
+    from pipelines.running.accelerators import Accelerator as Accelerator
     from pipelines.running.jobs import CommitDataset as CommitDataset
     from pipelines.running.progress import show_progress as show_progress
     from pipelines.running.runner import Execution as Execution
@@ -128,6 +129,7 @@ if TYPE_CHECKING:
     from train.runs import open_run as open_run
 
 __all__ = [
+    "Accelerator",
     "BuildVocabulary",
     "CaptionBatch",
     "CaptionChoice",
@@ -263,6 +265,7 @@ _MODULES = {
     "pipelines.features.planning": ("plan_work",),
     "pipelines.inputs.captions": ("open_captions = open_source", "Selection"),
     "pipelines.inputs.images": ("open_images",),
+    "pipelines.running.accelerators": ("Accelerator",),
     "pipelines.running.jobs": ("CommitDataset",),
     "pipelines.running.progress": ("show_progress",),
     "pipelines.running.runner": ("Execution",),

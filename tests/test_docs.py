@@ -47,7 +47,8 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OUR_PACKAGES = {"schemas", "extractors", "pipelines", "train"}
 VARIABLES = {parameter.envvar for command in COMMANDS.values() for parameter in command.params}
 BEAM_FLAGS = {"--runner", "--project", "--experiments"}
-BEAM_FLAGS |= {"--environment_type", "--job_server_timeout", "--sdk_container_image"}
+BEAM_FLAGS |= {"--environment_type", "--job_server_timeout", "--sdk_container_image", "--disk_size_gb", "--max_num_workers"}
+BEAM_FLAGS |= {"--worker_machine_type", "--number_of_worker_harness_threads"}
 OTHER_PROGRAMS = ("pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
 
 

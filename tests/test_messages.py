@@ -30,7 +30,8 @@ CALL = re.compile(r"imagepivot ([a-z]+)(.*?)(?=, imagepivot |$)")
 EXTRA = re.compile(r"imagepivot\[(\w+)\]")
 # Options of other programs: pip, tar, Beam.
 OTHERS = {"--no-build-isolation", "--dereference", "--hard-dereference", "--runner", "--project"}
-OTHERS |= {"--job_endpoint", "--job_server_timeout"}
+OTHERS |= {"--job_endpoint", "--job_server_timeout", "--dataflow_service_options", "--experiments", "--resource_hints"}
+OTHERS |= {"--worker_machine_type"}
 # Words that follow the name in prose, as in "this version of imagepivot reads".
 PROSE = {"has", "reads", "run"}
 

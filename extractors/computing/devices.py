@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
+from threading import Condition
 from typing import Any
 
 import torch
@@ -25,8 +25,11 @@ __all__ = [
 ]
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-# Torch's switches apply to the whole process, and a worker may extract in several threads.
-_switching = Lock()
+# Torch's switches apply to the whole process, and a worker may extract in several threads: what each thread inside `numerics`
+# needs, and what the first of them found. All that are inside need the same.
+_switching = Condition()
+_inside: list[bool] = []
+_found: list[tuple[Any, str, Any]] = []
 _LAYER_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -146,21 +149,29 @@ def numerics(precision: str, device: torch.device) -> Iterator[None]:
     """Make a GPU compute in a precision inside the block, and restore every switch afterwards.
 
     By default torch lets convolutions on a GPU round to TF32; ``fp32`` switches this off. Algorithms that may differ from run to
-    run are switched off too. Only one thread at a time is inside the block.
+    run are switched off too. Threads that need other switches wait; those that need the same are inside together, say one per GPU.
     """
     if device.type != "cuda":
         yield
         return
+    tf32 = precision == "tf32"
     with _switching:
-        switches = _switches(tf32=precision == "tf32")
-        before = [(owner, name, getattr(owner, name)) for owner, name, _ in switches]
-        try:
-            for owner, name, value in switches:
+        _switching.wait_for(lambda: not _inside or _inside[0] == tf32)
+        if not _inside:
+            for owner, name, value in _switches(tf32=tf32):
+                _found.append((owner, name, getattr(owner, name)))
                 setattr(owner, name, value)
-            yield
-        finally:
-            for owner, name, value in before:
-                setattr(owner, name, value)
+        _inside.append(tf32)
+    try:
+        yield
+    finally:
+        with _switching:
+            _inside.pop()
+            if not _inside:
+                for owner, name, value in _found:
+                    setattr(owner, name, value)
+                _found.clear()
+                _switching.notify_all()
 
 
 def _switches(*, tf32: bool) -> list[tuple[Any, str, Any]]:

@@ -32,6 +32,7 @@ from schemas.keys import DEFAULT_SHARDS
 if TYPE_CHECKING:
     from extractors.settings import RegionOptions
     from pipelines.inputs.images import ImageSource
+    from pipelines.running.accelerators import Accelerator
     from schemas.survey import Update
 
 __all__ = ["app"]
@@ -40,6 +41,7 @@ app = typer.Typer()
 
 _REGIONS = "Regions"
 _CHANGES = "When images have changed"
+_ELSEWHERE = "Workers on other machines"
 Backend = Literal["torchvision", "detectron2"]
 
 
@@ -168,6 +170,25 @@ def features(
     workers: Annotated[
         int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per GPU, or one that uses all cores.")
     ] = 0,
+    gpu: Annotated[
+        str,
+        typer.Option(
+            "--gpu",
+            help="Type of GPU for the workers that run the model, e.g. [i]nvidia-l4[/i]; the model runs nowhere else.",
+            rich_help_panel=_ELSEWHERE,
+        ),
+    ] = "",
+    gpus_per_worker: Annotated[
+        int, typer.Option("--gpus-per-worker", help="With --gpu: number of GPUs of a worker.", rich_help_panel=_ELSEWHERE)
+    ] = 1,
+    worker_machine: Annotated[
+        str,
+        typer.Option(
+            "--worker-machine",
+            help="Type of machine for the workers, e.g. [i]g2-standard-4[/i]; the runner's own choice by default.",
+            rich_help_panel=_ELSEWHERE,
+        ),
+    ] = "",
     shared_disk: SharedDisk = False,
     start_timeout: StartTimeout = None,
     config: Config = "",
@@ -200,7 +221,14 @@ def features(
     from pipelines.running.progress import show_progress
     from schemas.tasks import Task
 
-    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout)
+    execution = execution_of(
+        context,
+        workers,
+        shared_disk=shared_disk,
+        start_timeout=start_timeout,
+        accelerator=_accelerator(gpu, gpus_per_worker),
+        worker_machine=worker_machine,
+    )
     job = FeaturesJob(
         images=open_images(
             images,
@@ -232,7 +260,7 @@ def features(
         retry_failed=retry_failed,
         task=Task.parse(task) if task else None,
     )
-    job.check_execution(is_local=execution.is_local)
+    job.check_execution(execution)
     execution.check_locations(job.locations())
     listing = list_images(job)
     _show_not_taken(job.images)
@@ -254,6 +282,14 @@ def features(
         manifest = extract_features(job, execution, meter, listing=listing)
         meter.settle(images=manifest.rows + manifest.failed, failed=manifest.failed)
     finish(manifest, output, max_failures)
+
+
+def _accelerator(gpu: str, count: int) -> Accelerator | None:
+    from pipelines.running.accelerators import Accelerator
+
+    if not gpu and count != 1:
+        raise UsageError(f"--gpus-per-worker is {count} and says how many of which --gpu names the type: give --gpu, too")
+    return Accelerator(gpu, count) if gpu else None
 
 
 def _update(update: bool, **settings: bool) -> Update | None:

@@ -13,6 +13,7 @@ from schemas import events
 from schemas.errors import UsageError
 
 if TYPE_CHECKING:
+    from pipelines.running.accelerators import Accelerator
     from pipelines.running.runner import Execution
 
 __all__ = [
@@ -112,7 +113,13 @@ def several(text: str) -> tuple[str, ...]:
 
 
 def execution_of(
-    context: typer.Context, workers: int, *, shared_disk: bool = False, start_timeout: float | None = None
+    context: typer.Context,
+    workers: int,
+    *,
+    shared_disk: bool = False,
+    start_timeout: float | None = None,
+    accelerator: Accelerator | None = None,
+    worker_machine: str = "",
 ) -> Execution:
     """Return how to run a pipeline, from its options and the flags behind ``--`` or, without any, those of the file.
 
@@ -130,4 +137,6 @@ def execution_of(
         beam_flags=tuple(flags),
         shared_disk=shared_disk,
         start_timeout=START_SECONDS if start_timeout is None else start_timeout,
+        accelerator=accelerator,
+        worker_machine=worker_machine,
     )

@@ -11,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from queue import SimpleQueue
 
 import apache_beam as beam
 import numpy as np
@@ -25,8 +27,9 @@ from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_nam
 from pipelines.features.forward import Tally, refuse_duplicates
 from pipelines.features.job import FeaturesJob
 from pipelines.features.shards import make_shard
-from pipelines.features.workers import count_gpus, decoding_threads, device_of_worker
+from pipelines.features.workers import count_gpus, decoding_threads, devices_of_worker
 from pipelines.inputs.images import ImageRef, ImageSource, Listing
+from pipelines.running.accelerators import Accelerator
 from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.jobs import CommitDataset, run_job
 from pipelines.running.progress import Meter
@@ -44,18 +47,34 @@ __all__ = ["ExtractFeatures", "extract_features", "extract_task", "list_images",
 
 
 class _Loaded:
-    """Holds an extractor: Beam's ``Shared`` keeps weak references, which need a class that allows them."""
+    """The extractors of a process, one on each of its devices; each of them makes one shard at a time, in whatever thread.
 
-    def __init__(self, extractor: extractors.Extractor) -> None:
-        self.extractor = extractor
+    Beam's ``Shared`` keeps weak references, which need a class that allows them.
+    """
+
+    def __init__(self, loaded: Sequence[extractors.Extractor]) -> None:
+        self.fingerprints = [extractor.fingerprint for extractor in loaded]
+        self._free: SimpleQueue[extractors.Extractor] = SimpleQueue()
+        for extractor in loaded:
+            self._free.put(extractor)
+
+    @contextmanager
+    def extractor(self) -> Iterator[extractors.Extractor]:
+        """Wait for an extractor that is free."""
+        extractor = self._free.get()
+        try:
+            yield extractor
+        finally:
+            self._free.put(extractor)
 
 
 class _ExtractShardFn(beam.DoFn):
-    def __init__(self, job: FeaturesJob, output: Output, meter: Meter, threads: int) -> None:
+    def __init__(self, job: FeaturesJob, output: Output, meter: Meter, threads: int, gpus: int) -> None:
         self._job = job
         self._output = output
         self._meter = meter
         self._threads = threads
+        self._gpus = gpus
         self._shared = Shared()
         self._counters = {name: Metrics.counter("ExtractFeatures", name) for name in (*_counts(Tally()), "bytes_written")}
 
@@ -64,24 +83,27 @@ class _ExtractShardFn(beam.DoFn):
 
         if self._threads:
             torch.set_num_threads(self._threads)
-        device = device_of_worker(self._job, os.environ.get("WORKER_ID", ""))
-        self._loaded = self._shared.acquire(lambda: _Loaded(self._job.extractor.load(device)))
-        _check_fingerprint(self._job, self._output, self._loaded.extractor.fingerprint)
+        devices = devices_of_worker(self._job, os.environ.get("WORKER_ID", ""), self._gpus)
+        self._loaded = self._shared.acquire(lambda: _Loaded([self._job.extractor.load(device) for device in devices]))
+        for fingerprint in self._loaded.fingerprints:
+            _check_fingerprint(self._job, _fingerprint_of(self._output), fingerprint)
 
     def process(self, element: tuple[int, Iterable[ImageRef]]) -> Iterator[int]:
         shard, group = element
-        tally = make_shard(
-            self._output,
-            shard,
-            [ref for ref in (ImageRef(*fields) for fields in group) if ref.image_id],
-            images=self._job.images,
-            extractor=self._loaded.extractor,
-            batch_size=self._job.batch_size or self._loaded.extractor.description.batch_size,
-            threads=decoding_threads(self._job, self._threads),
-            update=self._job.update,
-            retry_failed=self._job.retry_failed,
-            on_batch=self._show,
-        )
+        cores = (os.cpu_count() or 1) // self._gpus if self._gpus > 1 else self._threads
+        with self._loaded.extractor() as extractor:
+            tally = make_shard(
+                self._output,
+                shard,
+                [ref for ref in (ImageRef(*fields) for fields in group) if ref.image_id],
+                images=self._job.images,
+                extractor=extractor,
+                batch_size=self._job.batch_size or extractor.description.batch_size,
+                threads=decoding_threads(self._job, cores),
+                update=self._job.update,
+                retry_failed=self._job.retry_failed,
+                on_batch=self._show,
+            )
         size = self._output.folder.size(self._output.name(shard)) or 0
         for name, count in {**_counts(tally), "bytes_written": size}.items():
             self._counters[name].inc(count)
@@ -98,18 +120,23 @@ class _ExtractShardFn(beam.DoFn):
         )
 
 
-def _check_fingerprint(job: FeaturesJob, output: Output, fingerprint: str) -> None:
-    if fingerprint != FeaturesParameters.from_json(output.identity.parameters).extractor_fingerprint:
+def _fingerprint_of(output: Output) -> str | None:
+    return FeaturesParameters.from_json(output.identity.parameters).extractor_fingerprint
+
+
+def _check_fingerprint(job: FeaturesJob, planned: str | None, fingerprint: str) -> None:
+    if fingerprint != planned:
         raise InputError(
             f"a worker loads other weights from {job.extractor.weights!r}, or has other files or versions, than the machine that "
             "planned the run: give all of them the same"
         )
 
 
-def _check_worker(job: FeaturesJob, output: Output) -> None:
-    """Check, without building the network, that this process has the device, the precision and the weights of a job."""
-    job.check_device()
-    _check_fingerprint(job, output, job.extractor.describe().fingerprint)
+def _check_worker(job: FeaturesJob, planned: str | None, gpus: int) -> None:
+    """Check, without building the network, that this process has the devices, the precision and the weights of a job."""
+    for device in devices_of_worker(job, "", gpus):
+        replace(job, device=device).check_device()
+    _check_fingerprint(job, planned, job.extractor.describe().fingerprint)
 
 
 def _counts(tally: Tally) -> dict[str, int]:
@@ -140,6 +167,7 @@ class ExtractFeatures(beam.PTransform):
         meter: counts images.
         threads: torch's threads in each worker; 0 for torch's own number.
         check: what the first worker on another machine checks; None on this one.
+        accelerator: the GPUs of workers on other machines, each a single process; None for workers without, or of other kinds.
     """
 
     job: FeaturesJob
@@ -148,22 +176,27 @@ class ExtractFeatures(beam.PTransform):
     meter: Meter = Meter()
     threads: int = 0
     check: FirstWorker | None = None
+    accelerator: Accelerator | None = None
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """List the images on a worker, group the references by shard, and write each shard in one call."""
         shards = self.output.identity.shards
+        gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
+        # Only the launcher compares states: the graph, which holds the output, grows with the shards as little as it can.
+        output = replace(self.output, states=None)
+        extract = beam.ParDo(_ExtractShardFn(self.job, output, self.meter, self.threads, gpus))
         # A reference without an id stands for the shard itself, so that shards without images are written, too.
         todo = [(shard, ImageRef("", "")) for shard in range(shards) if shard not in self.finished]
         refs = (
             begin
-            | "Start" >> Begin([b""], self.check)
+            | "Start" >> Begin([b""], self.check, hints)
             | "ListImages" >> beam.FlatMap(_refs_by_shard, self.job.images, shards, self.finished)
         )
         return (
             (refs, begin | "EveryShard" >> beam.Create(todo))
             | "RefsAndShards" >> beam.Flatten()
             | "GroupByShard" >> beam.GroupByKey()  # Also the fusion break before the model.
-            | "ExtractShard" >> beam.ParDo(_ExtractShardFn(self.job, self.output, self.meter, self.threads))
+            | "ExtractShard" >> extract.with_resource_hints(**hints)
         )
 
 
@@ -257,9 +290,13 @@ def extract_features(
     """
     if job.task is not None:
         raise UsageError(f"the job is task {job.task} of an array job: extract_task makes its shards, commit_tasks the dataset")
+    job.check_execution(execution)
     execution.check_locations(job.locations())
     if not execution.runs_here:
         job = replace(job, extractor=job.extractor.located())
+    gpus = 0
+    if execution.accelerator is not None:  # Without a GPU there, no worker may fall back to its CPU.
+        job, gpus = replace(job, device="cuda"), execution.accelerator.count
     output, execution, extraction = _prepare(job, execution, meter, listing)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
@@ -271,7 +308,7 @@ def extract_features(
         build,
         execution=execution,
         extras=job.extras(),
-        check=partial(_check_worker, job, output),
+        check=partial(_check_worker, job, _fingerprint_of(output), gpus),
         overwrite=job.overwrite,
         verify=job.verify,
         update=job.update,
@@ -300,7 +337,7 @@ def extract_task(
     """
     if job.task is None:
         raise UsageError("the job has no task, e.g. Task(0, 64): extract_features makes the whole dataset")
-    job.check_execution(is_local=execution.is_local)
+    job.check_execution(execution)
     output, execution, extraction = _prepare(job, execution, meter, listing)
     return complete_task(
         output,
@@ -324,4 +361,5 @@ def _prepare(
         execution = replace(execution, workers=max(1, count_gpus(job)))
     workers = execution.local_workers if execution.is_local else 1
     threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
-    return output, execution, lambda finished, check: ExtractFeatures(job, output, finished, meter, threads, check)
+    accelerator = execution.accelerator
+    return output, execution, lambda finished, check: ExtractFeatures(job, output, finished, meter, threads, check, accelerator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from extractors import ExtractorRequest
 from pipelines.inputs.images import ImageSource
@@ -12,6 +13,9 @@ from schemas.errors import UsageError
 from schemas.keys import DEFAULT_SHARDS, check_shards
 from schemas.survey import Update
 from schemas.tasks import Task
+
+if TYPE_CHECKING:
+    from pipelines.running.runner import Execution
 
 __all__ = ["FeaturesJob"]
 
@@ -84,16 +88,19 @@ class FeaturesJob:
 
         check_request(self.device, self.extractor.precision, compile=self.extractor.compile)
 
-    def check_execution(self, *, is_local: bool) -> None:
-        """Check that the tasks of an array job run where they are started.
-
-        Args:
-            is_local: whether the pipeline runs on this machine.
+    def check_execution(self, execution: Execution) -> None:
+        """Check that the job can run where it is to run.
 
         Raises:
-            UsageError: the job has a task, and the pipeline would run elsewhere.
+            UsageError: the job is a task of an array job, and the pipeline would run elsewhere; or the workers have GPUs, and the
+                job names another device.
         """
-        if self.task is not None and not is_local:
+        if execution.accelerator is not None and self.device not in ("auto", "cuda"):
+            raise UsageError(
+                f"--device is {self.device!r}, and --gpu {execution.accelerator.type!r}: the model runs on all GPUs of a worker. "
+                "Leave one of the two out"
+            )
+        if self.task is not None and not execution.is_local:
             raise UsageError(
                 f"--task is '{self.task}', and behind -- stands --runner: a task makes its shards on the machine on which it is "
                 "started, and a Beam runner deals out all of them by itself. Leave out one of the two"

@@ -7,7 +7,7 @@ import re
 
 from pipelines.features.job import FeaturesJob
 
-__all__ = ["count_gpus", "decoding_threads", "device_of_worker"]
+__all__ = ["count_gpus", "decoding_threads", "devices_of_worker"]
 
 
 def count_gpus(job: FeaturesJob) -> int:
@@ -17,19 +17,22 @@ def count_gpus(job: FeaturesJob) -> int:
     return torch.cuda.device_count() if job.device in ("auto", "cuda") and torch.cuda.is_available() else 0
 
 
-def device_of_worker(job: FeaturesJob, worker_id: str) -> str:
-    """Return the device of a worker process: of several GPUs the numbered workers take theirs in turn.
+def devices_of_worker(job: FeaturesJob, worker_id: str, gpus: int = 0) -> tuple[str, ...]:
+    """Return the devices of a worker process: of several GPUs the numbered workers take theirs in turn.
 
     Args:
         job: the job.
         worker_id: the name that Beam gives a local worker, e.g. ``worker_3``.
+        gpus: number of GPUs of the machine if this process is the only one on it; 0 if there may be others.
 
     Returns:
-        ``cuda:N``, or the job's own device if there are not several.
+        All of them for the only process; ``cuda:N``, or the job's own device if there are not several, for another.
     """
+    if gpus:
+        return tuple(f"cuda:{index}" for index in range(gpus))
     number = re.search(r"(\d+)$", worker_id)
-    gpus = count_gpus(job)
-    return f"cuda:{int(number[1]) % gpus}" if gpus > 1 and number else job.device
+    several = count_gpus(job)
+    return (f"cuda:{int(number[1]) % several}" if several > 1 and number else job.device,)
 
 
 def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:

@@ -7,7 +7,7 @@ not wait for ever.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -82,10 +82,12 @@ class Begin(beam.PTransform):
     Args:
         values: the values.
         check: the check; None for a run on this machine.
+        hints: Beam's resource hints for the check, e.g. the GPU that it looks for.
     """
 
-    def __init__(self, values: Iterable[Any], check: FirstWorker | None) -> None:
+    def __init__(self, values: Iterable[Any], check: FirstWorker | None, hints: Mapping[str, str] | None = None) -> None:
         super().__init__()
+        self._hints = hints or {}
         self._values = list(values)
         self._check = check
 
@@ -93,9 +95,8 @@ class Begin(beam.PTransform):
         """Check and yield in one function, so that nothing goes on without the check."""
         if self._check is None:
             return begin | "Values" >> beam.Create(self._values)
-        return (
-            begin | "Once" >> beam.Impulse() | "FirstWorker" >> beam.FlatMap(_checked, values=self._values, check=self._check)
-        )
+        checked = beam.FlatMap(_checked, values=self._values, check=self._check).with_resource_hints(**self._hints)
+        return begin | "Once" >> beam.Impulse() | "FirstWorker" >> checked
 
 
 def _checked(_impulse: bytes, values: list[Any], check: FirstWorker) -> Iterator[Any]:

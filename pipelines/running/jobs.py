@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import apache_beam as beam
@@ -71,6 +71,7 @@ class CommitDataset(beam.PTransform):
 
     def __init__(self, output: Output, *, libraries: tuple[str, ...], statistics: Statistics | None = None) -> None:
         super().__init__()
+        output = replace(output, listings=None, states=None)  # Only the launcher compares them, and the graph stays small.
         self._commit = _Commit(output=output, libraries=libraries, statistics=statistics)
 
     def expand(self, results: beam.PCollection) -> beam.PCollection:

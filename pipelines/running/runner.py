@@ -23,10 +23,11 @@ from pathlib import Path
 from types import FrameType
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions, StandardOptions
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions, StandardOptions, WorkerOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
+from pipelines.running.accelerators import Accelerator, check_machine
 from pipelines.running.remote import check_job_service, runner_log, wait
 from pipelines.running.staging import stage
 from schemas import errors
@@ -56,6 +57,9 @@ START_SECONDS = 1200.0
 """Seconds in which the first worker must have started; Dataflow takes minutes to start a machine and install packages."""
 
 
+_LARGEST_GRAPH = 10_000_000  # What Dataflow accepts.
+
+
 @dataclass(frozen=True)
 class Execution:
     """Settings for running a pipeline; none of them changes the result.
@@ -65,16 +69,37 @@ class Execution:
         beam_flags: flags for Beam, e.g. ``--runner=DataflowRunner``; if they name a runner, nothing runs locally.
         shared_disk: the workers of that runner see local paths as this machine does.
         start_timeout: seconds in which the first worker of that runner must have started.
+        accelerator: the GPUs of that runner's workers, for steps that run a model; None for workers without.
+        worker_machine: the type of machine of that runner's workers, e.g. ``g2-standard-4``; empty for the runner's own choice.
     """
 
     workers: int = 0
     beam_flags: tuple[str, ...] = ()
     shared_disk: bool = False
     start_timeout: float = START_SECONDS
+    accelerator: Accelerator | None = None
+    worker_machine: str = ""
 
     def __post_init__(self) -> None:
         if not self.start_timeout > 0:
             raise errors.UsageError(f"--start-timeout is {self.start_timeout}, expected more than 0 seconds")
+        self._check_workers()
+
+    def _check_workers(self) -> None:
+        """Check what is said of workers on other machines."""
+        accelerator, machine = self.accelerator, self.worker_machine
+        asked = [("--gpu", accelerator.type if accelerator else ""), ("--worker-machine", machine)]
+        for option, value in asked:
+            if value and self.runs_here:
+                raise errors.UsageError(
+                    f"{option} is {value!r}, and the workers run on this machine: it is for those of another runner, as behind -- "
+                    "in -- --runner=DataflowRunner. Leave it out here; a GPU of this machine is used by --device cuda"
+                )
+        flags = PipelineOptions(list(self.beam_flags))
+        if accelerator is not None:
+            accelerator.check(flags)
+        if machine:
+            check_machine(machine, flags)
 
     @property
     def is_local(self) -> bool:
@@ -94,7 +119,12 @@ class Execution:
     @property
     def options(self) -> PipelineOptions:
         """Beam's options."""
-        return PipelineOptions(list(self.beam_flags), save_main_session=False)
+        options = PipelineOptions(list(self.beam_flags), save_main_session=False)
+        if self.accelerator is not None:
+            self.accelerator.configure(options)
+        if self.worker_machine:
+            options.view_as(WorkerOptions).machine_type = self.worker_machine
+        return options
 
     @property
     def runner(self) -> str:
@@ -156,6 +186,8 @@ def run_pipeline(
                 check_job_service(options, execution.beam_flags)
             pipeline = beam.Pipeline(options=options)
         build(pipeline)
+        if not execution.runs_here:
+            _refuse_large(pipeline, execution.runner)
         with _quiet() if execution.is_local else runner_log(execution.runner):
             try:
                 result = pipeline.run()
@@ -167,6 +199,15 @@ def run_pipeline(
                 if interrupted:  # Beam has wrapped the interrupt, or failed on its consequences.
                     raise KeyboardInterrupt from error
                 raise _user_error(error) from error
+
+
+def _refuse_large(pipeline: beam.Pipeline, runner: str) -> None:
+    """Refuse a pipeline before it is submitted: it names every shard, and for captions every file."""
+    if (size := pipeline.to_runner_api().ByteSize()) > _LARGEST_GRAPH:
+        raise errors.UsageError(
+            f"the pipeline that {runner} would get is {size:,} bytes, and at most {_LARGEST_GRAPH:,} are accepted: it names every "
+            "shard, and for captions every file. Give fewer --shards, or the captions in fewer files"
+        )
 
 
 def _user_error(error: Exception) -> Exception:

@@ -6,6 +6,7 @@ The workers' folder holds a package ``schemas`` and a module ``train`` that are 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -195,16 +196,17 @@ def test_a_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
     assert "Traceback" not in done.stderr
 
 
-def test_a_worker_without_the_device(cluster, inputs, imagepivot, tmp_path):
+@pytest.mark.parametrize("options", [("--device", "cuda"), ("--gpu", "nvidia-l4")])
+def test_a_worker_without_the_device(cluster, inputs, imagepivot, tmp_path, options):
     """The launcher needs no GPU; the first worker says that it has none, and no image is looked at."""
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     folder = shutil.copytree(inputs, tmp_path / "inputs")
-    done = imagepivot(*commands("--shared-disk")[-1], "--device", "cuda", "--", *cluster.flags, cwd=folder, code=2)
+    done = imagepivot(*commands("--shared-disk")[-1], *options, "--", *cluster.flags, cwd=folder, code=2)
     message = " ".join(done.stderr.replace("│", " ").split())
-    assert "the first worker cannot do the work: device 'cuda' is not on this host" in message
+    assert re.search(r"the first worker cannot do the work: device 'cuda(:0)?' is not on this host", message)
     assert not [path for path in (folder / "features").rglob("*") if path.is_file()]
 
 

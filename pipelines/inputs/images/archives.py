@@ -3,9 +3,9 @@
 Cost of reading. A hash of its id assigns an image to one of our shards, so the images of a shard are scattered over all archives.
 
 * A tar is listed by its headers. A member is read by its offset: one range of bytes per image, in any order.
-* Parquet cannot be read row by row: any image costs its row group. ``in_reading_order`` sorts a shard's images by their place, so
-  that a row group is read once for each of our shards that has images in it: the whole source is read about as many times as
-  there are shards. Row groups of a few dozen MB at most keep memory small; few shards keep reading short.
+* Parquet cannot be read row by row: any image costs its row group. A process reads each row group once, and keeps its images in a
+  temporary file for all its shards (`pipelines.inputs.images.row_groups`). ``in_reading_order`` sorts a shard's images by their
+  place, so that one row group at a time is in memory; those of a few dozen MB at most keep that small.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Literal, cast
 
@@ -28,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.inputs.images.base import IdRule, ImageRef, ImageSource
-from pipelines.inputs.images.row_groups import RowGroupCache
+from pipelines.inputs.images.row_groups import RowGroups, first_rows, read_metadata
 from pipelines.inputs.images.selection import EXTENSIONS, NotTaken, crosses_folders, is_image
 from schemas.errors import InputError
 from schemas.filesystems import storage_errors
@@ -281,8 +279,7 @@ class ImagesInParquet(_Archives):
 
     def refs(self) -> Iterator[ImageRef]:
         """List the images, file by file, and drop whatever is cached of earlier reading."""
-        _row_groups.cache_clear()
-        _CACHE.clear()
+        _ROW_GROUPS.clear()
         return super().refs()
 
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
@@ -290,18 +287,18 @@ class ImagesInParquet(_Archives):
         return sorted(refs, key=lambda ref: (ref.uri.rpartition("/")[0], ref.offset))
 
     def read(self, ref: ImageRef) -> bytes:
-        """Return the bytes of one row by reading its row group, which stays in memory for the next row."""
+        """Return the bytes of one row; the first of a row group reads all of it for the others, too."""
         name = ref.uri.rpartition("/")[0]
         try:
-            starts = _row_groups(self.folder, name)
+            starts = first_rows(self.folder, name)
             group = bisect_right(starts, ref.offset) - 1
-            column = _CACHE.get((self.folder.location, name, group), lambda: _read_column(self.folder, name, group))
-            value = column[ref.offset - starts[group]].as_py()
+            values = _ROW_GROUPS.get((self.folder.location, name, group), lambda: _read_column(self.folder, name, group))
+            value = values.value(ref.offset - starts[group])
         except (pa.ArrowException, IndexError) as error:
             raise OSError(errno.EIO, "the Parquet file is broken, or was changed") from error
         if value is None:
             raise OSError(errno.ENODATA, "the row holds no image")
-        return bytes(value)
+        return value
 
     def _kind(self) -> ArchiveKind:
         return "parquet"
@@ -339,15 +336,7 @@ class ImagesInParquet(_Archives):
             yield ImageRef(image_id, f"{name}/{row}", offset=row)
 
 
-_CACHE = RowGroupCache()
-
-
-@lru_cache(maxsize=4096)
-def _row_groups(folder: Folder, name: str) -> tuple[int, ...]:
-    """Return the first row of each row group of a file, followed by the number of rows."""
-    with folder.open(name) as file:
-        metadata = pq.read_metadata(file)
-    return tuple(accumulate((metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)), initial=0))
+_ROW_GROUPS = RowGroups()
 
 
 def _read_paths(table: pq.ParquetFile, column: str) -> list[str | None]:
@@ -361,7 +350,7 @@ def _read_paths(table: pq.ParquetFile, column: str) -> list[str | None]:
 
 def _read_column(folder: Folder, name: str, group: int) -> pa.ChunkedArray:
     with folder.open(name) as file:
-        table = pq.ParquetFile(file)
+        table = pq.ParquetFile(file, metadata=read_metadata(folder, name))
         column = _bytes_column(table.schema_arrow)
         if column is None:
             raise pa.ArrowInvalid("no image bytes")

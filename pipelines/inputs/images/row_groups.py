@@ -1,17 +1,150 @@
-"""A cache of row groups of Parquet files, for the next row that is needed."""
+"""Row groups of Parquet files, read once by a process: the values of all their rows go to a temporary file.
+
+Any row costs its whole row group, and a hash deals out the rows to shards: nearly every row group has rows of nearly every shard.
+The file has no name, so that it is gone with the process. It takes at most half of the room that is free when it is made; row
+groups beyond that stay in memory as far as they fit, and are read again for other shards.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from functools import lru_cache
+from itertools import accumulate
+from typing import IO, Any, Protocol
 
-__all__ = ["CACHE_BYTES", "RowGroupCache"]
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.storage import Folder
+
+__all__ = ["CACHE_BYTES", "RowGroupCache", "RowGroups", "Values", "first_rows", "read_metadata"]
 
 CACHE_BYTES = 256 << 20
-"""Bytes of row groups that a process keeps; a larger row group is kept alone."""
+"""Bytes of row groups that a process keeps in memory; a larger row group is kept alone."""
+
+
+class Values(Protocol):
+    """The values of one row group."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values that are in memory."""
+
+    def value(self, row: int) -> bytes | None:
+        """Return the value of a row, counted from 0; None for a null.
+
+        Raises:
+            IndexError: there is no such row.
+            OSError: it cannot be read.
+        """
+
+
+class _InMemory:
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self._column = column
+
+    @property
+    def nbytes(self) -> int:
+        return self._column.nbytes
+
+    def value(self, row: int) -> bytes | None:
+        value = self._column[row].as_py()
+        return None if value is None else bytes(value)
+
+
+class _OnDisk:
+    def __init__(self, file: IO[bytes], start: int) -> None:
+        self._file = file  # Open as long as there are values in it.
+        self._ends = array("q", [start])
+        self._nulls: set[int] = set()
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+    def add(self, size: int | None) -> None:
+        if size is None:
+            self._nulls.add(len(self._ends) - 1)
+        self._ends.append(self._ends[-1] + (size or 0))
+
+    def value(self, row: int) -> bytes | None:
+        start, end = self._ends[row], self._ends[row + 1]
+        return None if row in self._nulls else os.pread(self._file.fileno(), end - start, start)
+
+
+class RowGroups:
+    """The row groups that a process has read. Threads that need the same one read it once.
+
+    Args:
+        memory: bytes to keep in memory.
+    """
+
+    def __init__(self, memory: int = CACHE_BYTES) -> None:
+        self._cache = RowGroupCache(memory)
+        self._lock = threading.Lock()
+        self._on_disk: dict[Any, Values] = {}  # Eight bytes per row; never dropped for what is in memory.
+        self._file: IO[bytes] | None = None
+        self._room = 0
+
+    def get(self, key: Any, load: Callable[[], pa.ChunkedArray]) -> Values:
+        """Return the values of a row group, reading it if necessary; an error of ``load`` is raised and not kept."""
+        values = self._on_disk.get(key)
+        return values or self._cache.get(key, lambda: self._keep(key, load()))
+
+    def clear(self) -> None:
+        """Drop all row groups, and their file once nothing is read from it; what is known of Parquet files, too."""
+        first_rows.cache_clear()
+        read_metadata.cache_clear()
+        self._cache.clear()
+        with self._lock:
+            self._on_disk.clear()
+            self._file = None
+
+    def _keep(self, key: Any, column: pa.ChunkedArray) -> Values:
+        with self._lock:
+            try:
+                if self._file is None:
+                    self._file = tempfile.TemporaryFile(prefix="imagepivot-", buffering=0)  # noqa: SIM115 -- stays open
+                    self._room = shutil.disk_usage(tempfile.gettempdir()).free // 2
+                start = self._file.seek(0, os.SEEK_END)
+                if start + column.nbytes > self._room:
+                    return _InMemory(column)
+                values = _OnDisk(self._file, start)
+                for scalar in column:
+                    data = scalar.as_py()
+                    values.add(None if data is None else len(data))
+                    _write(self._file, memoryview(bytes(data or b"")))
+            except OSError:  # The disk is full after all, or lets nobody write.
+                self._room = 0
+                return _InMemory(column)
+            self._on_disk[key] = values
+            return values
+
+
+@lru_cache(maxsize=16)  # Large in memory: for the row groups of a file that are read one after the other.
+def read_metadata(folder: Folder, name: str) -> pq.FileMetaData:
+    """Return what the footer of a Parquet file says."""
+    with folder.open(name) as file:
+        return pq.read_metadata(file)
+
+
+@lru_cache(maxsize=4096)
+def first_rows(folder: Folder, name: str) -> tuple[int, ...]:
+    """Return the first row of each row group of a Parquet file, followed by the number of rows."""
+    metadata = read_metadata(folder, name)
+    return tuple(accumulate((metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)), initial=0))
+
+
+def _write(file: IO[bytes], data: memoryview) -> None:
+    while data:
+        data = data[file.write(data) :]
 
 
 class RowGroupCache:

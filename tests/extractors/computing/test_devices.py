@@ -91,7 +91,7 @@ def test_numerics_restore_after_an_error_and_touch_nothing_for_a_cpu():
         assert switches() == before
 
 
-def test_one_thread_at_a_time_switches_a_gpu():
+def test_a_thread_that_needs_other_switches_waits():
     """Otherwise one thread would restore switches that another still needs."""
     entered = Event()
 
@@ -105,6 +105,26 @@ def test_one_thread_at_a_time_switches_a_gpu():
         assert not entered.wait(0.2)
     thread.join(30)
     assert entered.is_set()
+
+
+def test_threads_that_need_the_same_switches_compute_at_once():
+    """One per GPU: the last one restores the switches."""
+    before, entered, leave = switches(), Event(), Event()
+
+    def other() -> None:
+        with numerics("bf16", torch.device("cuda", 1)):
+            entered.set()
+            assert leave.wait(30)
+
+    thread = Thread(target=other)
+    with numerics("fp32", GPU):
+        inside = switches()
+        thread.start()
+        assert entered.wait(30)
+    assert switches() == inside != before
+    leave.set()
+    thread.join(30)
+    assert switches() == before
 
 
 def test_cast_layers_leave_a_norm_that_they_hold():

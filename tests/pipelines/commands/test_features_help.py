@@ -12,6 +12,13 @@ from schemas.errors import UsageError
 RUNNER = CliRunner()
 
 
+def test_the_help_has_a_panel_for_workers_elsewhere(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = RUNNER.invoke(cli.app, ["features", "--help"]).output
+    panel = text[text.index("─ Workers on other machines ─") :].partition("╰")[0]
+    assert all(option in panel for option in ("--gpu ", "--gpus-per-worker ", "--worker-machine "))
+
+
 def test_the_help_names_extractors_and_kinds_of_source(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = " ".join(RUNNER.invoke(cli.app, ["features", "--help"]).output.replace("│", " ").split())
@@ -42,6 +49,11 @@ def test_extractors_are_listed(monkeypatch):
         ([], "IMAGES is missing, expected two: imagepivot features IMAGES OUTPUT"),
         (["photos"], "OUTPUT is missing"),
         (["photos", "out", "--json"], "--json is for --list-extractors"),
+        (["photos", "out", "--gpus-per-worker", "2"], "--gpus-per-worker is 2 and says how many of which --gpu names the type"),
+        (["photos", "out", "--gpu", "nvidia-l4", "--gpus-per-worker", "0"], "--gpus-per-worker is 0, expected 1 or more"),
+        (["photos", "out", "--gpu", "nvidia-l4"], "--gpu is 'nvidia-l4', and the workers run on this machine"),
+        (["photos", "out", "--gpu", "nvidia-l4", "--task", "0/2"], "--gpu is 'nvidia-l4', and the workers run on this machine"),
+        (["photos", "out", "--worker-machine", "m"], "--worker-machine is 'm', and the workers run on this machine"),
     ],
 )
 def test_wrong_usage(arguments, message):

@@ -14,7 +14,7 @@ from rich.console import Console
 from pipelines.features.extract import extract_features, list_images
 from pipelines.features.job import FeaturesJob
 from pipelines.features.planning import plan_table, plan_work
-from pipelines.features.workers import device_of_worker
+from pipelines.features.workers import devices_of_worker
 from pipelines.inputs.images import open_images
 from pipelines.running.runner import Execution
 from schemas.errors import DatasetError, InputError, UsageError
@@ -174,4 +174,4 @@ def test_workers_take_the_gpus_in_turn(images, tmp_path, monkeypatch, device, gp
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     job = FeaturesJob(images=open_images(images), output=str(tmp_path / "f"), device=device)
-    assert device_of_worker(job, worker) == expected
+    assert devices_of_worker(job, worker) == (expected,)

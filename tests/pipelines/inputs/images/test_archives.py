@@ -10,17 +10,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 
 from extractors import Description, Extractor, ExtractorRequest
 from pipelines.features.extract import extract_features
 from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import ImageRef, ImagesInFolder, ImageTable, Listing, open_images
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind
-from pipelines.inputs.images.row_groups import RowGroupCache
+from pipelines.inputs.images.row_groups import RowGroups
 from pipelines.running.runner import Execution
 from schemas.errors import InputError
 from schemas.features import FeatureSpec
 from schemas.storage import Folder
+from tests.fake_extractors import use_colours
 
 IMAGES = {f"{number:06d}": bytes([number]) * (number * 997 % 3000) for number in range(1, 40)}
 
@@ -383,7 +385,7 @@ def test_the_order_of_reading_is_that_of_the_rows(tmp_path):
 
 
 def test_many_threads_read_many_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.inputs.images.archives._CACHE", RowGroupCache(limit=20_000))
+    monkeypatch.setattr("pipelines.inputs.images.archives._ROW_GROUPS", RowGroups(memory=100))
     path = write_parquet(tmp_path / "a.parquet", IMAGES)
     source = open_images(path)
     refs, wrong = list(source.refs()), []
@@ -416,6 +418,79 @@ class Thumbnails(Extractor):
 
     def extract(self, batch):
         return batch.numpy()
+
+
+class Counted(io.RawIOBase):
+    """A file that counts the bytes that are read from it."""
+
+    def __init__(self, file, counts) -> None:
+        self._file, self._counts = file, counts
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, *arguments) -> int:
+        return self._file.seek(*arguments)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def _count(self, data: bytes) -> bytes:
+        self._counts.append(len(data))
+        return data
+
+    def read(self, size=-1) -> bytes:
+        return self._count(self._file.read(None if size is None or size < 0 else size))
+
+    def readinto(self, buffer) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read_at(self, size, offset) -> bytes:
+        return self._count(self._file.read_at(size, offset))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [2, 64])
+@pytest.mark.parametrize("kind", ["tars", "parquet"])
+def test_archives_are_read_about_once_whatever_the_number_of_shards(tmp_path, monkeypatch, kind, shards):
+    """Listings read headers or ids: small images make much of them. A second run finds all shards finished, and only lists."""
+    use_colours(monkeypatch)
+    generator = np.random.default_rng(0)
+    images = {}
+    for number in range(400):
+        stream = io.BytesIO()
+        Image.fromarray(generator.integers(0, 256, (48, 48, 3), np.uint8)).save(stream, "PNG")
+        images[f"i{number}"] = stream.getvalue()
+    names = list(images)
+    for part in range(4):
+        some = {name: images[name] for name in names[part::4]}
+        if kind == "tars":
+            write_tar(tmp_path / kind / f"{part}.tar", webdataset(some))
+        else:
+            write_parquet(tmp_path / kind / f"{part}.parquet", some, group=10)
+    size = sum(path.stat().st_size for path in (tmp_path / kind).iterdir())
+    counts, opened = [], Folder.open
+    monkeypatch.setattr(
+        Folder,
+        "open",
+        lambda folder, name: Counted(opened(folder, name), counts) if folder.location.endswith(kind) else opened(folder, name),
+    )
+    # Of 40 row groups, nothing but one stays in memory.
+    monkeypatch.setattr("pipelines.inputs.images.archives._ROW_GROUPS", RowGroups(memory=1))
+    job = FeaturesJob(images=open_images(tmp_path / kind), output=str(tmp_path / "out"), device="cpu", shards=shards)
+    assert extract_features(job, Execution(workers=1)).rows == len(images)
+    first = sum(counts)
+    assert 0.6 * size < first < 1.4 * size
+    extract_features(job, Execution(workers=1))
+    assert sum(counts) - first < 0.2 * size
 
 
 @pytest.mark.slow

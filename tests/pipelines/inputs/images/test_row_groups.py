@@ -1,10 +1,15 @@
+import errno
+import shutil
+import tempfile
 import threading
 import time
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
-from pipelines.inputs.images.row_groups import RowGroupCache
+from pipelines.inputs.images import row_groups
+from pipelines.inputs.images.row_groups import RowGroupCache, RowGroups
 
 
 def group(size):
@@ -63,3 +68,93 @@ def test_an_error_is_not_kept():
         with pytest.raises(OSError, match="in the middle"):
             cache.get("key", fail)
     assert cache.get("key", lambda: group(3)).nbytes == 3
+
+
+# --- values on disk --------------------------------------------------------------------------------------------------
+
+GROUPS = {
+    name: [f"{name}{row}".encode() * (100 + row) if row % 5 else (None if row % 2 else b"") for row in range(40)]
+    for name in "abc"
+}
+
+
+class Reader:
+    """Reads every row of every group several times, and counts how often a group is loaded."""
+
+    def __init__(self, **options) -> None:
+        self.groups, self.loads = RowGroups(**options), []
+
+    def read(self, times: int = 3) -> dict[str, list[bytes | None]]:
+        found = {}
+        for _ in range(times):
+            for name, values in GROUPS.items():
+                found[name] = [
+                    self.groups.get(name, lambda name=name: self.load(name)).value(row) for row in range(len(values))
+                ]
+        return found
+
+    def load(self, name: str) -> pa.ChunkedArray:
+        self.loads.append(name)
+        values = GROUPS[name]
+        return pa.chunked_array([values[:7], values[7:]], pa.large_binary() if name == "b" else pa.binary())
+
+
+def test_each_row_group_is_loaded_once_whatever_memory_holds():
+    reader = Reader(memory=1)
+    assert reader.read() == GROUPS
+    assert reader.loads == ["a", "b", "c"]
+    values = reader.groups.get("a", lambda: reader.load("a"))
+    with pytest.raises(IndexError, match="out of range"):
+        values.value(40)
+
+
+def test_what_is_dropped_is_loaded_again():
+    reader = Reader()
+    reader.read()
+    held = reader.groups.get("a", lambda: reader.load("a"))
+    reader.groups.clear()
+    assert held.value(1) == GROUPS["a"][1]  # Another thread may be in the middle of reading.
+    assert reader.read() == GROUPS
+    assert reader.loads == ["a", "b", "c"] * 2
+
+
+def test_at_most_half_of_the_free_room_is_taken(monkeypatch, tmp_path):
+    size = sum(len(value or b"") for value in GROUPS["a"])
+    asked = []
+
+    def usage(folder):
+        asked.append(folder)
+        return SimpleNamespace(free=2 * (2 * size + 2000))
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    reader = Reader()
+    assert reader.read() == GROUPS
+    assert reader.loads == ["a", "b", "c"]  # The third is in memory.
+    assert asked == [str(tmp_path)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_room_on_disk_memory_keeps_what_fits(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    reader = Reader(memory=1)
+    assert reader.read() == GROUPS
+    assert reader.loads == ["a", "b", "c"] * 3
+
+
+def test_a_disk_that_is_full_after_all(monkeypatch):
+    def full(file, data):
+        file.write(data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(row_groups, "_write", full)
+    reader = Reader()
+    assert reader.read() == GROUPS
+    assert reader.loads == ["a", "b", "c"]  # In memory.
+
+
+def test_no_folder_for_temporary_files(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    reader = Reader()
+    assert reader.read() == GROUPS
+    assert reader.loads == ["a", "b", "c"]

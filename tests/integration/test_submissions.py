@@ -1,0 +1,193 @@
+"""What every command would submit to Dataflow: hints, images, files, options and sizes, as the stock client makes them."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("google.cloud.dataflow_v1beta3", reason="pip install 'imagepivot[gcp]'")
+
+from pipelines.commands import app as cli
+from pipelines.running import runner
+from pipelines.running.staging import source_files
+from schemas.errors import UsageError
+from tests.fake_extractors import use_colours
+from tests.integration.submitted import FLAGS, Submission, submit
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
+
+HINTS = {"accelerator": "type:nvidia-l4;count:1;install-nvidia-driver", "bundles": "1"}
+GPU = ("--gpu", "nvidia-l4", "--worker-machine", "g2-standard-4")
+OURS = "imagepivot-0.1.0-py3-none-any.whl"
+BEAMS = {"extra_packages.txt", "submission_environment_dependencies.txt"}  # Lists of names and versions, made by Beam.
+
+
+def command(*arguments: object) -> None:
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    if result.exception is not None:
+        raise result.exception
+
+
+@pytest.fixture(scope="module")
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory, patch) -> Path:
+    """The working folder, in which there also is what no run has to do with."""
+    folder = tmp_path_factory.mktemp("submissions")
+    use_colours(patch)
+    patch.chdir(folder)
+    rows = [f"i{number}\t{language}\tThe Dog {number}" for number in range(6) for language in ("en", "de")]
+    Path("captions.tsv").write_text("\n".join(["image_id\tlanguage\ttext", *rows]) + "\n")
+    for name in ("private.txt", "schemas.py", "setup.py", "requirements.txt"):
+        Path(name).write_text("SECRET = 1\n")
+    list_images(10)
+    command(*captions("c"), "--workers", 1)
+    command("vocabulary", "c", "v", "--min-count", 1, "--workers", 1)
+    return folder
+
+
+def list_images(count: int) -> None:
+    rows = "".join(f"i{number},gs://photos/{number}.jpg\n" for number in range(count))
+    Path("images.csv").write_text(f"image_id,uri\n{rows}")
+
+
+def captions(output: str, shards: int = 2, recipe: str = "multi30k-lc") -> tuple[object, ...]:
+    return ("captions", "captions.tsv", output, "--format", "table", "--shards", shards, "--recipe", recipe)
+
+
+def features(*options: object) -> tuple[object, ...]:
+    return ("features", "images.csv", "out", *options)
+
+
+def texts(shards: int = 2) -> dict[str, tuple[object, ...]]:
+    """The commands that read and write text."""
+    return {
+        "captions": captions("out", shards),
+        "truecased": captions("out", shards, "moses-truecase"),
+        "vocabulary": ("vocabulary", "c", "out", "--min-count", 1),
+        "encode": ("encode", "c", "v", "out"),
+    }
+
+
+@pytest.fixture(scope="module")
+def submitted(folder, patch):
+    """Return what a command submits; flags for Beam stand behind ``--``."""
+
+    def run(*arguments: object) -> Submission:
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        return submit(lambda: command(*arguments[:end], "--shared-disk", "--", *FLAGS, *arguments[end + 1 :]), patch)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain(submitted) -> dict[str, Submission]:
+    return {name: submitted(*arguments) for name, arguments in texts().items()}
+
+
+@pytest.fixture(scope="module")
+def with_gpus(submitted) -> Submission:
+    return submitted(*features(*GPU))
+
+
+def test_gpus_are_for_the_model_and_for_the_check_that_they_are_there(with_gpus):
+    assert with_gpus.hints() == {"ExtractFeatures/Start/FirstWorker": HINTS, "ExtractFeatures/ExtractShard": HINTS}
+    assert {"ExtractFeatures/ListImages", "CommitDataset/Commit"} <= {step.unique_name for step in with_gpus.steps()}
+
+
+def test_steps_with_gpus_are_not_fused_with_others(with_gpus):
+    """Steps fuse within an environment only."""
+    model, check, listing, commit = (
+        next(step.environment_id for step in with_gpus.steps() if step.unique_name.endswith(name))
+        for name in ("/ExtractShard", "/FirstWorker", "/ListImages", "/Commit")
+    )
+    assert model == check != listing == commit
+
+
+def test_options_of_workers_with_gpus(submitted, with_gpus):
+    assert with_gpus.pool.machine_type == "g2-standard-4"
+    assert with_gpus.pool.num_threads_per_worker == 1
+    assert "no_use_multiple_sdk_containers" in with_gpus.experiments
+    assert "use_multiple_sdk_containers" not in with_gpus.experiments
+
+
+def test_several_gpus_and_flags_of_the_user(submitted):
+    flags = ("--experiments=mine,other", "--disk_size_gb=100")
+    several = submitted(*features("--gpu", "nvidia-tesla-t4", "--gpus-per-worker", 2), "--", *flags)
+    assert several.hints()["ExtractFeatures/ExtractShard"] == {
+        "accelerator": "type:nvidia-tesla-t4;count:2;install-nvidia-driver",
+        "bundles": "2",
+    }
+    assert (several.pool.num_threads_per_worker, several.pool.machine_type, several.pool.disk_size_gb) == (2, "", 100)
+    assert {"mine", "other", "no_use_multiple_sdk_containers"} <= set(several.experiments)
+    assert submitted(*features(*GPU), "--", "--number_of_worker_harness_threads=3").pool.num_threads_per_worker == 3
+
+
+def test_workers_without_gpus(submitted, plain):
+    """Every core of a worker is a process, and the runner chooses the number of threads."""
+    machine = submitted(*features("--worker-machine", "n2-standard-8"))
+    assert machine.pool.machine_type == "n2-standard-8"
+    for one in (machine, *plain.values()):
+        assert one.hints() == {}
+        assert "use_multiple_sdk_containers" in one.experiments
+        assert one.pool.num_threads_per_worker == 0
+    assert {one.pool.machine_type for one in plain.values()} == {""}
+
+
+def test_an_image_is_that_of_every_step_and_brings_our_package(submitted):
+    image = "eu-docker.pkg.dev/project/images/imagepivot:1"
+    for arguments in (features(*GPU), texts()["truecased"]):
+        one = submitted(*arguments, "--", f"--sdk_container_image={image}")
+        assert one.images() == {image}
+        assert {each.container_image for each in one.pool.sdk_harness_container_images} == {image}
+        assert set(one.staged) <= BEAMS
+
+
+def test_our_wheel_is_staged_once_and_nothing_else_of_this_machine(with_gpus, plain):
+    for one in (with_gpus, *plain.values()):
+        assert set(one.staged) == {OURS, *BEAMS}
+        names = zipfile.ZipFile(io.BytesIO(one.staged[OURS])).namelist()
+        assert sorted(name for name in names if ".dist-info/" not in name) == sorted(name for name, _ in source_files())
+        assert one.staged["extra_packages.txt"].decode().split() == [OURS]
+        assert not any(b"SECRET" in data for data in one.staged.values())
+        assert all(sorted(packages) == sorted({OURS, *BEAMS}) for packages in one.packages())
+
+
+def sizes(one: Submission) -> tuple[int, int]:
+    """Bytes of the message to Dataflow, and of the graph in the bucket."""
+    return len(type(one.job).to_json(one.job)), one.graph.ByteSize()
+
+
+def test_what_is_submitted_does_not_grow_with_the_images(submitted):
+    few = sizes(submitted(*features("--shards", 4)))
+    list_images(100_000)
+    many = sizes(submitted(*features("--shards", 4)))
+    list_images(10)
+    assert many[0] == pytest.approx(few[0], abs=50)
+    assert many[1] == pytest.approx(few[1], abs=500)
+
+
+def test_what_is_submitted_hardly_grows_with_the_shards(submitted):
+    """The message not at all, the graph by the digest of each shard's list of images."""
+    list_images(10_000)
+    for arguments, each in ((features("--shards"), 64), (captions("out")[:-3], 8)):
+        few, many = (sizes(submitted(*arguments, shards)) for shards in (2, 1024))
+        assert many[0] == pytest.approx(few[0], abs=50)
+        assert many[1] - few[1] < each * 1024
+    list_images(10)
+
+
+def test_a_graph_that_is_too_large_is_refused_before_it_is_submitted(patch):
+    with patch.context() as smaller:
+        smaller.setattr(runner, "_LARGEST_GRAPH", 1000)
+        with pytest.raises(UsageError, match=r"the pipeline that DataflowRunner would get is .* bytes, and at most 1,000 are"):
+            command(*features(), "--shared-disk", "--", *FLAGS)

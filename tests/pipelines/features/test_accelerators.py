@@ -1,0 +1,123 @@
+"""One process with several GPUs, without one: the extractors stand in for those on the devices."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import apache_beam as beam
+import pyarrow.parquet as pq
+import pytest
+import torch
+from apache_beam.testing.util import assert_that, equal_to
+from PIL import Image
+
+from pipelines.features import extract
+from pipelines.features.extract import ExtractFeatures, extract_features, extract_task, list_images, plan_features
+from pipelines.features.job import FeaturesJob
+from pipelines.features.workers import devices_of_worker
+from pipelines.inputs.images import open_images
+from pipelines.running.accelerators import Accelerator
+from pipelines.running.runner import Execution, run_pipeline
+from schemas.errors import UsageError
+from schemas.tasks import Task
+from tests.fake_extractors import ColourExtractor, use_colours
+
+REMOTE = Execution(beam_flags=("--runner=FlinkRunner",), shared_disk=True, accelerator=Accelerator("nvidia-l4"))
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    use_colours(monkeypatch)
+    (tmp_path / "images").mkdir()
+    for number in range(24):
+        Image.new("RGB", (2, 2), (number, 0, 0)).save(tmp_path / "images" / f"{number}.png")
+    return FeaturesJob(images=open_images(str(tmp_path / "images")), output=str(tmp_path / "f"), shards=6, batch_size=1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0", "cuda:1"])
+def test_the_model_runs_on_the_gpus_of_the_workers(job, device):
+    expected = f"^--device is '{device}', and --gpu 'nvidia-l4': the model runs on all GPUs of a worker"
+    with pytest.raises(UsageError, match=expected):
+        extract_features(replace(job, device=device), REMOTE)
+    for fits in ("auto", "cuda"):
+        replace(job, device=fits).check_execution(REMOTE)
+
+
+def test_a_task_runs_where_it_is_started(job):
+    with pytest.raises(UsageError, match="a task makes its shards on the machine on which it is started"):
+        extract_task(replace(job, task=Task(0, 2)), REMOTE)
+
+
+def test_the_only_process_of_a_worker_has_all_its_gpus(job, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert devices_of_worker(job, "sdk-0-7", 3) == ("cuda:0", "cuda:1", "cuda:2")
+    assert devices_of_worker(job, "sdk-0-7", 1) == ("cuda:0",)
+
+
+def test_a_worker_with_fewer_gpus_says_so(job, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    planned = ColourExtractor().fingerprint
+    extract._check_worker(job, planned, 1)
+    with pytest.raises(UsageError, match=r"device 'cuda:1' is not on this host: .*device_count\(\) is 1"):
+        extract._check_worker(job, planned, 2)
+
+
+def test_no_worker_falls_back_to_its_cpu(job, monkeypatch):
+    """The device is that of a GPU in what the workers get, although none was named."""
+    checks = []
+    monkeypatch.setattr(extract, "run_job", lambda *_, check, **__: checks.append(check))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    extract_features(job, REMOTE)
+    with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):
+        checks[0]()
+
+
+def test_each_gpu_makes_one_shard_at_a_time(job):
+    """Four threads, two GPUs: both work at once, and neither on two shards."""
+    at_once, most = {"a": 0, "b": 0}, []
+    both = threading.Barrier(2)
+
+    class OneAtATime(ColourExtractor):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+    def work() -> None:
+        for _ in range(5):
+            with loaded.extractor() as extractor:
+                at_once[extractor.name] += 1
+                both.wait(30)  # Passes only where both are at work.
+                most.append(max(at_once.values()))
+                both.wait(30)
+                at_once[extractor.name] -= 1
+
+    loaded = extract._Loaded([OneAtATime("a"), OneAtATime("b")])
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert most == [1] * 20
+
+
+def test_shards_of_a_process_with_two_gpus(job, monkeypatch):
+    devices = []
+    monkeypatch.setattr("extractors.ExtractorRequest.load", lambda request, device: devices.append(device) or ColourExtractor())
+    output = plan_features(job, list_images(job))
+    transform = ExtractFeatures(job, output, accelerator=Accelerator("nvidia-l4", 2))
+
+    def build(pipeline: beam.Pipeline) -> None:
+        assert_that(pipeline | transform, equal_to(range(6)))
+
+    run_pipeline(build, Execution(workers=1))
+    assert devices == ["cuda:0", "cuda:1"]
+    rows = [row for number in range(6) for row in _rows(output, number)]
+    assert sorted(rows) == sorted((str(number), float(number)) for number in range(24))
+
+
+def _rows(output, number: int) -> list[tuple[str, float]]:
+    table = pq.read_table(output.folder.local_path / output.name(number))
+    return [(row["image_id"], vector[0]) for row in table.to_pylist() for vector in row.values() if not isinstance(vector, str)]

@@ -1,0 +1,93 @@
+import pytest
+from apache_beam.options.pipeline_options import DebugOptions, WorkerOptions
+
+from pipelines.running.accelerators import Accelerator
+from pipelines.running.runner import Execution
+from schemas.errors import UsageError
+
+DATAFLOW = "--runner=DataflowRunner"
+L4 = Accelerator("nvidia-l4")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((), "--gpu is '', expected the name of one type, e.g. nvidia-l4"),
+        (("type:nvidia-l4;count:1",), "--gpu is 'type:nvidia-l4;count:1', expected the name of one type"),
+        (("nvidia l4",), "--gpu is 'nvidia l4', expected the name of one type"),
+        (("nvidia-l4", 0), "--gpus-per-worker is 0, expected 1 or more"),
+        (("nvidia-l4", -1), "--gpus-per-worker is -1, expected 1 or more"),
+    ],
+)
+def test_what_is_no_accelerator(values, message):
+    with pytest.raises(UsageError, match=f"^{message}"):
+        Accelerator(*(values or ("",)))
+
+
+def test_hints_are_those_of_beam():
+    """Beam refuses names and values that it does not know."""
+    from apache_beam.transforms.resources import parse_resource_hints
+
+    assert parse_resource_hints(Accelerator("nvidia-tesla-t4", 2).hints()) == {
+        "beam:resources:accelerator:v1": b"type:nvidia-tesla-t4;count:2;install-nvidia-driver",
+        "beam:resources:max_active_bundles_per_worker:v1": b"2",
+    }
+
+
+@pytest.mark.parametrize(("given", "threads"), [((), 3), (("--number_of_worker_harness_threads=5",), 5)])
+def test_one_process_with_a_thread_for_each_gpu(given, threads):
+    flags = (DATAFLOW, "--experiments=a", *given)
+    debug = Execution(beam_flags=flags, accelerator=Accelerator("nvidia-l4", 3)).options.view_as(DebugOptions)
+    assert debug.experiments == ["a", "no_use_multiple_sdk_containers"]
+    assert debug.number_of_worker_harness_threads == threads
+
+
+def test_the_machine_is_an_option_of_the_workers():
+    options = Execution(beam_flags=(DATAFLOW,), worker_machine="n2-standard-8").options
+    assert options.view_as(WorkerOptions).machine_type == "n2-standard-8"
+    assert options.view_as(DebugOptions).experiments is None
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--dataflow_service_options=worker_accelerator=type:nvidia-l4;count:1;install-nvidia-driver",
+        "--dataflow_service_option=other,worker_accelerator=type:nvidia-l4;count:1",
+        "--experiments=a,worker_accelerator=type:nvidia-l4;count:1",
+        "--experiment=worker_accelerator=type:nvidia-l4;count:1",
+        "--resource_hints=accelerator=type:nvidia-l4;count:1",
+    ],
+)
+def test_gpus_are_asked_for_once(flag):
+    expected = (
+        r"^--gpu is 'nvidia-l4', and behind -- stands --\w+=(worker_)?accelerator=type:nvidia-l4;count:1.*Leave the flag out"
+    )
+    with pytest.raises(UsageError, match=expected):
+        Execution(beam_flags=(DATAFLOW, flag), accelerator=L4)
+    Execution(beam_flags=(DATAFLOW, flag))
+
+
+def test_a_process_for_each_core_is_refused():
+    with pytest.raises(UsageError, match="every core of a worker would load the model into the GPU's memory"):
+        Execution(beam_flags=(DATAFLOW, "--experiments=use_multiple_sdk_containers"), accelerator=L4)
+
+
+@pytest.mark.parametrize("flag", ["--worker_machine_type=n1-standard-4", "--machine_type=n1-standard-4"])
+def test_machines_are_named_once(flag):
+    expected = "^--worker-machine is 'g2-standard-4', and behind -- stands --worker_machine_type=n1-standard-4"
+    with pytest.raises(UsageError, match=expected):
+        Execution(beam_flags=(DATAFLOW, flag), worker_machine="g2-standard-4")
+    Execution(beam_flags=(DATAFLOW, flag), accelerator=L4)
+
+
+@pytest.mark.parametrize("flags", [(), ("--runner=DirectRunner",), ("--runner=PortableRunner", "--environment_type=LOOPBACK")])
+def test_on_this_machine_they_are_refused(flags):
+    expected = "^--{} is '{}', and the workers run on this machine: .* a GPU of this machine is used by --device cuda"
+    with pytest.raises(UsageError, match=expected.format("gpu", "nvidia-l4")):
+        Execution(beam_flags=flags, accelerator=L4)
+    with pytest.raises(UsageError, match=expected.format("worker-machine", "g2-standard-4")):
+        Execution(beam_flags=flags, worker_machine="g2-standard-4")
+
+
+def test_any_other_runner_gets_the_hints():
+    assert Execution(beam_flags=("--runner=FlinkRunner",), accelerator=L4).accelerator == L4
