@@ -24,7 +24,7 @@ from train.models.dimensions import Dimensions
 from train.models.retrieval_model import ImageBatch, RetrievalModel
 from train.objectives.terms import Inputs
 
-__all__ = ["Material", "TrainingMaterial", "build_sampler", "inputs_of", "open_material", "tokens_of"]
+__all__ = ["Material", "TrainingMaterial", "build_sampler", "frequent_tokens", "inputs_of", "open_material", "tokens_of"]
 
 
 class TrainingMaterial(Protocol):
@@ -144,9 +144,11 @@ def open_material(
     )
     dataset = open_dataset(corpus.vocabulary)
     vocabulary, counting = dataset.vocabulary(), VocabularyParameters.from_json(dataset.manifest.parameters)
-    language_ids = (
-        {} if config.model.mixes_languages else {name: tokens_of(vocabulary, name, counting) for name in data.languages}
-    )
+    language_ids: dict[str, tuple[int, ...]] = {}
+    if data.min_count:
+        language_ids = frequent_tokens(training.captions, data.min_count, together=config.model.mixes_languages)
+    elif not config.model.mixes_languages:
+        language_ids = {name: tokens_of(vocabulary, name, counting) for name in data.languages}
     return Material(
         training=training,
         validation=validation,
@@ -174,6 +176,25 @@ def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParam
     return tuple(
         number for number, counts in enumerate(vocabulary.counts) if number < len(SPECIALS) or counts.get(language, 0) >= least
     )
+
+
+def frequent_tokens(captions: Captions, min_count: int, *, together: bool) -> dict[str, tuple[int, ...]]:
+    """Return, by language, the specials and the ids that occur often enough in captions, ascending.
+
+    Args:
+        captions: captions of the training split, as drawn: Kádár et al. 2018 count what a row is trained on.
+        min_count: number of occurrences.
+        together: count the languages together.
+    """
+    lengths, ids = captions.lengths, captions.token_ids
+    languages = np.zeros(len(captions), int) if together else captions.languages
+    of_tokens = np.repeat(languages, lengths)
+    kept = {}
+    for number, name in enumerate(captions.language_names):
+        counts = np.bincount(ids[of_tokens == (0 if together else number)], minlength=len(SPECIALS))
+        counts[: len(SPECIALS)] = min_count
+        kept[name] = tuple(np.flatnonzero(counts >= min_count).tolist())
+    return kept
 
 
 def build_sampler(config: Config, captions: Captions, seed: int) -> Sampler:

@@ -1,4 +1,7 @@
+from collections import Counter
+
 import numpy as np
+import pytest
 import torch
 
 from schemas.parameters import VocabularyParameters
@@ -30,6 +33,29 @@ def test_with_a_joint_threshold_a_language_has_all_tokens_that_occur_in_it():
     own = tokens_of(vocabulary, "en", VocabularyParameters(min_count=4, count_scope="joint"))
     assert [vocabulary.tokens[n] for n in own[4:]] == ["b", "a", "c"]
     assert len(tokens_of(vocabulary, "fr", VocabularyParameters())) == 4
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("drawn", ["", "captions_per_image = 'one'\nimages = 'half'"])
+def test_tokens_are_counted_on_the_captions_that_are_drawn(toy, shared, drawn):
+    """Kádár et al. 2018, section 4, by brute force: the tokens of each caption of the row, one at a time."""
+    config = from_toml(CONFIG + f"min_count = 4\n{drawn}\n[model]\nshared = {str(shared).lower()}", "test")
+    material = open_material(config, toy, seed=3)
+    captions, counts = material.training.captions, {name: Counter() for name in config.data.languages}
+    for row in range(len(captions)):
+        tokens = captions.token_ids[captions.offsets[row] : captions.offsets[row + 1]].tolist()
+        counts[captions.language_names[captions.languages[row]]].update(tokens)
+    for language in config.data.languages:
+        of_encoder = counts["de"] + counts["en"] if shared else counts[language]
+        frequent = {token for token, count in of_encoder.items() if count >= 4}
+        assert material.dimensions.language_ids[language] == tuple(sorted({0, 1, 2, 3} | frequent))
+        assert len(material.dimensions.language_ids[language]) < len(material.vocabulary)
+    model = build_model(config.model, material.dimensions, 0)
+    assert [len(encoder.words.weight) for encoder in model.sentences] == (
+        [len(material.dimensions.language_ids["en"])]
+        if shared
+        else [len(material.dimensions.language_ids[language]) for language in config.data.languages]
+    )
 
 
 def test_first_weights_depend_on_the_seed_alone():

@@ -46,6 +46,8 @@ class DataConfig:
         split: the split to train on.
         validation_split: the split that the stopping criterion is measured on.
         l2_features: divide each image feature by its Euclidean norm.
+        min_count: occurrences that a token needs in the training captions, as drawn, to have a word vector; rarer ones are read as
+            ``<unk>``. Counted over all languages that share an encoder. 0 leaves it to the vocabulary.
     """
 
     portions: Mapping[str, tuple[str, ...]]
@@ -54,6 +56,7 @@ class DataConfig:
     split: str = "train"
     validation_split: str = "val"
     l2_features: bool = False
+    min_count: int = 0
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -61,6 +64,7 @@ class DataConfig:
         return tuple(self.portions)
 
     def __post_init__(self) -> None:
+        not_negative("data", self, "min_count")
         require(bool(self.portions), "data.portions names no language: give at least one, e.g. { en = ['comparable'] }")
         for language, portions in self.portions.items():
             require(bool(portions), f"data.portions.{language} is empty: name at least one portion, or leave {language} out")

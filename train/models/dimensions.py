@@ -16,8 +16,8 @@ class Dimensions:
         languages: the languages that the model reads, in its order.
         vocabulary_size: number of tokens in the joint vocabulary.
         feature_shape: shape of an image's features: ``[D]``, or ``[R, D]`` where an image has several.
-        language_ids: where languages have encoders of their own, the ids of the joint vocabulary that each uses, ascending and
-            with ``<unk>`` among them; only these get word vectors. A language without an entry gets all of them.
+        language_ids: the ids of the joint vocabulary that each language uses, ascending and with ``<unk>`` among them: only these
+            get word vectors. A language without an entry gets all of them. Languages that share an encoder have the same ids.
     """
 
     languages: tuple[str, ...]

@@ -52,7 +52,7 @@ class JointEmbedding(RetrievalModel):
         self.similarity = config.similarity
         self._shared = config.shared
         self.images = ImageEncoder(dimensions.feature_shape[0], config.embedding)
-        ids_of_encoders = [None] if config.shared else [dimensions.language_ids.get(language) for language in self.languages]
+        ids_of_encoders = [dimensions.language_ids.get(language) for language in self.languages[: 1 if config.shared else None]]
         self.sentences = nn.ModuleList(
             SentenceEncoder(
                 WordTable(dimensions.vocabulary_size, config.words, ids=ids),
