@@ -185,7 +185,7 @@ def features(
         str,
         typer.Option(
             "--worker-machine",
-            help="Type of machine for the workers, e.g. [i]g2-standard-4[/i]; the runner's own choice by default.",
+            help="With --gpu: type of machine of these workers, e.g. [i]g2-standard-4[/i]; the runner's own choice by default.",
             rich_help_panel=_ELSEWHERE,
         ),
     ] = "",
@@ -226,8 +226,7 @@ def features(
         workers,
         shared_disk=shared_disk,
         start_timeout=start_timeout,
-        accelerator=_accelerator(gpu, gpus_per_worker),
-        worker_machine=worker_machine,
+        accelerator=_accelerator(gpu, gpus_per_worker, worker_machine),
     )
     job = FeaturesJob(
         images=open_images(
@@ -284,12 +283,17 @@ def features(
     finish(manifest, output, max_failures)
 
 
-def _accelerator(gpu: str, count: int) -> Accelerator | None:
+def _accelerator(gpu: str, count: int, machine: str) -> Accelerator | None:
     from pipelines.running.accelerators import Accelerator
 
     if not gpu and count != 1:
         raise UsageError(f"--gpus-per-worker is {count} and says how many of which --gpu names the type: give --gpu, too")
-    return Accelerator(gpu, count) if gpu else None
+    if not gpu and machine:
+        raise UsageError(
+            f"--worker-machine is {machine!r}, the machine of workers with GPUs: give --gpu, too. That of all workers of Dataflow "
+            "is --worker_machine_type, behind --"
+        )
+    return Accelerator(gpu, count, machine) if gpu else None
 
 
 def _update(update: bool, **settings: bool) -> Update | None:

@@ -119,7 +119,6 @@ def execution_of(
     shared_disk: bool = False,
     start_timeout: float | None = None,
     accelerator: Accelerator | None = None,
-    worker_machine: str = "",
 ) -> Execution:
     """Return how to run a pipeline, from its options and the flags behind ``--`` or, without any, those of the file.
 
@@ -138,5 +137,4 @@ def execution_of(
         shared_disk=shared_disk,
         start_timeout=START_SECONDS if start_timeout is None else start_timeout,
         accelerator=accelerator,
-        worker_machine=worker_machine,
     )

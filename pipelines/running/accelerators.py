@@ -11,13 +11,13 @@ from apache_beam.options.pipeline_options import (
     GoogleCloudOptions,
     PipelineOptions,
     StandardOptions,
-    WorkerOptions,
 )
 
 from schemas.errors import UsageError
 
-__all__ = ["Accelerator", "check_machine"]
+__all__ = ["Accelerator"]
 
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _ONE_PROCESS = "no_use_multiple_sdk_containers"
 _SEVERAL_PROCESSES = "use_multiple_sdk_containers"
 
@@ -29,24 +29,30 @@ class Accelerator:
     Attributes:
         type: the runner's name of the GPU, e.g. ``nvidia-l4``.
         count: number of GPUs of a worker.
+        machine: the runner's name of the type of machine that has them, e.g. ``g2-standard-4``; empty for the runner's own choice.
 
     Raises:
-        UsageError: the name is not one, or the number is below 1.
+        UsageError: a name is not one, or the number is below 1.
     """
 
     type: str
     count: int = 1
+    machine: str = ""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", self.type):
+        if not _NAME.fullmatch(self.type):
             raise UsageError(f"--gpu is {self.type!r}, expected the name of one type, e.g. nvidia-l4")
+        if self.machine and not _NAME.fullmatch(self.machine):
+            raise UsageError(f"--worker-machine is {self.machine!r}, expected the name of one type, e.g. g2-standard-4")
         if self.count < 1:
             raise UsageError(f"--gpus-per-worker is {self.count}, expected 1 or more")
 
     def hints(self) -> dict[str, str]:
         """Return Beam's resource hints for a step that needs the GPUs: one active bundle for each of them."""
+        machine = f"machine_type:{self.machine};" if self.machine else ""
         return {
-            "accelerator": f"type:{self.type};count:{self.count};install-nvidia-driver",
+            # As on Dataflow's page on right fitting.
+            "accelerator": f"type:{self.type};count:{self.count};{machine}install-nvidia-driver",
             "max_active_bundles_per_worker": str(self.count),
         }
 
@@ -78,19 +84,6 @@ class Accelerator:
         debug = options.view_as(DebugOptions)
         debug.add_experiment(_ONE_PROCESS)
         debug.number_of_worker_harness_threads = debug.number_of_worker_harness_threads or self.count
-
-
-def check_machine(machine: str, options: PipelineOptions) -> None:
-    """Check that the flags for Beam do not name another type of machine.
-
-    Raises:
-        UsageError: they name one.
-    """
-    if given := options.view_as(WorkerOptions).machine_type:
-        raise UsageError(
-            f"--worker-machine is {machine!r}, and behind -- stands --worker_machine_type={given}: both name the workers' type of "
-            "machine. Leave one out"
-        )
 
 
 def _settings(options: PipelineOptions) -> Iterator[tuple[str, str]]:

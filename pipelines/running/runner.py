@@ -23,11 +23,11 @@ from pathlib import Path
 from types import FrameType
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions, StandardOptions, WorkerOptions
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from pipelines.running.accelerators import Accelerator, check_machine
+from pipelines.running.accelerators import Accelerator
 from pipelines.running.remote import check_job_service, runner_log, wait
 from pipelines.running.staging import stage
 from schemas import errors
@@ -70,7 +70,6 @@ class Execution:
         shared_disk: the workers of that runner see local paths as this machine does.
         start_timeout: seconds in which the first worker of that runner must have started.
         accelerator: the GPUs of that runner's workers, for steps that run a model; None for workers without.
-        worker_machine: the type of machine of that runner's workers, e.g. ``g2-standard-4``; empty for the runner's own choice.
     """
 
     workers: int = 0
@@ -78,28 +77,18 @@ class Execution:
     shared_disk: bool = False
     start_timeout: float = START_SECONDS
     accelerator: Accelerator | None = None
-    worker_machine: str = ""
 
     def __post_init__(self) -> None:
         if not self.start_timeout > 0:
             raise errors.UsageError(f"--start-timeout is {self.start_timeout}, expected more than 0 seconds")
-        self._check_workers()
-
-    def _check_workers(self) -> None:
-        """Check what is said of workers on other machines."""
-        accelerator, machine = self.accelerator, self.worker_machine
-        asked = [("--gpu", accelerator.type if accelerator else ""), ("--worker-machine", machine)]
-        for option, value in asked:
-            if value and self.runs_here:
-                raise errors.UsageError(
-                    f"{option} is {value!r}, and the workers run on this machine: it is for those of another runner, as behind -- "
-                    "in -- --runner=DataflowRunner. Leave it out here; a GPU of this machine is used by --device cuda"
-                )
-        flags = PipelineOptions(list(self.beam_flags))
-        if accelerator is not None:
-            accelerator.check(flags)
-        if machine:
-            check_machine(machine, flags)
+        if self.accelerator is None:
+            return
+        if self.runs_here:
+            raise errors.UsageError(
+                f"--gpu is {self.accelerator.type!r}, and the workers run on this machine: it is for those of another runner, as "
+                "behind -- in -- --runner=DataflowRunner. Leave it out here; a GPU of this machine is used by --device cuda"
+            )
+        self.accelerator.check(PipelineOptions(list(self.beam_flags)))
 
     @property
     def is_local(self) -> bool:
@@ -122,8 +111,6 @@ class Execution:
         options = PipelineOptions(list(self.beam_flags), save_main_session=False)
         if self.accelerator is not None:
             self.accelerator.configure(options)
-        if self.worker_machine:
-            options.view_as(WorkerOptions).machine_type = self.worker_machine
         return options
 
     @property

@@ -21,7 +21,7 @@ from tests.integration.submitted import FLAGS, Submission, submit
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
 
-HINTS = {"accelerator": "type:nvidia-l4;count:1;install-nvidia-driver", "bundles": "1"}
+HINTS = {"accelerator": "type:nvidia-l4;count:1;machine_type:g2-standard-4;install-nvidia-driver", "bundles": "1"}
 GPU = ("--gpu", "nvidia-l4", "--worker-machine", "g2-standard-4")
 OURS = "imagepivot-0.1.0-py3-none-any.whl"
 BEAMS = {"extra_packages.txt", "submission_environment_dependencies.txt"}  # Lists of names and versions, made by Beam.
@@ -114,29 +114,31 @@ def test_steps_with_gpus_are_not_fused_with_others(with_gpus):
 
 
 def test_options_of_workers_with_gpus(submitted, with_gpus):
-    assert with_gpus.pool.machine_type == "g2-standard-4"
+    assert with_gpus.pool.machine_type == ""  # That of the other workers.
     assert with_gpus.pool.num_threads_per_worker == 1
     assert "no_use_multiple_sdk_containers" in with_gpus.experiments
     assert "use_multiple_sdk_containers" not in with_gpus.experiments
 
 
 def test_several_gpus_and_flags_of_the_user(submitted):
-    flags = ("--experiments=mine,other", "--disk_size_gb=100")
+    flags = ("--experiments=mine,other", "--disk_size_gb=100", "--worker_machine_type=n2-standard-8")
     several = submitted(*features("--gpu", "nvidia-tesla-t4", "--gpus-per-worker", 2), "--", *flags)
     assert several.hints()["ExtractFeatures/ExtractShard"] == {
         "accelerator": "type:nvidia-tesla-t4;count:2;install-nvidia-driver",
         "bundles": "2",
     }
-    assert (several.pool.num_threads_per_worker, several.pool.machine_type, several.pool.disk_size_gb) == (2, "", 100)
+    assert (several.pool.num_threads_per_worker, several.pool.machine_type, several.pool.disk_size_gb) == (
+        2,
+        "n2-standard-8",
+        100,
+    )
     assert {"mine", "other", "no_use_multiple_sdk_containers"} <= set(several.experiments)
     assert submitted(*features(*GPU), "--", "--number_of_worker_harness_threads=3").pool.num_threads_per_worker == 3
 
 
-def test_workers_without_gpus(submitted, plain):
+def test_workers_without_gpus(plain):
     """Every core of a worker is a process, and the runner chooses the number of threads."""
-    machine = submitted(*features("--worker-machine", "n2-standard-8"))
-    assert machine.pool.machine_type == "n2-standard-8"
-    for one in (machine, *plain.values()):
+    for one in plain.values():
         assert one.hints() == {}
         assert "use_multiple_sdk_containers" in one.experiments
         assert one.pool.num_threads_per_worker == 0

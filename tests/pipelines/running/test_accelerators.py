@@ -1,5 +1,5 @@
 import pytest
-from apache_beam.options.pipeline_options import DebugOptions, WorkerOptions
+from apache_beam.options.pipeline_options import DebugOptions
 
 from pipelines.running.accelerators import Accelerator
 from pipelines.running.runner import Execution
@@ -16,6 +16,7 @@ L4 = Accelerator("nvidia-l4")
         (("type:nvidia-l4;count:1",), "--gpu is 'type:nvidia-l4;count:1', expected the name of one type"),
         (("nvidia l4",), "--gpu is 'nvidia l4', expected the name of one type"),
         (("nvidia-l4", 0), "--gpus-per-worker is 0, expected 1 or more"),
+        (("nvidia-l4", 1, "g2;x"), "--worker-machine is 'g2;x', expected the name of one type, e.g. g2-standard-4"),
         (("nvidia-l4", -1), "--gpus-per-worker is -1, expected 1 or more"),
     ],
 )
@@ -28,6 +29,9 @@ def test_hints_are_those_of_beam():
     """Beam refuses names and values that it does not know."""
     from apache_beam.transforms.resources import parse_resource_hints
 
+    hints = parse_resource_hints(Accelerator("nvidia-l4", machine="g2-standard-4").hints())
+    expected = b"type:nvidia-l4;count:1;machine_type:g2-standard-4;install-nvidia-driver"
+    assert hints["beam:resources:accelerator:v1"] == expected
     assert parse_resource_hints(Accelerator("nvidia-tesla-t4", 2).hints()) == {
         "beam:resources:accelerator:v1": b"type:nvidia-tesla-t4;count:2;install-nvidia-driver",
         "beam:resources:max_active_bundles_per_worker:v1": b"2",
@@ -40,12 +44,6 @@ def test_one_process_with_a_thread_for_each_gpu(given, threads):
     debug = Execution(beam_flags=flags, accelerator=Accelerator("nvidia-l4", 3)).options.view_as(DebugOptions)
     assert debug.experiments == ["a", "no_use_multiple_sdk_containers"]
     assert debug.number_of_worker_harness_threads == threads
-
-
-def test_the_machine_is_an_option_of_the_workers():
-    options = Execution(beam_flags=(DATAFLOW,), worker_machine="n2-standard-8").options
-    assert options.view_as(WorkerOptions).machine_type == "n2-standard-8"
-    assert options.view_as(DebugOptions).experiments is None
 
 
 @pytest.mark.parametrize(
@@ -72,21 +70,11 @@ def test_a_process_for_each_core_is_refused():
         Execution(beam_flags=(DATAFLOW, "--experiments=use_multiple_sdk_containers"), accelerator=L4)
 
 
-@pytest.mark.parametrize("flag", ["--worker_machine_type=n1-standard-4", "--machine_type=n1-standard-4"])
-def test_machines_are_named_once(flag):
-    expected = "^--worker-machine is 'g2-standard-4', and behind -- stands --worker_machine_type=n1-standard-4"
-    with pytest.raises(UsageError, match=expected):
-        Execution(beam_flags=(DATAFLOW, flag), worker_machine="g2-standard-4")
-    Execution(beam_flags=(DATAFLOW, flag), accelerator=L4)
-
-
 @pytest.mark.parametrize("flags", [(), ("--runner=DirectRunner",), ("--runner=PortableRunner", "--environment_type=LOOPBACK")])
 def test_on_this_machine_they_are_refused(flags):
     expected = "^--{} is '{}', and the workers run on this machine: .* a GPU of this machine is used by --device cuda"
     with pytest.raises(UsageError, match=expected.format("gpu", "nvidia-l4")):
         Execution(beam_flags=flags, accelerator=L4)
-    with pytest.raises(UsageError, match=expected.format("worker-machine", "g2-standard-4")):
-        Execution(beam_flags=flags, worker_machine="g2-standard-4")
 
 
 def test_any_other_runner_gets_the_hints():
