@@ -13,6 +13,7 @@ from pipelines.commands.options import (
     AllowPrivateAddresses,
     Check,
     Columns,
+    Detach,
     Ids,
     LogJson,
     MaxFailures,
@@ -170,6 +171,7 @@ def features(
     ] = 0,
     shared_disk: SharedDisk = False,
     start_timeout: StartTimeout = None,
+    detach: Detach = False,
     config: Config = "",
 ) -> None:
     """Extract features of images into shards.
@@ -200,7 +202,7 @@ def features(
     from pipelines.running.progress import show_progress
     from schemas.tasks import Task
 
-    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout)
+    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
     job = FeaturesJob(
         images=open_images(
             images,

@@ -20,6 +20,7 @@ import grpc
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 
 from schemas.errors import ImagepivotError
+from schemas.interruption import DetachedError
 
 __all__ = ["check_job_service", "runner_log", "wait"]
 
@@ -55,16 +56,17 @@ def check_job_service(options: PipelineOptions, flags: tuple[str, ...]) -> None:
             ) from None
 
 
-def wait(result: Any, *, has_started: Callable[[], bool], seconds: float) -> None:
+def wait(result: Any, *, has_started: Callable[[], bool], seconds: float, cancel: Callable[[], str]) -> None:
     """Wait until a run ends.
 
     Args:
         result: of Beam's ``Pipeline.run``.
         has_started: tells whether a worker has done something.
         seconds: time in which one must have.
+        cancel: cancels the run, and returns what became of it in words.
 
     Raises:
-        TimeoutError: none has; the run is cancelled.
+        TimeoutError: none has; the run was cancelled, as far as the runner does so.
         Exception: the run failed.
     """
     failures: list[BaseException] = []
@@ -83,12 +85,9 @@ def wait(result: Any, *, has_started: Callable[[], bool], seconds: float) -> Non
         thread.join(_POLL_SECONDS)
         started = started or has_started()
         if not started and thread.is_alive() and time.monotonic() > until:
-            with contextlib.suppress(Exception):
-                result.cancel()
             raise TimeoutError(
-                f"no worker has started within {seconds:.0f} seconds, and the run was cancelled; a worker that ends at its "
-                "start, or reaches neither the job service nor OUTPUT, says so in its own log only, and --start-timeout SECONDS "
-                "waits longer"
+                f"no worker has started within {seconds:.0f} seconds. A worker that ends at its start, or reaches neither the job "
+                f"service nor OUTPUT, says so in its own log only; --start-timeout SECONDS waits longer. {cancel()}"
             )
     if failures:
         raise failures[0]
@@ -120,7 +119,7 @@ def runner_log(runner: str) -> Iterator[None]:
     failed = False
     try:
         yield
-    except ImagepivotError:
+    except (ImagepivotError, DetachedError):
         raise
     except Exception as error:
         failed = True

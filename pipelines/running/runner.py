@@ -18,21 +18,29 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions, StandardOptions
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    GoogleCloudOptions,
+    PipelineOptions,
+    PortableOptions,
+    StandardOptions,
+)
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from pipelines.running.remote import check_job_service, runner_log, wait
+from pipelines.running.remote import check_job_service, runner_log
 from pipelines.running.staging import stage
 from schemas import errors
+from schemas.interruption import DetachedError
 from schemas.locations import is_remote
 
-__all__ = ["START_SECONDS", "Execution", "run_pipeline"]
+__all__ = ["START_SECONDS", "Execution", "follow", "run_pipeline"]
 
 # Matches one of our errors in the text with which Beam reports it from a worker process.
 _CARRIED_ERROR = re.compile(r"schemas\.errors\.(\w+): (.*?)(?: \[while running '[^']*'\])?$", re.MULTILINE)
@@ -65,14 +73,26 @@ class Execution:
         beam_flags: flags for Beam, e.g. ``--runner=DataflowRunner``; if they name a runner, nothing runs locally.
         shared_disk: the workers of that runner see local paths as this machine does.
         start_timeout: seconds in which the first worker of that runner must have started.
+        detach: do not wait for that runner's job once it has accepted it.
+        note: gets what there is to know about such a job, in words.
+
+    Raises:
+        UsageError: a value is out of range, or there is no job to leave alone.
     """
 
     workers: int = 0
     beam_flags: tuple[str, ...] = ()
     shared_disk: bool = False
     start_timeout: float = START_SECONDS
+    detach: bool = False
+    note: Callable[[str], object] = field(default=lambda text: None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.detach and self.runs_here:
+            raise errors.UsageError(
+                "--detach leaves a job to the runner that the flags behind -- name, and without one on other machines the work is "
+                "done by this command: leave out --detach, or name a runner"
+            )
         if not self.start_timeout > 0:
             raise errors.UsageError(f"--start-timeout is {self.start_timeout}, expected more than 0 seconds")
 
@@ -95,6 +115,11 @@ class Execution:
     def options(self) -> PipelineOptions:
         """Beam's options."""
         return PipelineOptions(list(self.beam_flags), save_main_session=False)
+
+    @property
+    def template(self) -> str:
+        """Where Dataflow's template goes that is made instead of a run; empty if none is."""
+        return self.options.view_as(GoogleCloudOptions).template_location or ""
 
     @property
     def runner(self) -> str:
@@ -132,7 +157,7 @@ def run_pipeline(
     execution: Execution,
     *,
     extras: Iterable[str] = ("pipelines",),
-    has_started: Callable[[], bool] = lambda: True,
+    watch: Callable[[Any], None] | None = None,
 ) -> None:
     """Run a pipeline to its end.
 
@@ -140,7 +165,7 @@ def run_pipeline(
         build: adds the transforms to an empty pipeline.
         execution: where and how to run it.
         extras: names of the extras that workers on other machines need.
-        has_started: tells whether a worker on another machine has done something.
+        watch: waits, given Beam's result, until a run on other machines ends, or as long as it wants.
 
     Raises:
         ImagepivotError: a worker met an error that the user can fix; class and message are those of the worker's error. Or another
@@ -159,14 +184,33 @@ def run_pipeline(
         with _quiet() if execution.is_local else runner_log(execution.runner):
             try:
                 result = pipeline.run()
-                if execution.runs_here:
-                    result.wait_until_finish()
+                if watch is not None:
+                    watch(result)
                 else:
-                    wait(result, has_started=has_started, seconds=execution.start_timeout)
+                    result.wait_until_finish()
+            except DetachedError:
+                raise
             except Exception as error:
                 if interrupted:  # Beam has wrapped the interrupt, or failed on its consequences.
                     raise KeyboardInterrupt from error
                 raise _user_error(error) from error
+
+
+def follow(watch: Callable[[], None], execution: Execution) -> None:
+    """Wait until a run ends that another process has submitted.
+
+    Args:
+        watch: waits.
+        execution: where it runs.
+
+    Raises:
+        ImagepivotError: as `run_pipeline` raises it.
+    """
+    with runner_log(execution.runner):
+        try:
+            watch()
+        except Exception as error:
+            raise _user_error(error) from error
 
 
 def _user_error(error: Exception) -> Exception:
