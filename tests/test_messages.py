@@ -30,7 +30,7 @@ CALL = re.compile(r"imagepivot ([a-z]+)(.*?)(?=, imagepivot |$)")
 EXTRA = re.compile(r"imagepivot\[(\w+)\]")
 # Options of other programs: pip, tar, Beam.
 OTHERS = {"--no-build-isolation", "--dereference", "--hard-dereference", "--runner", "--project"}
-OTHERS |= {"--job_endpoint", "--job_server_timeout"}
+OTHERS |= {"--job_endpoint", "--job_server_timeout", "--template_location", "--no_auth"}
 # Words that follow the name in prose, as in "this version of imagepivot reads".
 PROSE = {"has", "reads", "run"}
 

@@ -25,6 +25,7 @@ _EXTRAS = {
     "hdf5": frozenset({"h5py"}),
     "heif": frozenset({"pillow_heif"}),
     "timm": frozenset({"timm"}),
+    "gcp": frozenset({"google"}),
 }
 """The modules that each extra brings."""
 
