@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from pipelines.inputs.captions import open_source as open_captions
     from pipelines.inputs.images import open_images as open_images
     from pipelines.running.jobs import CommitDataset as CommitDataset
+    from pipelines.running.launching import cancel_job as cancel_job
     from pipelines.running.progress import show_progress as show_progress
     from pipelines.running.runner import Execution as Execution
     from pipelines.text.captions import CaptionsJob as CaptionsJob
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from schemas import CaptionKey as CaptionKey
     from schemas import Dataset as Dataset
     from schemas import DatasetError as DatasetError
+    from schemas import DetachedError as DetachedError
     from schemas import FeatureSpec as FeatureSpec
     from schemas import Folder as Folder
     from schemas import Identity as Identity
@@ -129,6 +131,7 @@ __all__ = [
     "CountTokens",
     "Dataset",
     "DatasetError",
+    "DetachedError",
     "DiffJob",
     "EmbedJob",
     "EncodeCaptions",
@@ -177,6 +180,7 @@ __all__ = [
     "VocabularyJob",
     "WebdatasetLayout",
     "build_vocabulary",
+    "cancel_job",
     "collate_pairs",
     "commit_tasks",
     "compare_datasets",
@@ -246,6 +250,7 @@ _MODULES = {
     "pipelines.inputs.captions": ("open_captions = open_source", "Selection"),
     "pipelines.inputs.images": ("open_images",),
     "pipelines.running.jobs": ("CommitDataset",),
+    "pipelines.running.launching": ("cancel_job",),
     "pipelines.running.progress": ("show_progress",),
     "pipelines.running.runner": ("Execution",),
     "pipelines.text.captions": ("CaptionsJob", "prepare_captions", "ReadCaptions", "TokenizeCaptions", "TrainTruecasers"),
@@ -257,6 +262,7 @@ _MODULES = {
         "commit_tasks",
         "Dataset",
         "DatasetError",
+        "DetachedError",
         "FeatureSpec",
         "Folder",
         "Identity",

@@ -77,7 +77,12 @@ class RemoteJob:
     @property
     def words(self) -> str:
         """The job in a few words."""
-        return f"job {self.id!r} of {self.runner}" if self.id else f"a job of {self.runner}"
+        return f"{self.name} of {self.runner}"
+
+    @property
+    def name(self) -> str:
+        """The job by its id, if it has one."""
+        return f"job {self.id!r}" if self.id else "a job"
 
     @property
     def origin(self) -> str:

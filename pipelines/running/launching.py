@@ -169,15 +169,15 @@ class Launch:
 
     def cancel(self) -> str:
         """Ask the runner to end the job, wait until it says so, and return what became of it, in words."""
-        say(f"asked {self.job.runner} to cancel {self.job.words}, which it has not confirmed: it may go on")
+        say(f"asked {self.job.runner} to cancel {self.job.name}, which it has not confirmed: it may go on")
         try:
             self._result.cancel()
         except Exception as error:  # noqa: BLE001 -- any runner's
-            return f"{self.job.runner} did not cancel {self.job.words} ({_first_line(error)}): it may go on"
+            return f"{self.job.runner} did not cancel {self.job.name} ({_first_line(error)}): it may go on"
         words = _confirmed(self._state, self.job)
         if words is None:
             return (
-                f"asked {self.job.runner} to cancel {self.job.words}, which it has not confirmed within {_CANCEL_SECONDS:.0f} "
+                f"asked {self.job.runner} to cancel {self.job.name}, which it has not confirmed within {_CANCEL_SECONDS:.0f} "
                 "seconds: it may go on, and the same command waits for it"
             )
         self.goes_on = False
@@ -322,10 +322,10 @@ def cancel_job(location: str, flags: tuple[str, ...] = ()) -> str:
             service.cancel(job.id)
             words = _confirmed(lambda: service.state(job.id), job)
     except SilentError as error:
-        raise ImagepivotError(f"{service.name} did not cancel {job.words} ({error}): it may go on") from error
+        raise ImagepivotError(f"{service.name} did not cancel {job.name} ({error}): it may go on") from error
     if words is None:
         raise ImagepivotError(
-            f"asked {service.name} to cancel {job.words}, which it has not confirmed within {_CANCEL_SECONDS:.0f} seconds: it may "
+            f"asked {service.name} to cancel {job.name}, which it has not confirmed within {_CANCEL_SECONDS:.0f} seconds: it may "
             "go on; give this command again"
         )
     job.release(folder)
@@ -341,7 +341,7 @@ def _confirmed(state: Callable[[], str | None], job: RemoteJob) -> str | None:
             if has_ended(found := state()):
                 if found == "DONE":
                     return f"{job.words} was done before it could be cancelled"
-                return f"cancelled: {job.runner} says that {job.words} has ended; {_KEPT}"
+                return f"cancelled: {job.runner} says that {job.name} has ended; {_KEPT}"
         time.sleep(0.5)
     return None
 

@@ -22,7 +22,10 @@ from apache_beam.options.pipeline_options import PipelineOptions, PortableOption
 from schemas.errors import ImagepivotError
 from schemas.interruption import DetachedError
 
-__all__ = ["check_job_service", "runner_log", "wait"]
+__all__ = ["WORKER_LOST", "check_job_service", "runner_log", "wait"]
+
+WORKER_LOST = "Channel closed prematurely"
+"""What Beam's own runner says where a worker process is gone."""
 
 _ANSWER_SECONDS = 60
 _LONGEST_RUN_SECONDS = 365 * 24 * 3600
@@ -142,6 +145,8 @@ def runner_log(runner: str) -> Iterator[None]:
 def _last_line(error: Exception) -> str:
     """Return the line of an error that says what went wrong: a trace from a worker ends with it."""
     text = str(error.details()) if isinstance(error, grpc.Call) else str(error)
+    if WORKER_LOST in text:
+        return "a worker process ended unexpectedly, because it was killed or ran out of memory"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = (lines[-1] if lines else type(error).__name__)[:_LONGEST_LINE]
     return f"{line} (the workers' environment lacks it)" if "No module named" in line else line

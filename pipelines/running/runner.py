@@ -34,7 +34,7 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from pipelines.running.remote import check_job_service, runner_log
+from pipelines.running.remote import WORKER_LOST, check_job_service, runner_log
 from pipelines.running.staging import stage
 from schemas import errors
 from schemas.interruption import DetachedError
@@ -193,7 +193,7 @@ def run_pipeline(
             except Exception as error:
                 if interrupted:  # Beam has wrapped the interrupt, or failed on its consequences.
                     raise KeyboardInterrupt from error
-                raise _user_error(error) from error
+                raise _user_error(error, is_local=execution.is_local) from error
 
 
 def follow(watch: Callable[[], None], execution: Execution) -> None:
@@ -213,12 +213,12 @@ def follow(watch: Callable[[], None], execution: Execution) -> None:
             raise _user_error(error) from error
 
 
-def _user_error(error: Exception) -> Exception:
+def _user_error(error: Exception, *, is_local: bool = False) -> Exception:
     """Return the error of ours that Beam's error carries, or the same error if it carries none."""
     if isinstance(error, errors.ImagepivotError):
         return type(error)(_without_label(str(error)))
     carried = _carried(str(error))
-    if carried is None and "Channel closed prematurely" in str(error):
+    if carried is None and is_local and WORKER_LOST in str(error):
         carried = errors.ImagepivotError(
             "a worker process ended unexpectedly: it was killed, or ran out of memory. Finished shards are kept; "
             "run the same command again, with fewer --workers if memory is short"
