@@ -89,6 +89,7 @@ class Launch:
         self.job = RemoteJob.of_launcher(execution.runner, flags, work)
         self.goes_on = False
         self._result: Any = None  # Beam's.
+        meter.report({})
 
     def join(self, *, overwrite: bool) -> bool:
         """Wait for the job that another launcher has submitted for the same work, if one is at work.
@@ -278,7 +279,6 @@ class Launch:
                     if counts := self._counts():
                         self._meter.report(counts)
 
-        self._meter.report({})
         threading.Thread(target=ask, name="counts-of-runner", daemon=True).start()
         try:
             yield

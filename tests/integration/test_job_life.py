@@ -19,9 +19,11 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.running.portable_service import PortableService
 from schemas.dataset import open_dataset
 from tests.integration.clusters import Cluster, free_port, started
-from tests.integration.processes import start, wait_for
+from tests.integration.conftest import PROGRESS
+from tests.integration.processes import Started, start, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -167,7 +169,7 @@ def test_a_launcher_that_was_killed_is_replaced(held, source, words, imagepivot,
     assert not [name for name in files(output) if name.startswith((".first", "_job"))]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_leaves_the_job(held, words, tmp_path, number, code):
     """Without a terminal nobody can be asked. What the workers need no launcher for, they do."""
     output = tmp_path / "out"
@@ -337,12 +339,36 @@ def test_a_worker_that_is_killed(held, words, tmp_path, monkeypatch):
         ended = first.wait()
     assert ended.returncode == 1
     (log,) = tmp_path.glob("imagepivot-run-*.log")
-    assert [line for line in ended.stderr.splitlines() if line][1:] == [
+    said = PROGRESS.sub("", ended.stderr)
+    assert [line for line in said.splitlines() if line][1:] == [
         "Error: PortableRunner did not finish the run: a worker process ended unexpectedly, because it was killed or ran out of "
         f"memory. Its log is in '{log}'; finished shards are kept, and the same command goes on from them"
     ]
     assert "Channel closed prematurely" in log.read_text()
     assert not (output / "_job.json").exists()
+
+
+def test_how_far_a_job_is_comes_from_the_runner(held, words, tmp_path):
+    """Beam's own job service says nothing before the end, and then everything; nothing is not zero."""
+    with start(*with_options(words, "--log-json"), folder=tmp_path / "first") as first:
+        job = at_work(tmp_path / "out")
+        before = len(progress_of(first))
+        wait_for(lambda: len(progress_of(first)) > before)
+        last = progress_of(first)[-1]
+        assert (last["done"], last["failed"]) == (None, None)
+        held.hold.unlink()
+        assert first.wait().returncode == 0
+    assert progress_of(first)[-1]["done"] == 40
+    (endpoint,) = (flag.partition("=")[2] for flag in held.flags if flag.startswith("--job_endpoint"))
+    service = PortableService(endpoint)
+    assert service.state(job) == "DONE"
+    assert service.state("job-0") is None
+    assert service.counts(job) == {"captions": 40, "failed": 0}
+
+
+def progress_of(started: Started) -> list[dict[str, object]]:
+    events = map(json.loads, (started.folder / "stderr").read_text().splitlines())
+    return [event for event in events if event["event"] == "progress"]
 
 
 def workers(pool: int) -> list[int]:
