@@ -47,6 +47,7 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OUR_PACKAGES = {"schemas", "extractors", "pipelines", "train"}
 VARIABLES = {parameter.envvar for command in COMMANDS.values() for parameter in command.params}
 BEAM_FLAGS = {"--runner", "--project", "--experiments"}
+BEAM_FLAGS |= {"--job_endpoint", "--template_location"}
 BEAM_FLAGS |= {"--environment_type", "--job_server_timeout", "--sdk_container_image"}
 OTHER_PROGRAMS = ("pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
 

@@ -25,12 +25,13 @@ _EXTRAS = {
     "hdf5": frozenset({"h5py"}),
     "heif": frozenset({"pillow_heif"}),
     "timm": frozenset({"timm"}),
-    "gcp": frozenset({"google"}),
 }
 """The modules that each extra brings."""
 
 _NEEDS = {
-    **dict.fromkeys(("captions", "vocabulary", "encode", "features", "view", "import", "export", "demo"), "pipelines"),
+    **dict.fromkeys(
+        ("captions", "vocabulary", "encode", "features", "cancel", "view", "import", "export", "demo"), "pipelines"
+    ),
     **dict.fromkeys(("train", "evaluate", "embed", "search", "tables"), "train"),
 }
 """The extra that a command needs for all that it does."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from pipelines.commands.configuration import Config
-from pipelines.commands.options import BEAM, LogJson, Output, console, flags_of
+from pipelines.commands.options import BEAM, LogJson, console, flags_of
 
 __all__ = ["app"]
 
@@ -15,7 +17,7 @@ app = typer.Typer()
 @app.command(context_settings=BEAM, epilog="Example: imagepivot cancel gs://bucket/features")
 def cancel(
     context: typer.Context,
-    output: Output,
+    output: Annotated[str, typer.Argument(help="Folder that the job writes.", show_default=False)],
     log_json: LogJson = False,
     config: Config = "",
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipelines.running.dataflow_service import DataflowService
 from pipelines.running.services import SilentError, has_ended
+from schemas.errors import UsageError
 
 JobState = pytest.importorskip("google.cloud.dataflow").JobState
 pytestmark = [pytest.mark.slow]
@@ -125,3 +127,10 @@ def test_a_service_that_does_not_answer():
     flags = ["--project=p", "--region=r", "--dataflow_endpoint=http://localhost:1", "--no_auth"]
     with pytest.raises(SilentError, match="refused"):
         DataflowService(PipelineOptions(flags)).state("job")
+
+
+def test_without_googles_packages(monkeypatch):
+    monkeypatch.setitem(sys.modules, "apache_beam.runners.dataflow.internal.apiclient", None)
+    monkeypatch.delattr("apache_beam.runners.dataflow.internal.apiclient")
+    with pytest.raises(UsageError, match=r"asking Dataflow needs .*, which is not installed: pip install 'imagepivot\[gcp\]'"):
+        DataflowService(PipelineOptions(["--project=p", "--region=r"])).state("job")
