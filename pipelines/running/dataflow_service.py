@@ -8,6 +8,7 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOpt
 
 from pipelines.running.progress import NAMESPACE
 from pipelines.running.services import ANSWER_SECONDS, SilentError
+from schemas.errors import UsageError
 
 __all__ = ["DataflowService"]
 
@@ -37,34 +38,43 @@ class DataflowService:
 
     @property
     def _client(self) -> Any:
-        """Beam's client, which finds the credentials."""
-        if self._made is None:
-            from apache_beam.runners.dataflow.internal import apiclient
+        """Beam's client, which finds the credentials.
 
+        Raises:
+            UsageError: it is not installed.
+        """
+        if self._made is None:
+            try:
+                from apache_beam.runners.dataflow.internal import apiclient
+            except ImportError as error:
+                raise UsageError(
+                    f"asking Dataflow needs {error.name}, which is not installed: pip install 'imagepivot[gcp]'"
+                ) from error
             self._made = apiclient.DataflowApplicationClient(self._options)
         return self._made
 
     def state(self, job_id: str) -> str | None:
         """Return the state of a job; None if there is no such job."""
-        from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult
-        from google.api_core.exceptions import NotFound
-
-        try:
-            return DataflowPipelineResult.api_jobstate_to_pipeline_state(self._job(job_id).current_state)
-        except NotFound:
+        job = self._job(job_id)
+        if job is None:
             return None
+        from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult
+
+        return DataflowPipelineResult.api_jobstate_to_pipeline_state(job.current_state)
 
     def cancel(self, job_id: str) -> None:
         """Ask it to cancel a job."""
+        client = self._client
         try:
-            self._client.modify_job_state(job_id, "JOB_STATE_CANCELLED")
+            client.modify_job_state(job_id, "JOB_STATE_CANCELLED")
         except Exception as error:
             raise SilentError(_reason(error)) from error
 
     def counts(self, job_id: str) -> dict[str, int]:
         """Return what the workers of a job have counted: committed values, or tentative ones where there are no others."""
+        client = self._client
         try:
-            metrics = self._client.get_job_metrics(job_id).metrics
+            metrics = client.get_job_metrics(job_id).metrics
         except Exception as error:
             raise SilentError(_reason(error)) from error
         counts: dict[bool, dict[tuple[str, str], int]] = {True: {}, False: {}}
@@ -92,20 +102,20 @@ class DataflowService:
         return f"https://console.cloud.google.com/dataflow/jobs/{google.region}/{job_id}?project={google.project}"
 
     def _job(self, job_id: str) -> Any:
-        """Ask once, where Beam's client would ask again for minutes.
+        """Ask once, where Beam's client would ask again for minutes; None if there is no such job.
 
         Raises:
-            NotFound: there is no such job.
             SilentError: it does not answer.
         """
+        client = self._client
         from google.api_core.exceptions import NotFound
         from google.cloud import dataflow
 
         request = dataflow.GetJobRequest(job_id=job_id, project_id=self._google.project, location=self._google.region)
         try:
-            return self._client._jobs_client.get_job(request=request, timeout=ANSWER_SECONDS)
+            return client._jobs_client.get_job(request=request, timeout=ANSWER_SECONDS)
         except NotFound:
-            raise
+            return None
         except Exception as error:
             raise SilentError(_reason(error)) from error
 
