@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from pipelines.inputs.images import open_images as open_images
     from pipelines.running.accelerators import Accelerator as Accelerator
     from pipelines.running.jobs import CommitDataset as CommitDataset
+    from pipelines.running.launching import cancel_job as cancel_job
     from pipelines.running.progress import show_progress as show_progress
     from pipelines.running.runner import Execution as Execution
     from pipelines.text.captions import CaptionsJob as CaptionsJob
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from schemas import CaptionKey as CaptionKey
     from schemas import Dataset as Dataset
     from schemas import DatasetError as DatasetError
+    from schemas import DetachedError as DetachedError
     from schemas import FeatureSpec as FeatureSpec
     from schemas import Folder as Folder
     from schemas import Identity as Identity
@@ -141,6 +143,7 @@ __all__ = [
     "CountTokens",
     "Dataset",
     "DatasetError",
+    "DetachedError",
     "DiffJob",
     "Dimensions",
     "EmbedJob",
@@ -195,6 +198,7 @@ __all__ = [
     "VocabularyJob",
     "WebdatasetLayout",
     "build_vocabulary",
+    "cancel_job",
     "collate_pairs",
     "commit_tasks",
     "compare_datasets",
@@ -267,6 +271,7 @@ _MODULES = {
     "pipelines.inputs.images": ("open_images",),
     "pipelines.running.accelerators": ("Accelerator",),
     "pipelines.running.jobs": ("CommitDataset",),
+    "pipelines.running.launching": ("cancel_job",),
     "pipelines.running.progress": ("show_progress",),
     "pipelines.running.runner": ("Execution",),
     "pipelines.text.captions": ("CaptionsJob", "prepare_captions", "ReadCaptions", "TokenizeCaptions", "TrainTruecasers"),
@@ -278,6 +283,7 @@ _MODULES = {
         "commit_tasks",
         "Dataset",
         "DatasetError",
+        "DetachedError",
         "FeatureSpec",
         "Folder",
         "Identity",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from schemas.errors import UsageError as UsageError
     from schemas.features import FeatureSpec as FeatureSpec
     from schemas.fingerprints import Identity as Identity
+    from schemas.interruption import DetachedError as DetachedError
     from schemas.keys import CaptionKey as CaptionKey
     from schemas.keys import shard_of as shard_of
     from schemas.manifest import Manifest as Manifest
@@ -38,6 +39,7 @@ __all__ = [
     "CaptionKey",
     "Dataset",
     "DatasetError",
+    "DetachedError",
     "FeatureSpec",
     "Folder",
     "Identity",
@@ -66,6 +68,7 @@ _MODULES = {
     "errors": ("DatasetError", "ImagepivotError", "InputError", "UsageError"),
     "features": ("FeatureSpec",),
     "fingerprints": ("Identity",),
+    "interruption": ("DetachedError",),
     "keys": ("CaptionKey", "shard_of"),
     "manifest": ("Manifest",),
     "output": ("Output",),

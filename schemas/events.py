@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any, TextIO
 
-__all__ = ["emit", "finish", "line", "record", "start"]
+__all__ = ["emit", "finish", "line", "record", "start", "started"]
 
 _STDERR = 2
 _CHUNK = 1 << 16
@@ -49,6 +49,11 @@ def start() -> None:
         _log = _EventLog(sys.stderr)
 
 
+def started() -> bool:
+    """Return whether standard error is lines of JSON."""
+    return _log is not None
+
+
 def emit(event: str, **fields: Any) -> bool:
     """Write an event, if standard error is lines of JSON.
 
@@ -66,7 +71,7 @@ def emit(event: str, **fields: Any) -> bool:
 
 
 def record(**fields: Any) -> None:
-    """Set fields of the last event: ``command``, ``output`` and ``counts``."""
+    """Set fields of the last event: ``command``, ``output`` and ``counts``; of a job that goes on ``status`` and ``job``."""
     if _log is not None:
         _log.end.update(fields)
 
@@ -81,7 +86,8 @@ def finish(exit_code: int, message: str | None = None) -> None:
     global _log
     if _log is not None:
         log, _log = _log, None
-        log.close(line("end", **log.end, status=_STATUS.get(exit_code, "failed"), exit_code=exit_code, message=message))
+        status = _STATUS.get(exit_code, "failed")
+        log.close(line("end", **{"status": status, **log.end}, exit_code=exit_code, message=message))
 
 
 class _EventLog:

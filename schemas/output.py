@@ -20,6 +20,7 @@ from schemas.fingerprints import FORMAT_VERSION, Identity
 from schemas.keys import shard_name
 from schemas.kinds import schema_of
 from schemas.parameters import feature_of
+from schemas.remote_jobs import JOB_NAME
 from schemas.shards import Footer, inspect_shard
 from schemas.storage import Folder
 
@@ -123,8 +124,9 @@ def hold(folder: Folder, *, shared: bool = False) -> Iterator[None]:
     finally:
         # Deleted while it is held alone, so that no other run's lock is deleted.
         if not shared or _is_last(handle, path / LOCK_NAME):
-            for name in (PUBLISHING_NAME, LOCK_NAME):  # The former if who published was killed.
-                folder.delete(name)
+            if folder.size(JOB_NAME) is None:  # Else a worker of a job that goes on may be publishing now.
+                folder.delete(PUBLISHING_NAME)  # Who published was killed.
+            folder.delete(LOCK_NAME)
         os.close(handle)
         if made:  # A run that is refused or fails early leaves nothing behind: only empty folders can be removed.
             for empty in (*path.glob("*/"), *made):

@@ -47,6 +47,7 @@ class Snapshot:
         total: number of units in the whole run, if known.
         earlier: number of the units that were done before the run began, or that no worker counted.
         more: other values of the event.
+        is_known: whether the counts say how far the run is; a runner on other machines may not tell before the end.
     """
 
     task: str
@@ -56,6 +57,7 @@ class Snapshot:
     total: int | None = None
     earlier: int = 0
     more: Mapping[str, Any] = field(default_factory=dict)
+    is_known: bool = True
 
     @property
     def done(self) -> int:
@@ -90,8 +92,8 @@ class Snapshot:
         return {
             "what": self.task,
             "unit": self.unit,
-            "done": self.done,
-            "failed": self.failed,
+            "done": self.done if self.is_known else None,
+            "failed": self.failed if self.is_known else None,
             "total": self.total,
             "seconds": round(self.seconds, 1),
             "per_second": float(f"{self.rate:.3g}"),
@@ -107,6 +109,8 @@ class Snapshot:
     @property
     def details(self) -> str:
         """Rate, failures and bottleneck, in words."""
+        if not self.is_known:
+            return "running"
         failed = f"{self.failed:,} failed" if self.failed else ""
         bound = f"bound by {self.bottleneck}" if self.bottleneck else ""
         return ", ".join(part for part in (pace(self.rate), failed, bound) if part)
@@ -118,5 +122,7 @@ class Snapshot:
 
     def to_line(self) -> str:
         """Return the snapshot as a line for people."""
+        if not self.is_known:
+            return f"{self.task}: running for {duration(self.seconds)}, the runner does not say how far it is"
         count = f"{self.done:,}{f' of {self.total:,}' if self.total else ''} {self.unit}"
         return f"{self.task}: {', '.join(part for part in (count, self.left, self.details) if part)}"

@@ -216,6 +216,32 @@ class Folder:
         with self.replace(name) as file:
             file.write(data)
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file completely unless there is one of this name; return whether it was written.
+
+        Of several that create a local file at once, on any number of machines that share the disk, one succeeds. In a store this
+        looks first and writes then: of two that do so within the same moment both may believe that they were first.
+        """
+        if not self.is_local:
+            if self.size(name) is not None:
+                return False
+            self.write(name, data)
+            return True
+        with storage_errors(self.path_of(name)):
+            temporary = self._temporary_path(name)
+            try:
+                temporary.write_bytes(data)
+                with suppress(PermissionError):  # Of a file system without hard links; there a reader may come too early.
+                    (self.local_path / name).hardlink_to(temporary)
+                    return True
+                with (self.local_path / name).open("xb") as file:
+                    file.write(data)
+            except FileExistsError:
+                return False
+            finally:
+                temporary.unlink(missing_ok=True)
+        return True
+
     @contextmanager
     def replace(self, name: str) -> Iterator[BinaryIO]:
         """Open a temporary file that is renamed to ``name`` when the block succeeds and deleted when it fails."""

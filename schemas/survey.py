@@ -14,6 +14,7 @@ from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha25
 from schemas.manifest import MANIFEST_NAMES, TASKS_NAME, Manifest, newer
 from schemas.output import LOCK_NAME, PROBE_NAME, PUBLISHING_NAME, Output
 from schemas.records import Record, read_record, read_sources, record_name, write_record
+from schemas.remote_jobs import JOB_NAME, refuse_job
 from schemas.shards import FOREIGN, Footer, inspect_shard
 from schemas.storage import TEMPORARY_MARK
 from schemas.summary import SUMMARY_NAME, is_summarised
@@ -24,7 +25,7 @@ _SHARD_NAMES = re.compile(
     r"(failures/)?part-\d{5}-of-\d{5}\.parquet|(_failures|\.records)/part-\d{5}-of-\d{5}\.jsonl"  # "failures/": version 1.
     + f"|{re.escape(SUMMARY_NAME)}"
 )
-_NAMED = (*MANIFEST_NAMES, TASKS_NAME, LOCK_NAME, PUBLISHING_NAME, PROBE_NAME)
+_NAMED = (*MANIFEST_NAMES, TASKS_NAME, JOB_NAME, LOCK_NAME, PUBLISHING_NAME, PROBE_NAME)
 _OWN_NAMES = re.compile("|".join((*map(re.escape, _NAMED), rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d+")))
 
 
@@ -132,7 +133,7 @@ class Survey:
 
         Raises:
             DatasetError: the folder holds foreign files; or a dataset, complete or not, of another fingerprint; or shards that
-                were made from other inputs, and nothing says what to do with them.
+                were made from other inputs, and nothing says what to do with them; or a job on other machines is writing it.
         """
         folder = self._output.folder
         listed = self._files_of_manifest()
@@ -142,6 +143,8 @@ class Survey:
                 f"{folder.location!r} holds files that do not belong to a dataset, e.g. {foreign[0]!r}: nothing was written. "
                 "Choose a new or empty folder"
             )
+        if JOB_NAME in self._sizes:
+            refuse_job(folder)
         if overwrite:
             return
         if isinstance(self._manifest, DatasetError):

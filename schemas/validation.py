@@ -22,6 +22,7 @@ from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
 from schemas.output import LOCK_NAME, PUBLISHING_NAME
 from schemas.parameters import EncodedParameters
 from schemas.records import read_sources, record_name
+from schemas.remote_jobs import JOB_NAME
 from schemas.shards import Footer, read_footer, sha256_of_footer
 from schemas.summary import SUMMARY_NAME
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
@@ -70,6 +71,7 @@ def _stray_files(dataset: Dataset) -> Iterator[str]:
         *MANIFEST_NAMES[: 3 - manifest.version],
         LOCK_NAME,
         PUBLISHING_NAME,
+        JOB_NAME,
         SUMMARY_NAME,
         *(record_name(shard.path) for shard in manifest.shards),
     }

@@ -28,6 +28,7 @@ from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
 from schemas.output import PROBE_NAME, Output, hold
 from schemas.publishing import Attempt, LostError, publishing
 from schemas.records import Record, Sources, read_record, record_bytes, record_name
+from schemas.remote_jobs import JOB_NAME
 from schemas.shards import Footer, entry_of, footer_metadata, inspect_shard, shard_entry
 from schemas.storage import TEMPORARY_MARK, Folder
 from schemas.summary import write_summary
@@ -342,6 +343,8 @@ def _commit(output: Output, libraries: Mapping[str, str], files: tuple[str, ...]
         listings = [str(footer.statistics.get("listing", "")) for footer in footers]
         write_summary(folder, manifest, listings, [one.state for one in written])
     folder.write(MANIFEST_NAME, manifest.to_json().encode())
+    if JOB_NAME in sizes:
+        folder.delete(JOB_NAME)  # Its launcher may be gone.
     return manifest
 
 

@@ -17,11 +17,11 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from pipelines.commands import datasets, demo, exchange, features, tasks, text, view
+from pipelines.commands import datasets, demo, exchange, features, jobs, tasks, text, view
 from pipelines.commands.configuration import Command
 from pipelines.commands.endings import run, wants_events
 from pipelines.commands.options import console, notes
-from pipelines.commands.process import BROKEN_PIPE
+from pipelines.commands.process import BROKEN_PIPE, ask_what_to_leave
 from schemas import events
 from train.commands import runs, tables, train
 
@@ -32,13 +32,16 @@ __all__ = ["app", "console", "main", "notes"]
 
 
 class _Group(TyperGroup):
-    """The command with its sub-commands; the end of the program that reads their output ends them."""
+    """The command with its sub-commands; the end of the program that reads their output ends them, and so does an interrupt."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
             raise SystemExit(BROKEN_PIPE) from None
+        except KeyboardInterrupt:
+            ask_what_to_leave()
+            raise
 
 
 app = typer.Typer(
@@ -84,7 +87,7 @@ def _add(group: typer.Typer) -> None:
 
 
 for _group in (
-    *(text.app, features.app, tasks.app, datasets.app, view.app, demo.app, exchange.app),
+    *(text.app, features.app, tasks.app, jobs.app, datasets.app, view.app, demo.app, exchange.app),
     *(train.app, runs.app, tables.app),
 ):
     _add(_group)

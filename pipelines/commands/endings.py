@@ -9,10 +9,11 @@ from typing import Any
 
 from rich.markup import escape
 
-from pipelines.commands.options import notes, remark
+from pipelines.commands.options import console, notes, remark
 from pipelines.commands.process import BROKEN_PIPE, flush_streams, stop_signal, stopped_line
 from schemas import events
 from schemas.errors import ImagepivotError, UsageError
+from schemas.interruption import DetachedError
 
 __all__ = ["run", "wants_events"]
 
@@ -28,7 +29,9 @@ _EXTRAS = {
 """The modules that each extra brings."""
 
 _NEEDS = {
-    **dict.fromkeys(("captions", "vocabulary", "encode", "features", "view", "import", "export", "demo"), "pipelines"),
+    **dict.fromkeys(
+        ("captions", "vocabulary", "encode", "features", "cancel", "view", "import", "export", "demo"), "pipelines"
+    ),
     **dict.fromkeys(("train", "evaluate", "embed", "search", "tables"), "train"),
 }
 """The extra that a command needs for all that it does."""
@@ -72,6 +75,9 @@ def _ending(error: BaseException) -> tuple[int, str | None] | None:
         return (error.code if isinstance(error.code, int) else int(error.code is not None)), None
     if isinstance(error, KeyboardInterrupt):
         return _INTERRUPTED, None
+    if isinstance(error, DetachedError):
+        _report_detached(error)
+        return 0, None
     if isinstance(error, ImagepivotError):
         return _report(error, str(error), code=2 if isinstance(error, UsageError) else 1)
     if isinstance(error, ModuleNotFoundError) and (extra := _extra_for((error.name or "").partition(".")[0])):
@@ -89,6 +95,13 @@ def _ending(error: BaseException) -> tuple[int, str | None] | None:
     if events.emit("error", message=message, kind=type(error).__name__, traceback=traceback.format_exc()):
         return 1, message
     return None
+
+
+def _report_detached(error: DetachedError) -> None:
+    """Say what goes on elsewhere: it is what the command was asked for."""
+    if error.job:
+        events.record(status="detached", job=error.job)
+    console.print(str(error), highlight=False, markup=False, soft_wrap=True)
 
 
 def _report(error: BaseException, message: str, *, code: int = 1) -> tuple[int, str]:

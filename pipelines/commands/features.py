@@ -13,6 +13,7 @@ from pipelines.commands.options import (
     AllowPrivateAddresses,
     Check,
     Columns,
+    Detach,
     Ids,
     LogJson,
     MaxFailures,
@@ -191,6 +192,7 @@ def features(
     ] = "",
     shared_disk: SharedDisk = False,
     start_timeout: StartTimeout = None,
+    detach: Detach = False,
     config: Config = "",
 ) -> None:
     """Extract features of images into shards.
@@ -227,6 +229,7 @@ def features(
         shared_disk=shared_disk,
         start_timeout=start_timeout,
         accelerator=_accelerator(gpu, gpus_per_worker, worker_machine),
+        detach=detach,
     )
     job = FeaturesJob(
         images=open_images(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -22,6 +23,7 @@ __all__ = [
     "AsJson",
     "Check",
     "Columns",
+    "Detach",
     "IdRule",
     "Ids",
     "Languages",
@@ -36,6 +38,7 @@ __all__ = [
     "Workers",
     "console",
     "execution_of",
+    "flags_of",
     "notes",
     "remark",
     "several",
@@ -72,6 +75,13 @@ StartTimeout = Annotated[
     typer.Option(
         "--start-timeout",
         help="With a --runner behind --: seconds in which its first worker must have started; 1200 by default.",
+    ),
+]
+Detach = Annotated[
+    bool,
+    typer.Option(
+        "--detach",
+        help="With a --runner behind --: end as soon as it has accepted the job; the same command without it waits for the job.",
     ),
 ]
 MaxFailures = Annotated[int, typer.Option("--max-failures", min=0, help="Inputs that may fail before the exit code is 3.")]
@@ -112,6 +122,19 @@ def several(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def flags_of(context: typer.Context) -> tuple[str, ...]:
+    """Return the flags for Beam: those behind ``--`` or, without any, those of the file.
+
+    Raises:
+        UsageError: an argument behind ``--`` is not a flag.
+    """
+    flags = context.args or (context.default_map or {}).get(BEAM_FLAGS, ())
+    stray = [flag for flag in flags if not flag.startswith("--")]
+    if stray:
+        raise UsageError(f"unexpected argument {stray[0]!r}: flags for Beam stand behind -- and begin with --")
+    return tuple(flags)
+
+
 def execution_of(
     context: typer.Context,
     workers: int,
@@ -119,22 +142,17 @@ def execution_of(
     shared_disk: bool = False,
     start_timeout: float | None = None,
     accelerator: Accelerator | None = None,
+    detach: bool = False,
 ) -> Execution:
-    """Return how to run a pipeline, from its options and the flags behind ``--`` or, without any, those of the file.
-
-    Raises:
-        UsageError: an argument behind ``--`` is not a flag.
-    """
+    """Return how to run a pipeline, from its options and the flags for Beam, see `flags_of`."""
     from pipelines.running.runner import START_SECONDS, Execution
 
-    flags = context.args or (context.default_map or {}).get(BEAM_FLAGS, ())
-    stray = [flag for flag in flags if not flag.startswith("--")]
-    if stray:
-        raise UsageError(f"unexpected argument {stray[0]!r}: flags for Beam stand behind -- and begin with --")
     return Execution(
         workers=workers,
-        beam_flags=tuple(flags),
+        beam_flags=flags_of(context),
         shared_disk=shared_disk,
         start_timeout=START_SECONDS if start_timeout is None else start_timeout,
         accelerator=accelerator,
+        detach=detach,
+        note=partial(remark, style="dim"),
     )

@@ -12,6 +12,7 @@ from pipelines.commands.options import (
     BEAM,
     Check,
     Columns,
+    Detach,
     Languages,
     LogJson,
     MaxFailures,
@@ -73,6 +74,7 @@ def captions(
     workers: Workers = 0,
     shared_disk: SharedDisk = False,
     start_timeout: StartTimeout = None,
+    detach: Detach = False,
     config: Config = "",
 ) -> None:
     """Tokenize raw captions into shards.
@@ -100,7 +102,7 @@ def captions(
         overwrite=overwrite,
         verify=check,
     )
-    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout)
+    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
     with show_progress(notes, "captions", unit="captions", log_json=log_json) as meter:
         manifest = prepare_captions(job, execution, meter)
         meter.settle(captions=manifest.rows + manifest.failed, failed=manifest.failed)
@@ -129,6 +131,7 @@ def vocabulary(
     workers: Workers = 1,
     shared_disk: SharedDisk = False,
     start_timeout: StartTimeout = None,
+    detach: Detach = False,
     config: Config = "",
 ) -> None:
     """Build the joint vocabulary of captions: tokens under the threshold become <unk>.
@@ -151,7 +154,7 @@ def vocabulary(
         overwrite=overwrite,
         verify=check,
     )
-    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout)
+    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
     total = open_dataset(captions, kind="captions").manifest.rows
     with show_progress(notes, "vocabulary", unit="captions", total=total, log_json=log_json) as meter:
         manifest = build_vocabulary(job, execution, meter)
@@ -172,6 +175,7 @@ def encode(
     workers: Workers = 0,
     shared_disk: SharedDisk = False,
     start_timeout: StartTimeout = None,
+    detach: Detach = False,
     config: Config = "",
 ) -> None:
     """Turn the tokens of captions into ids of a vocabulary."""
@@ -182,7 +186,7 @@ def encode(
     job = EncodeJob(
         captions=captions, vocabulary=vocabulary, output=output, max_length=max_length, overwrite=overwrite, verify=check
     )
-    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout)
+    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
     total = open_dataset(captions, kind="captions").manifest.rows
     with show_progress(notes, "encode", unit="captions", total=total, log_json=log_json) as meter:
         manifest = encode_captions(job, execution, meter)

@@ -313,6 +313,7 @@ def extract_features(
         verify=job.verify,
         update=job.update,
         retry_failed=job.retry_failed,
+        meter=meter,
     )
 
 

@@ -16,13 +16,14 @@ from typing import Any
 import apache_beam as beam
 
 from pipelines.running.staging import DISTRIBUTION, source_files
-from schemas.errors import ImagepivotError, UsageError
+from schemas.errors import DatasetError, ImagepivotError, UsageError
+from schemas.remote_jobs import JOB_NAME, RemoteJob
 from schemas.storage import TEMPORARY_MARK, Folder
 
 __all__ = ["SIGN", "Begin", "FirstWorker"]
 
 SIGN = f".first-worker{TEMPORARY_MARK}0"
-"""Name of the file in the folder of the dataset by which the first worker shows that it works; the launcher deletes it."""
+"""Name of the file in the folder of the dataset by which the first worker shows that it works; commit or launcher deletes it."""
 
 
 @lru_cache(maxsize=1)
@@ -43,17 +44,19 @@ class FirstWorker:
         also: checks what only this kind of work needs.
         version: version of our package.
         code: digest of its files.
+        job: the job that this is the first worker of; None for a template, of which any number of jobs may be made.
     """
 
     output: Folder
     also: Callable[[], None] | None = None
     version: str = ""
     code: str = ""
+    job: RemoteJob | None = None
 
     @classmethod
-    def of_launcher(cls, output: Folder, also: Callable[[], None] | None = None) -> FirstWorker:
+    def of_launcher(cls, output: Folder, also: Callable[[], None] | None = None, job: RemoteJob | None = None) -> FirstWorker:
         """Return the check that a worker is as this process."""
-        return cls(output, also, version(DISTRIBUTION), _code())
+        return cls(output, also, version(DISTRIBUTION), _code(), job)
 
     def __call__(self) -> None:
         """Check this process.
@@ -69,6 +72,8 @@ class FirstWorker:
                     f"it has imagepivot {what}: install what the launcher has in the workers' image, or leave the image out "
                     "and let the run bring the package along"
                 )
+            if self.job is not None and not self.job.is_in(self.output):
+                raise DatasetError(f"its launcher was stopped while it submitted the job, and took {JOB_NAME} back")
             if self.also is not None:
                 self.also()
             self.output.write(SIGN, b"")

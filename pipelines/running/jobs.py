@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import apache_beam as beam
 
-from pipelines.running.first_worker import SIGN, FirstWorker
+from pipelines.running.first_worker import FirstWorker
+from pipelines.running.launching import Launch, work_of
+from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution, run_pipeline
-from schemas.errors import DatasetError
+from schemas.errors import DatasetError, UsageError
+from schemas.interruption import DetachedError
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.storage import TEMPORARY_MARK, Folder
@@ -90,6 +92,7 @@ def run_job(
     verify: bool = False,
     update: Update | None = None,
     retry_failed: bool = False,
+    meter: Meter = Meter(),
 ) -> Manifest:
     """Run a pipeline that writes a dataset, or the part of it that an earlier run did not finish.
 
@@ -103,40 +106,90 @@ def run_job(
         verify: as `schemas.writing.complete_dataset` takes it.
         update: as `schemas.writing.complete_dataset` takes it.
         retry_failed: as `schemas.writing.complete_dataset` takes it.
+        meter: shows what the runner says of workers on other machines.
 
     Returns:
         The manifest of the committed dataset.
 
     Raises:
         DatasetError: the folder is in use, or holds data that must not be lost.
+        DetachedError: a job goes on without this process, or there is a template of one.
         ImagepivotError: the pipeline met an error that the user can fix.
     """
     folder = output.folder
-    first = None if execution.runs_here else FirstWorker.of_launcher(folder, check)
-
-    def has_started() -> bool:
-        with suppress(DatasetError):  # A store that does not answer now may do so in a moment.
-            return folder.size(SIGN) is not None
-        return False
+    if execution.runs_here:
+        launch, first = None, None
+    elif execution.template:
+        _write_template(output, build, execution=execution, extras=extras, check=check)
+    else:
+        launch = Launch(output, execution, meter, work=work_of(output, update=update, retry_failed=retry_failed))
+        if launch.join(overwrite=overwrite):
+            return Manifest.read(folder)
+        first = FirstWorker.of_launcher(folder, check, launch.job)
 
     def run(finished: frozenset[int]) -> None:
-        if first is not None:
-            folder.delete(SIGN)  # A launcher that was killed has left it.
         try:
             run_pipeline(
                 lambda pipeline: build(pipeline, finished, first),
                 execution,
                 extras=extras,
-                has_started=has_started,
+                watch=None if launch is None else launch.watch,
             )
         except BaseException:
-            _delete_temporaries(folder)  # The commit does so where a run ends well.
+            if launch is None or not launch.goes_on:
+                _delete_temporaries(folder)  # The commit does so where a run ends well.
             raise
         finally:
-            if first is not None:
-                folder.delete(SIGN)
+            if launch is not None:
+                launch.close()
 
-    return complete_dataset(output, run, overwrite=overwrite, verify=verify, update=update, retry_failed=retry_failed)
+    return complete_dataset(
+        output,
+        run,
+        overwrite=overwrite,
+        verify=verify,
+        update=update,
+        retry_failed=retry_failed,
+        check=_nothing if launch is None else launch.claim,
+    )
+
+
+def _nothing() -> None:
+    """Check nothing."""
+
+
+def _write_template(
+    output: Output,
+    build: Callable[[beam.Pipeline, frozenset[int], FirstWorker | None], object],
+    *,
+    execution: Execution,
+    extras: Iterable[str],
+    check: Callable[[], None] | None,
+) -> NoReturn:
+    """Write a template of Dataflow's, of a pipeline that makes all shards: what is finished is known only when it is launched.
+
+    Raises:
+        DatasetError: the folder of the dataset holds something.
+        DetachedError: the template is written.
+    """
+    folder = output.folder
+    if execution.detach:
+        raise UsageError("--detach is for a job, and --template_location makes none: leave out one of them")
+    stray = [name for name in folder.names() if name not in output.files]
+    if stray:
+        raise DatasetError(
+            f"{folder.location!r} holds {stray[0]!r}, and a template makes a dataset from its beginning: choose another folder, or "
+            "leave out --template_location to finish what is there"
+        )
+    folder.check_bucket()
+    for name, data in output.files.items():
+        folder.write(name, data)  # A run does so before its job.
+    first = FirstWorker.of_launcher(folder, check)
+    run_pipeline(lambda pipeline: build(pipeline, frozenset(), first), execution, extras=extras, watch=lambda result: None)
+    raise DetachedError(
+        f"the template is written to {execution.template!r}. Launch it once: the job makes {folder.location!r}, which must "
+        "still be empty then"
+    )
 
 
 def _delete_temporaries(folder: Folder) -> None:

@@ -1,7 +1,8 @@
-"""Progress of a local run: workers write their counts to small files, and the launcher adds them up and displays the sum.
+"""Progress of a run: workers count, and the launcher adds up what they have counted and displays the sum.
 
-Beam's local runner reports counters only at the end of a stage, and workers are separate processes; one file per process is
-the simplest scheme that works for all of them. A remote runner has no such folder, and Beam's own counters take its place.
+On this machine they write their counts to small files: Beam's local runner reports counters only at the end of a stage, and workers
+are separate processes; one file per process is the simplest scheme that works for all of them. Workers on other machines share no
+such folder: they count with Beam's counters as well, the launcher asks the runner for these, and the answer is one more file.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import contextlib
 import json
 import math
 import os
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +23,6 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
@@ -31,8 +32,12 @@ from rich.progress import (
 from schemas.events import line
 from schemas.progress import Snapshot, bound_by
 
-__all__ = ["Meter", "Snapshot", "bound_by", "show_progress"]
+__all__ = ["NAMESPACE", "Meter", "Snapshot", "bound_by", "show_progress"]
 
+NAMESPACE = "imagepivot"
+"""Namespace of Beam's counters of what a `Meter` counts."""
+
+_RUNNERS = "runner.json"
 _WRITE_SECONDS = 0.2
 _PLAIN_SECONDS = 10.0
 _JSON_SECONDS = 1.0
@@ -62,7 +67,12 @@ class Meter:
     folder: str | None = None
 
     def add(self, **counts: int) -> None:
-        """Add to the counts of this process."""
+        """Add to the counts of this process, and in a worker of Beam's to its counters of the same names."""
+        if "apache_beam" in sys.modules:  # Elsewhere nobody would ask for them, and the import takes a second.
+            from apache_beam.metrics import Metrics
+
+            for name, count in counts.items():
+                Metrics.counter(NAMESPACE, name).inc(count)
         if self.folder is None:
             return
         with _lock:
@@ -80,6 +90,21 @@ class Meter:
         with _lock:
             if self.folder is not None and self.folder in _counts:
                 _write(self.folder, _counts[self.folder])
+
+    def report(self, counts: Mapping[str, int]) -> None:
+        """Put what a runner says of all its workers in the place of the counts of processes; nothing if it says nothing yet."""
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                temporary = Path(self.folder, f"{_RUNNERS}.tmp")
+                temporary.write_text(json.dumps(counts))
+                temporary.replace(Path(self.folder, _RUNNERS))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the counts say how far the run is: not while a runner says nothing."""
+        if self.folder is None or not Path(self.folder, _RUNNERS).exists():
+            return True
+        return bool(self.total())
 
     def settle(self, **counts: int) -> None:
         """Replace the counts by those of the finished dataset, when the work is done and no worker counts any more.
@@ -99,9 +124,11 @@ class Meter:
             _write(self.folder, _counts[self.folder])
 
     def total(self) -> dict[str, int]:
-        """Return the counts of all processes so far."""
+        """Return the counts of all processes so far; those of the runner, if it is asked for them."""
         total: dict[str, int] = {}
-        for path in Path(self.folder or "").glob("*.json") if self.folder else ():
+        paths = list(Path(self.folder).glob("*.json")) if self.folder else []
+        runners = [path for path in paths if path.name == _RUNNERS]
+        for path in runners or paths:
             with contextlib.suppress(OSError, ValueError):
                 for name, count in json.loads(path.read_text()).items():
                     total[name] = total.get(name, 0) + count
@@ -131,7 +158,7 @@ def show_progress(
             counts = meter.total()
             earlier = counts.get(f"earlier_{unit}")
             whole = total if earlier is None else counts[unit]  # Once the run has settled, all of it is done.
-            return Snapshot(task, unit, counts, time.monotonic() - started, whole, earlier or 0)
+            return Snapshot(task, unit, counts, time.monotonic() - started, whole, earlier or 0, is_known=meter.is_known)
 
         def report() -> None:
             current = snapshot()
@@ -164,17 +191,23 @@ def _print_plain(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def _count(current: Snapshot) -> str:
+    if not current.is_known:
+        return ""
+    return f"{current.done}/{current.total}" if current.total else f"{current.done:,}"
+
+
 def _show_live(console: Console, snapshot: Callable[[], Snapshot], stop: threading.Event) -> None:
     """Show a line with a bar, or two lines on a terminal that is narrow."""
     first = snapshot()
     name = first.task if len(first.task) <= _LONGEST_NAME else f"…{first.task[1 - _LONGEST_NAME :]}"
-    count = MofNCompleteColumn() if first.total else TextColumn("{task.completed:,.0f}")
+    count = TextColumn("{task.fields[count]}")
     head = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(20), count, TextColumn(first.unit))
     tail = (TextColumn("{task.fields[details]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
     lines = [Progress(*head, *tail)] if console.width >= _WIDE else [Progress(*head), Progress(TextColumn(" "), *tail)]
-    rows = [progress.add_task(name, total=first.total, details="", left="") for progress in lines]
+    rows = [progress.add_task(name, total=first.total, details="", left="", count="") for progress in lines]
     with Live(Group(*lines), console=console, transient=True, refresh_per_second=5):
         while not stop.wait(0.2):
             current = snapshot()
             for progress, row in zip(lines, rows, strict=True):
-                progress.update(row, completed=current.done, details=current.details, left=current.left)
+                progress.update(row, completed=current.done, details=current.details, left=current.left, count=_count(current))

@@ -20,8 +20,12 @@ import grpc
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 
 from schemas.errors import ImagepivotError
+from schemas.interruption import DetachedError
 
-__all__ = ["check_job_service", "runner_log", "wait"]
+__all__ = ["WORKER_LOST", "check_job_service", "runner_log", "wait"]
+
+WORKER_LOST = "Channel closed prematurely"
+"""What Beam's own runner says where a worker process is gone."""
 
 _ANSWER_SECONDS = 60
 _LONGEST_RUN_SECONDS = 365 * 24 * 3600
@@ -55,16 +59,17 @@ def check_job_service(options: PipelineOptions, flags: tuple[str, ...]) -> None:
             ) from None
 
 
-def wait(result: Any, *, has_started: Callable[[], bool], seconds: float) -> None:
+def wait(result: Any, *, has_started: Callable[[], bool], seconds: float, cancel: Callable[[], str]) -> None:
     """Wait until a run ends.
 
     Args:
         result: of Beam's ``Pipeline.run``.
         has_started: tells whether a worker has done something.
         seconds: time in which one must have.
+        cancel: cancels the run, and returns what became of it in words.
 
     Raises:
-        TimeoutError: none has; the run is cancelled.
+        TimeoutError: none has; the run was cancelled, as far as the runner does so.
         Exception: the run failed.
     """
     failures: list[BaseException] = []
@@ -83,12 +88,9 @@ def wait(result: Any, *, has_started: Callable[[], bool], seconds: float) -> Non
         thread.join(_POLL_SECONDS)
         started = started or has_started()
         if not started and thread.is_alive() and time.monotonic() > until:
-            with contextlib.suppress(Exception):
-                result.cancel()
             raise TimeoutError(
-                f"no worker has started within {seconds:.0f} seconds, and the run was cancelled; a worker that ends at its "
-                "start, or reaches neither the job service nor OUTPUT, says so in its own log only, and --start-timeout SECONDS "
-                "waits longer"
+                f"no worker has started within {seconds:.0f} seconds. A worker that ends at its start, or reaches neither the job "
+                f"service nor OUTPUT, says so in its own log only; --start-timeout SECONDS waits longer. {cancel()}"
             )
     if failures:
         raise failures[0]
@@ -120,7 +122,7 @@ def runner_log(runner: str) -> Iterator[None]:
     failed = False
     try:
         yield
-    except ImagepivotError:
+    except (ImagepivotError, DetachedError):
         raise
     except Exception as error:
         failed = True
@@ -143,6 +145,8 @@ def runner_log(runner: str) -> Iterator[None]:
 def _last_line(error: Exception) -> str:
     """Return the line of an error that says what went wrong: a trace from a worker ends with it."""
     text = str(error.details()) if isinstance(error, grpc.Call) else str(error)
+    if WORKER_LOST in text:
+        return "a worker process ended unexpectedly, because it was killed or ran out of memory"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = (lines[-1] if lines else type(error).__name__)[:_LONGEST_LINE]
     return f"{line} (the workers' environment lacks it)" if "No module named" in line else line

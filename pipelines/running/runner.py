@@ -18,22 +18,30 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions, StandardOptions
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    GoogleCloudOptions,
+    PipelineOptions,
+    PortableOptions,
+    StandardOptions,
+)
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from pipelines.running.accelerators import Accelerator
-from pipelines.running.remote import check_job_service, runner_log, wait
+from pipelines.running.remote import WORKER_LOST, check_job_service, runner_log
 from pipelines.running.staging import stage
 from schemas import errors
+from schemas.interruption import DetachedError
 from schemas.locations import is_remote
 
-__all__ = ["START_SECONDS", "Execution", "run_pipeline"]
+__all__ = ["START_SECONDS", "Execution", "follow", "run_pipeline"]
 
 # Matches one of our errors in the text with which Beam reports it from a worker process.
 _CARRIED_ERROR = re.compile(r"schemas\.errors\.(\w+): (.*?)(?: \[while running '[^']*'\])?$", re.MULTILINE)
@@ -70,6 +78,11 @@ class Execution:
         shared_disk: the workers of that runner see local paths as this machine does.
         start_timeout: seconds in which the first worker of that runner must have started.
         accelerator: the GPUs of that runner's workers, for steps that run a model; None for workers without.
+        detach: do not wait for that runner's job once it has accepted it.
+        note: gets what there is to know about such a job, in words.
+
+    Raises:
+        UsageError: a value is out of range, or there is no job to leave alone.
     """
 
     workers: int = 0
@@ -77,8 +90,15 @@ class Execution:
     shared_disk: bool = False
     start_timeout: float = START_SECONDS
     accelerator: Accelerator | None = None
+    detach: bool = False
+    note: Callable[[str], object] = field(default=lambda text: None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.detach and self.runs_here:
+            raise errors.UsageError(
+                "--detach leaves a job to the runner that the flags behind -- name, and without one on other machines the work is "
+                "done by this command: leave out --detach, or name a runner"
+            )
         if not self.start_timeout > 0:
             raise errors.UsageError(f"--start-timeout is {self.start_timeout}, expected more than 0 seconds")
         if self.accelerator is None:
@@ -112,6 +132,11 @@ class Execution:
         if self.accelerator is not None:
             self.accelerator.configure(options)
         return options
+
+    @property
+    def template(self) -> str:
+        """Where Dataflow's template goes that is made instead of a run; empty if none is."""
+        return self.options.view_as(GoogleCloudOptions).template_location or ""
 
     @property
     def runner(self) -> str:
@@ -149,7 +174,7 @@ def run_pipeline(
     execution: Execution,
     *,
     extras: Iterable[str] = ("pipelines",),
-    has_started: Callable[[], bool] = lambda: True,
+    watch: Callable[[Any], None] | None = None,
 ) -> None:
     """Run a pipeline to its end.
 
@@ -157,7 +182,7 @@ def run_pipeline(
         build: adds the transforms to an empty pipeline.
         execution: where and how to run it.
         extras: names of the extras that workers on other machines need.
-        has_started: tells whether a worker on another machine has done something.
+        watch: waits, given Beam's result, until a run on other machines ends, or as long as it wants.
 
     Raises:
         ImagepivotError: a worker met an error that the user can fix; class and message are those of the worker's error. Or another
@@ -178,14 +203,16 @@ def run_pipeline(
         with _quiet() if execution.is_local else runner_log(execution.runner):
             try:
                 result = pipeline.run()
-                if execution.runs_here:
-                    result.wait_until_finish()
+                if watch is not None:
+                    watch(result)
                 else:
-                    wait(result, has_started=has_started, seconds=execution.start_timeout)
+                    result.wait_until_finish()
+            except DetachedError:
+                raise
             except Exception as error:
                 if interrupted:  # Beam has wrapped the interrupt, or failed on its consequences.
                     raise KeyboardInterrupt from error
-                raise _user_error(error) from error
+                raise _user_error(error, is_local=execution.is_local) from error
 
 
 def _refuse_large(pipeline: beam.Pipeline, runner: str) -> None:
@@ -197,12 +224,29 @@ def _refuse_large(pipeline: beam.Pipeline, runner: str) -> None:
         )
 
 
-def _user_error(error: Exception) -> Exception:
+def follow(watch: Callable[[], None], execution: Execution) -> None:
+    """Wait until a run ends that another process has submitted.
+
+    Args:
+        watch: waits.
+        execution: where it runs.
+
+    Raises:
+        ImagepivotError: as `run_pipeline` raises it.
+    """
+    with runner_log(execution.runner):
+        try:
+            watch()
+        except Exception as error:
+            raise _user_error(error) from error
+
+
+def _user_error(error: Exception, *, is_local: bool = False) -> Exception:
     """Return the error of ours that Beam's error carries, or the same error if it carries none."""
     if isinstance(error, errors.ImagepivotError):
         return type(error)(_without_label(str(error)))
     carried = _carried(str(error))
-    if carried is None and "Channel closed prematurely" in str(error):
+    if carried is None and is_local and WORKER_LOST in str(error):
         carried = errors.ImagepivotError(
             "a worker process ended unexpectedly: it was killed, or ran out of memory. Finished shards are kept; "
             "run the same command again, with fewer --workers if memory is short"

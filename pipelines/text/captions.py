@@ -271,4 +271,4 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
         _ = written | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=libraries)
 
     with staging(output.folder) if execution.is_local else nullcontext() as folder:
-        return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify)
+        return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify, meter=meter)

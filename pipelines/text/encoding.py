@@ -177,4 +177,4 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
             | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))
         )
 
-    return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify)
+    return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify, meter=meter)

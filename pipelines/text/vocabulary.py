@@ -310,4 +310,4 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
             written = counts | "BuildVocabulary" >> BuildVocabulary(job, output)
         _ = written | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))
 
-    return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify)
+    return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify, meter=meter)

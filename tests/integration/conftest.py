@@ -20,7 +20,10 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 WIDTH = 200
 # A run that takes more than ten seconds says how far it is; how long it takes depends on the machine.
-PROGRESS = re.compile(r"^\S+: [\d,]+( of [\d,]+)? (captions|images|vectors)(, .*)?\n", flags=re.MULTILINE)
+PROGRESS = re.compile(
+    r"^\S+: ([\d,]+( of [\d,]+)? (captions|images|vectors)(, .*)?|running for .*, the runner does not say how far it is)\n",
+    flags=re.MULTILINE,
+)
 
 
 def checked(done: subprocess.CompletedProcess[str], code: int | Collection[int]) -> subprocess.CompletedProcess[str]:

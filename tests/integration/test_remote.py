@@ -9,14 +9,10 @@ import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import apache_beam as beam
@@ -26,74 +22,11 @@ from PIL import Image
 from pipelines.running.runner import Execution, run_pipeline
 from schemas.dataset import open_dataset
 from schemas.errors import ImagepivotError
-from tests.integration.processes import wait_for
+from tests.integration.clusters import Cluster, free_port, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
 
 MODEL = "timm:test_resnet.r160_in1k"
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A runner whose workers are in a folder of their own.
-
-    Attributes:
-        folder: the workers' folder.
-        flags: Beam's flags that choose it.
-    """
-
-    folder: Path
-    flags: tuple[str, ...]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-@contextmanager
-def served(module: str, *arguments: str, port: int, folder: Path, **environment: str) -> Iterator[None]:
-    """Run one of Beam's services, in a folder with foreign modules and a temporary folder of its own."""
-    (folder / "schemas").mkdir(parents=True)
-    for name in ("schemas/__init__.py", "train.py"):
-        (folder / name).write_text("raise RuntimeError('this is not ours')\n")
-    (folder / "tmp").mkdir()
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "PATH": path, **environment}
-    with (folder / "log").open("w") as log:
-        command = [sys.executable, "-m", f"apache_beam.runners.{module}", *arguments]
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
-    try:
-        wait_for(lambda: accepts(port) or process.poll() is not None)
-        assert process.poll() is None, (folder / "log").read_text()
-        yield
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-
-
-@contextmanager
-def started(root: Path, **environment: str) -> Iterator[Cluster]:
-    """Run a cluster whose workers have these variables of the environment."""
-    jobs, workers = free_port(), free_port()
-    service = served("portability.local_job_service_main", f"--port={jobs}", port=jobs, folder=root / "service")
-    pool = served("worker.worker_pool_main", f"--service_port={workers}", port=workers, folder=root / "workers", **environment)
-    with service, pool:
-        yield Cluster(
-            root / "workers",
-            (
-                "--runner=PortableRunner",
-                f"--job_endpoint=localhost:{jobs}",
-                "--environment_type=EXTERNAL",
-                f"--environment_config=localhost:{workers}",
-            ),
-        )
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +98,8 @@ def test_local_paths_are_refused_before_anything_starts(inputs, imagepivot, tmp_
 
 
 def one_line(done) -> str:
-    """The error: one line on standard error, no trace."""
-    lines = [line for line in done.stderr.splitlines() if line]
+    """The error: one line on standard error besides that which names the job, no trace."""
+    lines = [line for line in done.stderr.splitlines() if line and not line.startswith("submitted: job ")]
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("Error: ")
     return lines[0]

@@ -315,3 +315,19 @@ def test_temporary_names_of_one_process_differ(folder):
         assert len(folder.names()) == 2
     assert folder.names() == ["name"]
     assert folder.read("name") == b"one"
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_file_is_created_once(folder, monkeypatch, has_links):
+    if not has_links:
+        monkeypatch.setattr(os, "link", lambda *_, **__: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no links here")))
+    assert folder.create("_a.json", b"first")
+    assert not folder.create("_a.json", b"second")
+    assert folder.read("_a.json") == b"first"
+    assert folder.names() == ["_a.json"]
+
+
+def test_a_file_cannot_be_created_in_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatasetError, match=r"cannot use '.*file/_a\.json'"):
+        Folder(str(tmp_path / "file")).create("_a.json", b"")

@@ -53,7 +53,10 @@ def test_extractors_are_listed(monkeypatch):
         (["photos", "out", "--gpu", "nvidia-l4", "--gpus-per-worker", "0"], "--gpus-per-worker is 0, expected 1 or more"),
         (["photos", "out", "--gpu", "nvidia-l4"], "--gpu is 'nvidia-l4', and the workers run on this machine"),
         (["photos", "out", "--gpu", "nvidia-l4", "--task", "0/2"], "--gpu is 'nvidia-l4', and the workers run on this machine"),
-        (["photos", "out", "--worker-machine", "m"], "--worker-machine is 'm', the machine of workers with GPUs: give --gpu, too"),
+        (
+            ["photos", "out", "--worker-machine", "m"],
+            "--worker-machine is 'm', the machine of workers with GPUs: give --gpu, too",
+        ),
     ],
 )
 def test_wrong_usage(arguments, message):

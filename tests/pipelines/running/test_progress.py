@@ -12,6 +12,7 @@ from rich.console import Console
 
 from pipelines.running import progress
 from pipelines.running.progress import Meter, Snapshot, show_progress
+from pipelines.running.services import counts_of
 
 
 @pytest.fixture
@@ -225,3 +226,33 @@ def test_the_live_line_fits_the_terminal(always, width):
     assert "…e_patch14_reg4_dinov2.lvd142m" in shown
     assert "30000/31014 images" in " ".join(shown.split())
     assert "1,234 failed, bound by decoding" in shown
+
+
+def test_what_a_runner_says_takes_the_place_of_files(always):
+    file = io.StringIO()
+    with show_progress(Console(file=file), "captions", unit="captions", total=9, log_json=True) as meter:
+        assert meter.is_known
+        meter.report({})
+        meter.add(captions=2)  # By a worker on this machine.
+        assert (meter.total(), meter.is_known) == ({}, False)
+        meter.report({"captions": 5, "failed": 1})
+        assert (meter.total(), meter.is_known) == ({"captions": 5, "failed": 1}, True)
+        meter.settle(captions=9)
+        assert meter.total()["captions"] == 9
+    last = json.loads(file.getvalue().splitlines()[-1])
+    assert (last["done"], last["total"]) == (9, 9)
+
+
+def test_workers_count_with_beams_counters():
+    import apache_beam as beam
+
+    def count(number: int) -> int:
+        Meter().add(images=number, failed=1)
+        return number
+
+    pipeline = beam.Pipeline(runner="FnApiRunner")
+    _ = pipeline | beam.Create([3, 4]) | beam.Map(count)
+    result = pipeline.run()
+    result.wait_until_finish()
+    found = result.metrics().query()["counters"]
+    assert counts_of(found) == {"images": 7, "failed": 2}
