@@ -1,0 +1,122 @@
+"""Runners on other machines, emulated: each service and each worker is a process in a folder of its own.
+
+That folder holds a package ``schemas`` and a module ``train`` that are not ours, and processes have a temporary folder of their own.
+
+* `job_service`: Beam's portable job service and a pool of workers.
+* `dask`: a scheduler of Dask and its workers.
+* `dataflow`: Beam's own client of Google Cloud Dataflow, and a service on this machine that executes what it stages.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import tests.dataflow_service
+from tests.integration.processes import wait_for
+from tests.stores import Store, free_port
+
+__all__ = ["Cluster", "dask", "dataflow", "job_service"]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A runner whose workers are in a folder of their own.
+
+    Attributes:
+        folder: the folder of the workers.
+        flags: Beam's flags that choose the runner.
+    """
+
+    folder: Path
+    flags: tuple[str, ...]
+
+
+def accepts(port: int) -> bool:
+    """Return whether something listens at a port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def served(*arguments: str, port: int, folder: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run Python with these arguments, in a folder with foreign modules and a temporary folder of its own, until it listens."""
+    (folder / "schemas").mkdir(parents=True)
+    for name in ("schemas/__init__.py", "train.py"):
+        (folder / name).write_text("raise RuntimeError('this is not ours')\n")
+    (folder / "tmp").mkdir()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "PATH": path, **environment}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: accepts(port) or process.poll() is not None)
+        assert process.poll() is None, (folder / "log").read_text()
+        yield process
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+@contextmanager
+def job_service(root: Path, **environment: str) -> Iterator[Cluster]:
+    """Run Beam's job service and a pool of workers, which have these variables of the environment."""
+    jobs, workers = free_port(), free_port()
+    service = ("-m", "apache_beam.runners.portability.local_job_service_main", f"--port={jobs}")
+    pool = ("-m", "apache_beam.runners.worker.worker_pool_main", f"--service_port={workers}")
+    with ExitStack() as stack:
+        stack.enter_context(served(*service, port=jobs, folder=root / "service"))
+        stack.enter_context(served(*pool, port=workers, folder=root / "workers", **environment))
+        yield Cluster(
+            root / "workers",
+            (
+                "--runner=PortableRunner",
+                f"--job_endpoint=localhost:{jobs}",
+                "--environment_type=EXTERNAL",
+                f"--environment_config=localhost:{workers}",
+            ),
+        )
+
+
+@contextmanager
+def dask(root: Path, workers: int = 2, **environment: str) -> Iterator[Cluster]:
+    """Run a scheduler of Dask and worker processes, which have these variables of the environment."""
+    port, ready = free_port(), free_port()
+    address = f"tcp://127.0.0.1:{port}"
+    scheduler = ("-m", "distributed.cli.dask_scheduler", "--host=127.0.0.1", f"--port={port}", "--no-dashboard")
+    started = ("-m", "distributed.cli.dask_worker", address, "--host=127.0.0.1", f"--nworkers={workers}", "--nthreads=1")
+    with ExitStack() as stack:
+        stack.enter_context(served(*scheduler, port=port, folder=root / "scheduler"))
+        stack.enter_context(
+            served(*started, "--no-dashboard", "--preload=imagepivot", port=port, folder=root / "workers", **environment)
+        )
+        yield Cluster(
+            root / "workers",
+            ("--runner=apache_beam.runners.dask.dask_runner.DaskRunner", f"--dask_client_address={address}"),
+        )
+
+
+@contextmanager
+def dataflow(root: Path, store: Store, **environment: str) -> Iterator[Cluster]:
+    """Run the stand-in for Dataflow; this process must have the settings of the store, and so has the service."""
+    port = free_port()
+    service = (tests.dataflow_service.__file__, str(port), str(root / "workers"))
+    with served(*service, port=port, folder=root / "service", **store.environment, **environment):
+        yield Cluster(
+            root / "workers",
+            (
+                "--runner=DataflowRunner",
+                f"--dataflow_endpoint=http://localhost:{port}",  # For this name alone the client takes an address without TLS.
+                "--no_auth",
+                "--project=project",
+                "--region=europe-west4",
+                f"--temp_location={store.address('tmp')}",
+                f"--staging_location={store.address('staging')}",
+            ),
+        )
