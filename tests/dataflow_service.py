@@ -7,7 +7,7 @@ with foreign modules, with no variables of ours, a home folder and a temporary f
 the data, in a process that cannot import our packages either.
 
 What it does not do: machines, images of users, splitting of work while it runs, streaming. A worker that dies makes the whole job
-start again, where Dataflow repeats the bundle, and as there the fourth time is the last; an error that is raised is not tried again.
+start again, where Dataflow repeats the bundle, and as there the fourth time is the last. An error that is raised is not tried again.
 
 Run as ``python tests/dataflow_service.py PORT FOLDER``; ``STORAGE_EMULATOR_HOST`` names the store. ``LACKING`` in the environment
 names packages, separated by commas, that the image lacks besides ours.
@@ -128,7 +128,9 @@ def _attempt(folder: Path, options: dict[str, Any], pythons: dict[str, str], pro
         _tell(folder, outcome)
         os.killpg(0, signal.SIGKILL)  # Beam waits for workers that hang, or never came.
 
-    threading.excepthook = lambda fault: end({"died": str(fault.exc_value)})  # The thread that waits for a worker fails with it.
+    threading.excepthook = lambda fault: end(
+        {"died": str(fault.exc_value)}
+    )  # The thread that waits for a worker fails with it.
     (folder / "options.json").write_text(json.dumps({"options": {name: _whole(value) for name, value in options.items()}}))
     pipeline = beam_runner_api_pb2.Pipeline.FromString((folder / "pipeline.pb").read_bytes())
     for name, environment in pipeline.components.environments.items():
@@ -143,7 +145,7 @@ def _attempt(folder: Path, options: dict[str, Any], pythons: dict[str, str], pro
     runner._num_workers = processes
     try:
         result = runner.run_via_runner_api(pipeline, PipelineOptions([]))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 -- told to the client
         traceback.print_exc()
         died = "Channel closed prematurely" in str(error)
         end({"died" if died else "error": str(error)})
@@ -172,13 +174,13 @@ class Job:
     """A job and its thread.
 
     Args:
-        id: its id.
+        name: its id.
         description: as the client sent it.
         folder: for everything that belongs to it.
     """
 
-    def __init__(self, id: str, description: dict[str, Any], folder: Path) -> None:
-        self.id = id
+    def __init__(self, name: str, description: dict[str, Any], folder: Path) -> None:
+        self.id = name
         self.description = description
         self.state = "JOB_STATE_RUNNING"
         self.messages: list[dict[str, str]] = []
@@ -233,7 +235,7 @@ class Job:
     def _run(self) -> None:
         try:
             self._execute()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- told to the client
             traceback.print_exc()
             self._say(str(error))
             self._say("Workflow failed.")
@@ -306,9 +308,9 @@ class Service(ThreadingHTTPServer):
 
     def create(self, description: dict[str, Any]) -> Job:
         """Make a job, and start it."""
-        id = f"job-{len(self.jobs) + 1}"
-        self.jobs[id] = Job(id, description, self.folder / id)
-        return self.jobs[id]
+        name = f"job-{len(self.jobs) + 1}"
+        self.jobs[name] = Job(name, description, self.folder / name)
+        return self.jobs[name]
 
 
 class _Handler(BaseHTTPRequestHandler):

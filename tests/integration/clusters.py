@@ -1,6 +1,6 @@
 """Runners on other machines, emulated: each service and each worker is a process in a folder of its own.
 
-That folder holds a package ``schemas`` and a module ``train`` that are not ours, and processes have a temporary folder of their own.
+That folder holds a package ``schemas`` and a module ``train`` that are not ours, and each process has temporary files of its own.
 
 * `job_service`: Beam's portable job service and a pool of workers.
 * `dask`: a scheduler of Dask and its workers.
@@ -13,14 +13,20 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+from apache_beam.runners.dataflow import dataflow_runner
+
+import schemas.filesystems
 import tests.dataflow_service
 from tests.integration.processes import wait_for
-from tests.stores import Store, free_port
+from tests.stores import SETTINGS, emulator, free_port
 
 __all__ = ["Cluster", "dask", "dataflow", "job_service"]
 
@@ -87,7 +93,7 @@ def job_service(root: Path, **environment: str) -> Iterator[Cluster]:
 @contextmanager
 def dask(root: Path, workers: int = 2, **environment: str) -> Iterator[Cluster]:
     """Run a scheduler of Dask and worker processes, which have these variables of the environment."""
-    port, ready = free_port(), free_port()
+    port = free_port()
     address = f"tcp://127.0.0.1:{port}"
     scheduler = ("-m", "distributed.cli.dask_scheduler", "--host=127.0.0.1", f"--port={port}", "--no-dashboard")
     started = ("-m", "distributed.cli.dask_worker", address, "--host=127.0.0.1", f"--nworkers={workers}", "--nthreads=1")
@@ -103,20 +109,30 @@ def dask(root: Path, workers: int = 2, **environment: str) -> Iterator[Cluster]:
 
 
 @contextmanager
-def dataflow(root: Path, store: Store, **environment: str) -> Iterator[Cluster]:
-    """Run the stand-in for Dataflow; this process must have the settings of the store, and so has the service."""
-    port = free_port()
-    service = (tests.dataflow_service.__file__, str(port), str(root / "workers"))
-    with served(*service, port=port, folder=root / "service", **store.environment, **environment):
-        yield Cluster(
-            root / "workers",
-            (
-                "--runner=DataflowRunner",
-                f"--dataflow_endpoint=http://localhost:{port}",  # For this name alone the client takes an address without TLS.
-                "--no_auth",
-                "--project=project",
-                "--region=europe-west4",
-                f"--temp_location={store.address('tmp')}",
-                f"--staging_location={store.address('staging')}",
-            ),
-        )
+def dataflow(root: Path, **environment: str) -> Iterator[Cluster]:
+    """Run the stand-in for Dataflow, which has these variables of the environment, beside an emulated store.
+
+    Inside the block this process uses that store, and Beam's client asks for news more often.
+    """
+    with emulator("gs") as store, pytest.MonkeyPatch.context() as patch:
+        for name in SETTINGS:
+            patch.delenv(name, raising=False)
+        for name, value in store.environment.items():
+            patch.setenv(name, value)
+        schemas.filesystems._connect.cache_clear()
+        patch.setattr(dataflow_runner, "time", SimpleNamespace(time=time.time, sleep=lambda seconds: time.sleep(seconds / 10)))
+        port = free_port()
+        service = (tests.dataflow_service.__file__, str(port), str(root / "workers"))
+        with served(*service, port=port, folder=root / "service", **environment):
+            yield Cluster(
+                root / "workers",
+                (
+                    "--runner=DataflowRunner",
+                    f"--dataflow_endpoint=http://localhost:{port}",  # For this name alone the client does without TLS.
+                    "--no_auth",
+                    "--project=project",
+                    "--region=europe-west4",
+                    f"--temp_location={store.address('tmp')}",
+                    f"--staging_location={store.address('staging')}",
+                ),
+            )
