@@ -7,10 +7,11 @@ with foreign modules, with no variables of ours, a home folder and a temporary f
 the data, in a process that cannot import our packages either.
 
 What it does not do: machines, images of users, splitting of work while it runs, streaming. A worker that dies makes the whole job
-start again, where Dataflow repeats the bundle, and as there the fourth time is the last. An error that is raised is not tried again.
+start again, where Dataflow repeats the bundle, and as there the fourth time is the last. An error that is raised is final.
 
-Run as ``python tests/dataflow_service.py PORT FOLDER``; ``STORAGE_EMULATOR_HOST`` names the store. ``LACKING`` in the environment
-names packages, separated by commas, that the image lacks besides ours.
+Run as ``python tests/dataflow_service.py PORT FOLDER``; ``STORAGE_EMULATOR_HOST`` names the store. For jobs that start from then on,
+a file ``image.json`` in the folder says what is special about the image: ``lacking``, packages that it has not, and ``path``, a
+folder with modules that it has.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import multiprocessing
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import traceback
 import urllib.parse
@@ -61,55 +62,69 @@ def _download(url: str, sha256: str = "") -> bytes:
     return data
 
 
-def _make_image(folder: Path, lacking: frozenset[str]) -> Path:
+def _make_image(folder: Path, image: dict[str, Any]) -> Path:
     """Make a virtual environment with links to the packages of this one, but for ours and those that are to be lacking."""
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
     (packages,) = folder.glob("lib/python*/site-packages")
-    left_out = re.compile(rf"(__editable__.*|({'|'.join(map(re.escape, {*OURS, *lacking}))})(-[^-]*\.dist-info|\.py|\.libs)?)$")
+    names = "|".join(map(re.escape, (*OURS, *image.get("lacking", ()))))
+    left_out = re.compile(rf"(__editable__.*|__pycache__|({names})(-[^-]*\.dist-info|\.py|\.libs)?)$")
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not left_out.match(entry.name) and entry.name != "__pycache__":
+        if not left_out.match(entry.name):
             (packages / entry.name).symlink_to(entry)
+    if "path" in image:
+        (packages / "more.pth").write_text(image["path"] + "\n")
     return folder / "bin" / "python"
 
 
-def _install(environment: Any, folder: Path) -> Path:
-    """Do what the start of a container does with the dependencies of an environment; return its Python."""
+def _install(environment: Any, folder: Path, images: Path, image: dict[str, Any]) -> Path:
+    """Do what the start of a container does with the dependencies of an environment; return its Python.
+
+    Equal packages on equal images are installed once.
+    """
+    from apache_beam import __version__
     from apache_beam.portability import common_urns
     from apache_beam.portability.api import beam_runner_api_pb2 as api
 
-    image = api.DockerPayload.FromString(environment.payload).container_image
-    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    import apache_beam
-
-    if not image.endswith(f"/beam_python{version}_sdk:{apache_beam.__version__}"):
-        raise ValueError(f"the image {image!r} cannot be pulled")
-    staged = folder / "staged"
-    staged.mkdir(parents=True)
+    name = api.DockerPayload.FromString(environment.payload).container_image
+    if not name.endswith(f"/beam_python{sys.version_info[0]}.{sys.version_info[1]}_sdk:{__version__}"):
+        raise ValueError(f"the image {name!r} cannot be pulled")
+    for place in ("staged", "tmp", "work/schemas"):
+        (folder / place).mkdir(parents=True)
+    for module in ("schemas/__init__.py", "train.py"):
+        (folder / "work" / module).write_text("raise RuntimeError('this is not ours')\n")
     for dependency in environment.dependencies:
         if dependency.type_urn != common_urns.artifact_types.URL.urn:
             raise ValueError(f"a dependency is no staged file: {dependency}")
         file = api.ArtifactUrlPayload.FromString(dependency.type_payload)
         name = api.ArtifactStagingToRolePayload.FromString(dependency.role_payload).staged_name
-        (staged / name).write_bytes(_download(file.url, file.sha256))
-    python = _make_image(folder / "venv", frozenset(filter(None, os.environ.get("LACKING", "").split(","))))
-    for name in ("schemas/__init__.py", "train.py"):
-        (folder / "work" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "work" / name).write_text("raise RuntimeError('this is not ours')\n")
-    (folder / "tmp").mkdir()
-    extra = staged / "extra_packages.txt"
-    if extra.exists():
-        wheels = [str(staged / name) for name in extra.read_text().split()]
-        command = [str(python), "-m", "pip", "install", "--no-index", "--no-cache-dir", "--disable-pip-version-check", *wheels]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ValueError(f"Failed to install packages: {done.stderr.strip()}")
-    return python
+        (folder / "staged" / name).write_bytes(_download(file.url, file.sha256))
+    listed = folder / "staged" / "extra_packages.txt"
+    packages = [folder / "staged" / name for name in listed.read_text().split()] if listed.exists() else []
+    digest = hashlib.sha256(json.dumps(image).encode() + b"".join(path.read_bytes() for path in packages)).hexdigest()
+    if not (images / digest).exists():
+        with tempfile.TemporaryDirectory(dir=images) as making:
+            python = _make_image(Path(making) / "image", image)
+            command = [
+                str(python),
+                "-m",
+                "pip",
+                "install",
+                "--no-index",
+                "--no-cache-dir",
+                "--disable-pip-version-check",
+                *packages,
+            ]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False) if packages else None
+            if done and done.returncode:
+                raise ValueError(f"Failed to install packages: {done.stderr.strip()}")
+            (Path(making) / "image").rename(images / digest)
+    return images / digest / "bin" / "python"
 
 
 # --- one attempt -------------------------------------------------------------------------------------------------------
 
 
-def _attempt(folder: Path, options: dict[str, Any], pythons: dict[str, str], processes: int) -> None:
+def _attempt(folder: Path, options: dict[str, Any], pythons: dict[str, tuple[str, str]], processes: int) -> None:
     """Run the staged pipeline once; called in a new process, which leads a group."""
     os.setsid()
     for number in (1, 2):
@@ -134,12 +149,12 @@ def _attempt(folder: Path, options: dict[str, Any], pythons: dict[str, str], pro
     (folder / "options.json").write_text(json.dumps({"options": {name: _whole(value) for name, value in options.items()}}))
     pipeline = beam_runner_api_pb2.Pipeline.FromString((folder / "pipeline.pb").read_bytes())
     for name, environment in pipeline.components.environments.items():
-        place = Path(pythons[name]).parents[2]
+        python, place = pythons[name][0], Path(pythons[name][1])
         settings = {"HOME": place, "TMPDIR": place / "tmp", "SEMI_PERSISTENT_DIRECTORY": place}
         settings["PIPELINE_OPTIONS_FILE"] = folder / "options.json"
         variables = " ".join(f"{key}={shlex.quote(str(value))}" for key, value in settings.items())
         work = shlex.quote(str(place / "work"))
-        command = f"cd {work} && exec env {variables} {pythons[name]} -m apache_beam.runners.worker.sdk_worker_main"
+        command = f"cd {work} && exec env {variables} {shlex.quote(python)} -m apache_beam.runners.worker.sdk_worker_main"
         environment.urn, environment.payload = python_urns.SUBPROCESS_SDK, command.encode()
     runner = FnApiRunner()
     runner._num_workers = processes
@@ -253,10 +268,12 @@ class Job:
         for package in environment["workerPools"][0].get("packages", ()):
             _download("gs://" + package["location"].partition("/")[2])
         pipeline = beam_runner_api_pb2.Pipeline.FromString(staged)
-        pythons = {
-            name: str(_install(each, self._folder / f"environment-{number}"))
-            for number, (name, each) in enumerate(sorted(pipeline.components.environments.items()))
-        }
+        root = self._folder.parent.parent
+        image = json.loads((root / "image.json").read_text()) if (root / "image.json").exists() else {}
+        pythons = {}
+        for number, (name, each) in enumerate(sorted(pipeline.components.environments.items())):
+            place = self._folder / f"environment-{number}"
+            pythons[name] = (str(_install(each, place, root / "images", image)), str(place))
         processes = 1 if "no_use_multiple_sdk_containers" in environment.get("experiments", ()) else 2
         for attempt in itertools.count(1):
             (self._folder / "outcome").unlink(missing_ok=True)
@@ -357,7 +374,8 @@ class _Handler(BaseHTTPRequestHandler):
 def main(port: int, folder: Path) -> None:
     """Serve until the process is ended; then end its jobs."""
     _FORKS.set_forkserver_preload(["apache_beam.runners.portability.fn_api_runner.fn_runner"])
-    shutil.rmtree(folder / "jobs", ignore_errors=True)
+    for name in ("images", "jobs"):
+        (folder / name).mkdir(parents=True)
     service = Service(port, folder / "jobs")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

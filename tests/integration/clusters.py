@@ -109,8 +109,8 @@ def dask(root: Path, workers: int = 2, **environment: str) -> Iterator[Cluster]:
 
 
 @contextmanager
-def dataflow(root: Path, **environment: str) -> Iterator[Cluster]:
-    """Run the stand-in for Dataflow, which has these variables of the environment, beside an emulated store.
+def dataflow(root: Path) -> Iterator[Cluster]:
+    """Run the stand-in for Dataflow, beside an emulated store.
 
     Inside the block this process uses that store, and Beam's client asks for news more often.
     """
@@ -123,7 +123,7 @@ def dataflow(root: Path, **environment: str) -> Iterator[Cluster]:
         patch.setattr(dataflow_runner, "time", SimpleNamespace(time=time.time, sleep=lambda seconds: time.sleep(seconds / 10)))
         port = free_port()
         service = (tests.dataflow_service.__file__, str(port), str(root / "workers"))
-        with served(*service, port=port, folder=root / "service", **environment):
+        with served(*service, port=port, folder=root / "service"):
             yield Cluster(
                 root / "workers",
                 (

@@ -9,12 +9,16 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import apache_beam as beam
 import pytest
 
 from pipelines.running.runner import Execution, run_pipeline
 from schemas.errors import ImagepivotError
+from tests.integration.clusters import Cluster, job_service
+from tests.integration.workload import commands, files, make_inputs
+from tests.stores import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
 
