@@ -9,7 +9,7 @@ the data, in a process that cannot import our packages either.
 What it does not do: machines, images of users, splitting of work while it runs, streaming. A worker that dies makes the whole job
 start again, where Dataflow repeats the bundle, and as there the fourth time is the last. An error that is raised is final.
 
-Run as ``python tests/dataflow_service.py PORT FOLDER``; ``STORAGE_EMULATOR_HOST`` names the store. For jobs that start from then on,
+Run as ``python tests/dataflow_service.py PORT FOLDER``; ``STORAGE_EMULATOR_HOST`` names the store. For jobs that start from then on
 a file ``image.json`` in the folder says what is special about the image: ``lacking``, packages that it has not, and ``path``, a
 folder with modules that it has.
 """
@@ -253,7 +253,7 @@ class Job:
         except Exception as error:  # noqa: BLE001 -- told to the client
             traceback.print_exc()
             self._say(str(error))
-            self._say("Workflow failed.")
+            self._say(f"Workflow failed. Causes: {str(error).strip().splitlines()[-1]}.")
             self._end("JOB_STATE_FAILED")
 
     def _execute(self) -> None:

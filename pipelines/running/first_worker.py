@@ -94,7 +94,9 @@ class Begin(beam.PTransform):
         if self._check is None:
             return begin | "Values" >> beam.Create(self._values)
         return (
-            begin | "Once" >> beam.Create([b""]) | "FirstWorker" >> beam.FlatMap(_checked, values=self._values, check=self._check)
+            begin
+            | "Once" >> beam.Create([b""])
+            | "FirstWorker" >> beam.FlatMap(_checked, values=self._values, check=self._check)
         )
 
 

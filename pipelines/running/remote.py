@@ -143,6 +143,6 @@ def runner_log(runner: str) -> Iterator[None]:
 def _last_line(error: Exception) -> str:
     """Return the line of an error that says what went wrong: a trace from a worker ends with it."""
     text = str(error.details()) if isinstance(error, grpc.Call) else str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip().rstrip(".") for line in text.splitlines() if line.strip()]
     line = (lines[-1] if lines else type(error).__name__)[:_LONGEST_LINE]
     return f"{line} (the workers' environment lacks it)" if "No module named" in line else line

@@ -22,7 +22,7 @@ for package, name in (("gcp_storage_emulator", "gcp-storage-emulator"), ("distri
 
 from tests.integration import clusters
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
 
 STORE = "gs://bucket/"
 CODES = (0, 0, 0, 0, 0, 3)  # A photo is broken.
@@ -163,11 +163,11 @@ def test_a_users_mistake_on_a_worker_is_one_line(kind, request, imagepivot, tmp_
 def test_a_worker_that_is_killed_during_features(inputs, local, imagepivot, tmp_path):
     """Beam's job service gives up; the finished shard is kept, and the same command goes on from it."""
     (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "dies_once.py").write_text(DIES_ONCE.format(mark=str(tmp_path / "died")))
+    (tmp_path / "modules" / "sitecustomize.py").write_text(DIES_ONCE.format(mark=str(tmp_path / "died")))
     folder = shutil.copytree(inputs, tmp_path / "there")
     command = (*commands("--shared-disk")[-1], "--")
     with clusters.job_service(tmp_path / "cluster", PYTHONPATH=str(tmp_path / "modules")) as cluster:
-        done = imagepivot(*command, *cluster.flags, "--beam_plugins=dies_once", cwd=folder, code=1)
+        done = imagepivot(*command, *cluster.flags, cwd=folder, code=1)
         (line,) = done.stderr.splitlines()
         assert "a worker process ended unexpectedly: it was killed, or ran out of memory. Finished shards are kept" in line
         (kept,) = (folder / "features").glob("part-*")
