@@ -93,6 +93,8 @@ def job_service(root: Path, **environment: str) -> Iterator[Cluster]:
 @contextmanager
 def dask(root: Path, workers: int = 2, **environment: str) -> Iterator[Cluster]:
     """Run a scheduler of Dask and worker processes, which have these variables of the environment."""
+    import distributed
+
     port = free_port()
     address = f"tcp://127.0.0.1:{port}"
     scheduler = ("-m", "distributed.cli.dask_scheduler", "--host=127.0.0.1", f"--port={port}", "--no-dashboard")
@@ -102,10 +104,14 @@ def dask(root: Path, workers: int = 2, **environment: str) -> Iterator[Cluster]:
         stack.enter_context(
             served(*started, "--no-dashboard", "--preload=imagepivot", port=port, folder=root / "workers", **environment)
         )
-        yield Cluster(
-            root / "workers",
-            ("--runner=apache_beam.runners.dask.dask_runner.DaskRunner", f"--dask_client_address={address}"),
-        )
+        try:
+            yield Cluster(
+                root / "workers",
+                ("--runner=apache_beam.runners.dask.dask_runner.DaskRunner", f"--dask_client_address={address}"),
+            )
+        finally:
+            for client in list(distributed.Client._instances):  # Beam leaves them open: they would ask for the scheduler.
+                client.close()
 
 
 @contextmanager

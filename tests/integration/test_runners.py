@@ -15,12 +15,11 @@ from schemas.output import LOCK_NAME
 from schemas.storage import Folder
 from schemas.summary import SUMMARY_NAME
 from schemas.validation import validate
+from tests.integration import clusters
 from tests.integration.workload import OUTPUTS, commands, files, make_inputs
 
-for package, name in (("gcp_storage_emulator", "gcp-storage-emulator"), ("distributed", "dask distributed"), ("timm", "timm")):
-    pytest.importorskip(package, reason=f"pip install {name}")
-
-from tests.integration import clusters
+for package in ("distributed", "gcp_storage_emulator", "google.cloud.dataflow", "timm"):
+    pytest.importorskip(package, reason="the extra dev installs it")
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
 
