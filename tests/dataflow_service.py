@@ -143,9 +143,8 @@ def _attempt(folder: Path, options: dict[str, Any], pythons: dict[str, tuple[str
         _tell(folder, outcome)
         os.killpg(0, signal.SIGKILL)  # Beam waits for workers that hang, or never came.
 
-    threading.excepthook = lambda fault: end(
-        {"died": str(fault.exc_value)}
-    )  # The thread that waits for a worker fails with it.
+    # The thread that waits for a worker fails with it.
+    threading.excepthook = lambda fault: end({"died": str(fault.exc_value)})
     (folder / "options.json").write_text(json.dumps({"options": {name: _whole(value) for name, value in options.items()}}))
     pipeline = beam_runner_api_pb2.Pipeline.FromString((folder / "pipeline.pb").read_bytes())
     for name, environment in pipeline.components.environments.items():
