@@ -48,7 +48,8 @@ OUR_PACKAGES = {"schemas", "extractors", "pipelines", "train"}
 VARIABLES = {parameter.envvar for command in COMMANDS.values() for parameter in command.params}
 BEAM_FLAGS = {"--runner", "--project", "--experiments"}
 BEAM_FLAGS |= {"--environment_type", "--job_server_timeout", "--sdk_container_image"}
-OTHER_PROGRAMS = ("pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
+BEAM_FLAGS |= {"--dask_client_address", "--dask_partition_size"}
+OTHER_PROGRAMS = ("dask ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
 
 
 def blocks(page: str, language: str) -> list[str]:
