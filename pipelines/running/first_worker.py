@@ -101,7 +101,7 @@ class Begin(beam.PTransform):
         if self._check is None:
             return begin | "Values" >> beam.Create(self._values)
         checked = beam.FlatMap(_checked, values=self._values, check=self._check).with_resource_hints(**self._hints)
-        return begin | "Once" >> beam.Impulse() | "FirstWorker" >> checked
+        return begin | "Once" >> beam.Create([b""]) | "FirstWorker" >> checked
 
 
 def _checked(_impulse: bytes, values: list[Any], check: FirstWorker) -> Iterator[Any]:

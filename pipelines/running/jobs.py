@@ -78,7 +78,7 @@ class CommitDataset(beam.PTransform):
 
     def expand(self, results: beam.PCollection) -> beam.PCollection:
         """Wait for all shards, which arrive as a side input of one small element each, and commit."""
-        return results.pipeline | "Once" >> beam.Impulse() | "Commit" >> beam.Map(self._commit, beam.pvalue.AsList(results))
+        return results.pipeline | "Once" >> beam.Create([b""]) | "Commit" >> beam.Map(self._commit, beam.pvalue.AsList(results))
 
 
 def run_job(

@@ -147,6 +147,6 @@ def _last_line(error: Exception) -> str:
     text = str(error.details()) if isinstance(error, grpc.Call) else str(error)
     if WORKER_LOST in text:
         return "a worker process ended unexpectedly, because it was killed or ran out of memory"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip().rstrip(".") for line in text.splitlines() if line.strip()]
     line = (lines[-1] if lines else type(error).__name__)[:_LONGEST_LINE]
     return f"{line} (the workers' environment lacks it)" if "No module named" in line else line

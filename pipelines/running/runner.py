@@ -196,7 +196,7 @@ def run_pipeline(
             if not execution.runs_here:
                 stage(options, Path(running), extras)
                 check_job_service(options, execution.beam_flags)
-            pipeline = beam.Pipeline(options=options)
+            pipeline = _pipeline(options, execution.runner)
         build(pipeline)
         if not execution.runs_here:
             _refuse_large(pipeline, execution.runner)
@@ -213,6 +213,14 @@ def run_pipeline(
                 if interrupted:  # Beam has wrapped the interrupt, or failed on its consequences.
                     raise KeyboardInterrupt from error
                 raise _user_error(error, is_local=execution.is_local) from error
+
+
+def _pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
+    """Return an empty pipeline of the runner that the options name."""
+    try:
+        return beam.Pipeline(options=options)
+    except (ImportError, ValueError) as error:  # It is unknown, not installed, or lacks options.
+        raise errors.UsageError(f"Beam cannot start the runner {runner!r}: {' '.join(str(error).split())}") from error
 
 
 def _refuse_large(pipeline: beam.Pipeline, runner: str) -> None:

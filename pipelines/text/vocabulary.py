@@ -172,7 +172,7 @@ class BuildVocabulary(beam.PTransform):
         """Pass all counts to one function as a side input: a vocabulary is one value and must fit in memory anyway."""
         return (
             counts.pipeline
-            | "Once" >> beam.Impulse()
+            | "Once" >> beam.Create([b""])
             | "Write" >> beam.Map(_write_vocabulary, counts=beam.pvalue.AsDict(counts), job=self.job, output=self.output)
         )
 

@@ -1,4 +1,11 @@
-"""Beam's job service and a pool of workers, each a process with a folder of its own."""
+"""Runners on other machines, emulated: each service and each worker is a process in a folder of its own.
+
+That folder holds a package ``schemas`` and a module ``train`` that are not ours, and each process has temporary files of its own.
+
+* `job_service`: Beam's portable job service and a pool of workers.
+* `dask`: a scheduler of Dask and its workers.
+* `dataflow`: Beam's own client of Google Cloud Dataflow, and a service on this machine that executes what it stages.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +13,22 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+from apache_beam.runners.dataflow import dataflow_runner
+
+import schemas.filesystems
+import tests.dataflow_service
 from tests.integration.processes import wait_for
+from tests.stores import SETTINGS, emulator, free_port
 
-__all__ = ["Cluster", "free_port", "started"]
+__all__ = ["Cluster", "dask", "dataflow", "job_service"]
 
 
 @dataclass(frozen=True)
@@ -21,30 +36,25 @@ class Cluster:
     """A runner whose workers are in a folder of their own.
 
     Attributes:
-        folder: the workers' folder.
-        flags: Beam's flags that choose it.
-        pool: process id of the pool, whose children the workers are.
+        folder: the folder of the workers.
+        flags: Beam's flags that choose the runner.
+        pool: process id of the pool, whose children the workers are; 0 where there is none.
     """
 
     folder: Path
     flags: tuple[str, ...]
-    pool: int
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    pool: int = 0
 
 
 def accepts(port: int) -> bool:
+    """Return whether something listens at a port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager
-def served(module: str, *arguments: str, port: int, folder: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run one of Beam's services, in a folder with foreign modules and a temporary folder of its own."""
+def served(*arguments: str, port: int, folder: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run Python with these arguments, in a folder with foreign modules and a temporary folder of its own, until it listens."""
     (folder / "schemas").mkdir(parents=True)
     for name in ("schemas/__init__.py", "train.py"):
         (folder / name).write_text("raise RuntimeError('this is not ours')\n")
@@ -52,8 +62,7 @@ def served(module: str, *arguments: str, port: int, folder: Path, **environment:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "PATH": path, **environment}
     with (folder / "log").open("w") as log:
-        command = [sys.executable, "-m", f"apache_beam.runners.{module}", *arguments]
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment, stdout=log, stderr=log)
     try:
         wait_for(lambda: accepts(port) or process.poll() is not None)
         assert process.poll() is None, (folder / "log").read_text()
@@ -64,12 +73,14 @@ def served(module: str, *arguments: str, port: int, folder: Path, **environment:
 
 
 @contextmanager
-def started(root: Path, **environment: str) -> Iterator[Cluster]:
-    """Run a cluster whose workers have these variables of the environment."""
+def job_service(root: Path, **environment: str) -> Iterator[Cluster]:
+    """Run Beam's job service and a pool of workers, which have these variables of the environment."""
     jobs, workers = free_port(), free_port()
-    service = served("portability.local_job_service_main", f"--port={jobs}", port=jobs, folder=root / "service")
-    pool = served("worker.worker_pool_main", f"--service_port={workers}", port=workers, folder=root / "workers", **environment)
-    with service, pool as process:
+    service = ("-m", "apache_beam.runners.portability.local_job_service_main", f"--port={jobs}")
+    pool = ("-m", "apache_beam.runners.worker.worker_pool_main", f"--service_port={workers}")
+    with ExitStack() as stack:
+        stack.enter_context(served(*service, port=jobs, folder=root / "service"))
+        process = stack.enter_context(served(*pool, port=workers, folder=root / "workers", **environment))
         yield Cluster(
             root / "workers",
             (
@@ -80,3 +91,57 @@ def started(root: Path, **environment: str) -> Iterator[Cluster]:
             ),
             process.pid,
         )
+
+
+@contextmanager
+def dask(root: Path, workers: int = 2, **environment: str) -> Iterator[Cluster]:
+    """Run a scheduler of Dask and worker processes, which have these variables of the environment."""
+    import distributed
+
+    port = free_port()
+    address = f"tcp://127.0.0.1:{port}"
+    scheduler = ("-m", "distributed.cli.dask_scheduler", "--host=127.0.0.1", f"--port={port}", "--no-dashboard")
+    started = ("-m", "distributed.cli.dask_worker", address, "--host=127.0.0.1", f"--nworkers={workers}", "--nthreads=1")
+    with ExitStack() as stack:
+        stack.enter_context(served(*scheduler, port=port, folder=root / "scheduler"))
+        stack.enter_context(
+            served(*started, "--no-dashboard", "--preload=imagepivot", port=port, folder=root / "workers", **environment)
+        )
+        try:
+            yield Cluster(
+                root / "workers",
+                ("--runner=apache_beam.runners.dask.dask_runner.DaskRunner", f"--dask_client_address={address}"),
+            )
+        finally:
+            for client in list(distributed.Client._instances):  # Beam leaves them open: they would ask for the scheduler.
+                client.close()
+
+
+@contextmanager
+def dataflow(root: Path) -> Iterator[Cluster]:
+    """Run the stand-in for Dataflow, beside an emulated store.
+
+    Inside the block this process uses that store, and Beam's client asks for news more often.
+    """
+    with emulator("gs") as store, pytest.MonkeyPatch.context() as patch:
+        for name in SETTINGS:
+            patch.delenv(name, raising=False)
+        for name, value in store.environment.items():
+            patch.setenv(name, value)
+        schemas.filesystems._connect.cache_clear()
+        patch.setattr(dataflow_runner, "time", SimpleNamespace(time=time.time, sleep=lambda seconds: time.sleep(seconds / 10)))
+        port = free_port()
+        service = (tests.dataflow_service.__file__, str(port), str(root / "workers"))
+        with served(*service, port=port, folder=root / "service"):
+            yield Cluster(
+                root / "workers",
+                (
+                    "--runner=DataflowRunner",
+                    f"--dataflow_endpoint=http://localhost:{port}",  # For this name alone the client does without TLS.
+                    "--no_auth",
+                    "--project=project",
+                    "--region=europe-west4",
+                    f"--temp_location={store.address('tmp')}",
+                    f"--staging_location={store.address('staging')}",
+                ),
+            )

@@ -21,9 +21,10 @@ import pytest
 
 from pipelines.running.portable_service import PortableService
 from schemas.dataset import open_dataset
-from tests.integration.clusters import Cluster, free_port, started
+from tests.integration.clusters import Cluster, job_service
 from tests.integration.conftest import PROGRESS
 from tests.integration.processes import Started, start, wait_for
+from tests.stores import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -57,7 +58,7 @@ class Gated:
 def gated(tmp_path_factory) -> Iterator[Gated]:
     folder = tmp_path_factory.mktemp("gated")
     (folder / "sitecustomize.py").write_text(GATE)
-    with started(folder / "cluster", PYTHONPATH=str(folder), HOLD=str(folder / "hold")) as cluster:
+    with job_service(folder / "cluster", PYTHONPATH=str(folder), HOLD=str(folder / "hold")) as cluster:
         yield Gated(cluster, folder / "hold")
 
 

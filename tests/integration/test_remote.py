@@ -1,7 +1,4 @@
-"""The commands on another runner: Beam's job service and a pool of workers, each a process with a folder of its own.
-
-The workers' folder holds a package ``schemas`` and a module ``train`` that are not ours, and has a temporary folder of its own.
-"""
+"""What goes wrong on another runner: Beam's job service and a pool of workers, each a process with a folder of its own."""
 
 from __future__ import annotations
 
@@ -17,69 +14,25 @@ from pathlib import Path
 
 import apache_beam as beam
 import pytest
-from PIL import Image
 
 from pipelines.running.runner import Execution, run_pipeline
-from schemas.dataset import open_dataset
 from schemas.errors import ImagepivotError
-from tests.integration.clusters import Cluster, free_port, started
+from tests.integration.clusters import Cluster, job_service
+from tests.integration.workload import commands, files, make_inputs
+from tests.stores import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
-
-MODEL = "timm:test_resnet.r160_in1k"
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[Cluster]:
-    with started(tmp_path_factory.mktemp("cluster")) as cluster:
+    with job_service(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> Path:
-    """A folder with captions, photos, and weights of a small model."""
-    import timm
-    import torch
-
-    folder = tmp_path_factory.mktemp("inputs")
-    rows = [f"i{number}\t{language}\tThe Dog of Anna runs {number}" for number in range(20) for language in ("en", "de")]
-    (folder / "captions.tsv").write_text("\n".join(["image_id\tlanguage\ttext", *rows]) + "\n")
-    (folder / "photos").mkdir()
-    for number in range(5):
-        Image.new("RGB", (60 + number, 50), (200, 30 * number, 20)).save(folder / "photos" / f"i{number}.png")
-    (folder / "photos" / "broken.jpg").write_bytes(b"no image")
-    torch.save(timm.create_model("test_resnet.r160_in1k", num_classes=0).state_dict(), folder / "w.pth")
-    return folder
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def commands(*options: str) -> list[tuple[str, ...]]:
-    """Every command that runs pipelines, with relative arguments."""
-    captions = ("captions", "captions.tsv", "--format", "table", "--shards", "2", *options)
-    return [
-        (*captions[:2], "plain", *captions[2:]),
-        (*captions[:2], "true", *captions[2:], "--recipe", "moses-truecase"),
-        (*captions[:2], "given", *captions[2:], "--recipe", "moses-truecase", "--truecaser", "true"),
-        ("vocabulary", "true", "vocabulary", "--min-count", "1", *options),
-        ("encode", "true", "vocabulary", "encoded", *options),
-        ("features", "photos", "features", "--extractor", MODEL, "--weights", "w.pth", "--shards", "2", *options),
-    ]
-
-
-def test_relative_arguments_give_the_bytes_of_a_local_run(cluster, inputs, imagepivot, tmp_path):
-    here, there = shutil.copytree(inputs, tmp_path / "here"), shutil.copytree(inputs, tmp_path / "there")
-    before = sorted(cluster.folder.rglob("*.parquet"))
-    for local, remote in zip(commands("--workers", "1"), commands("--shared-disk"), strict=True):
-        code = 3 if "features" in local else 0
-        imagepivot(*local, cwd=here, code=code)
-        done = imagepivot(*remote, "--", *cluster.flags, cwd=there, code=code)
-        assert "Traceback" not in done.stderr
-    assert files(there) == files(here)
-    assert open_dataset(there / "features").manifest.rows == 5
-    assert sorted(cluster.folder.rglob("*.parquet")) == before == []
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 def test_local_paths_are_refused_before_anything_starts(inputs, imagepivot, tmp_path):
@@ -92,9 +45,6 @@ def test_local_paths_are_refused_before_anything_starts(inputs, imagepivot, tmp_
             assert f"the workers of {runner} run on others" in done.stderr
             assert name.partition(" ")[0] in done.stderr
     assert files(folder) == before
-
-
-# --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
 def one_line(done) -> str:
@@ -121,7 +71,7 @@ def test_a_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
         wheel.extractall(tmp_path / "other")
     (tmp_path / "other" / "schemas" / "more.py").write_text("")
     folder = shutil.copytree(inputs, tmp_path / "inputs")
-    with started(tmp_path / "cluster", PYTHONPATH=str(tmp_path / "other")) as cluster:
+    with job_service(tmp_path / "cluster", PYTHONPATH=str(tmp_path / "other")) as cluster:
         done = imagepivot(*commands("--shared-disk")[0], "--", *cluster.flags, cwd=folder, code=2)
     assert "the first worker cannot do the work: it has imagepivot '0.1.0' with other code in it" in " ".join(
         done.stderr.replace("│", " ").split()
@@ -164,7 +114,7 @@ def test_a_worker_that_dies_at_its_start(inputs, imagepivot, tmp_path, monkeypat
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "bin" / "python").chmod(0o755)
-    with started(tmp_path / "cluster", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}") as cluster:
+    with job_service(tmp_path / "cluster", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}") as cluster:
         options = ("--shared-disk", "--start-timeout", "5")
         done = imagepivot(*commands(*options)[0], "--", *cluster.flags, cwd=folder, code=1)
     message = one_line(done)

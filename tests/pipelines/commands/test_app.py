@@ -13,7 +13,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.manifest import Manifest, ShardEntry
 
 COMMANDS = (
-    *("captions", "vocabulary", "encode", "features", "commit", "import", "export"),
+    *("captions", "vocabulary", "encode", "features", "cancel", "commit", "import", "export"),
     *("inspect", "view", "validate", "diff", "demo"),
     *("train", "evaluate", "embed", "search", "tables"),
 )

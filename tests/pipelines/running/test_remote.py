@@ -67,7 +67,7 @@ def test_what_a_runner_says_is_in_a_file_that_is_kept_on_failure(temporary, capl
             logging.getLogger("apache_beam.runners").info("Job state changed to RUNNING")
             root.error("a long trace")
             logging.getLogger("mine").error("my own")
-            raise RuntimeError("first line\n  second line\n\n")
+            raise RuntimeError("first line\n  second line.\n\n")
 
     with pytest.raises(
         ImagepivotError, match=r"^FlinkRunner did not finish the run: second line\. Its log is in '(.*)'; finished"

@@ -121,11 +121,28 @@ def test_a_runner_among_the_flags_is_not_local(flags, local):
         (("--runner=PortableRunner",), False),
         (("--runner=FlinkRunner",), False),
         (("--runner=DataflowRunner", "--project=p"), False),
+        (("--runner=apache_beam.runners.dask.dask_runner.DaskRunner",), False),
         (("--runner=my.own.Runner",), False),
     ],
 )
 def test_whose_workers_run_on_this_machine(flags, here):
     assert Execution(beam_flags=flags).runs_here is here
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--runner=FooRunner",),
+            r"Beam cannot start the runner 'FooRunner': Unexpected pipeline runner: FooRunner\. Valid values",
+        ),
+        (("--runner=lost.Runner",), r"Beam cannot start the runner 'lost\.Runner': No module named 'lost'"),
+        (("--runner=DataflowRunner", "--project=p"), r"Beam cannot start the runner 'DataflowRunner': .*temp_location"),
+    ],
+)
+def test_a_runner_that_cannot_be_started_is_wrong_usage(flags, message):
+    with pytest.raises(UsageError, match=message):
+        run_pipeline(lambda pipeline: pipeline | beam.Create([1]), Execution(beam_flags=flags))
 
 
 def test_locations_that_workers_elsewhere_cannot_reach():

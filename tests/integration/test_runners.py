@@ -1,0 +1,207 @@
+"""The same command gives the same bytes on every runner, whose services and workers are processes of their own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from schemas.dataset import open_dataset
+from schemas.output import LOCK_NAME
+from schemas.storage import Folder
+from schemas.summary import SUMMARY_NAME
+from schemas.validation import validate
+from tests.integration import clusters
+from tests.integration.workload import OUTPUTS, commands, files, make_inputs
+
+for package in ("distributed", "gcp_storage_emulator", "google.cloud.dataflow", "timm"):
+    pytest.importorskip(package, reason="the extra dev installs it")
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
+
+STORE = "gs://bucket/"
+CODES = (0, 0, 0, 0, 0, 3)  # A photo is broken.
+DIES_ONCE = """
+import os
+import signal
+
+import imagepivot
+from pipelines.features import extract
+
+make_shard = extract.make_shard
+
+
+def die_after_the_first(*arguments, **options):
+    tally = make_shard(*arguments, **options)
+    try:
+        os.close(os.open({mark!r}, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return tally
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+extract.make_shard = die_after_the_first
+"""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="module")
+def local(inputs, imagepivot, tmp_path_factory) -> dict[str, bytes]:
+    """The truth: all files after local runs of the commands, with what they read."""
+    folder = shutil.copytree(inputs, tmp_path_factory.mktemp("local") / "here")
+    for command, code in zip(commands("--workers", "1"), CODES, strict=True):
+        imagepivot(*command, cwd=folder, code=code)
+    assert open_dataset(folder / "features").manifest.rows == 5
+    return files(folder)
+
+
+# --- the cluster of each kind, and the bytes of what it makes ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def job_service(tmp_path_factory) -> Iterator[clusters.Cluster]:
+    with clusters.job_service(tmp_path_factory.mktemp("jobs")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def dask(tmp_path_factory) -> Iterator[clusters.Cluster]:
+    with clusters.dask(tmp_path_factory.mktemp("dask")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def dataflow(inputs, tmp_path_factory) -> Iterator[clusters.Cluster]:
+    """The stand-in for Dataflow, and the inputs in its store."""
+    with clusters.dataflow(tmp_path_factory.mktemp("dataflow")) as cluster:
+        for name, data in files(inputs).items():
+            Folder(STORE).write(name, data)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def local_features(dataflow, imagepivot, tmp_path_factory) -> dict[str, bytes]:
+    """Features of the images in the store by a local run: a record holds the times of change of what was read."""
+    folder = tmp_path_factory.mktemp("features") / "features"
+    command = [str(folder) if word == STORE + "features" else word for word in commands("--workers", "1", at=STORE)[-1]]
+    imagepivot(*command, code=CODES[-1])
+    return stored(str(folder))
+
+
+def stored(location: str) -> dict[str, bytes]:
+    """Return the files of a dataset, but for those that only a store or a local folder has."""
+    folder = Folder(location)
+    return {name: folder.read(name) for name in folder.names() if name not in (SUMMARY_NAME, LOCK_NAME)}
+
+
+@contextmanager
+def image(cluster: clusters.Cluster, **special: object) -> Iterator[None]:
+    """Let the machines of the stand-in have a special image."""
+    path = cluster.folder / "image.json"
+    path.write_text(json.dumps(special))
+    try:
+        yield
+    finally:
+        path.unlink()
+
+
+# --- the same bytes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["job_service", "dask"])
+def test_relative_arguments_on_a_shared_disk(kind, request, inputs, local, imagepivot, tmp_path):
+    cluster = request.getfixturevalue(kind)
+    folder = shutil.copytree(inputs, tmp_path / "there")
+    for command, code in zip(commands("--shared-disk"), CODES, strict=True):
+        done = imagepivot(*command, "--", *cluster.flags, cwd=folder, code=code)
+        assert "Traceback" not in done.stderr
+    assert files(folder) == local
+    assert not list(cluster.folder.rglob("*.parquet"))
+
+
+def test_addresses_on_dataflow(dataflow, local, local_features, imagepivot):
+    """One process per core of a machine for captions, which is the service's default, and one in all for features."""
+    for command, code in zip(commands(at=STORE), CODES, strict=True):
+        flags = ("--experiments=no_use_multiple_sdk_containers",) if command[0] == "features" else ()
+        done = imagepivot(*command, "--", *dataflow.flags, *flags, code=code)
+        assert "Traceback" not in done.stderr
+    for output in OUTPUTS[:-1]:
+        expected = {name.partition("/")[2]: data for name, data in local.items() if name.startswith(f"{output}/")}
+        assert stored(STORE + output) == {name: data for name, data in expected.items() if name != LOCK_NAME}
+    assert stored(f"{STORE}features") == local_features
+    assert {name: local_features[name] for name in local_features if name.endswith(".parquet")} == {
+        name.partition("/")[2]: local[name] for name in local if name.startswith("features/") and name.endswith(".parquet")
+    }
+    for output in OUTPUTS:
+        assert validate(STORE + output) == []
+
+
+# --- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["dask", "dataflow"])
+def test_a_users_mistake_on_a_worker_is_one_line(kind, request, imagepivot, tmp_path):
+    cluster = request.getfixturevalue(kind)
+    root = f"{STORE}mistake/" if kind == "dataflow" else f"{tmp_path}/"
+    Folder(root).write("captions.tsv", b"image_id\ttext\na\tx\ny\n")
+    done = imagepivot(*commands("--shared-disk", at=root)[0], "--", *cluster.flags, code=1)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert "captions.tsv', row 2 (line 3): 1 columns, expected the 2 of the header" in line
+    assert [name for name in Folder(f"{root}plain").names() if name != LOCK_NAME] == []
+
+
+def test_a_worker_that_is_killed_during_features(inputs, local, imagepivot, tmp_path):
+    """Beam's job service gives up; the finished shard is kept, and the same command goes on from it."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "sitecustomize.py").write_text(DIES_ONCE.format(mark=str(tmp_path / "died")))
+    folder = shutil.copytree(inputs, tmp_path / "there")
+    command = (*commands("--shared-disk")[-1], "--")
+    with clusters.job_service(tmp_path / "cluster", PYTHONPATH=str(tmp_path / "modules")) as cluster:
+        done = imagepivot(*command, *cluster.flags, cwd=folder, code=1)
+        (line,) = done.stderr.splitlines()
+        assert "a worker process ended unexpectedly: it was killed, or ran out of memory. Finished shards are kept" in line
+        (kept,) = (folder / "features").glob("part-*")
+        written = kept.stat().st_mtime_ns
+        imagepivot(*command, *cluster.flags, cwd=folder, code=CODES[-1])
+    assert kept.stat().st_mtime_ns == written
+    assert {k: v for k, v in files(folder).items() if k.startswith("features/")} == {
+        k: v for k, v in local.items() if k.startswith("features/")
+    }
+
+
+def test_dataflow_repeats_what_a_killed_worker_did(dataflow, local_features, imagepivot, tmp_path):
+    (tmp_path / "dies_once.py").write_text(DIES_ONCE.format(mark=str(tmp_path / "died")))
+    location = f"{STORE}repeated"
+    command = [location if word == f"{STORE}features" else word for word in commands(at=STORE)[-1]]
+    with image(dataflow, path=str(tmp_path)):
+        imagepivot(*command, "--", *dataflow.flags, "--beam_plugins=dies_once", code=CODES[-1])
+    assert (tmp_path / "died").exists()
+    assert stored(location) == local_features
+    assert validate(location) == []
+
+
+def test_an_image_that_lacks_a_package_and_has_no_network(dataflow, imagepivot):
+    with image(dataflow, lacking=["timm"]):
+        done = imagepivot(*commands(at=STORE)[-1], "--overwrite", "--", *dataflow.flags, code=1)
+    (line,) = done.stderr.splitlines()
+    assert "DataflowRunner did not finish the run: " in line
+    assert "timm" in line
+
+
+def test_a_job_whose_workers_never_start_is_cancelled(dataflow, imagepivot, tmp_path):
+    (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(300)\n")
+    command = commands("--start-timeout", "5", at=STORE)[0]
+    with image(dataflow, path=str(tmp_path)):
+        words = [f"{STORE}never" if word == f"{STORE}plain" else word for word in command]
+        done = imagepivot(*words, "--", *dataflow.flags, "--beam_plugins=sleeps", code=1)
+    assert "no worker has started within 5 seconds, and the run was cancelled" in done.stderr
+    assert Folder(f"{STORE}never").names() == []

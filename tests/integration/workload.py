@@ -1,0 +1,64 @@
+"""Every command that runs pipelines, on captions, photos and weights that are small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PIL import Image
+
+__all__ = ["MODEL", "OUTPUTS", "commands", "files", "make_inputs"]
+
+MODEL = "timm:test_resnet.r160_in1k"
+
+OUTPUTS = ("plain", "true", "given", "vocabulary", "encoded", "features")
+"""The datasets that the commands make, in their order."""
+
+
+def make_inputs(folder: Path) -> Path:
+    """Write captions, photos, of which one is broken, and weights of a small model into a folder."""
+    import timm
+    import torch
+
+    rows = [f"i{number}\t{language}\tThe Dog of Anna runs {number}" for number in range(20) for language in ("en", "de")]
+    (folder / "captions.tsv").write_text("\n".join(["image_id\tlanguage\ttext", *rows]) + "\n")
+    (folder / "photos").mkdir()
+    for number in range(5):
+        Image.new("RGB", (60 + number, 50), (200, 30 * number, 20)).save(folder / "photos" / f"i{number}.png")
+    (folder / "photos" / "broken.jpg").write_bytes(b"no image")
+    torch.save(timm.create_model("test_resnet.r160_in1k", num_classes=0).state_dict(), folder / "w.pth")
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return the content of all files below a folder, by relative path."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def commands(*options: str, at: str = "") -> list[tuple[str, ...]]:
+    """Return the commands.
+
+    Args:
+        options: further options of each.
+        at: what stands before each location, such as ``gs://bucket/``; by default they are relative.
+    """
+    captions = ("--format", "table", "--shards", "2", *options)
+    truecased = (*captions, "--recipe", "moses-truecase")
+    return [
+        ("captions", f"{at}captions.tsv", f"{at}plain", *captions),
+        ("captions", f"{at}captions.tsv", f"{at}true", *truecased),
+        ("captions", f"{at}captions.tsv", f"{at}given", *truecased, "--truecaser", f"{at}true"),
+        ("vocabulary", f"{at}true", f"{at}vocabulary", "--min-count", "1", *options),
+        ("encode", f"{at}true", f"{at}vocabulary", f"{at}encoded", *options),
+        (
+            "features",
+            f"{at}photos",
+            f"{at}features",
+            "--extractor",
+            MODEL,
+            "--weights",
+            f"{at}w.pth",
+            "--shards",
+            "2",
+            *options,
+        ),
+    ]
