@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.inputs.captions import RawCaption
+from pipelines.inputs.captions import CAPTION_COLUMNS
 from pipelines.text.moses import Recipe, prepare
 from pipelines.text.ordering import key_of
 from pipelines.text.truecasing import TruecaseModel, count_forms, truecase
@@ -30,41 +30,27 @@ __all__ = [
     "tokenize_captions",
 ]
 
-BLOCK_ROWS = 8000
-
-BLOCK = pa.schema(
-    [
-        ("image_id", pa.string()),
-        ("language", pa.string()),
-        ("portion", pa.string()),
-        ("index", pa.int16()),
-        ("split", pa.string()),
-        ("text", pa.string()),
-        ("position", pa.int64()),
-    ]
-)
+BLOCK = CAPTION_COLUMNS.append(pa.field("position", pa.int64()))
 """Columns of a block as read. ``position`` keeps the order of the source: first the number of the part, then of the caption."""
 
 _PART = 1 << 40
 
 
-def blocks_of(captions: Iterable[RawCaption], part: int) -> Iterator[pa.Table]:
-    """Gather captions into blocks.
+def blocks_of(tables: Iterable[pa.Table], part: int) -> Iterator[pa.Table]:
+    """Turn the captions of a part of a source into blocks.
 
     Args:
-        captions: captions in the order of the source.
-        part: number of the part of the source that holds them.
+        tables: captions in the order of the source, see `pipelines.inputs.captions.CaptionSource.tables`.
+        part: number of the part.
 
     Yields:
-        Tables with the columns `BLOCK` and at most 8,000 rows.
+        Tables with the columns `BLOCK`.
     """
-    remaining = iter(captions)
     start = part * _PART
-    while rows := list(islice(remaining, BLOCK_ROWS)):
-        columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-        columns.append(range(start, start + len(rows)))
-        start += len(rows)
-        yield pa.table(dict(zip(BLOCK.names, columns, strict=True)), schema=BLOCK)
+    for table in tables:
+        position = pa.array(np.arange(start, start + table.num_rows))
+        start += table.num_rows
+        yield table.append_column(BLOCK.field("position"), position)
 
 
 def block_forms(block: pa.Table, recipe: Recipe, splits: frozenset[str]) -> dict[str, Counter[str]]:

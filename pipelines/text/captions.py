@@ -53,7 +53,7 @@ def _read_pieces(
     left_out: frozenset[int],
     folder: str | None,
 ) -> Iterator[tuple[int, Piece]]:
-    blocks = (block for number, part in parts for block in blocks_of(source.read(part, selection), number))
+    blocks = (block for number, part in parts for block in blocks_of(source.tables(part, selection), number))
     yield from make_pieces(blocks, shards, left_out=left_out, folder=folder)
 
 

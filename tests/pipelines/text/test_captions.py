@@ -11,6 +11,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
 
 from pipelines.inputs.captions import RawCaption, Selection, open_source
+from pipelines.inputs.captions.base import tables_of
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
 from pipelines.text import ordering, pieces
@@ -176,7 +177,7 @@ SHUFFLING = Execution(beam_flags=("--runner=apache_beam.runners.portability.fn_a
 @pytest.fixture
 def tiny(monkeypatch):
     """Limits so small that each block is a gathering of its own, cut into many pieces."""
-    monkeypatch.setattr("pipelines.text.blocks.BLOCK_ROWS", 30)
+    monkeypatch.setattr("pipelines.inputs.tables._BATCH_ROWS", 30)
     monkeypatch.setattr(pieces, "GATHERED_BYTES", 1)
     monkeypatch.setattr(ordering, "PIECE_BYTES", 500)
     monkeypatch.setattr(ordering, "MERGED_BYTES", 1)
@@ -259,7 +260,7 @@ def test_the_folder_of_the_table_does_not_matter(table, prepared, tmp_path):
 def test_truecasers_learn_from_the_named_splits(rows):
     recipe = RECIPES["moses-truecase"]
     captions = [RawCaption(image_id, language, portion, -1, split, text) for image_id, language, portion, split, text in rows]
-    blocks = [block for start in range(0, 200, 30) for block in blocks_of(captions[start : start + 30], start)]
+    blocks = [block for start in range(0, 200, 30) for block in blocks_of(tables_of(captions[start : start + 30]), start)]
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         source = pipeline | beam.Create(list(make_pieces(blocks, 3)))
         for splits in (("train",), ("train", "val")):
