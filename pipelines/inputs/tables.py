@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -90,6 +91,7 @@ def read_batches(
     columns: tuple[str, ...],
     required: tuple[str, ...],
     renamed: Mapping[str, str] | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Iterator[Batch]:
     """Read a table, some thousand rows at a time. What comes before an error is yielded before the error is raised.
 
@@ -99,12 +101,13 @@ def read_batches(
         columns: the columns to read if the table has them, by our names.
         required: the columns that it must have.
         renamed: our name of a column -> the table's name, where they differ.
+        part: one of the ranges of `pipelines.inputs.splitting`; None for the whole table. Places count from its start.
 
     Raises:
         InputError: the table lacks a column or is damaged.
         UsageError: the extension is unknown.
     """
-    table = _Table(folder, name, columns, required, dict(renamed or {}))
+    table = _Table(folder, name, columns, required, dict(renamed or {}), part)
     kind = type_of(name)
     if kind == "parquet":
         return table.parquet_batches()
@@ -158,6 +161,7 @@ class _Table:
     columns: tuple[str, ...]
     required: tuple[str, ...]
     renamed: dict[str, str]
+    part: tuple[int, int] | None
 
     @property
     def location(self) -> str:
@@ -183,7 +187,7 @@ class _Table:
 
     def csv_batches(self, *, delimiter: str) -> Iterator[Batch]:
         location = self.location
-        reader = csv.reader((line + "\n" for line in read_lines(self.folder, self.name)), delimiter=delimiter, strict=True)
+        reader = csv.reader((line + "\n" for line in self._lines(bool)), delimiter=delimiter, strict=True)
         first, _, failure = self._some_rows(reader, 0, 1)
         if failure is not None:
             raise failure
@@ -203,7 +207,7 @@ class _Table:
             if failure is not None:
                 raise failure
             done += len(rows)
-        if done == 1:
+        if done == 1 and self.part is None:
             raise InputError(
                 f"{location!r} has no rows below its header: check the program that wrote it, or name another file"
             )
@@ -247,11 +251,14 @@ class _Table:
             return Batch(self.location, values, len(rows), partial(_line, list(lines)), columns)
 
         try:
-            for number, line in enumerate(read_lines(self.folder, self.name), start=1):
+            for number, line in enumerate(self._lines(str.strip), start=1):
                 if not line.strip():
                     continue
                 row = self._json_row(line, number)
-                columns = columns or self._resolve(list(row))
+                if not columns:
+                    columns = self._resolve(list(row))
+                    if self.part is not None and self.part[0]:
+                        continue  # The first row of the table.
                 self._check_json_columns(row, columns, number)
                 rows.append(row)
                 lines.append(number)
@@ -266,6 +273,16 @@ class _Table:
             yield batch()
         if not columns:
             raise InputError(f"{self.location!r} is empty: expected one JSON object per line")
+
+    def _lines(self, is_row: Callable[[str], object]) -> Iterator[str]:
+        """Yield the lines of the table, or of a part of it: first the first row of the table, then the lines of the part."""
+        if self.part is None:
+            return read_lines(self.folder, self.name)
+        start, stop = self.part
+        lines = read_lines(self.folder, self.name, start=start, stop=stop)
+        if not start:
+            return lines
+        return chain(islice(filter(is_row, read_lines(self.folder, self.name)), 1), lines)
 
     def _json_row(self, line: str, number: int) -> dict[str, Any]:
         try:
@@ -296,11 +313,12 @@ class _Table:
                 table = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES, pre_buffer=False)
                 columns = self._resolve(table.schema_arrow.names)
                 names = list(dict.fromkeys(columns.values()))
-                for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=names):
+                groups = None if self.part is None else list(range(*self.part))
+                for batch in table.iter_batches(batch_size=_BATCH_ROWS, row_groups=groups, columns=names):
                     values = {ours: batch.column(theirs) for ours, theirs in columns.items()}
                     yield Batch(location, values, batch.num_rows, partial(_row, done + 1), columns)
                     done += batch.num_rows
-                if not done:
+                if not done and self.part is None:
                     raise InputError(f"{location!r} has no rows: check the program that wrote it, or name another file")
             except (pa.ArrowException, OSError) as error:
                 raise InputError(

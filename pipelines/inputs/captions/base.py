@@ -79,6 +79,7 @@ class Part:
         portion: portion of all captions.
         split: split of all captions.
         index: index of all captions.
+        range: of a large file, the part that is read, see `pipelines.inputs.splitting`; empty for the whole file.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Part:
     portion: str = ""
     split: str = ""
     index: int = -1
+    range: tuple[int, ...] = ()
 
 
 CAPTION_COLUMNS = pa.schema(

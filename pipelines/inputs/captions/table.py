@@ -7,8 +7,9 @@ calls them something else, `columns` maps our names to its names. Other columns 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,7 @@ from pipelines.inputs.captions.base import (
 )
 from pipelines.inputs.captions.checking import image_ids, indices, labels, texts
 from pipelines.inputs.files import inventory, kind_of, list_files
+from pipelines.inputs.splitting import ranges_of
 from pipelines.inputs.tables import Batch, read_batches, type_of
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
@@ -82,8 +84,12 @@ class TableSource(CaptionSource):
         return {"default_language": self.language, "columns": dict(self.columns)}
 
     def parts(self, selection: Selection) -> list[Part]:
-        """Return one part, the file. Its content becomes known only by reading it."""
-        return [Part(name=self.name)]
+        """Return one part, the file, or its ranges if it is large.
+
+        What a selection names, only the whole file can tell, so that one worker reads all of it.
+        """
+        ranges = ranges_of(self.folder, self.name) if selection == EVERYTHING else []
+        return [Part(name=self.name, range=part) for part in ranges] or [Part(name=self.name)]
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
         """Yield the captions row by row."""
@@ -93,16 +99,31 @@ class TableSource(CaptionSource):
 
     def tables(self, part: Part, selection: Selection) -> Iterator[pa.Table]:
         """Yield the captions, column by column where all values of some rows are as they should be."""
+        try:
+            yield from self._tables(part, selection)
+        except InputError:
+            if part.range:  # The places of errors count from its start: read all, up to the first one.
+                deque(self._tables(replace(part, range=()), selection), maxlen=0)
+            raise
+
+    def _tables(self, part: Part, selection: Selection) -> Iterator[pa.Table]:
         tally = Tally(self.folder.path_of(part.name))
+        start, stop = part.range or (0, 0)
         for batch in read_batches(
-            self.folder, part.name, columns=TABLE_COLUMNS, required=_REQUIRED, renamed=dict(self.columns)
+            self.folder,
+            part.name,
+            columns=TABLE_COLUMNS,
+            required=_REQUIRED,
+            renamed=dict(self.columns),
+            part=(start, stop) if part.range else None,
         ):
             whole = self._table(batch)
             for table in tables_of(self._captions(batch)) if whole is None else (whole,):
                 for kind in _kinds(table):
                     tally.add(kind)
                 yield _selected(table, selection)
-        tally.require(selection)
+        if not part.range:
+            tally.require(selection)
 
     def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
         """Return the one file, whatever is selected."""
