@@ -3,6 +3,7 @@ import io
 import os
 import random
 import shutil
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from PIL import Image
 from extractors import Description, ExtractorRequest, RegionOptions
 from pipelines.features.extract import ExtractFeatures, extract_features, list_images, plan_features
 from pipelines.features.job import FeaturesJob
-from pipelines.inputs.images import ImagesInFolder, Listing, open_images
+from pipelines.inputs.images import ImageRef, ImagesInFolder, Listing, open_images
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
 from schemas.dataset import open_dataset
@@ -693,3 +694,23 @@ def test_shards_that_memory_does_not_hold_are_refused_before_anything_is_written
     ):
         extract_features(job_of(images, tmp_path / "f"), ONE)
     assert not (tmp_path / "f").exists()
+
+
+class _ManyImages(ImagesInFolder):
+    """Images that are made up while they are listed."""
+
+    def refs(self):
+        return (ImageRef(f"COCO_train2014_{n:012d}", f"train2014/COCO_train2014_{n:012d}.jpg", n, "1") for n in range(60_000))
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_listing_takes_less_than_100_bytes_an_image(tmp_path):
+    job = FeaturesJob(images=_ManyImages(Folder("photos")), output=str(tmp_path / "f"))
+    tracemalloc.start()
+    try:
+        listing, peak = list_images(job), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert listing.count == 60_000
+    assert peak < 100 * listing.count
