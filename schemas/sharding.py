@@ -35,8 +35,8 @@ room, so that smaller shards of captions come closer to the number that features
 _LEAST_CHOSEN = 16
 """Few enough for a small dataset, and enough for the cores of one machine."""
 
-MOST_CHOSEN = 16_384
-"""Beyond it shards grow: 8 TiB of vectors have this number."""
+MOST_CHOSEN = 8192
+"""Beyond it shards grow: 4 TiB of vectors have this number."""
 
 _MOST_BYTES = 4 << 30
 """Most bytes of a shard of any number: readers of whole shards hold one in memory."""
@@ -68,7 +68,7 @@ def known_shards(shards: ShardsRequest, folder: Folder, *, overwrite: bool) -> i
 
 
 def choose_shards(size: int, shard_bytes: int) -> int:
-    """Return the least power of two, from 16 to 16,384, with which a shard has at most so many bytes.
+    """Return the least power of two, from 16 to 8,192, with which a shard has at most so many bytes.
 
     Args:
         size: bytes of the whole dataset.

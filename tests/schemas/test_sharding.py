@@ -32,7 +32,7 @@ def captions(tmp_path):
         (123_287, 36 * 2048, 128),  # COCO
         (3_300_000, 2048, 64),  # Conceptual Captions
         (10_000_000, 2048, 256),
-        (100_000_000, 36 * 2048, 16_384),
+        (100_000_000, 36 * 2048, 8192),
     ],
 )
 def test_numbers_for_vectors(images, numbers, shards):

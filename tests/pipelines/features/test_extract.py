@@ -705,7 +705,8 @@ class _ManyImages(ImagesInFolder):
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_a_listing_takes_less_than_100_bytes_an_image(tmp_path):
+def test_a_listing_takes_less_than_100_bytes_an_image(images, tmp_path):
+    list_images(job_of(images, tmp_path / "f", shards="auto"))  # Whatever is kept from a first call.
     job = FeaturesJob(images=_ManyImages(Folder("photos")), output=str(tmp_path / "f"))
     tracemalloc.start()
     try:
@@ -713,4 +714,4 @@ def test_a_listing_takes_less_than_100_bytes_an_image(tmp_path):
     finally:
         tracemalloc.stop()
     assert listing.count == 60_000
-    assert peak < 100 * listing.count
+    assert peak / listing.count < 100
