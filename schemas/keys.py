@@ -10,13 +10,28 @@ import hashlib
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 from schemas.errors import UsageError
 
-__all__ = ["DEFAULT_SHARDS", "MAX_SHARDS", "CaptionKey", "check_language", "check_shards", "shard_name", "shard_of"]
+__all__ = [
+    "AUTO",
+    "LIKE",
+    "MAX_SHARDS",
+    "CaptionKey",
+    "ShardsRequest",
+    "check_language",
+    "check_shards",
+    "check_shards_request",
+    "shard_name",
+    "shard_of",
+]
 
-DEFAULT_SHARDS = 16
-"""Number of shards of a dataset unless another is asked for."""
+ShardsRequest: TypeAlias = int | str
+"""A number of shards, or `AUTO`, or `LIKE` and the location of a dataset; see `schemas.sharding`."""
+
+AUTO = "auto"
+LIKE = "like:"
 
 MAX_SHARDS = 99_999
 """The names of shards have five digits."""
@@ -75,6 +90,20 @@ def check_shards(shards: int) -> int:
     if not 1 <= shards <= MAX_SHARDS:
         raise UsageError(f"the number of shards is {shards!r}, expected 1 to {MAX_SHARDS:,}")
     return shards
+
+
+def check_shards_request(shards: ShardsRequest) -> None:
+    """Check what is asked for, without looking at any folder.
+
+    Raises:
+        UsageError: it is neither a possible number of shards, nor ``auto``, nor ``like:`` and a location.
+    """
+    if isinstance(shards, int):
+        check_shards(shards)
+    elif shards != AUTO and not (shards.startswith(LIKE) and shards != LIKE):
+        raise UsageError(
+            f"the number of shards is {shards!r}, expected a number such as 64, {AUTO!r}, or '{LIKE}DATASET' with the folder of one"
+        )
 
 
 def shard_of(image_id: str, shards: int) -> int:

@@ -20,13 +20,16 @@ import typer
 from pipelines.commands import parsing
 from schemas.errors import UsageError
 
-__all__ = ["BEAM_FLAGS", "COMMAS", "PAIRS", "Command", "Config"]
+__all__ = ["BEAM_FLAGS", "COMMAS", "NUMBERS", "PAIRS", "Command", "Config"]
 
 COMMAS = "values separated by commas"
 """Marks the annotation of an option whose text is a list; a file may give it a list."""
 
 PAIRS = "pairs OURS=THEIRS separated by commas"
 """Marks the annotation of an option whose text is a list of pairs; a file may give it a list or a table."""
+
+NUMBERS = "a number, or text"
+"""Marks the annotation of an option whose text may be a number; a file may give it a whole number."""
 
 BEAM_FLAGS = "beam_flags"
 """Key of the flags for Beam, which a command line has behind ``--``."""
@@ -191,9 +194,17 @@ def _convert(value: Any, hint: Any, place: str) -> Any:
         if not isinstance(value, list):
             raise UsageError(f'{place} is {value!r}, expected a list of texts, e.g. ["...", "..."]')
         return [_text(item, f"a value of {place}") for item in value]
-    kinds = {float: (int, float), Path: (str,)}.get(hint, (hint,))
+    kinds = {float: (int, float), Path: (str,)}.get(hint, (int, str) if NUMBERS in marks else (hint,))
     if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
-        more = ", or a list" if COMMAS in marks else ", a list or a table" if PAIRS in marks else ""
+        more = (
+            ", or a whole number"
+            if NUMBERS in marks
+            else ", or a list"
+            if COMMAS in marks
+            else ", a list or a table"
+            if PAIRS in marks
+            else ""
+        )
         raise UsageError(f"{place} is {value!r}, expected {_NAMES[hint]}{more}")
     return float(value) if hint is float else value
 

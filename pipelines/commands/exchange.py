@@ -13,7 +13,7 @@ from pipelines.commands.configuration import COMMAS, PAIRS, Config
 from pipelines.commands.options import Check, LogJson, Output, Overwrite, Shards, console, notes, remark, several
 from pipelines.commands.results import finish
 from schemas import events
-from schemas.keys import DEFAULT_SHARDS
+from schemas.keys import AUTO
 
 __all__ = ["app"]
 
@@ -70,7 +70,7 @@ def import_(
     karpathy_key: Annotated[
         Literal["imgid", "cocoid", "sentid"], typer.Option("--karpathy-key", help="What those numbers count there.")
     ] = "imgid",
-    shards: Shards = DEFAULT_SHARDS,
+    shards: Shards = AUTO,
     overwrite: Overwrite = False,
     check: Check = False,
     log_json: LogJson = False,

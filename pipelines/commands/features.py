@@ -28,7 +28,7 @@ from pipelines.commands.options import (
 )
 from pipelines.commands.results import finish, finish_task, print_extractors
 from schemas.errors import UsageError
-from schemas.keys import DEFAULT_SHARDS
+from schemas.keys import AUTO
 
 if TYPE_CHECKING:
     from extractors.settings import RegionOptions
@@ -121,7 +121,7 @@ def features(
             "--backend", help="The library that computes the regions; torchvision by default.", rich_help_panel=_REGIONS
         ),
     ] = None,
-    shards: Shards = DEFAULT_SHARDS,
+    shards: Shards = AUTO,
     max_failures: MaxFailures = 0,
     overwrite: Overwrite = False,
     check: Check = False,
@@ -274,7 +274,7 @@ def features(
     if any(name.startswith("random:") for name in (weights, extractor.rpartition("+")[2])):
         remark("untrained: the weights are random, the features mean nothing")
     if job.task is not None:
-        total = sum(listing.counts[number] for number in job.task.shards(shards))
+        total = sum(listing.counts[number] for number in job.task.shards(len(listing.shards)))
         with show_progress(notes, extractor, unit="images", total=total, log_json=log_json) as meter:
             summary = extract_task(job, execution, meter, listing=listing)
             meter.settle(images=summary.rows + summary.failed, failed=summary.failed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -9,9 +10,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from pipelines.commands.configuration import BEAM_FLAGS, COMMAS, PAIRS
+from pipelines.commands.configuration import BEAM_FLAGS, COMMAS, NUMBERS, PAIRS
 from schemas import events
 from schemas.errors import UsageError
+from schemas.keys import ShardsRequest, check_shards_request
 
 if TYPE_CHECKING:
     from pipelines.running.accelerators import Accelerator
@@ -57,6 +59,16 @@ def _log_json(context: typer.Context, value: bool) -> bool:
     return value
 
 
+def _shards(text: str | int) -> ShardsRequest:
+    if re.fullmatch(r"-?[0-9]+", str(text)):
+        return int(text)
+    try:
+        check_shards_request(str(text))
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
 BEAM = {"allow_extra_args": True}
 """Context settings of a command whose flags behind ``--`` go to Beam."""
 
@@ -91,7 +103,15 @@ LogJson = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Shards = Annotated[
-    int, typer.Option("--shards", help="Number of shards; captions and features with the same number join shard by shard.")
+    str,
+    typer.Option(
+        "--shards",
+        parser=_shards,
+        metavar="N|auto|like:DATASET",
+        help="Number of shards; [i]auto[/i]: by the size of the work, at least 16; [i]like:DATASET[/i]: as many as that dataset of "
+        "the same images has, so that the two join shard by shard.",
+    ),
+    NUMBERS,
 ]
 Ids = Annotated[
     IdRule,

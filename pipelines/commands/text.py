@@ -28,7 +28,7 @@ from pipelines.commands.options import (
     several,
 )
 from pipelines.commands.results import finish
-from schemas.keys import DEFAULT_SHARDS
+from schemas.keys import AUTO
 
 __all__ = ["app"]
 
@@ -66,7 +66,7 @@ def captions(
         str, typer.Option("--truecaser", help="Folder with learned truecasers (LANGUAGE.model); by default they are learned.")
     ] = "",
     train_splits: Annotated[str, typer.Option("--train-splits", help="Splits to learn truecasers from."), COMMAS] = "train",
-    shards: Shards = DEFAULT_SHARDS,
+    shards: Shards = AUTO,
     max_failures: MaxFailures = 0,
     overwrite: Overwrite = False,
     check: Check = False,

@@ -19,10 +19,12 @@ from pipelines.running.progress import Meter
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
-from schemas.keys import DEFAULT_SHARDS, check_shards, shard_of
+from schemas.keys import AUTO, ShardsRequest, check_shards_request, shard_of
+from schemas.kinds import schema_of, vector_bytes
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.parameters import FeaturesParameters
+from schemas.sharding import VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 from schemas.storage import Folder
 from schemas.writing import ShardWriter, write_dataset
 
@@ -54,7 +56,7 @@ class ImportJob:
         output: folder of the dataset.
         name: name of the feature, e.g. ``resnet50-pool``.
         source: origin of the feature, in words.
-        shards: number of shards.
+        shards: number of shards, see `schemas.sharding`.
         overwrite: start anew, whatever dataset is there.
         verify: compare the digests of what is there, too, and make again what is damaged.
     """
@@ -63,12 +65,12 @@ class ImportJob:
     output: str
     name: str
     source: str = ""
-    shards: int = DEFAULT_SHARDS
+    shards: ShardsRequest = AUTO
     overwrite: bool = False
     verify: bool = False
 
     def __post_init__(self) -> None:
-        check_shards(self.shards)
+        check_shards_request(self.shards)
         if not _NAME.fullmatch(self.name):
             raise UsageError(f"--name is {self.name!r}, expected letters, digits, '.', '_' and '-', e.g. 'resnet50-pool'")
 
@@ -91,6 +93,10 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
         raise InputError(f"{', '.join(map(repr, job.files.sources))} hold no images: check how the files were made")
     dtype = stored_dtype(files.dtype, place=job.files.sources[0])
     spec = FeatureSpec(name=job.name, shape=files.shape, dtype=dtype, source=job.source)
+    folder = Folder(job.output)
+    size = len(files.image_ids) * vector_bytes(schema_of(files.kind, spec))
+    shards = known_shards(job.shards, folder, overwrite=job.overwrite) or choose_shards(size, VECTOR_SHARD_BYTES)
+    check_shard_bytes(shards, size, folder)
     identity = Identity(
         kind=files.kind,
         parameters=FeaturesParameters(
@@ -103,9 +109,9 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
             },
         ).to_json(),
         inputs=tuple(files.inputs),
-        shards=job.shards,
+        shards=shards,
     )
-    output = Output(folder=Folder(job.output), identity=identity)
+    output = Output(folder=folder, identity=identity)
     rows_by_shard: list[list[int]] = []
 
     def check() -> None:

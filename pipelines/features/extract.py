@@ -40,6 +40,7 @@ from schemas.keys import shard_of
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.parameters import FeaturesParameters
+from schemas.sharding import MOST_CHOSEN, VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 from schemas.storage import Folder
 from schemas.tasks import TaskSummary, complete_task
 
@@ -201,19 +202,25 @@ class ExtractFeatures(beam.PTransform):
 
 
 def list_images(job: FeaturesJob) -> Listing:
-    """List the images of a job once.
+    """List the images of a job once, by the shards that it will have.
 
     Raises:
+        UsageError: the shards would be too large.
         InputError: the source holds no images, or two with the same id.
     """
     ids = array("Q")  # Eight bytes per image: the ids themselves would take ten times as much.
-    listing = Listing.of(_remember_ids(job.images.refs(), ids), job.shards)
+    folder = Folder(job.output)
+    known = known_shards(job.shards, folder, overwrite=job.overwrite)
+    listing = Listing.of(_remember_ids(job.images.refs(), ids), known or MOST_CHOSEN)
     if not listing.count:
         raise InputError(
             f"no images found in {job.images.location!r}: check the path; a folder is searched for known extensions"
         )
     _refuse_duplicates(job.images, ids)
-    return listing
+    size = listing.count * job.feature_bytes()
+    shards = known or choose_shards(size, VECTOR_SHARD_BYTES)
+    check_shard_bytes(shards, size, folder)
+    return listing.folded(shards)
 
 
 def _remember_ids(refs: Iterable[ImageRef], ids: array[int]) -> Iterator[ImageRef]:
@@ -250,7 +257,7 @@ def plan_features(job: FeaturesJob, listing: Listing) -> Output:
             extractor=description.parameters,
             extractor_fingerprint=description.fingerprint,
         ).to_json(),
-        shards=job.shards,
+        shards=len(listing.shards),
     )
     folder = Folder(job.output)
     names = names_files(job.extractor.regions, description)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import prod
 from typing import TYPE_CHECKING
 
 from extractors import ExtractorRequest
 from pipelines.inputs.images import ImageSource
 from schemas.errors import UsageError
-from schemas.keys import DEFAULT_SHARDS, check_shards
+from schemas.keys import AUTO, ShardsRequest, check_shards_request
 from schemas.survey import Update
 from schemas.tasks import Task
 
@@ -33,7 +34,7 @@ class FeaturesJob:
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
         batch_size: images that the model takes at once; changes speed and memory, not the features. None: the extractor's own
             number.
-        shards: number of shards.
+        shards: number of shards, see `schemas.sharding`.
         overwrite: start anew, whatever dataset is there.
         verify: compare the digests of the shards that are there, too, and make those again that are damaged.
         update: bring the dataset in ``output`` up to date with images that are new, changed or gone; None if it must not change.
@@ -49,7 +50,7 @@ class FeaturesJob:
     extractor: ExtractorRequest = ExtractorRequest("resnet50-pool")
     device: str = "auto"
     batch_size: int | None = None
-    shards: int = DEFAULT_SHARDS
+    shards: ShardsRequest = AUTO
     overwrite: bool = False
     verify: bool = False
     update: Update | None = None
@@ -57,7 +58,7 @@ class FeaturesJob:
     task: Task | None = None
 
     def __post_init__(self) -> None:
-        check_shards(self.shards)
+        check_shards_request(self.shards)
         if self.batch_size is not None and self.batch_size < 1:
             raise UsageError(f"--batch-size is {self.batch_size}, expected 1 or more")
         if self.overwrite and (self.update or self.retry_failed):
@@ -65,7 +66,8 @@ class FeaturesJob:
                 "--overwrite starts anew, --update and --retry-failed keep what the dataset holds: give one of them"
             )
         if self.task is not None:
-            self.task.shards(self.shards)
+            if isinstance(self.shards, int):
+                self.task.shards(self.shards)
             if self.overwrite:
                 raise UsageError(
                     "--overwrite with --task would delete the shards of the other tasks: delete the folder before the first task, "
@@ -77,6 +79,16 @@ class FeaturesJob:
         yield from (("IMAGES", self.images.location), ("OUTPUT", self.output))
         yield from (("--weights", location) for location in self.extractor.files())
         yield from (("the image", location) for location in self.images.listed_locations())
+
+    def feature_bytes(self) -> int:
+        """Return the bytes of the feature of one image, as far as they are known without the weights.
+
+        Raises:
+            UsageError: there is no such extractor.
+        """
+        spec, regions = self.extractor.spec(), self.extractor.regions
+        rows = spec.shape[0] if regions is None else regions.max_regions
+        return 4 * rows * prod(spec.shape[1:])
 
     def check_device(self) -> None:
         """Check that this machine has the device, and that the device does what is asked of it.

@@ -96,10 +96,10 @@ def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
     survey = _survey(job, output)
     finished = frozenset() if job.overwrite else survey.finished()
     stored = frozenset() if job.overwrite else survey.usable() - finished
-    wanted = range(job.shards) if job.task is None else job.task.shards(job.shards)
+    wanted = range(output.shards) if job.task is None else job.task.shards(output.shards)
     refs: dict[int, list[ImageRef]] = {number: [] for number in stored}
     for ref in job.images.refs() if stored else ():
-        if (number := shard_of(ref.image_id, job.shards)) in refs:
+        if (number := shard_of(ref.image_id, output.shards)) in refs:
             refs[number].append(ref)
     todo = []
     for number in wanted:
@@ -116,7 +116,9 @@ def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
         elif number not in finished:
             todo.append(ShardPlan(number, listing.counts[number]))
     todo = [shard for shard in todo if shard.images or shard.dropped or shard.number not in stored]
-    rate, bottleneck = _measure(job, frozenset(shard.number for shard in todo)) if any(s.images for s in todo) else (None, None)
+    rate, bottleneck = (
+        _measure(job, output, frozenset(shard.number for shard in todo)) if any(s.images for s in todo) else (None, None)
+    )
     return WorkPlan(tuple(todo), len(wanted) - len(todo), vector_bytes(output.schema), rate, bottleneck)
 
 
@@ -136,13 +138,13 @@ def _survey(job: FeaturesJob, output: Output) -> Survey:
     return survey
 
 
-def _measure(job: FeaturesJob, shards: frozenset[int]) -> tuple[float | None, str | None]:
+def _measure(job: FeaturesJob, output: Output, shards: frozenset[int]) -> tuple[float | None, str | None]:
     """Measure images per second, of all GPUs together, and what bounds them. The first batch warms up and is not counted."""
     extractor, workers = job.extractor.load(job.device), max(1, count_gpus(job))
     batch_size = job.batch_size or extractor.description.batch_size
 
     def sample() -> Iterator[ImageRef]:
-        chosen = (ref for ref in job.images.refs() if shard_of(ref.image_id, job.shards) in shards)
+        chosen = (ref for ref in job.images.refs() if shard_of(ref.image_id, output.shards) in shards)
         return islice(chosen, _MEASURED_BATCHES * batch_size)
 
     tally, times = Tally(), []

@@ -1,4 +1,5 @@
-"""Streaming the rows of a table. The extension determines the format: CSV, TSV or JSON lines, plain or ``.gz``, or Parquet.
+"""Streaming a table, some thousand rows at a time, as columns or row by row. The extension determines the format: CSV, TSV or JSON
+lines, plain or ``.gz``, or Parquet.
 
 * Every value is taken exactly as written: nothing is trimmed, and "NA", "None" or "null" are ordinary values. Only a byte order
   mark at the start of the file is dropped, and CR LF counts as LF, within quoted values as well; see `schemas.text`.
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from itertools import chain, islice
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,14 +26,94 @@ from schemas.errors import InputError, UsageError
 from schemas.storage import Folder
 from schemas.text import LONE_CR
 
-__all__ = ["Row", "is_table", "read_rows", "type_of"]
+__all__ = ["Batch", "Column", "Row", "is_table", "read_batches", "read_rows", "type_of"]
 
-_BATCH_ROWS = 4096
+_BATCH_ROWS = 2048
 _BUFFER_BYTES = 1 << 18
 _TEXT_TYPES = ("csv", "tsv", "jsonl", "ndjson")
 
-Row = tuple[str, dict[str, Any]]
+Row: TypeAlias = tuple[str, dict[str, Any]]
 """The place of a row, e.g. "row 3 (line 4)", and the values of those of our columns that the table has."""
+
+Column: TypeAlias = Sequence[Any] | pa.Array
+"""The values of a column: Python values of a text table, an array of Parquet, which may hold strings that are not UTF-8."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows of a table, which follow one another.
+
+    Attributes:
+        location: the table.
+        columns: those of our columns that the table has.
+        rows: number of rows.
+        place: the place of one of the rows, counted from 0, for messages.
+        names: the names that the columns have in the table.
+    """
+
+    location: str
+    columns: Mapping[str, Column]
+    rows: int
+    place: Callable[[int], str]
+    names: Mapping[str, str]
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the rows one by one.
+
+        Raises:
+            InputError: a string is not UTF-8.
+        """
+        columns = [self._values(name) for name in self.columns]
+        for number, row in enumerate(zip(*columns, strict=True)):
+            yield self.place(number), dict(zip(self.columns, row, strict=True))
+
+    def _values(self, name: str) -> Sequence[Any]:
+        """Return the values of a column; an error names the row of a string that is not UTF-8."""
+        column = self.columns[name]
+        if not isinstance(column, pa.Array):
+            return column
+        try:
+            return list(column.to_pylist())
+        except UnicodeDecodeError:
+            for number, value in enumerate(column):
+                try:
+                    value.as_py()
+                except UnicodeDecodeError as error:
+                    place = f"{self.location!r}, column {self.names[name]!r}, {self.place(number)}"
+                    raise InputError(f"{place}: not UTF-8, {error}; write the table again with UTF-8 strings") from error
+            raise
+
+
+def read_batches(
+    folder: Folder,
+    name: str,
+    *,
+    columns: tuple[str, ...],
+    required: tuple[str, ...],
+    renamed: Mapping[str, str] | None = None,
+    part: tuple[int, int] | None = None,
+) -> Iterator[Batch]:
+    """Read a table, some thousand rows at a time. What comes before an error is yielded before the error is raised.
+
+    Args:
+        folder: the folder of the table.
+        name: its file name.
+        columns: the columns to read if the table has them, by our names.
+        required: the columns that it must have.
+        renamed: our name of a column -> the table's name, where they differ.
+        part: one of the ranges of `pipelines.inputs.splitting`; None for the whole table. Places count from its start.
+
+    Raises:
+        InputError: the table lacks a column or is damaged.
+        UsageError: the extension is unknown.
+    """
+    table = _Table(folder, name, columns, required, dict(renamed or {}), part)
+    kind = type_of(name)
+    if kind == "parquet":
+        return table.parquet_batches()
+    if kind in ("jsonl", "ndjson"):
+        return table.json_batches()
+    return table.csv_batches(delimiter="," if kind == "csv" else "\t")
 
 
 def read_rows(
@@ -41,29 +124,9 @@ def read_rows(
     required: tuple[str, ...],
     renamed: Mapping[str, str] | None = None,
 ) -> Iterator[Row]:
-    """Read a table row by row.
-
-    Args:
-        folder: the folder of the table.
-        name: its file name.
-        columns: the columns to read if the table has them, by our names.
-        required: the columns that it must have.
-        renamed: our name of a column -> the table's name, where they differ.
-
-    Yields:
-        The place of a row, for messages, and its values by our names.
-
-    Raises:
-        InputError: the table lacks a column or is damaged.
-        UsageError: the extension is unknown.
-    """
-    table = _Table(folder, name, columns, required, dict(renamed or {}))
-    kind = type_of(name)
-    if kind == "parquet":
-        return table.parquet_rows()
-    if kind in ("jsonl", "ndjson"):
-        return table.json_rows()
-    return table.csv_rows(delimiter="," if kind == "csv" else "\t")
+    """Yield the rows of a table one by one, each with its place; arguments and errors are those of `read_batches`."""
+    batches = read_batches(folder, name, columns=columns, required=required, renamed=renamed)
+    return (row for batch in batches for row in batch)
 
 
 def is_table(name: str) -> bool:
@@ -98,6 +161,7 @@ class _Table:
     columns: tuple[str, ...]
     required: tuple[str, ...]
     renamed: dict[str, str]
+    part: tuple[int, int] | None
 
     @property
     def location(self) -> str:
@@ -121,68 +185,126 @@ class _Table:
                 )
         return resolved
 
-    def csv_rows(self, *, delimiter: str) -> Iterator[Row]:
+    def csv_batches(self, *, delimiter: str) -> Iterator[Batch]:
         location = self.location
-        reader = csv.reader((line + "\n" for line in read_lines(self.folder, self.name)), delimiter=delimiter, strict=True)
-        positions: dict[str, int] | None = None
-        header: list[str] = []
-        number, line = 0, 1  # of the row being read; row 0 is the header
-        while True:
-            place = f"row {number} (line {line})"
-            try:
-                row = next(reader, None)
-            except csv.Error as error:
-                raise InputError(f"{location!r}, {place}: {_csv_advice(str(error))}") from error
-            if row is None:
-                break
-            line = reader.line_num + 1
-            if not row:
-                continue
-            number += 1
-            if positions is None:
-                header = row
-                positions = {ours: row.index(theirs) for ours, theirs in self._resolve(row).items()}
-                continue
-            if len(row) != len(header):
-                raise InputError(
-                    f"{location!r}, {place}: {len(row)} columns, expected the {len(header)} of the header; a delimiter or line "
-                    f"end inside a value needs quotes around the value"
-                )
-            yield place, {ours: row[position] for ours, position in positions.items()}
-        if positions is None:
+        reader = csv.reader((line + "\n" for line in self._lines(bool)), delimiter=delimiter, strict=True)
+        first, _, failure = self._some_rows(reader, 0, 1)
+        if failure is not None:
+            raise failure
+        if not first:
             raise InputError(f"{location!r} is empty: expected a line with the names of the columns")
-        if number == 1:
+        header = first[0]
+        names = self._resolve(header)
+        positions = {ours: header.index(theirs) for ours, theirs in names.items()}
+        done, ended = 1, False  # The header is row 0.
+        while not ended:
+            rows, lines, failure = self._some_rows(reader, done, _BATCH_ROWS, width=len(header))
+            ended = len(rows) < _BATCH_ROWS
+            if rows:
+                values = list(zip(*rows, strict=True))
+                columns = {ours: values[position] for ours, position in positions.items()}
+                yield Batch(location, columns, len(rows), partial(_row_and_line, done, lines), names)
+            if failure is not None:
+                raise failure
+            done += len(rows)
+        if done == 1 and self.part is None:
             raise InputError(
                 f"{location!r} has no rows below its header: check the program that wrote it, or name another file"
             )
 
-    def json_rows(self) -> Iterator[Row]:
-        location = self.location
-        columns: dict[str, str] = {}
-        names = {ours: self.renamed.get(ours, ours) for ours in self.columns}
-        for number, line in enumerate(read_lines(self.folder, self.name), start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise InputError(
-                    f"{location!r}, line {number}: not JSON, {error}; each line must hold one whole object"
-                ) from error
-            if not isinstance(row, dict):
-                raise InputError(f"{location!r}, line {number}: found {line[:80]!r}, expected a JSON object such as {{...}}")
-            columns = columns or self._resolve(list(row))
-            for ours, theirs in names.items():
-                if (theirs in row) != (ours in columns):
-                    has = "lacks" if ours in columns else "has"
-                    raise InputError(
-                        f"{location!r}, line {number}: {has} {theirs!r}, unlike the first line; all lines need the same columns"
-                    )
-            yield f"line {number}", {ours: row[theirs] for ours, theirs in columns.items()}
-        if not columns:
-            raise InputError(f"{location!r} is empty: expected one JSON object per line")
+    def _some_rows(
+        self, reader: Any, first: int, count: int, width: int | None = None
+    ) -> tuple[list[list[str]], list[int], InputError | None]:
+        """Return the next rows that are not empty, the line that each begins in, and the error that follows them."""
+        rows: list[list[str]] = []
+        lines: list[int] = []
+        failure: InputError | None = None
+        line = reader.line_num + 1
+        try:
+            while len(rows) < count and (row := next(reader, None)) is not None:
+                if row:
+                    rows.append(row)
+                    lines.append(line)
+                line = reader.line_num + 1
+        except csv.Error as error:
+            place = _row_and_line(first, [*lines, line], len(rows))
+            failure = InputError(f"{self.location!r}, {place}: {_csv_advice(str(error))}")
+            failure.__cause__ = error
+        except InputError as error:  # A line that is not UTF-8, or the file is cut short.
+            failure = error
+        if width is not None and set(map(len, rows)) - {width}:
+            wrong = next(number for number, row in enumerate(rows) if len(row) != width)
+            failure = InputError(
+                f"{self.location!r}, {_row_and_line(first, lines, wrong)}: {len(rows[wrong])} columns, expected the {width} of the "
+                "header; a delimiter or line end inside a value needs quotes around the value"
+            )
+            del rows[wrong:]
+        return rows, lines, failure
 
-    def parquet_rows(self) -> Iterator[Row]:
+    def json_batches(self) -> Iterator[Batch]:
+        columns: dict[str, str] = {}
+        rows: list[dict[str, Any]] = []
+        lines: list[int] = []
+
+        def batch() -> Batch:
+            values = {ours: [row[theirs] for row in rows] for ours, theirs in columns.items()}
+            return Batch(self.location, values, len(rows), partial(_line, list(lines)), columns)
+
+        try:
+            for number, line in enumerate(self._lines(str.strip), start=1):
+                if not line.strip():
+                    continue
+                row = self._json_row(line, number)
+                if not columns:
+                    columns = self._resolve(list(row))
+                    if self.part is not None and self.part[0]:
+                        continue  # The first row of the table.
+                self._check_json_columns(row, columns, number)
+                rows.append(row)
+                lines.append(number)
+                if len(rows) == _BATCH_ROWS:
+                    yield batch()
+                    rows, lines = [], []
+        except InputError:
+            if rows:
+                yield batch()
+            raise
+        if rows:
+            yield batch()
+        if not columns:
+            raise InputError(f"{self.location!r} is empty: expected one JSON object per line")
+
+    def _lines(self, is_row: Callable[[str], object]) -> Iterator[str]:
+        """Yield the lines of the table, or of a part of it: first the first row of the table, then the lines of the part."""
+        if self.part is None:
+            return read_lines(self.folder, self.name)
+        start, stop = self.part
+        lines = read_lines(self.folder, self.name, start=start, stop=stop)
+        if not start:
+            return lines
+        return chain(islice(filter(is_row, read_lines(self.folder, self.name)), 1), lines)
+
+    def _json_row(self, line: str, number: int) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(
+                f"{self.location!r}, line {number}: not JSON, {error}; each line must hold one whole object"
+            ) from error
+        if not isinstance(row, dict):
+            raise InputError(f"{self.location!r}, line {number}: found {line[:80]!r}, expected a JSON object such as {{...}}")
+        return row
+
+    def _check_json_columns(self, row: Mapping[str, Any], columns: Mapping[str, str], number: int) -> None:
+        for ours in self.columns:
+            theirs = self.renamed.get(ours, ours)
+            if (theirs in row) != (ours in columns):
+                has = "lacks" if ours in columns else "has"
+                raise InputError(
+                    f"{self.location!r}, line {number}: {has} {theirs!r}, unlike the first line; all lines need the same columns"
+                )
+
+    def parquet_batches(self) -> Iterator[Batch]:
         location = self.location
         done = 0
         with open_seekable(self.folder, self.name) as stream:
@@ -191,19 +313,29 @@ class _Table:
                 table = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES, pre_buffer=False)
                 columns = self._resolve(table.schema_arrow.names)
                 names = list(dict.fromkeys(columns.values()))
-                for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=names):
-                    values = [
-                        _to_python(batch.column(n), place=f"{location!r}, column {n!r}", done=done) for n in columns.values()
-                    ]
-                    for number, row in enumerate(zip(*values, strict=True), start=done + 1):
-                        yield f"row {number}", dict(zip(columns, row, strict=True))
+                groups = None if self.part is None else list(range(*self.part))
+                for batch in table.iter_batches(batch_size=_BATCH_ROWS, row_groups=groups, columns=names):
+                    values = {ours: batch.column(theirs) for ours, theirs in columns.items()}
+                    yield Batch(location, values, batch.num_rows, partial(_row, done + 1), columns)
                     done += batch.num_rows
-                if not done:
+                if not done and self.part is None:
                     raise InputError(f"{location!r} has no rows: check the program that wrote it, or name another file")
             except (pa.ArrowException, OSError) as error:
                 raise InputError(
                     f"{location!r} is not a whole Parquet file (after {done} rows): {error}; write it again"
                 ) from error
+
+
+def _row_and_line(first: int, lines: Sequence[int], number: int) -> str:
+    return f"row {first + number} (line {lines[number]})"
+
+
+def _line(lines: Sequence[int], number: int) -> str:
+    return f"line {lines[number]}"
+
+
+def _row(first: int, number: int) -> str:
+    return f"row {first + number}"
 
 
 def _csv_advice(error: str) -> str:
@@ -214,16 +346,3 @@ def _csv_advice(error: str) -> str:
         f"{error}. A value that begins with a quote must end with one, and a quote or line end inside a value needs quotes around "
         "the value (RFC 4180)"
     )
-
-
-def _to_python(column: Any, *, place: str, done: int) -> list[Any]:
-    """Convert the values of a Parquet column; an error names the row of a string that is not UTF-8."""
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:
-        for row, value in enumerate(column, start=done + 1):
-            try:
-                value.as_py()
-            except UnicodeDecodeError as error:
-                raise InputError(f"{place}, row {row}: not UTF-8, {error}; write the table again with UTF-8 strings") from error
-        raise

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.inputs.captions import RawCaption
+from pipelines.inputs.captions import CAPTION_COLUMNS
 from pipelines.text.moses import Recipe, prepare
 from pipelines.text.ordering import key_of
 from pipelines.text.truecasing import TruecaseModel, count_forms, truecase
@@ -30,41 +30,27 @@ __all__ = [
     "tokenize_captions",
 ]
 
-BLOCK_ROWS = 8000
-
-BLOCK = pa.schema(
-    [
-        ("image_id", pa.string()),
-        ("language", pa.string()),
-        ("portion", pa.string()),
-        ("index", pa.int16()),
-        ("split", pa.string()),
-        ("text", pa.string()),
-        ("position", pa.int64()),
-    ]
-)
+BLOCK = CAPTION_COLUMNS.append(pa.field("position", pa.int64()))
 """Columns of a block as read. ``position`` keeps the order of the source: first the number of the part, then of the caption."""
 
 _PART = 1 << 40
 
 
-def blocks_of(captions: Iterable[RawCaption], part: int) -> Iterator[pa.Table]:
-    """Gather captions into blocks.
+def blocks_of(tables: Iterable[pa.Table], part: int) -> Iterator[pa.Table]:
+    """Turn the captions of a part of a source into blocks.
 
     Args:
-        captions: captions in the order of the source.
-        part: number of the part of the source that holds them.
+        tables: captions in the order of the source, see `pipelines.inputs.captions.CaptionSource.tables`.
+        part: number of the part.
 
     Yields:
-        Tables with the columns `BLOCK` and at most 8,000 rows.
+        Tables with the columns `BLOCK`.
     """
-    remaining = iter(captions)
     start = part * _PART
-    while rows := list(islice(remaining, BLOCK_ROWS)):
-        columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-        columns.append(range(start, start + len(rows)))
-        start += len(rows)
-        yield pa.table(dict(zip(BLOCK.names, columns, strict=True)), schema=BLOCK)
+    for table in tables:
+        position = pa.array(np.arange(start, start + table.num_rows))
+        start += table.num_rows
+        yield table.append_column(BLOCK.field("position"), position)
 
 
 def block_forms(block: pa.Table, recipe: Recipe, splits: frozenset[str]) -> dict[str, Counter[str]]:
@@ -149,11 +135,12 @@ class CaptionStatistics:
         if not rows.num_rows:
             return
         groups = rows.select(["portion", "split", "language"]).append_column("tokens", pc.list_value_length(rows["tokens"]))
-        counts = groups.group_by(["portion", "split", "language"]).aggregate([("tokens", "count"), ("tokens", "sum")])
+        grouped = groups.group_by(["portion", "split", "language"], use_threads=False)  # Starting threads takes longer.
+        counts = grouped.aggregate([("tokens", "count"), ("tokens", "sum")])
         for row in counts.to_pylist():
             counter = self._captions.setdefault(f"{row['portion']}/{row['split']}/{row['language']}", Counter())
             counter.update(captions=row["tokens_count"], tokens=row["tokens_sum"])
-        images = rows.group_by(["image_id", "split"]).aggregate([])
+        images = rows.group_by(["image_id", "split"], use_threads=False).aggregate([])
         self._images.update(images["split"].to_pylist())
         counted_before = self._last_splits & _splits_of(images, self._last_image)
         self._images.subtract(counted_before)

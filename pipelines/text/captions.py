@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
@@ -23,10 +24,11 @@ from pipelines.text.truecasers import TRUECASER_FILES, load_truecasers, parse_tr
 from pipelines.text.truecasing import TruecaseModel
 from schemas.errors import UsageError
 from schemas.fingerprints import Identity
-from schemas.keys import DEFAULT_SHARDS, check_shards
+from schemas.keys import AUTO, ShardsRequest, check_shards_request
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.parameters import CaptionsParameters
+from schemas.sharding import TEXT_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 from schemas.storage import Folder
 from schemas.writing import open_shard
 
@@ -38,6 +40,11 @@ _READERS = 16
 """Number of groups of parts; the captions of a group are gathered together, so that many small files make few pieces."""
 
 
+_PACKED = (".gz", ".parquet")
+_UNPACKED = 4
+"""Bytes of text to a byte of a compressed file, roughly: it decides the number of shards, which doubles or not."""
+
+
 def _read_pieces(
     parts: list[tuple[int, Part]],
     source: CaptionSource,
@@ -46,7 +53,7 @@ def _read_pieces(
     left_out: frozenset[int],
     folder: str | None,
 ) -> Iterator[tuple[int, Piece]]:
-    blocks = (block for number, part in parts for block in blocks_of(source.read(part, selection), number))
+    blocks = (block for number, part in parts for block in blocks_of(source.tables(part, selection), number))
     yield from make_pieces(blocks, shards, left_out=left_out, folder=folder)
 
 
@@ -203,7 +210,7 @@ class CaptionsJob:
         recipe: name of the text recipe.
         train_splits: splits that the truecasers learn from.
         truecaser: folder of trained truecasers, or a captions dataset that holds them; None trains them.
-        shards: number of shards.
+        shards: number of shards, see `schemas.sharding`.
         overwrite: start anew, whatever dataset is there.
         verify: compare the digests of what is there, too, and make again what is damaged.
     """
@@ -214,12 +221,12 @@ class CaptionsJob:
     recipe: str = DEFAULT_RECIPE
     train_splits: tuple[str, ...] = ("train",)
     truecaser: str | None = None
-    shards: int = DEFAULT_SHARDS
+    shards: ShardsRequest = AUTO
     overwrite: bool = False
     verify: bool = False
 
     def __post_init__(self) -> None:
-        check_shards(self.shards)
+        check_shards_request(self.shards)
         if self.truecaser is not None and not recipe(self.recipe).truecase:
             raise UsageError(f"recipe {self.recipe!r} does not truecase: leave --truecaser out, or use --recipe moses-truecase")
 
@@ -250,14 +257,17 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
         source=job.source.parameters(),
     )
     job.source.parts(job.selection)  # Refuses a selection that names nothing, before the files are hashed.
-    inputs = job.source.inputs(job.selection) + (models.inputs() if models is not None else [])
-    identity = Identity(kind="captions", parameters=parameters.to_json(), inputs=tuple(inputs), shards=job.shards)
-    output = Output(folder=Folder(job.output), identity=identity, other_files=TRUECASER_FILES)
+    inputs = job.source.inputs(job.selection)
+    folder = Folder(job.output)
+    shards = _shards(job, folder, inputs)
+    inputs += models.inputs() if models is not None else []
+    identity = Identity(kind="captions", parameters=parameters.to_json(), inputs=tuple(inputs), shards=shards)
+    output = Output(folder=folder, identity=identity, other_files=TRUECASER_FILES)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
         learns = steps.truecase and models is None
         left_out = frozenset() if learns else finished  # Truecasers learn from all captions.
-        pieces = pipeline | "ReadCaptions" >> ReadCaptions(job.source, job.shards, job.selection, left_out, folder, check)
+        pieces = pipeline | "ReadCaptions" >> ReadCaptions(job.source, shards, job.selection, left_out, staged, check)
         truecasers, written = None, []
         if steps.truecase:
             if models is None:
@@ -270,5 +280,13 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
         libraries = ("apache-beam", "sacremoses")
         _ = written | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=libraries)
 
-    with staging(output.folder) if execution.is_local else nullcontext() as folder:
+    with staging(output.folder) if execution.is_local else nullcontext() as staged:
         return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify, meter=meter)
+
+
+def _shards(job: CaptionsJob, folder: Folder, inputs: Iterable[Mapping[str, Any]]) -> int:
+    """Return the number of shards of a job, by the bytes of its files: how many captions they hold only reading them would tell."""
+    size = sum(entry["bytes"] * (_UNPACKED if entry["name"].endswith(_PACKED) else 1) for entry in inputs)
+    shards = known_shards(job.shards, folder, overwrite=job.overwrite) or choose_shards(size, TEXT_SHARD_BYTES)
+    check_shard_bytes(shards, size, folder)
+    return shards

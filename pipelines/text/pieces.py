@@ -54,7 +54,9 @@ Place: TypeAlias = tuple[str, int, int]
 Piece: TypeAlias = tuple[RowKey, bytes | Place]
 """Key of the first row, and all rows as bytes, or the place of these bytes."""
 
-_IPC = pa.ipc.IpcWriteOptions(compression="lz4")  # A third of the bytes on disk, or through the runner's shuffle.
+# A third of the bytes on disk, or through the runner's shuffle. Workers are processes: threads for 128 KiB only cost time.
+_IPC = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+_READ = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 def to_ipc(table: pa.Table) -> bytes:
@@ -67,7 +69,7 @@ def to_ipc(table: pa.Table) -> bytes:
 
 def from_ipc(data: bytes) -> pa.Table:
     """Return the table whose bytes `to_ipc` made."""
-    with pa.ipc.open_stream(data) as reader:
+    with pa.ipc.open_stream(data, options=_READ) as reader:
         return reader.read_all()
 
 

@@ -10,7 +10,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from pipelines.inputs.files import kind_of, list_files
 from schemas.errors import InputError
@@ -19,6 +22,7 @@ from schemas.storage import Folder
 from schemas.text import LONE_CR
 
 __all__ = [
+    "CAPTION_COLUMNS",
     "COMPARABLE",
     "EVERYTHING",
     "TRANSLATION",
@@ -34,6 +38,7 @@ __all__ = [
     "image_id_of",
     "require_selected",
     "select_parts",
+    "tables_of",
 ]
 
 COMPARABLE = "comparable"
@@ -74,6 +79,7 @@ class Part:
         portion: portion of all captions.
         split: split of all captions.
         index: index of all captions.
+        range: of a large file, the part that is read, see `pipelines.inputs.splitting`; empty for the whole file.
     """
 
     name: str
@@ -82,6 +88,30 @@ class Part:
     portion: str = ""
     split: str = ""
     index: int = -1
+    range: tuple[int, ...] = ()
+
+
+CAPTION_COLUMNS = pa.schema(
+    [
+        ("image_id", pa.string()),
+        ("language", pa.string()),
+        ("portion", pa.string()),
+        ("index", pa.int16()),
+        ("split", pa.string()),
+        ("text", pa.string()),
+    ]
+)
+"""The columns of raw captions in a table: the attributes of `RawCaption`."""
+
+TABLE_ROWS = 8000
+
+
+def tables_of(captions: Iterable[RawCaption]) -> Iterator[pa.Table]:
+    """Gather captions into tables with the columns `CAPTION_COLUMNS` and at most 8,000 rows."""
+    remaining = iter(captions)
+    while rows := list(islice(remaining, TABLE_ROWS)):
+        columns = map(list, zip(*rows, strict=True))
+        yield pa.table(dict(zip(CAPTION_COLUMNS.names, columns, strict=True)), schema=CAPTION_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -144,6 +174,16 @@ class CaptionSource(ABC):
         Raises:
             InputError: the file is damaged; or, at the end, a selected value did not occur and only the rows could tell.
         """
+
+    def tables(self, part: Part, selection: Selection) -> Iterator[pa.Table]:
+        """Yield what `read` yields, some thousand captions at a time, as tables with the columns `CAPTION_COLUMNS`.
+
+        A source whose files hold columns yields these; others need not do anything.
+
+        Raises:
+            InputError: as `read`.
+        """
+        return tables_of(self.read(part, selection))
 
     @abstractmethod
     def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:

@@ -7,11 +7,17 @@ calls them something else, `columns` maps our names to its names. Other columns 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from pipelines.inputs.captions.base import (
+    CAPTION_COLUMNS,
     COMPARABLE,
     EVERYTHING,
     CaptionSource,
@@ -23,9 +29,12 @@ from pipelines.inputs.captions.base import (
     check_label,
     check_text,
     find_files,
+    tables_of,
 )
+from pipelines.inputs.captions.checking import image_ids, indices, labels, texts
 from pipelines.inputs.files import inventory, kind_of, list_files
-from pipelines.inputs.tables import read_rows, type_of
+from pipelines.inputs.splitting import ranges_of
+from pipelines.inputs.tables import Batch, read_batches, type_of
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
 from schemas.storage import Folder
@@ -36,6 +45,7 @@ TABLE_COLUMNS = ("image_id", "text", "language", "portion", "index", "split")
 
 _REQUIRED = ("image_id", "text")
 _MAX_INDEX = 32767
+_SPLIT = "train"
 
 
 @dataclass(frozen=True)
@@ -74,25 +84,71 @@ class TableSource(CaptionSource):
         return {"default_language": self.language, "columns": dict(self.columns)}
 
     def parts(self, selection: Selection) -> list[Part]:
-        """Return one part, the file. Its content becomes known only by reading it."""
-        return [Part(name=self.name)]
+        """Return one part, the file, or its ranges if it is large.
+
+        What a selection names, only the whole file can tell, so that one worker reads all of it.
+        """
+        ranges = ranges_of(self.folder, self.name) if selection == EVERYTHING else []
+        return [Part(name=self.name, range=part) for part in ranges] or [Part(name=self.name)]
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
         """Yield the captions row by row."""
-        location = self.folder.path_of(part.name)
-        tally = Tally(location)
-        for row, values in read_rows(
-            self.folder, part.name, columns=TABLE_COLUMNS, required=_REQUIRED, renamed=dict(self.columns)
+        for table in self.tables(part, selection):
+            for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
+                yield RawCaption(*row)
+
+    def tables(self, part: Part, selection: Selection) -> Iterator[pa.Table]:
+        """Yield the captions, column by column where all values of some rows are as they should be."""
+        try:
+            yield from self._tables(part, selection)
+        except InputError:
+            if part.range:  # The places of errors count from its start: read all, up to the first one.
+                deque(self._tables(replace(part, range=()), selection), maxlen=0)
+            raise
+
+    def _tables(self, part: Part, selection: Selection) -> Iterator[pa.Table]:
+        tally = Tally(self.folder.path_of(part.name))
+        start, stop = part.range or (0, 0)
+        for batch in read_batches(
+            self.folder,
+            part.name,
+            columns=TABLE_COLUMNS,
+            required=_REQUIRED,
+            renamed=dict(self.columns),
+            part=(start, stop) if part.range else None,
         ):
-            caption = self._caption(values, place=f"{location!r}, {row}")
-            tally.add((caption.language, caption.portion, caption.split))
-            if selection.takes(caption.language, caption.portion, caption.split):
-                yield caption
-        tally.require(selection)
+            whole = self._table(batch)
+            for table in tables_of(self._captions(batch)) if whole is None else (whole,):
+                for kind in _kinds(table):
+                    tally.add(kind)
+                yield _selected(table, selection)
+        if not part.range:
+            tally.require(selection)
 
     def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
         """Return the one file, whatever is selected."""
         return inventory(self.folder, [self.name])
+
+    def _table(self, batch: Batch) -> pa.Table | None:
+        """Return the captions of some rows; None if a value is out of the ordinary."""
+        given = batch.columns
+        columns = {"image_id": image_ids(given["image_id"]), "text": texts(given["text"])}
+        for ours, default in (("language", self.language), ("portion", COMPARABLE), ("split", _SPLIT)):
+            if ours in given:
+                columns[ours] = labels(given[ours], partial(_check_kind, ours=ours))
+            else:
+                columns[ours] = pa.repeat(pa.scalar(default), batch.rows)
+        columns["index"] = (
+            indices(given["index"], _MAX_INDEX) if "index" in given else pa.repeat(pa.scalar(-1, pa.int16()), batch.rows)
+        )
+        if any(column is None for column in columns.values()):
+            return None
+        return pa.table({name: columns[name] for name in CAPTION_COLUMNS.names}, schema=CAPTION_COLUMNS)
+
+    def _captions(self, batch: Batch) -> Iterator[RawCaption]:
+        """Yield the captions of some rows; an error names the first row that is wrong."""
+        for row, values in batch:
+            yield self._caption(values, place=f"{batch.location!r}, {row}")
 
     def _caption(self, values: dict[str, Any], *, place: str) -> RawCaption:
         """Check the values of one row."""
@@ -104,18 +160,37 @@ class TableSource(CaptionSource):
             image_id = str(image_id)
         language = self.language
         if "language" in values:
-            try:
-                language = check_language(check_label(values["language"], ours="language", place=place))
-            except UsageError as error:
-                raise InputError(f"{place}: the language {error}") from error
+            language = _check_kind(values["language"], ours="language", place=place)
         return RawCaption(
             image_id=check_image_id(image_id, place=place),
             language=language,
-            portion=check_label(values.get("portion", COMPARABLE), ours="portion", place=place),
+            portion=_check_kind(values.get("portion", COMPARABLE), ours="portion", place=place),
             index=_check_index(values["index"], place=place) if "index" in values else -1,
-            split=check_label(values.get("split", "train"), ours="split", place=place),
+            split=_check_kind(values.get("split", _SPLIT), ours="split", place=place),
             text=check_text(values["text"], place=place),
         )
+
+
+def _check_kind(value: object, *, ours: str, place: str = "") -> str:
+    """Return a language in its usual case, or a portion or split as it is."""
+    label = check_label(value, ours=ours, place=place)
+    try:
+        return check_language(label) if ours == "language" else label
+    except UsageError as error:
+        raise InputError(f"{place}: the language {error}") from error
+
+
+def _kinds(table: pa.Table) -> list[tuple[str, str, str]]:
+    """Return each combination of language, portion and split once, in the order of first use."""
+    kinds = pc.binary_join_element_wise(table["language"], table["portion"], table["split"], "/")  # None of them has a slash.
+    return [(language, portion, split) for language, portion, split in (kind.split("/") for kind in kinds.unique().to_pylist())]
+
+
+def _selected(table: pa.Table, selection: Selection) -> pa.Table:
+    for name, values in (("language", selection.languages), ("portion", selection.portions), ("split", selection.splits)):
+        if values:
+            table = table.filter(pc.is_in(table[name], pa.array(values, pa.string())))
+    return table
 
 
 def _check_index(value: object, *, place: str) -> int:

@@ -48,6 +48,19 @@ class Listing:
             counts[shard] += 1
         return cls(tuple(counts), tuple(map(_hexadecimal, sums)), tuple(map(_hexadecimal, states)))
 
+    def folded(self, shards: int) -> Listing:
+        """Return the listing of the same images by another number of shards, which divides the number that it has."""
+        own = len(self.counts)
+        if shards == own:
+            return self
+        if own % shards:
+            raise ValueError(f"a listing by {own} shards cannot be folded to {shards}")
+        return Listing(
+            tuple(sum(self.counts[number::shards]) for number in range(shards)),
+            tuple(sum_digests(self.shards[number::shards]) for number in range(shards)),
+            tuple(sum_digests(self.states[number::shards]) for number in range(shards)),
+        )
+
 
 def digest_of(entries: Iterable[tuple[str, ...]]) -> str:
     """Return the digest of a list whose entries are tuples of text."""

@@ -44,11 +44,12 @@ def parse(group, tmp_path, monkeypatch):
 
 def test_the_command_line_comes_before_the_environment_before_the_file_before_the_default(parse, monkeypatch):
     toml = 'images = "photos"\noutput = "features"\nshards = 3\n'
-    assert parse("features", "photos", "features").params["shards"] == 16
+    assert parse("features", "photos", "features").params["shards"] == "auto"
     assert parse("features", toml=toml).params["shards"] == 3
     monkeypatch.setenv("IMAGEPIVOT_FEATURES_SHARDS", "4")
     assert parse("features", toml=toml).params["shards"] == 4
     assert parse("features", "--shards", "5", toml=toml).params["shards"] == 5
+    assert parse("features", "--shards", "like:captions", toml=toml).params["shards"] == "like:captions"
 
 
 def test_arguments_come_from_all_places_too(parse, monkeypatch):
@@ -132,7 +133,7 @@ def test_an_empty_variable_counts_as_none(parse, monkeypatch):
     monkeypatch.setenv("IMAGEPIVOT_FEATURES_SHARDS", "")
     monkeypatch.setenv("IMAGEPIVOT_FEATURES_OVERWRITE", "")
     params = parse("features", "photos", "features").params
-    assert (params["shards"], params["overwrite"]) == (16, False)
+    assert (params["shards"], params["overwrite"]) == ("auto", False)
 
 
 def test_variables_that_others_might_set_mean_nothing(group, monkeypatch, capsys):
@@ -215,9 +216,9 @@ def test_a_key_that_is_called_as_a_command_is_no_section(parse):
         ("features", "zzz = 8", "'run.toml': features has no option or argument 'zzz': there are 'images', 'output', "),
         ("features", 'config = "b.toml"', "features has no option or argument 'config'"),
         ("features", "help = true", "features has no option or argument 'help'"),
-        ("features", 'shards = "8"', "'run.toml': 'shards' is '8', expected a whole number"),
-        ("features", "shards = 8.0", "'run.toml': 'shards' is 8.0, expected a whole number"),
-        ("features", "shards = true", "'run.toml': 'shards' is True, expected a whole number"),
+        ("features", "batch_size = '8'", "'run.toml': 'batch_size' is '8', expected a whole number"),
+        ("features", "shards = 8.0", "'run.toml': 'shards' is 8.0, expected text in quotes, or a whole number"),
+        ("features", "shards = true", "'run.toml': 'shards' is True, expected text in quotes, or a whole number"),
         ("features", 'overwrite = "yes"', "'run.toml': 'overwrite' is 'yes', expected true or false"),
         ("features", "overwrite = 1", "'run.toml': 'overwrite' is 1, expected true or false"),
         ("features", "output = 2026-01-01", "'run.toml': 'output' is datetime.date(2026, 1, 1), expected text in quotes"),

@@ -4,6 +4,7 @@ import hashlib
 import pickle
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ def write_pair(folder: Path, stem: str, values: np.ndarray, ids: list[str], *, e
 def npy_job(folder: Path, values: np.ndarray, ids: list[str], **options) -> ImportJob:
     """Make a job for one array, with options of the job or its layout."""
     array, list_ = write_pair(folder, "train", values, ids)
-    job = {name: options.pop(name) for name in ("output", "source", "overwrite") if name in options}
+    job = {name: options.pop(name) for name in ("output", "source", "overwrite", "shards") if name in options}
     return ImportJob(
         NpyImport((array,), (list_,), **options), **{"output": str(folder / "out"), "name": "toy", "shards": 3, **job}
     )
@@ -528,3 +529,20 @@ def test_hdf5_without_h5py_says_what_to_install(hdf5, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(UsageError, match=r"needs h5py, which is not installed: pip install 'imagepivot\[hdf5\]'"):
         import_features(job)
+
+
+# --- the number of shards --------------------------------------------------------------------------------------------
+
+
+def test_the_number_of_shards_follows_from_images_and_width_or_another_dataset(tmp_path, monkeypatch):
+    """Ten images of six numbers of four bytes."""
+    values, shards = make_rows(10, WIDTH), {}
+    for most, expected in ((15, 16), (14, 32)):
+        monkeypatch.setattr(importing, "VECTOR_SHARD_BYTES", most)
+        job = npy_job(tmp_path, values, IDS, shards="auto", output=str(tmp_path / str(expected)))
+        shards[expected] = len(import_features(job).shards)
+        assert len(import_features(replace(job, shards=f"like:{tmp_path / '16'}", output=str(tmp_path / "like"))).shards) == 16
+    assert shards == {16: 16, 32: 32}
+    monkeypatch.setattr(importing, "VECTOR_SHARD_BYTES", 15)
+    assert len(import_features(job).shards) == 32
+    assert len(import_features(replace(job, overwrite=True)).shards) == 16

@@ -3,6 +3,7 @@ import io
 import os
 import random
 import shutil
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from extractors import Description, ExtractorRequest
+from extractors import Description, ExtractorRequest, RegionOptions
 from pipelines.features.extract import ExtractFeatures, extract_features, list_images, plan_features
 from pipelines.features.job import FeaturesJob
-from pipelines.inputs.images import ImagesInFolder, Listing, open_images
+from pipelines.inputs.images import ImageRef, ImagesInFolder, Listing, open_images
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
 from schemas.dataset import open_dataset
@@ -650,3 +651,67 @@ def test_a_changed_failure_is_not_copied(images, tmp_path):
     extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
+
+
+# --- the number of shards --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("most", "shards"), [(512 << 20, 16), (20 * 8192, 16), (8192, 64), (2 * 8192, 32)])
+def test_the_number_of_shards_follows_from_images_and_width(images, tmp_path, monkeypatch, most, shards):
+    """40 images of resnet50-pool, of 2048 numbers each."""
+    monkeypatch.setattr("pipelines.features.extract.VECTOR_SHARD_BYTES", most)
+    job = job_of(images, tmp_path / "f", shards="auto")
+    assert list_images(job) == Listing.of(job.images.refs(), shards)
+    assert plan_features(job, list_images(job)).shards == shards
+
+
+def test_the_widest_features_have_the_most_bytes():
+    names = {"resnet50-pool": 8192, "vgg19-10crop": 16_384, "faster-rcnn-36": 294_912}
+    for name, size in names.items():
+        assert FeaturesJob(images=None, output="f", extractor=ExtractorRequest(name)).feature_bytes() == size
+    more = ExtractorRequest("faster-rcnn-36", regions=RegionOptions(max_regions=100))
+    assert FeaturesJob(images=None, output="f", extractor=more).feature_bytes() == 100 * 2048 * 4
+
+
+def test_a_run_that_goes_on_and_an_update_keep_the_number(images, extracted, tmp_path):
+    (extracted / "_manifest.json").unlink()
+    next(extracted.glob("part-*")).unlink()
+    assert len(extract_features(job_of(images, extracted, shards="auto"), ONE).shards) == 4
+    (images / "new.png").write_bytes(picture((1, 2, 3)))
+    assert len(extract_features(job_of(images, extracted, shards="auto", update=Update()), ONE).shards) == 4
+    assert len(extract_features(job_of(images, extracted, shards="auto", overwrite=True), ONE).shards) == 16
+
+
+def test_features_follow_another_dataset(images, extracted, tmp_path):
+    manifest = extract_features(job_of(images, tmp_path / "g", shards=f"like:{extracted}"), ONE)
+    assert manifest == open_dataset(extracted).manifest
+
+
+def test_shards_that_memory_does_not_hold_are_refused_before_anything_is_written(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(FeaturesJob, "feature_bytes", lambda job: 1 << 30)
+    with pytest.raises(
+        UsageError, match=r"40 GiB in 4 shards make 10 GiB each, expected at most 4, .*give --shards 10 or more"
+    ):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert not (tmp_path / "f").exists()
+
+
+class _ManyImages(ImagesInFolder):
+    """Images that are made up while they are listed."""
+
+    def refs(self):
+        return (ImageRef(f"COCO_train2014_{n:012d}", f"train2014/COCO_train2014_{n:012d}.jpg", n, "1") for n in range(60_000))
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_listing_takes_less_than_100_bytes_an_image(images, tmp_path):
+    list_images(job_of(images, tmp_path / "f", shards="auto"))  # Whatever is kept from a first call.
+    job = FeaturesJob(images=_ManyImages(Folder("photos")), output=str(tmp_path / "f"))
+    tracemalloc.start()
+    try:
+        listing, peak = list_images(job), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert listing.count == 60_000
+    assert peak / listing.count < 100

@@ -228,7 +228,7 @@ def test_overwriting_would_delete_the_shards_of_other_tasks(tmp_path):
 
 
 def test_more_tasks_than_shards(tmp_path):
-    with pytest.raises(UsageError, match="--task is '0/2', and there are 1 shards"):
+    with pytest.raises(UsageError, match=r"--task is '0/2', and there are 1 shards"):
         job_of(tmp_path, tmp_path / "t", 0, shards=1)
 
 
@@ -244,3 +244,23 @@ def test_jobs_with_and_without_a_task_have_functions_of_their_own(images, tmp_pa
         extract_features(job_of(images, tmp_path / "t", 0), ONE)
     with pytest.raises(UsageError, match="the job has no task"):
         extract_task(job_of(images, tmp_path / "t"), ONE)
+
+
+# --- the number of shards --------------------------------------------------------------------------------------------
+
+
+def test_tasks_agree_on_a_number_that_nobody_gave(images, tmp_path):
+    run(images, tmp_path / "t", 1, 0, shards="auto")
+    assert len(commit_tasks(tmp_path / "t").shards) == 16
+
+
+def test_a_task_takes_the_number_of_the_job_that_it_joins(images, tmp_path):
+    run(images, tmp_path / "t", 1)
+    run(images, tmp_path / "t", 0, shards="auto")
+    assert len(commit_tasks(tmp_path / "t").shards) == SHARDS
+
+
+def test_more_tasks_than_shards_that_are_chosen_are_refused(images, tmp_path):
+    with pytest.raises(UsageError, match=r"--task is '0/64', and there are 16 shards.*Give all tasks --shards 64 or more"):
+        extract_task(job_of(images, tmp_path / "t", shards="auto", task=Task(0, 64)), ONE)
+    assert not (tmp_path / "t").exists()

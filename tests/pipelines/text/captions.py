@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from pipelines.inputs.captions import RawCaption
+from pipelines.inputs.captions.base import tables_of
 from pipelines.text.blocks import BLOCK, blocks_of
 from pipelines.text.ordering import cut, first_key, merge, number_captions
 
@@ -19,7 +20,7 @@ def caption(image_id="a", language="en", portion="translation", index=-1, split=
 
 
 def block(*captions: RawCaption, part: int = 0) -> pa.Table:
-    (table,) = blocks_of(captions, part)
+    (table,) = blocks_of(tables_of(captions), part)
     return table
 
 

@@ -2,7 +2,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from pipelines.text import blocks as caption_blocks
+from pipelines.inputs.captions import base
 from pipelines.text.blocks import (
     BLOCK,
     CaptionStatistics,
@@ -25,9 +25,9 @@ RAW, LC, TRUECASE = RECIPES["raw"], RECIPES["multi30k-lc"], RECIPES["moses-truec
 
 @pytest.mark.parametrize("count", [0, 1, 6, 7, 8, 20])
 def test_blocks_hold_all_captions_in_order(monkeypatch, count):
-    monkeypatch.setattr(caption_blocks, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(base, "TABLE_ROWS", 7)
     captions = random_captions(1, count)
-    blocks = list(blocks_of(iter(captions), 3))
+    blocks = list(blocks_of(base.tables_of(iter(captions)), 3))
     assert [table.num_rows for table in blocks] == [7] * (count // 7) + [count % 7] * (count % 7 > 0)
     assert all(table.schema.equals(BLOCK) for table in blocks)
     rows = [row for table in blocks for row in table.to_pylist()]
@@ -46,7 +46,7 @@ def test_blocks_stream():
         while True:
             yield caption()
 
-    assert next(blocks_of(endless(), 0)).num_rows == caption_blocks.BLOCK_ROWS
+    assert next(blocks_of(base.tables_of(endless()), 0)).num_rows == base.TABLE_ROWS
 
 
 # --- forms -----------------------------------------------------------------------------------------------------------

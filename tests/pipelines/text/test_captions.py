@@ -1,3 +1,4 @@
+import gzip
 import random
 import shutil
 from collections import Counter
@@ -10,6 +11,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
 
 from pipelines.inputs.captions import RawCaption, Selection, open_source
+from pipelines.inputs.captions.base import tables_of
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
 from pipelines.text import ordering, pieces
@@ -175,7 +177,7 @@ SHUFFLING = Execution(beam_flags=("--runner=apache_beam.runners.portability.fn_a
 @pytest.fixture
 def tiny(monkeypatch):
     """Limits so small that each block is a gathering of its own, cut into many pieces."""
-    monkeypatch.setattr("pipelines.text.blocks.BLOCK_ROWS", 30)
+    monkeypatch.setattr("pipelines.inputs.tables._BATCH_ROWS", 30)
     monkeypatch.setattr(pieces, "GATHERED_BYTES", 1)
     monkeypatch.setattr(ordering, "PIECE_BYTES", 500)
     monkeypatch.setattr(ordering, "MERGED_BYTES", 1)
@@ -258,7 +260,7 @@ def test_the_folder_of_the_table_does_not_matter(table, prepared, tmp_path):
 def test_truecasers_learn_from_the_named_splits(rows):
     recipe = RECIPES["moses-truecase"]
     captions = [RawCaption(image_id, language, portion, -1, split, text) for image_id, language, portion, split, text in rows]
-    blocks = [block for start in range(0, 200, 30) for block in blocks_of(captions[start : start + 30], start)]
+    blocks = [block for start in range(0, 200, 30) for block in blocks_of(tables_of(captions[start : start + 30]), start)]
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         source = pipeline | beam.Create(list(make_pieces(blocks, 3)))
         for splits in (("train",), ("train", "val")):
@@ -300,4 +302,39 @@ def test_invalid_arguments_are_refused(table, arguments, message):
 def test_an_unknown_recipe_is_refused(table, tmp_path):
     with pytest.raises(UsageError, match=r"nonsense.*multi30k-lc"):
         prepare_captions(job_of(table, tmp_path / "c", recipe="nonsense"), ONE)
+    assert not (tmp_path / "c").exists()
+
+
+# --- the number of shards --------------------------------------------------------------------------------------------
+
+
+def shards_of(source, output, **more) -> int:
+    return len(prepare_captions(CaptionsJob(source=source, output=str(output), recipe="raw", **more), ONE).shards)
+
+
+@pytest.mark.parametrize(("name", "most"), [("t.tsv", 1 << 26), ("t.tsv", 400), ("t.tsv.gz", 400)])
+def test_the_number_of_shards_follows_from_the_bytes_of_the_files(tmp_path, rows, monkeypatch, name, most):
+    """A table of 7 to 12 kB; compressed, it has about 3 kB that count four times."""
+    plain = write_table(tmp_path / "t.tsv", rows)
+    table = tmp_path / name
+    if name.endswith(".gz"):
+        table.write_bytes(gzip.compress(plain.read_bytes()))
+    size = table.stat().st_size * (4 if name.endswith(".gz") else 1)
+    monkeypatch.setattr("pipelines.text.captions.TEXT_SHARD_BYTES", most)
+    expected = next(number for number in (16, 32, 64) if size <= number * most)
+    assert shards_of(open_source("table", table), tmp_path / "c") == expected
+
+
+def test_captions_keep_the_number_of_their_folder_and_follow_other_datasets(tmp_path, rows):
+    source = open_source("table", write_table(tmp_path / "t.tsv", rows))
+    assert shards_of(source, tmp_path / "c", shards=3) == 3
+    assert shards_of(source, tmp_path / "c") == 3
+    assert shards_of(source, tmp_path / "d", shards=f"like:{tmp_path / 'c'}") == 3
+    assert shards_of(source, tmp_path / "c", overwrite=True) == 16
+
+
+def test_shards_of_captions_that_are_too_large_are_refused(tmp_path, rows, monkeypatch):
+    monkeypatch.setattr("schemas.sharding._MOST_BYTES", 1000)
+    with pytest.raises(UsageError, match=r"in 1 shards make .* expected at most .*: give --shards [0-9]+ or more, or auto"):
+        shards_of(open_source("table", write_table(tmp_path / "t.tsv", rows)), tmp_path / "c", shards=1)
     assert not (tmp_path / "c").exists()

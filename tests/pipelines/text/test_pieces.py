@@ -3,17 +3,18 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from pipelines.text import ordering, pieces
 from pipelines.text.blocks import BLOCK
-from pipelines.text.ordering import first_key
+from pipelines.text.ordering import first_key, number_captions
 from pipelines.text.pieces import from_ipc, make_pieces, on_disk, read_piece, read_place, staging, to_ipc
 from schemas.errors import DatasetError
 from schemas.keys import shard_of
 from schemas.storage import Folder
-from tests.pipelines.text.captions import block, random_captions
+from tests.pipelines.text.captions import block, caption, random_captions
 
 
 @pytest.fixture
@@ -125,3 +126,46 @@ def test_pieces_that_a_killed_run_left_are_deleted_by_the_next(tmp_path, monkeyp
         assert folder == name
         assert list(Path(folder).glob(".captions-*")) == []
     assert list(tmp_path.iterdir()) == []
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def arrow_peak():
+    """Returns the most bytes that Arrow has held at once since the test began."""
+    old, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    yield pool.max_memory
+    pa.set_memory_pool(old)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passed_on", [True, False], ids=["bytes", "places"])
+def test_a_shard_that_is_larger_than_memory_is_sorted_on_disk(tmp_path, monkeypatch, arrow_peak, passed_on):
+    """48 MiB of captions in random order become one shard, and memory holds a quarter of them at most."""
+    monkeypatch.setattr(pieces, "GATHERED_BYTES", 2 << 20)
+    monkeypatch.setattr(ordering, "MERGED_BYTES", 1 << 20)
+    generator = np.random.default_rng(3)
+    blocks, size, rows = 96, 0, 500
+
+    def unsorted():
+        nonlocal size
+        for number in range(blocks):
+            ids = [f"image{n:07d}" for n in generator.integers(0, 10**7, rows)]
+            captions = [caption(image_id=image_id, text="word " * 220) for image_id in ids]
+            table = block(*captions, part=number)
+            size += table.nbytes
+            yield table
+
+    made = (piece for _, piece in make_pieces(unsorted(), 1, folder=None if passed_on else str(tmp_path)))
+    last, count = "", 0
+    with on_disk(made) as places:
+        for table in number_captions(ordering.merge(places, read_place)):
+            ids = table["image_id"].to_pylist()
+            assert ids == sorted(ids)
+            assert last <= ids[0]
+            last, count = ids[-1], count + len(ids)
+    assert count == blocks * rows
+    assert size > 48 << 20
+    assert arrow_peak() < size / 4

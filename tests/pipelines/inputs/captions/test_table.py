@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.inputs.captions import EVERYTHING, Part, RawCaption, Selection, open_source
+from pipelines.inputs import tables
+from pipelines.inputs.captions import CAPTION_COLUMNS, EVERYTHING, Part, RawCaption, Selection, open_source
 from schemas.errors import InputError, UsageError
 
 COLUMNS = ["image_id", "text", "language", "portion", "index", "split"]
@@ -82,8 +83,10 @@ def _read(source, selection=EVERYTHING):
 NAMES = ["a.csv", "a.tsv", "a.jsonl", "a.ndjson", "a.csv.gz", "a.tsv.gz", "a.jsonl.gz", "a.parquet", "A.CSV"]
 
 
+@pytest.mark.parametrize("batch", [7, 500, 2048])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_value_as_written(tmp_path, name):
+def test_every_value_as_written(tmp_path, monkeypatch, name, batch):
+    monkeypatch.setattr(tables, "_BATCH_ROWS", batch)
     rows = _random_rows(seed=1, count=500)
     path = tmp_path / name
     _save(tmp_path / name.lower(), rows, [*COLUMNS[::-1], "image_id"][:6]).rename(path)
@@ -296,6 +299,51 @@ def test_row_numbers_go_on_over_batches(tmp_path):
         _read(open_source("table", tmp_path / "a.parquet"))
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "image_id,text\n1,a\n2,b\n3,c\n4\n", r"row 4 \(line 5\): 1 columns"),
+        ("a.csv", 'image_id,text\n1,a\n2,b\n3,c\n4,"d', r"row 4 \(line 5\): unexpected end of data"),
+        ("a.csv", "image_id,text\n1,a\n2,b\n3,c\n\n,d\n5\n", r"row 4 \(line 6\): the image id is empty"),
+        ("a.csv", b"image_id,text\n1,a\n2,b\n3,c\n4,\xff\n", r"not UTF-8: line 5, column 3"),
+        ("a.csv", b"image_id,text\n1,a\n2,b\n3,c\n,d\n5,\xff\n", r"row 4 \(line 5\): the image id is empty"),
+        ("a.jsonl", GOOD * 3 + "[1]\n", r"line 4: found"),
+        ("a.jsonl", GOOD * 3 + '\n{"image_id": "", "text": "d"}\n[1]\n', r"line 5: the image id is empty"),
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 100])
+def test_the_first_error_of_a_file_is_the_one_that_is_reported(tmp_path, monkeypatch, name, text, message, batch):
+    monkeypatch.setattr(tables, "_BATCH_ROWS", batch)
+    source, seen = _text_table(tmp_path / name, text), []
+
+    def read() -> None:
+        for table in source.tables(source.parts(EVERYTHING)[0], EVERYTHING):
+            seen.extend(table["image_id"].to_pylist())
+
+    with pytest.raises(InputError, match=message):
+        read()
+    assert len(seen) == (3 if "empty" not in message else 3 // batch * batch)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 100])
+def test_rows_out_of_the_ordinary_stand_among_others(tmp_path, monkeypatch, batch):
+    """A number and text as image ids make the rows of a batch be looked at one by one."""
+    monkeypatch.setattr(tables, "_BATCH_ROWS", batch)
+    lines = [{"image_id": n if n % 4 else str(n), "text": f"t{n}", "index": n} for n in range(10)]
+    source = _text_table(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    assert _read(source) == [RawCaption(str(n), "en", "comparable", n, "train", f"t{n}") for n in range(10)]
+    found = pa.concat_tables(source.tables(source.parts(EVERYTHING)[0], EVERYTHING))
+    assert found.schema.equals(CAPTION_COLUMNS)
+    assert found["text"].to_pylist() == [f"t{n}" for n in range(10)]
+
+
+def test_a_string_that_is_not_utf8_is_placed_by_the_name_that_its_column_has(tmp_path):
+    columns = {"image_id": ["1", "2"], "caption": pa.array([b"a", b"\xff"]).view(pa.string())}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"column 'caption', row 2: not UTF-8"):
+        _read(open_source("table", tmp_path / "a.parquet", columns={"text": "caption"}))
+
+
 def test_broken_parquet_file(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1 not really")
@@ -360,8 +408,8 @@ def _peak(path) -> int:
 
 
 @pytest.mark.slow
-# Parquet is read in batches of 4,096 rows: at least two.
-@pytest.mark.parametrize(("kind", "count"), [("csv.gz", 2_000), ("jsonl", 2_000), ("parquet", 9_000)])
+# Tables are read in batches of 2,048 rows: at least two.
+@pytest.mark.parametrize(("kind", "count"), [("csv.gz", 20_000), ("jsonl", 20_000), ("parquet", 9_000)])
 def test_memory_does_not_grow_with_the_table(tmp_path, kind, count):
     rows = _random_rows(seed=4, count=count)
     small = _save(tmp_path / f"small.{kind}", rows, COLUMNS)

@@ -42,3 +42,14 @@ def test_a_version_changes_the_state_and_not_the_listing():
 
 def test_the_digest_of_nothing():
     assert Listing.of([], 2) == Listing((0, 0), ("0" * 64,) * 2, ("0" * 64,) * 2)
+
+
+@pytest.mark.parametrize("shards", [1, 3, 12])
+def test_a_listing_folds_to_a_number_that_divides_its_own(shards):
+    refs = [ImageRef(f"id{n}", f"uri{n}", n, version=f"v{n}") for n in range(100)]
+    assert Listing.of(refs, 12).folded(shards) == Listing.of(refs, shards)
+
+
+def test_a_listing_folds_to_no_other_number():
+    with pytest.raises(ValueError, match="a listing by 12 shards cannot be folded to 5"):
+        Listing.of([], 12).folded(5)

@@ -1,0 +1,136 @@
+"""A large table that several workers read: the ranges together are the table, and errors are those of the whole."""
+
+import gzip
+import json
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.inputs import splitting, tables
+from pipelines.inputs.captions import EVERYTHING, Part, Selection, open_source
+from pipelines.inputs.files import read_lines
+from pipelines.inputs.splitting import ranges_of
+from schemas.errors import InputError
+from schemas.storage import Folder
+
+WORDS = ["a", 'b"c', "", " ", "é", "中文", "\u2028", "NA", "x" * 40]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(splitting, "RANGE_BYTES", 300)
+    monkeypatch.setattr(splitting, "_CHUNK", 7)
+    monkeypatch.setattr(tables, "_BATCH_ROWS", 5)
+    yield
+    splitting._ranges.cache_clear()
+
+
+def rows_of(seed: int, count: int = 150) -> list[dict[str, str]]:
+    generator = random.Random(seed)
+    return [
+        {"image_id": str(generator.randrange(30)), "text": " ".join(["t", *generator.choices(WORDS, k=generator.randrange(6))])}
+        for _ in range(count)
+    ]
+
+
+def write(path, rows, *, end="\n", start=""):
+    lines = [start]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=7)
+        return path
+    if path.suffix == ".jsonl":
+        lines += [json.dumps(row) + end + (end if number % 9 == 0 else "") for number, row in enumerate(rows)]
+    else:
+        delimiter = {".csv": ",", ".tsv": "\t"}[path.suffix]
+        lines += [f"image_id{delimiter}text{end}", *(f"{row['image_id']}{delimiter}{row['text']}{end}" for row in rows)]
+    path.write_bytes("".join(lines).encode())
+    return path
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("start", ["", "\ufeff", "\n\n"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet"])
+def test_the_ranges_of_a_table_are_its_rows_in_their_order(tmp_path, name, start, end):
+    rows = rows_of(seed=1)
+    source = open_source("table", write(tmp_path / name, rows, end=end, start=start))
+    parts = source.parts(EVERYTHING)
+    assert len(parts) > 10
+    assert parts == sorted(parts)
+    read = [[(row.image_id, row.text) for row in source.read(part, EVERYTHING)] for part in parts]
+    assert sum(map(bool, read)) > 10
+    assert [row for part in read for row in part] == [(row["image_id"], row["text"]) for row in rows]
+
+
+@pytest.mark.parametrize("length", [4, 5, 11, 1000])
+def test_a_line_belongs_to_the_range_that_it_begins_in(tmp_path, length):
+    text = "\ufeffab\n\ncd\r\né" + "x" * 20 + "\nlast"
+    (tmp_path / "a").write_bytes(text.encode())
+    folder, size = Folder(str(tmp_path)), len(text.encode())
+    ranges = [(start, min(start + length, size)) for start in range(0, size, length)]
+    lines = [line for start, stop in ranges for line in read_lines(folder, "a", start=start, stop=stop)]
+    assert lines == ["ab", "", "cd", "é" + "x" * 20, "last"]
+
+
+@pytest.mark.parametrize("value", ['"quoted"', '"with\nline end"'])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_table_with_a_quoted_value_is_read_whole(tmp_path, value, place):
+    rows = rows_of(seed=2)
+    path = write(tmp_path / "a.csv", rows)
+    fields = ["9", "x"]
+    fields[place] = value
+    path.write_text(path.read_text() + ",".join(fields) + "\n")
+    assert ranges_of(Folder(str(tmp_path)), "a.csv") == []
+    path.write_text(path.read_text().replace(value, "9"))
+    assert len(ranges_of(Folder(str(tmp_path)), "a.csv")) > 10
+
+
+def test_a_quote_at_the_very_start_counts(tmp_path):
+    path = write(tmp_path / "a.csv", rows_of(seed=3))
+    for start in ("", "\ufeff"):
+        path.write_text(start + path.read_text().replace("image_id", '"image_id"').lstrip("\ufeff"))
+        assert ranges_of(Folder(str(tmp_path)), "a.csv") == []
+
+
+def test_what_is_not_cut(tmp_path):
+    path = write(tmp_path / "a.tsv", rows_of(seed=4))
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(path.read_bytes(), 0))
+    write(tmp_path / "small.tsv", rows_of(seed=4, count=3))
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1" * 200)
+    folder = Folder(str(tmp_path))
+    assert [name for name in folder.names() if ranges_of(folder, name)] == ["a.tsv"]
+    assert ranges_of(folder, "missing.tsv") == []
+
+
+def test_what_is_selected_is_looked_for_in_the_whole_table(tmp_path):
+    source = open_source("table", write(tmp_path / "a.tsv", rows_of(seed=5)))
+    assert source.parts(Selection(languages=("de",))) == [Part("a.tsv")]
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("a.tsv", "\tx", r"a.tsv', row 151 \(line 152\): the image id is empty"),
+        ("a.csv", "1,x,y", r"a.csv', row 151 \(line 152\): 3 columns, expected the 2 of the header"),
+        ("a.jsonl", "[1]", r"a.jsonl', line 168: found '\[1\]'"),
+        ("a.tsv", b"1\t\xff", r"a.tsv' is not UTF-8: line 152, column 3"),
+    ],
+)
+def test_errors_are_placed_in_the_file(tmp_path, name, line, message):
+    path = write(tmp_path / name, rows_of(seed=6))
+    path.write_bytes(path.read_bytes() + (line if isinstance(line, bytes) else line.encode()))
+    source = open_source("table", path)
+    *good, last = source.parts(EVERYTHING)
+    for part in good:
+        list(source.read(part, EVERYTHING))
+    with pytest.raises(InputError, match=message):
+        list(source.read(last, EVERYTHING))
+
+
+def test_rows_of_parquet_are_placed_in_the_file(tmp_path):
+    rows = rows_of(seed=7)
+    rows[120]["image_id"] = ""
+    source = open_source("table", write(tmp_path / "a.parquet", rows))
+    with pytest.raises(InputError, match="row 121: the image id is empty"):
+        [list(source.read(part, EVERYTHING)) for part in source.parts(EVERYTHING)]

@@ -1,0 +1,146 @@
+import hashlib
+import json
+
+import pytest
+
+from schemas.errors import DatasetError, UsageError
+from schemas.keys import check_shards_request
+from schemas.manifest import TASKS_NAME
+from schemas.sharding import TEXT_SHARD_BYTES, VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
+from schemas.storage import Folder
+from tests.builders import write_rows
+
+GIB = 1 << 30
+CAPTION = {"language": "en", "portion": "comparable", "index": 0, "split": "train", "text": "x", "tokens": ["x"]}
+
+
+@pytest.fixture
+def captions(tmp_path):
+    write_rows(tmp_path / "captions", "captions", [{"image_id": str(n), **CAPTION} for n in range(3)], shards=6)
+    return tmp_path / "captions"
+
+
+# --- the choice ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("images", "numbers", "shards"),
+    [
+        (0, 2048, 16),
+        (31_014, 2048, 16),  # Multi30K
+        (31_014, 36 * 2048, 32),
+        (123_287, 36 * 2048, 128),  # COCO
+        (3_300_000, 2048, 64),  # Conceptual Captions
+        (10_000_000, 2048, 256),
+        (100_000_000, 36 * 2048, 8192),
+    ],
+)
+def test_numbers_for_vectors(images, numbers, shards):
+    assert choose_shards(images * numbers * 4, VECTOR_SHARD_BYTES) == shards
+
+
+@pytest.mark.parametrize(("captions", "shards"), [(400_000, 16), (7_000_000, 16), (50_000_000, 128)])
+def test_numbers_for_captions(captions, shards):
+    assert choose_shards(captions * 100, TEXT_SHARD_BYTES) == shards
+
+
+def test_a_number_changes_with_the_first_byte_that_no_longer_fits():
+    assert choose_shards(16 * 100, 100) == 16
+    assert choose_shards(16 * 100 + 1, 100) == 32
+
+
+@pytest.mark.parametrize("size", [10**exponent for exponent in range(1, 16)])
+def test_of_two_numbers_one_divides_the_other(size):
+    small, large = choose_shards(size, TEXT_SHARD_BYTES), choose_shards(7 * size, VECTOR_SHARD_BYTES)
+    assert max(small, large) % min(small, large) == 0
+
+
+# --- what is asked for -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", [1, 99_999, "auto", "like:captions", "like:s3://bucket/captions"])
+def test_what_may_be_asked_for(shards):
+    check_shards_request(shards)
+
+
+@pytest.mark.parametrize("shards", ["", "many", "like:", "like", "64", "AUTO"])
+def test_what_may_not_be_asked_for(shards):
+    with pytest.raises(
+        UsageError, match=f"the number of shards is '{shards}', expected a number such as 64, 'auto', or 'like:D"
+    ):
+        check_shards_request(shards)
+
+
+@pytest.mark.parametrize("shards", [0, 100_000])
+def test_numbers_that_cannot_be(shards):
+    with pytest.raises(UsageError, match=f"the number of shards is {shards}, expected 1 to 99,999"):
+        check_shards_request(shards)
+
+
+# --- what is known ---------------------------------------------------------------------------------------------------
+
+
+def known(shards, folder, *, overwrite=False):
+    return known_shards(shards, Folder(str(folder)), overwrite=overwrite)
+
+
+def test_a_number_is_taken_as_it_is(captions):
+    assert known(5, captions) == 5
+
+
+def test_nothing_is_known_of_a_new_folder(tmp_path):
+    assert known("auto", tmp_path / "new") is None
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_keeps_its_number_complete_or_not(captions):
+    assert known("auto", captions) == 6
+    (captions / "_manifest.json").unlink()
+    for number in range(1, 6):
+        (captions / f"part-{number:05d}-of-00006.parquet").unlink()
+    assert known("auto", captions) == 6
+
+
+def test_a_folder_that_is_overwritten_keeps_nothing(captions):
+    assert known("auto", captions, overwrite=True) is None
+
+
+def test_the_plan_of_an_array_job_tells_the_number_before_the_first_shard(tmp_path):
+    content = {"format": "array job 1", "tasks": 2, "kind": "features", "parameters": {}, "shards": 12}
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    content["sha256"] = hashlib.sha256(canonical.encode()).hexdigest()
+    (tmp_path / TASKS_NAME).write_text(json.dumps(content))
+    assert known("auto", tmp_path) == 12
+
+
+def test_another_dataset_is_followed_whatever_the_folder_has(captions, tmp_path):
+    assert known(f"like:{captions}", tmp_path / "new") == 6
+    write_rows(tmp_path / "other", "captions", [], shards=2)
+    assert known(f"like:{tmp_path / 'other'}", captions) == 2
+
+
+def test_what_cannot_be_followed(tmp_path):
+    with pytest.raises(DatasetError, match=r"nowhere.* does not exist"):
+        known(f"like:{tmp_path / 'nowhere'}", tmp_path)
+    row = {"id": 0, "token": "<pad>", "count": 0, "counts": []}
+    write_rows(tmp_path / "vocabulary", "vocabulary", [row])
+    with pytest.raises(UsageError, match=r"vocabulary' holds a vocabulary, which has no images: name captions, features"):
+        known(f"like:{tmp_path / 'vocabulary'}", tmp_path)
+
+
+# --- shards that are too large ---------------------------------------------------------------------------------------
+
+
+def test_shards_of_more_than_4_gib_are_refused_with_the_arithmetic(tmp_path):
+    folder = Folder(str(tmp_path))
+    check_shard_bytes(9, 36 * GIB, folder)
+    with pytest.raises(
+        UsageError, match=r"^36 GiB in 8 shards make 4.5 GiB each, expected at most 4, .*give --shards 9 or more, o"
+    ):
+        check_shard_bytes(8, 36 * GIB, folder)
+
+
+def test_a_folder_with_large_shards_can_go_on(captions):
+    check_shard_bytes(6, 36 * GIB, Folder(str(captions)))
+    with pytest.raises(UsageError, match=r"in 5 shards make 7\.2 GiB each"):
+        check_shard_bytes(5, 36 * GIB, Folder(str(captions)))
