@@ -15,7 +15,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import pytest
 
 LOCAL = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_EC2_METADATA_DISABLED": "true"}
@@ -58,6 +61,21 @@ class Store:
         if self.scheme == "s3":
             return f"{self.url}/bucket/{path}"
         return f"{self.url}/storage/v1/b/bucket/o/{path.replace('/', '%2F')}?alt=media"
+
+
+def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this process the settings of a store; forget those of another."""
+    import pipelines.inputs.stores  # Here, since the proxy is a process that needs none of it.
+    import schemas.filesystems
+    import schemas.stores
+
+    schemas.filesystems._connect.cache_clear()
+    schemas.stores._client.cache_clear()
+    pipelines.inputs.stores._s3_store.cache_clear()
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
 
 
 def is_installed(scheme: str) -> bool:

@@ -7,8 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import pipelines.inputs.stores
-import schemas.filesystems
 from pipelines.inputs.images import open_images
 from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAME
@@ -18,7 +16,7 @@ from schemas.storage import Folder
 from schemas.summary import SUMMARY_NAME
 from schemas.survey import Survey
 from schemas.writing import commit, write_dataset
-from tests.stores import PACKAGES, SETTINGS, emulator, far_away, is_installed
+from tests.stores import PACKAGES, emulator, far_away, is_installed, use
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -37,18 +35,9 @@ def running(request):
         yield store, far
 
 
-def use(store, monkeypatch):
-    for name in SETTINGS:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in store.environment.items():
-        monkeypatch.setenv(name, value)
-    schemas.filesystems._connect.cache_clear()
-    pipelines.inputs.stores._s3_store.cache_clear()
-
-
 @pytest.fixture
 def store(running, monkeypatch):
-    use(running[1], monkeypatch)
+    use(running[1].environment, monkeypatch)
     return running[1]
 
 
@@ -127,14 +116,14 @@ def write(location: str, shards: int = SHARDS) -> Output:
 @pytest.fixture
 def near(running, monkeypatch, request):
     """A dataset, whose requests are neither counted nor delayed."""
-    use(running[0], monkeypatch)
+    use(running[0].environment, monkeypatch)
     return write(running[0].address(request.node.originalname))
 
 
 @pytest.fixture
 def dataset(near, running, monkeypatch):
     """The same behind the proxy."""
-    use(running[1], monkeypatch)
+    use(running[1].environment, monkeypatch)
     return near
 
 

@@ -12,8 +12,6 @@ import pytest
 from PIL import Image
 from pyarrow import fs
 
-import pipelines.inputs.stores
-import schemas.filesystems
 from pipelines.inputs.stores import read_object
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
@@ -24,7 +22,7 @@ from schemas.summary import SUMMARY_NAME
 from schemas.validation import validate
 from tests.builders import write_rows
 from tests.integration.processes import start, wait_for
-from tests.stores import PACKAGES, SETTINGS, emulator, free_port, is_installed
+from tests.stores import PACKAGES, emulator, free_port, is_installed, use
 
 pytest.importorskip("timm", reason="a small model of timm's makes many runs possible")
 
@@ -56,16 +54,6 @@ def store(request, monkeypatch):
     store = request.getfixturevalue(request.param)
     use(store.environment, monkeypatch)
     return store
-
-
-def use(environment, monkeypatch):
-    """Give this process the settings of a store; forget those of another."""
-    schemas.filesystems._connect.cache_clear()
-    pipelines.inputs.stores._s3_store.cache_clear()
-    for name in SETTINGS:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
 
 
 def upload(folder: Path, location: str) -> None:

@@ -10,6 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 
 import schemas.filesystems
+import schemas.listings
 import schemas.storage
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
@@ -33,9 +34,10 @@ def bucket(monkeypatch):
     store = MemoryFileSystem()
     store.store, store.pseudo_dirs = {}, ["", "/bucket"]
     wrapped = fs.PyFileSystem(fs.FSSpecHandler(store))
-    monkeypatch.setattr(
-        schemas.storage, "filesystem_of", lambda location: (wrapped, "/" + location.removeprefix("gs://").rstrip("/"))
-    )
+    for module in (schemas.storage, schemas.listings):
+        monkeypatch.setattr(
+            module, "filesystem_of", lambda location: (wrapped, "/" + location.removeprefix("gs://").rstrip("/"))
+        )
     return store
 
 
