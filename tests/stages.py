@@ -77,7 +77,7 @@ class Stage:
                 attempt(output, name)
             except DatasetError as error:
                 self.errors[name] = error
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 -- in a thread nobody else would see it
                 self.unforeseen.append(error)
             finally:
                 self._ended.add(name)

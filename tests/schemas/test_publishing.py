@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from schemas import publishing
+from schemas import publishing, stores
+from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.storage import Folder
+from schemas.survey import Survey
 from schemas.validation import validate
 from schemas.writing import commit
 from tests.stages import attempt, every_order, output_in, staged
@@ -62,6 +67,74 @@ def test_two_attempts_at_once_publish_one_of_them(monkeypatch, tmp_path, alone, 
 
     assert every_order(play) > 40
     assert set(outcomes) == set(names)
+
+
+@pytest.fixture
+def tags(monkeypatch):
+    """A disk with the tags and the conditions of a store, in place of locks."""
+
+    def tag_of(location: str, name: str) -> str | None:
+        path = Path(location, name)
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+    def put(location: str, name: str, data: bytes | Path, replaces: str | None = stores.ANY) -> str | None:
+        if replaces not in (stores.ANY, tag_of(location, name)) and (replaces is None or tag_of(location, name) is not None):
+            return None
+        path = Path(location, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data if isinstance(data, bytes) else data.read_bytes())
+        return tag_of(location, name)
+
+    def read(location: str, name: str) -> tuple[bytes, str] | None:
+        tag = tag_of(location, name)
+        return None if tag is None else (Path(location, name).read_bytes(), tag)
+
+    def delete(location: str, name: str, tag: str) -> None:
+        if tag_of(location, name) == tag:
+            Path(location, name).unlink()
+
+    def objects(location: str) -> Iterator[stores.StoredObject]:
+        for name in bytes_of(Path(location)):
+            yield stores.StoredObject(name, Path(location, name).stat().st_size, tag_of(location, name) or "")
+
+    monkeypatch.setattr(stores, "has_tags", lambda location: True)
+    for function in (tag_of, put, read, delete, objects):
+        monkeypatch.setattr(stores, function.__name__, function)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize(("names", "commits"), [("AB", True), ("AC", True)])
+def test_two_attempts_at_once_publish_one_of_them_where_there_are_tags(monkeypatch, tmp_path, tags, names, commits):
+    outcomes: Counter[str] = Counter()
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+    def play(first: list[str]) -> list[tuple[str, list[str]]]:
+        output = output_in(tmp_path / str(sum(outcomes.values())))
+        committed, chosen = None, []
+        with staged(monkeypatch, names) as stage:
+            for name in names:
+                stage.start(name, output)
+            while choices := stage.can_go():
+                choice = first[len(chosen)] if len(chosen) < len(first) else choices[0]
+                chosen.append((choice, choices))
+                stage.go(choice)
+                if commits and stage.ended() and committed is None and Survey(output).usable():
+                    commit(output)
+                    committed = bytes_of(output.folder.local_path)
+        assert stage.unforeseen == []
+        commit(output)  # A second one changes nothing.
+        result = bytes_of(output.folder.local_path)
+        assert committed in (None, result)
+        assert validate(output.folder.local_path) == []
+        assert all("is committed: part-00000-of-00001.parquet was not written" in str(error) for error in stage.errors.values())
+        rows, failed = (len(open_dataset(output.folder.local_path)), "_failures/part-00000-of-00001.jsonl" in result)
+        assert (rows, failed) in ((2, False), (1, True))
+        outcomes[hashlib.sha256(result["part-00000-of-00001.parquet"]).hexdigest()] += 1
+        return chosen
+
+    assert every_order(play) > 100
+    assert len(outcomes) == 2
 
 
 def test_who_publishes_waits_for_who_does(tmp_path):
