@@ -82,12 +82,11 @@ def test_an_upload_goes_in_large_parts(store):
     asked = store.asked()
     assert folder.read("large") == data
     parts = sorted(request.size for request in asked.all if request.method == "PUT" and request.size)
-    if store.scheme == "gs":
-        assert parts[1:] == [16 << 20] * 2
-        assert len(asked) <= len(parts) + 2
-    else:  # pyarrow's parts are of 10 MiB each, and go side by side.
-        assert len(parts) == 4
-        assert asked.at_once >= 2
+    assert parts[-2:] == [16 << 20] * 2
+    assert len(asked) <= len(parts) + 2
+    if store.scheme == "s3":  # Side by side; pyarrow sends them to Google one after the other.
+        assert len(parts) == 3
+        assert asked.at_once == 3
 
 
 def output_of(location: str, shards: int, listings=None, states=None) -> Output:
@@ -158,7 +157,7 @@ def test_digests_are_compared_where_that_is_asked_for(near):
     data = bytearray(near.folder.read(name))
     data[10] ^= 1
     near.folder.write(name, bytes(data))
-    assert Survey(near).complete() is not None
+    assert (Survey(near).complete() is None) is near.folder.has_tags  # S3 tells without reading.
     assert Survey(near, verify=True).complete() is None
     assert Survey(near, verify=True).finished() == set(range(SHARDS)) - {2}
 
