@@ -16,13 +16,13 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from schemas.filesystems import filesystem_of
 from schemas.locations import STORE
@@ -50,11 +50,14 @@ PART_BYTES = 16 << 20
 
 _PARALLEL_PARTS = 4
 _MOST_PARTS = 10_000
-_ATTEMPTS = 6
+_PATIENCE_SECONDS = 15
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0
 _CONNECT_SECONDS, _READ_SECONDS = 10, 60
 _CONFLICT_SECONDS = 0.2
 _REFUSALS = (404, 409, 412, 501)
 """Answers to a write under a condition: nothing is there; a conflict; something else is there; unknown."""
+_BUSY = (429, 500, 502, 503, 504)
+_T = TypeVar("_T")
 _REGION = "us-east-1"  # What AWS's own tools take where nothing names a region, as for endpoints of other makers.
 _WRITER = "imagepivot-writer"
 
@@ -112,12 +115,16 @@ def settings_of(address: str) -> Settings:
 def objects(location: str) -> Iterator[StoredObject]:
     """Yield the objects below a folder, page by page."""
     client, bucket = _client(bucket_of(location))
-    prefix = _key(location, "")
+    asked = {"Bucket": bucket, "Prefix": _key(location, "")}
     with _store_errors():
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        while True:
+            page = client.list_objects_v2(**asked)
             for found in page.get("Contents", ()):
                 if not found["Key"].endswith("/"):  # Which some tools write in place of a folder.
-                    yield StoredObject(found["Key"].removeprefix(prefix), found["Size"], found["ETag"])
+                    yield StoredObject(found["Key"].removeprefix(asked["Prefix"]), found["Size"], found["ETag"])
+            if not page["IsTruncated"]:
+                return
+            asked["ContinuationToken"] = page["NextContinuationToken"]
 
 
 def tag_of(location: str, name: str) -> str | None:
@@ -131,12 +138,16 @@ def read(location: str, name: str) -> tuple[bytes, str] | None:
     from botocore.exceptions import ClientError
 
     client, bucket = _client(bucket_of(location))
+
+    def get() -> tuple[bytes, str]:
+        found = client.get_object(Bucket=bucket, Key=_key(location, name))
+        return found["Body"].read(), found["ETag"]
+
     with _store_errors():
         try:
-            found = client.get_object(Bucket=bucket, Key=_key(location, name))
-            return found["Body"].read(), found["ETag"]
+            return _patiently(get)
         except ClientError as error:
-            if error.response["Error"]["Code"] != "NoSuchKey":
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404 or error.response["Error"]["Code"] == "NoSuchBucket":
                 raise
             return None
 
@@ -262,7 +273,7 @@ def _client(address: str) -> tuple[Any, str]:
     config = Config(
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
-        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        retries={"mode": "standard", "total_max_attempts": 1},  # `_patiently` tries again.
         max_pool_connections=64,
         request_checksum_calculation="when_required",  # Stores of other makers know no others than MD5.
         response_checksum_validation="when_required",
@@ -270,13 +281,44 @@ def _client(address: str) -> tuple[Any, str]:
     )
     keys = dict(zip(("aws_access_key_id", "aws_secret_access_key"), settings.keys or (), strict=False))
     endpoint = {"endpoint_url": settings.endpoint} if settings.endpoint else {}
-    return get_session().create_client("s3", region_name=settings.region, config=config, **endpoint, **keys), settings.bucket
+    client = get_session().create_client("s3", region_name=settings.region, config=config, **endpoint, **keys)
+    return _PatientClient(client), settings.bucket
+
+
+class _PatientClient:
+    """A client whose calls are made again where the network or the store fails."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(_patiently, getattr(self._client, name))
+
+
+def _patiently(function: Callable[..., _T], **arguments: Any) -> _T:
+    """Call a function again, with longer and longer pauses, while the network is cut or the store is busy, up to a limit."""
+    from botocore.exceptions import ClientError, HTTPClientError, IncompleteReadError
+    from botocore.parsers import ResponseParserError
+
+    until, pause = time.monotonic() + _PATIENCE_SECONDS, _FIRST_PAUSE
+    while True:
+        try:
+            return function(**arguments)
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] not in _BUSY or time.monotonic() >= until:
+                raise
+        except (HTTPClientError, IncompleteReadError, ResponseParserError):
+            if time.monotonic() >= until:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 @contextmanager
 def _store_errors() -> Iterator[None]:
     """Turn errors of botocore into OSErrors in the words of pyarrow's, which `schemas.filesystems` knows."""
-    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError, NoCredentialsError
+    from botocore.parsers import ResponseParserError
 
     try:
         yield
@@ -287,7 +329,7 @@ def _store_errors() -> Iterator[None]:
         raise OSError(f"AWS Error {meaning}{code}: {error}") from error
     except NoCredentialsError as error:
         raise OSError(f"AWS Error ACCESS_DENIED: {error}") from error
-    except HTTPClientError as error:
+    except (HTTPClientError, IncompleteReadError, ResponseParserError) as error:
         raise OSError(f"AWS Error NETWORK_CONNECTION: {error}") from error
     except BotoCoreError as error:
         raise OSError(f"AWS Error: {error}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
@@ -22,6 +23,7 @@ __all__ = ["read_object"]
 
 _CREDENTIALS_SECONDS = 300  # botocore renews its own; it is asked again after this time.
 _RETRY_SECONDS = 15
+_PAUSE_SECONDS = 1
 _CONNECT_SECONDS, _READ_SECONDS = 10, 60
 
 
@@ -46,7 +48,7 @@ def _read_s3(folder: Folder, name: str) -> bytes:
     with storage_errors(folder.path_of(name)):
         try:
             key = f"{filesystem_of(folder.location)[1]}/{name}".partition("/")[2]
-            return bytes(_s3_store(bucket_of(folder.location)).get(key).bytes())
+            return _get(_s3_store(bucket_of(folder.location)), key)
         except ValueError:  # obstore takes no control characters in keys.
             return folder.read(name)
         except (NotFoundError, FileNotFoundError) as error:
@@ -55,6 +57,20 @@ def _read_s3(folder: Folder, name: str) -> bytes:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from error
         except BaseError as error:
             raise OSError(errno.EIO, "NETWORK_CONNECTION: the store does not answer") from error
+
+
+def _get(store: Any, key: str) -> bytes:
+    """Return the bytes of an object; obstore itself does not ask again where an answer breaks off."""
+    from obstore.exceptions import GenericError
+
+    until = time.monotonic() + _RETRY_SECONDS
+    while True:
+        try:
+            return bytes(store.get(key).bytes())
+        except GenericError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(_PAUSE_SECONDS)
 
 
 @lru_cache(maxsize=64)
