@@ -264,7 +264,7 @@ class Survey:
         failures = failures_name(name)
         if self._sizes.get(failures) != (footer.failures.bytes if footer.failures.rows else None):
             return False
-        if not self._verify and (record is None or record.is_of(self._stored)):
+        if not self._verify and (record is None or (record.is_of(self._stored) and record.sha256 == recorded[1])):
             return True  # Else the record was written for another one, or all of it was copied from elsewhere.
         if footer.failures.rows and self._digest(failures) != footer.failures.sha256:
             return False
