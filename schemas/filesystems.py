@@ -21,6 +21,8 @@ __all__ = ["access_denied", "filesystem_of", "storage_errors"]
 
 _GCS_RETRY_SECONDS = 15  # Google's own limit is 15 minutes, even for an address that nobody answers.
 
+_S3_ATTEMPTS = 5  # Of AWS's client, with longer and longer pauses between: some ten seconds.
+
 _GOOGLE = "google::cloud::Status"
 """Start of every error text of Google's client; pyarrow reports some of these as errors other than OSError."""
 
@@ -96,7 +98,13 @@ def _connect(address: str) -> tuple[fs.FileSystem, str]:
     if filesystem.type_name == "s3":
         rebuild, (settings,) = filesystem.__reduce__()
         if "allow_delayed_open" in settings:  # pyarrow 20: a small file takes one request instead of three.
-            filesystem = rebuild({**settings, "allow_delayed_open": True})
+            filesystem = rebuild(
+                {
+                    **settings,
+                    "allow_delayed_open": True,
+                    "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS),
+                }
+            )
     return filesystem, root
 
 

@@ -96,8 +96,8 @@ class Output:
 def hold(folder: Folder, *, shared: bool = False) -> Iterator[None]:
     """Hold a local folder for one run; the hold ends with the process, however it ends.
 
-    A folder in an object store is not held: that would take a write that fails where an object exists already, which
-    ``pyarrow.fs`` does not offer.
+    A folder in an object store is not held: what a killed run leaves there would keep out the one that continues it, or
+    expire while its owner is only slow. Shards and manifest are safe from others without it; see `schemas.publishing`.
 
     Args:
         folder: the folder; it is made if it does not exist.

@@ -4,6 +4,13 @@ A runner may try a shard twice, one attempt after the other or both at once, and
 the next one has ended. On GPUs two attempts need not agree in every bit, and a read that fails in one succeeds in the other. A
 shard is three files, which name each other's digests: those of two attempts must not mix, and what is committed must not change.
 So an attempt notes what lies there when it begins, and publishes only if that still lies there when it ends: the first one wins.
+
+On a disk whoever publishes holds a lock. S3 has none, but writes that fail where something else lies than was seen; see
+`schemas.stores`. There an attempt first claims the shard: a claim takes the place of the record that was there when it began, or
+of none, and at the end its own record that of the claim. What it writes between, it writes only as long as the claim is there, in
+place of what it saw there meanwhile. Whoever comes to a stop in between may be overtaken, and then finds another claim or record.
+A commit takes no shard with a claim beside it. It lists the folder again after writing the manifest, and an attempt looks for a
+manifest after writing its claim: one of them sees the other.
 """
 
 from __future__ import annotations
@@ -11,22 +18,28 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
 
 from schemas.errors import DatasetError
-from schemas.manifest import MANIFEST_NAMES
+from schemas.failures import failures_name, write_failures
+from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, Manifest
 from schemas.output import PUBLISHING_NAME, lock_file
-from schemas.storage import Folder
+from schemas.records import Record, Sources, record_bytes, record_name
+from schemas.storage import Folder, Tagged
 
-__all__ = ["Attempt", "LostError", "publishing"]
+__all__ = ["Attempt", "LostError", "publish_manifest", "publishing"]
 
 
 @contextlib.contextmanager
 def publishing(folder: Folder) -> Iterator[None]:
     """Let nobody else publish a shard of this folder, or commit, while the block runs.
 
-    An object store cannot be locked with ``pyarrow.fs``: there, shard and record of two attempts that end within the same moment
-    may still mix.
+    An object store cannot be locked. Google's has no tags here either (see `schemas.stores`): there, shard and record of two
+    attempts that end within the same moment may still mix.
     """
     if not folder.is_local:
         yield
@@ -37,6 +50,34 @@ def publishing(folder: Folder) -> Iterator[None]:
     finally:
         folder.delete(PUBLISHING_NAME)  # Deleted while it is still held, so that nobody else's lock is deleted.
         os.close(handle)
+
+
+def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, Tagged]) -> None:
+    """Write the manifest of a dataset, last, while `publishing`.
+
+    Args:
+        folder: the dataset's folder.
+        manifest: the manifest.
+        stored: what the folder held when the manifest was made.
+
+    Raises:
+        DatasetError: another attempt has begun to write a shard meanwhile, or another commit has come first with another result.
+    """
+    content = manifest.to_json().encode()
+    if not folder.has_tags:
+        folder.write(MANIFEST_NAME, content)
+        return
+    tag = folder.swap(MANIFEST_NAME, content, None)
+    if tag is None:
+        other = folder.read_tagged(MANIFEST_NAME)
+        if other is None or other[0] != content:
+            raise DatasetError(f"{folder.location!r} was committed by another run meanwhile: run the same command again")
+    now, names = folder.tagged(), [entry.path for entry in (*manifest.shards, *manifest.failures)]
+    for name in (*names, *(record_name(entry.path) for entry in manifest.shards)):
+        if stored.get(name) != now.get(name):
+            if tag is not None:
+                folder.delete(MANIFEST_NAME, tag)
+            raise DatasetError(f"{folder.path_of(name)} was replaced during the commit: run the same command again")
 
 
 class LostError(Exception):
@@ -58,24 +99,93 @@ class Attempt:
         self._folder = folder
         self._shard = shard
         self._refuse_committed()
-        self._before = folder.state(shard)
+        self._before = None if folder.has_tags else folder.state(shard)
+        self._before_tagged = folder.read_tagged(record_name(shard)) if folder.has_tags else None
 
-    @contextlib.contextmanager
-    def publication(self) -> Iterator[None]:
-        """Publish the shard in this block.
+    def publish(self, file: BinaryIO, record: Record, sources: Sources, failures: bytes) -> None:
+        """Publish what was made.
+
+        Failures are published before the shard, which names their digest, and the record after it: no record lies beside a shard
+        that it does not describe. Where there are tags, a claim stands for it meanwhile.
+
+        Args:
+            file: a temporary file of the shard's folder, which holds the shard.
+            record: the record of the shard.
+            sources: what it was made from.
+            failures: content of the file of failures; empty without any.
 
         Raises:
             LostError: another attempt has published the shard.
             DatasetError: the dataset was committed meanwhile.
         """
-        with publishing(self._folder):
+        if self._folder.has_tags:
+            self._publish_tagged(Path(file.name), record, sources, failures)
+            return
+        folder, shard = self._folder, self._shard
+        with contextlib.ExitStack() as lock, folder.replace(record_name(shard)) as beside:
+            beside.write(record_bytes(record, sources))
+            for made in (file, beside):  # Both or none on a full disk; and while one attempt publishes, others wait.
+                made.flush()
+                os.fsync(made.fileno())
+            lock.enter_context(publishing(folder))  # Until both have their names.
             self._refuse_committed()
-            if (now := self._folder.state(self._shard)) is not None and now != self._before:
+            if (now := folder.state(shard)) is not None and now != self._before:
                 raise LostError  # None: another run has deleted what was damaged.
-            yield
+            write_failures(folder, shard, failures)
+            folder.delete(record_name(shard))
+            folder.rename(Path(file.name), shard)
+
+    def _publish_tagged(self, path: Path, record: Record, sources: Sources, failures: bytes) -> None:
+        folder, beside = self._folder, record_name(self._shard)
+        before, tag = self._before_tagged or (None, None)
+        claim = folder.swap(beside, f"claimed by {uuid.uuid4()}\n".encode(), tag)
+        if claim is None:
+            raise LostError
+        tags: dict[str, str] = {}
+        try:
+            self._refuse_committed()
+            tags[self._shard] = self._write_claimed(self._shard, path, claim)
+            name = failures_name(self._shard)
+            if failures:
+                tags[name] = self._write_claimed(name, failures, claim)
+            elif before is not None and (old := self._tag_claimed(name, claim)) is not None:
+                folder.delete(name, old)
+            if folder.swap(beside, record_bytes(replace(record, tags=tags), sources), claim) is None:
+                raise LostError
+        except BaseException:
+            with contextlib.suppress(DatasetError):  # Then the claim stays, and the shard counts as unfinished.
+                self._withdraw(tags, claim, before)
+            raise
+
+    def _write_claimed(self, name: str, data: bytes | Path, claim: str) -> str:
+        """Write a file as long as the claim is there, and return its tag."""
+        # A new shard need not look: where it has been overtaken by a shard, this fails, and what comes first is replaced.
+        seen = None if self._before_tagged is None else self._tag_claimed(name, claim)
+        while (tag := self._folder.swap(name, data, seen)) is None:
+            seen = self._tag_claimed(name, claim)
+        return tag
+
+    def _tag_claimed(self, name: str, claim: str) -> str | None:
+        """Return the tag of a file, read before looking whether the claim is still there."""
+        tag = self._folder.tag(name)
+        if self._folder.tag(record_name(self._shard)) != claim:
+            raise LostError
+        return tag
+
+    def _withdraw(self, tags: Mapping[str, str], claim: str, before: bytes | None) -> None:
+        """Leave no claim behind where nothing was written, and no failures where another attempt has published the shard."""
+        folder, beside, failures = self._folder, record_name(self._shard), failures_name(self._shard)
+        if self._shard not in tags:
+            if before is None:
+                folder.delete(beside, claim)
+            else:
+                folder.swap(beside, before, claim)
+        elif failures in tags and folder.tag(beside) != claim:
+            folder.delete(failures, tags[failures])
 
     def _refuse_committed(self) -> None:
-        if any(self._folder.state(name) is not None for name in MANIFEST_NAMES):
+        folder = self._folder
+        if any((folder.tag(name) if folder.has_tags else folder.state(name)) is not None for name in MANIFEST_NAMES):
             raise DatasetError(
                 f"{self._folder.location!r} is committed: {self._shard} was not written. Give write_dataset or complete_dataset "
                 "overwrite=True to make the dataset again"

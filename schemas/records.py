@@ -23,7 +23,7 @@ from schemas.failures import FailuresEntry
 from schemas.fingerprints import canonical_json, sha256_of_bytes, sha256_of_json
 from schemas.manifest import ShardEntry
 from schemas.shards import Footer
-from schemas.storage import Folder
+from schemas.storage import Folder, Tagged
 from schemas.stored import stored_values
 
 __all__ = ["Record", "Source", "Sources", "read_record", "read_sources", "record_bytes", "record_name", "write_record"]
@@ -74,6 +74,7 @@ class Record:
         state: as in `Sources`; empty for a kind whose inputs are part of its identity.
         sources_sha256: SHA-256 of all other lines.
         shard: the manifest's entry for the shard, without parameters what its footer says, or nothing; see `stands_for`.
+        tags: by name the tags of the shard and its failures, where a store gives them; see `is_of`.
     """
 
     bytes: int
@@ -82,6 +83,7 @@ class Record:
     state: str = ""
     sources_sha256: str = ""
     shard: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entry: ShardEntry, footer: Footer) -> Record:
@@ -110,6 +112,10 @@ class Record:
         except (KeyError, TypeError, ValueError, DatasetError):
             return None
 
+    def is_of(self, stored: Mapping[str, Tagged]) -> bool:
+        """Whether no tag in a listing says that a file beside this record is another one than that for which it was written."""
+        return all(name not in stored or stored[name].tag in ("", tag) for name, tag in self.tags.items())
+
     def agrees(self, other: Record) -> bool:
         """Whether both are of the same shard, whatever it was made from."""
         return (self.bytes, self.sha256, self.statistics_sha256) == (other.bytes, other.sha256, other.statistics_sha256)
@@ -134,6 +140,8 @@ def record_bytes(record: Record, sources: Sources = Sources()) -> bytes:
     lines = "".join(f"{canonical_json(list(source))}\n" for source in sorted(sources.entries)).encode()
     content: dict[str, Any] = vars(replace(record, state=sources.state, sources_sha256=sha256_of_bytes(lines)))
     content = {"format": _FORMAT, **content}
+    if not record.tags:
+        del content["tags"]
     first = canonical_json({**content, "record_sha256": sha256_of_json(content)})
     return f"{first}\n".encode() + lines
 

@@ -1,7 +1,8 @@
 """A folder of files, local or in an object store, in which every file is written completely or not at all.
 
-``pyarrow.fs`` serves local paths and ``gs://`` and ``s3://`` addresses. A file is always written to a temporary name first:
-locally beside its target and then renamed; for an object store in the local temporary folder and then uploaded whole.
+``pyarrow.fs`` serves local paths and ``gs://`` and ``s3://`` addresses; `schemas.stores` writes to S3. A file is always written to
+a temporary name first: locally beside its target and then renamed; for an object store in the local temporary folder and then
+uploaded whole.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from typing import BinaryIO, NamedTuple, TypeVar
 import pyarrow as pa
 from pyarrow import fs
 
+from schemas import stores
 from schemas.errors import DatasetError
 from schemas.filesystems import access_denied, filesystem_of, storage_errors
+from schemas.listings import Entry, entries_of
 from schemas.locations import absolute_location, check_regular, is_remote, plain_location
 
 __all__ = [
     "TEMPORARY_MARK",
-    "Entry",
     "Folder",
+    "Tagged",
 ]
 
 _T = TypeVar("_T")
@@ -36,48 +39,20 @@ _R = TypeVar("_R")
 TEMPORARY_MARK = ".tmp-"
 """Marks the names of files that are not complete yet."""
 
-_UPLOAD_BYTES = 16 << 20
-"""What one request of an upload holds; pyarrow sends several at once to S3."""
-
 _PARALLEL_READS = 32
 """Files of a store that are read at once: they wait for the network, not for this machine."""
 
 
-class Entry(NamedTuple):
-    """A file of a folder, as listing the folder tells.
+class Tagged(NamedTuple):
+    """What a listing tells of a file besides its name.
 
     Attributes:
-        name: path relative to the folder.
         size: size in bytes; -1 for a dangling link.
-        version: modification time in nanoseconds; empty if it is not known.
+        tag: see `schemas.stores`; empty where there are no tags.
     """
 
-    name: str
     size: int
-    version: str
-
-
-def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[Entry]:
-    """Yield the files below a local folder without following links to folders, which `on_link` gets."""
-    try:
-        with storage_errors(folder):
-            entries = os.scandir(folder)
-    except FileNotFoundError:
-        return
-    with entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(entry.path, f"{prefix}{entry.name}/", on_link)
-                continue
-            try:
-                status = None if entry.is_dir() else entry.stat()
-            except OSError:  # A link to nothing, to itself, or to what must not be seen.
-                yield Entry(prefix + entry.name, -1, "")
-                continue
-            if status is None:
-                on_link(prefix + entry.name)
-            else:
-                yield Entry(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
+    tag: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,6 +78,11 @@ class Folder:
     def is_local(self) -> bool:
         """Whether the folder is on this machine."""
         return not is_remote(self.location)
+
+    @property
+    def has_tags(self) -> bool:
+        """Whether objects are written under conditions here; see `schemas.stores`."""
+        return stores.has_tags(self.location)
 
     @property
     def is_google(self) -> bool:
@@ -132,16 +112,14 @@ class Folder:
         Args:
             on_link: gets the name of each link to a folder: such links are not followed, because they may lead back.
         """
-        filesystem, root = filesystem_of(self.location)
-        if self.is_local:
-            yield from _walk(root, "", on_link)
-            return
+        yield from entries_of(self.location, on_link)
+
+    def tagged(self) -> dict[str, Tagged]:
+        """Return size and tag of every file below the folder, by name."""
+        if not self.has_tags:
+            return {name: Tagged(size) for name, size in self.files()}
         with storage_errors(self.location):
-            entries = filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
-        prefix = root.rstrip("/") + "/"
-        for entry in entries:
-            if entry.type == fs.FileType.File:
-                yield Entry(entry.path.removeprefix(prefix), entry.size, str(entry.mtime_ns or ""))
+            return {found.name: Tagged(found.size, found.tag) for found in stores.objects(self.location)}
 
     def children(self, below: str = "") -> list[str]:
         """Return the sorted names of the files directly in this folder; none if the folder does not exist.
@@ -162,6 +140,16 @@ class Folder:
         with storage_errors(self.path_of(name)):
             info = filesystem.get_file_info(f"{root}/{name}")
         return int(info.size) if info.type == fs.FileType.File else None
+
+    def tag(self, name: str) -> str | None:
+        """Return the tag of a file where there are tags; None if there is no such file."""
+        with storage_errors(self.path_of(name)):
+            return stores.tag_of(self.location, name)
+
+    def read_tagged(self, name: str) -> tuple[bytes, str] | None:
+        """Return content and tag of a file where there are tags; None if there is no such file."""
+        with storage_errors(self.path_of(name)):
+            return stores.read(self.location, name)
 
     def state(self, name: str) -> tuple[int, ...] | None:
         """Return what changes when another file takes this name: size, time and, if it is local, inode; None if there is none."""
@@ -217,42 +205,71 @@ class Folder:
             file.write(data)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file completely unless there is one of this name; return whether it was written.
+        """Write a new file completely or not at all; of any number that create it at once, exactly one succeeds.
 
-        Of several that create a local file at once, on any number of machines that share the disk, one succeeds. In a store this
-        looks first and writes then: of two that do so within the same moment both may believe that they were first.
+        In Google's store, whose client in pyarrow takes no conditions, two that create the same file in the same moment may both
+        seem to succeed, and the later one's data stays.
+
+        Returns:
+            Whether it was written; False where the file exists already.
         """
-        if not self.is_local:
-            if self.size(name) is not None:
-                return False
-            self.write(name, data)
-            return True
-        with storage_errors(self.path_of(name)):
-            temporary = self._temporary_path(name)
+        if self.has_tags:
+            return self.swap(name, data, None) is not None
+        if not self.is_local and self.size(name) is not None:
+            return False
+        with storage_errors(self.path_of(name)), self.temporary(name) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            if not self.is_local:
+                self._publish(Path(file.name), name)
+                return True
+            target = self.local_path / name
             try:
-                temporary.write_bytes(data)
-                with suppress(PermissionError):  # Of a file system without hard links; there a reader may come too early.
-                    (self.local_path / name).hardlink_to(temporary)
-                    return True
-                with (self.local_path / name).open("xb") as file:
-                    file.write(data)
+                os.link(file.name, target)  # A rename would replace what is there.
             except FileExistsError:
                 return False
-            finally:
-                temporary.unlink(missing_ok=True)
-        return True
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.ENOTSUP):
+                    raise
+                try:  # A file system without links.
+                    with target.open("xb") as made:
+                        made.write(data)
+                except FileExistsError:
+                    return False
+            return True
+
+    def swap(self, name: str, data: bytes | Path, replaces: str | None) -> str | None:
+        """Write a file where there are tags, if what it replaces is still there; see `schemas.stores.put`.
+
+        Returns:
+            The tag of the new content; None if nothing was written.
+        """
+        with storage_errors(self.path_of(name)):
+            return stores.put(self.location, name, data, replaces)
 
     @contextmanager
     def replace(self, name: str) -> Iterator[BinaryIO]:
         """Open a temporary file that is renamed to ``name`` when the block succeeds and deleted when it fails."""
+        with storage_errors(self.path_of(name)), self.temporary(name) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            self._publish(Path(file.name), name)
+
+    def rename(self, temporary: Path, name: str) -> None:
+        """Give the file of `temporary` its name, or upload it."""
+        with storage_errors(self.path_of(name)):
+            self._publish(temporary, name)
+
+    @contextmanager
+    def temporary(self, name: str) -> Iterator[BinaryIO]:
+        """Open a temporary file, for reading, too, where it can be renamed to ``name``; it is deleted at the end."""
         with storage_errors(self.path_of(name)):
             temporary = self._temporary_path(name)
             try:
-                with temporary.open("w+b") as file:  # Readable, for who needs the digest of what was written.
+                with temporary.open("w+b") as file:
                     yield file
-                    file.flush()
-                    os.fsync(file.fileno())
-                self._publish(temporary, name)
             finally:
                 temporary.unlink(missing_ok=True)
 
@@ -304,8 +321,12 @@ class Folder:
                 code = errno.EROFS if read_only else errno.EACCES
                 raise OSError(code, os.strerror(code), str(existing))
 
-    def delete(self, name: str) -> None:
-        """Delete a file if it exists."""
+    def delete(self, name: str, tag: str = stores.ANY) -> None:
+        """Delete a file if it exists; with a tag only if it is what the file has."""
+        if tag != stores.ANY:
+            with storage_errors(self.path_of(name)):
+                stores.delete(self.location, name, tag)
+            return
         filesystem, root = filesystem_of(self.location)
         with storage_errors(self.path_of(name)):
             if self.size(name) is not None:
@@ -325,6 +346,8 @@ class Folder:
     def _publish(self, temporary: Path, name: str) -> None:
         if self.is_local:
             temporary.replace(self.local_path / name)
-            return
-        filesystem, root = filesystem_of(self.location)
-        fs.copy_files(str(temporary), f"{root}/{name}", fs.LocalFileSystem(), filesystem, chunk_size=_UPLOAD_BYTES)
+        elif self.has_tags:
+            stores.put(self.location, name, temporary)
+        else:
+            filesystem, root = filesystem_of(self.location)
+            fs.copy_files(str(temporary), f"{root}/{name}", fs.LocalFileSystem(), filesystem, chunk_size=stores.PART_BYTES)

@@ -7,18 +7,20 @@ Like the records it is not part of the dataset; where it is missing or says some
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from schemas.fingerprints import canonical_json, sha256_of_json
 from schemas.manifest import Manifest
-from schemas.storage import Folder
+from schemas.storage import Folder, Tagged
 
 __all__ = ["SUMMARY_NAME", "is_summarised", "write_summary"]
 
 SUMMARY_NAME = ".records/dataset.json"
 
 
-def write_summary(folder: Folder, manifest: Manifest, listings: Sequence[str], states: Sequence[str]) -> None:
+def write_summary(
+    folder: Folder, manifest: Manifest, listings: Sequence[str], states: Sequence[str], stored: Mapping[str, Tagged]
+) -> None:
     """Write the summary of a dataset whose manifest is about to be written.
 
     Args:
@@ -26,23 +28,38 @@ def write_summary(folder: Folder, manifest: Manifest, listings: Sequence[str], s
         manifest: the manifest.
         listings: of each shard the digest of what it is made from, as its footer says; empty where it does not.
         states: of each shard the state of its record.
+        stored: what the folder holds.
     """
     content = {
         "manifest": sha256_of_json(manifest.to_json()),
         "listings": sha256_of_json(listings),
         "states": sha256_of_json(states),
+        "tags": _digest_of_tags(manifest, stored),
     }
     folder.write(SUMMARY_NAME, f"{canonical_json(content)}\n".encode())
 
 
-def is_summarised(folder: Folder, manifest: Manifest, listings: Sequence[str] | None, states: Sequence[str] | None) -> bool:
-    """Whether the summary says that a dataset was committed with this manifest, and made from these inputs; None is any."""
+def is_summarised(
+    folder: Folder,
+    manifest: Manifest,
+    listings: Sequence[str] | None,
+    states: Sequence[str] | None,
+    stored: Mapping[str, Tagged],
+) -> bool:
+    """Whether the summary says that a folder was committed with this manifest, and made from these inputs; None is any."""
     try:
         content = json.loads(folder.read(SUMMARY_NAME))
         return (
             content["manifest"] == sha256_of_json(manifest.to_json())
             and (listings is None or content["listings"] == sha256_of_json(listings))
             and (states is None or content["states"] == sha256_of_json(states))
+            and content.get("tags", "") in ("", _digest_of_tags(manifest, stored))
         )
     except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return False
+
+
+def _digest_of_tags(manifest: Manifest, stored: Mapping[str, Tagged]) -> str:
+    """Return a digest of the tags of shards and failures; empty where a store gives none."""
+    tags = [stored[entry.path].tag for entry in (*manifest.shards, *manifest.failures) if entry.path in stored]
+    return sha256_of_json(tags) if any(tags) else ""

@@ -75,7 +75,8 @@ class Survey:
         self._verify = verify
         self._update = update
         self._retry_failed = retry_failed
-        self._sizes = dict(output.folder.files())
+        self._stored = output.folder.tagged()
+        self._sizes = {name: entry.size for name, entry in self._stored.items()}
         others = set(range(output.shards)).difference(only) if only is not None else ()
         for name in map(output.name, others):
             for part in (name, failures_name(name), record_name(name)):
@@ -114,7 +115,7 @@ class Survey:
             return False
         named = {entry.path: entry.bytes for entry in (*manifest.shards, *manifest.failures)}
         there = {name: size for name, size in self._sizes.items() if name.startswith(("part-", "_failures/"))}
-        return named == there and is_summarised(folder, manifest, output.listings, output.states)
+        return named == there and is_summarised(folder, manifest, output.listings, output.states, self._stored)
 
     @property
     def has_manifest(self) -> bool:
@@ -235,7 +236,8 @@ class Survey:
         """Read a footer, or in a store the record that stands for it, which takes fewer requests."""
         folder = self._output.folder
         record = None if folder.is_local else self._record_of(name)
-        told = None if record is None or self._verify else record.stands_for(name, self._sizes[name])
+        believed = record is not None and not self._verify and record.is_of(self._stored)
+        told = record.stands_for(name, self._sizes[name]) if record is not None and believed else None
         if told is not None and self._output.own(told[1]) is not None:
             return told[1]
         return inspect_shard(folder, name)
@@ -265,8 +267,8 @@ class Survey:
         failures = failures_name(name)
         if self._sizes.get(failures) != (footer.failures.bytes if footer.failures.rows else None):
             return False
-        if not self._verify:
-            return True
+        if not self._verify and (record is None or (record.is_of(self._stored) and record.sha256 == recorded[1])):
+            return True  # Else the record was written for another one, or all of it was copied from elsewhere.
         if footer.failures.rows and self._digest(failures) != footer.failures.sha256:
             return False
         return self._digest(name) == recorded[1]

@@ -20,6 +20,7 @@ from schemas.manifest import TASKS_NAME, Manifest
 from schemas.output import Output, hold
 from schemas.publishing import publishing
 from schemas.storage import Folder
+from schemas.stores import ANY
 from schemas.survey import Survey, Update
 from schemas.task_plan import TaskPlan
 from schemas.writing import commit
@@ -241,10 +242,11 @@ def _refuse_update(output: Output, update: Update | None) -> None:
 
 def _delete_damaged(output: Output, number: int, *, verify: bool) -> None:
     """Delete a damaged shard of this task, so that nothing of it is used, unless another copy of the task has made it meanwhile."""
-    name = output.name(number)
-    with publishing(output.folder):  # Else a shard whose record is just being published would seem to be damaged.
-        if output.folder.size(name) is not None and number not in Survey(output, verify=verify, only={number}).usable():
-            output.folder.delete(name)
+    name, folder = output.name(number), output.folder
+    with publishing(folder):  # Else a shard whose record is just being published would seem to be damaged.
+        tag = folder.tag(name) if folder.has_tags else ANY
+        if folder.size(name) is not None and number not in Survey(output, verify=verify, only={number}).usable():
+            folder.delete(name, tag or ANY)
 
 
 def _summary(output: Output, task: Task, *, made: int) -> TaskSummary:

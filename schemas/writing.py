@@ -10,10 +10,9 @@ moment leaves finished shards and no manifest; the same command continues from t
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,16 +20,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.errors import DatasetError
-from schemas.failures import FailuresEntry, failures_content, failures_name, write_failures
+from schemas.failures import FailuresEntry, failures_content, failures_name
 from schemas.fingerprints import Identity, sha256_of_bytes, sum_digests
 from schemas.kinds import vector_bytes
-from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
+from schemas.manifest import FileEntry, Manifest, ShardEntry
 from schemas.output import PROBE_NAME, Output, hold
-from schemas.publishing import Attempt, LostError, publishing
-from schemas.records import Record, Sources, read_record, record_bytes, record_name
+from schemas.publishing import Attempt, LostError, publish_manifest, publishing
+from schemas.records import Record, Sources, read_record, record_name
 from schemas.remote_jobs import JOB_NAME
 from schemas.shards import Footer, entry_of, footer_metadata, inspect_shard, shard_entry
-from schemas.storage import TEMPORARY_MARK, Folder
+from schemas.storage import TEMPORARY_MARK, Folder, Tagged
 from schemas.summary import write_summary
 from schemas.survey import Survey, Update
 
@@ -114,9 +113,8 @@ class ShardWriter:
 def open_shard(output: Output, number: int) -> Iterator[ShardWriter]:
     """Write one shard whole or not at all.
 
-    It takes its name when the block ends well, and leaves nothing behind when it does not. Failures are published before the shard,
-    which names their digest, and the record after it: a record never lies beside a shard that it does not describe. Where another
-    attempt has published the shard since the block began, that one stays; see `schemas.publishing`.
+    It takes its name when the block ends well, and leaves nothing behind when it does not. Where another attempt has published the
+    shard since the block began, that one stays; see `schemas.publishing`.
 
     Args:
         output: the dataset.
@@ -133,12 +131,7 @@ def open_shard(output: Output, number: int) -> Iterator[ShardWriter]:
     folder, name = output.folder, output.name(number)
     options, group_rows = _layout(output.schema)
     attempt = Attempt(folder, name)
-    with (
-        suppress(LostError),
-        ExitStack() as attempts,
-        folder.replace(record_name(name)) as beside,
-        folder.replace(name) as file,
-    ):
+    with suppress(LostError), folder.temporary(name) as file:
         with pq.ParquetWriter(file, output.schema, version="2.6", **options) as parquet:
             shard = ShardWriter(parquet, output.schema, group_rows, output.identity)
             yield shard
@@ -149,13 +142,7 @@ def open_shard(output: Output, number: int) -> Iterator[ShardWriter]:
             entry = entry_of(written, name, shard.rows)
         identity = output.identity
         footer = Footer(identity.kind, identity.fingerprint, {}, shard.statistics, shard.rows, said)
-        beside.write(record_bytes(Record.of(entry, footer), shard.sources))
-        for made in (file, beside):  # Both or none on a full disk; and while one attempt publishes, others wait.
-            made.flush()
-            os.fsync(made.fileno())
-        attempts.enter_context(attempt.publication())  # Until both have their names.
-        write_failures(folder, name, failures)
-        folder.delete(record_name(name))
+        attempt.publish(file, Record.of(entry, footer), shard.sources, failures)
 
 
 def _layout(schema: pa.Schema) -> tuple[dict[str, Any], int]:
@@ -317,8 +304,8 @@ def commit(
 
 def _commit(output: Output, libraries: Mapping[str, str], files: tuple[str, ...], statistics: Statistics) -> Manifest:
     folder, identity = output.folder, output.identity
-    sizes = dict(folder.files())
-    written = folder.map(lambda number: _written(output, output.name(number), sizes), range(output.shards))
+    stored = folder.tagged()
+    written = folder.map(lambda number: _written(output, output.name(number), stored), range(output.shards))
     footers = [one.footer for one in written]
     reasons: Counter[str] = Counter()
     for footer in footers:
@@ -335,15 +322,16 @@ def _commit(output: Output, libraries: Mapping[str, str], files: tuple[str, ...]
         files=tuple(_file_entry(folder, name) for name in sorted(files)),
         statistics=statistics(footers),
     )
-    for name in sorted(sizes):
-        # Left by a dataset that was overwritten, or by an attempt that was killed.
-        if TEMPORARY_MARK in name or name == PROBE_NAME or (output.is_other_file(name) and name not in files):
+    beside = {failures_name(output.name(number)) for number in range(output.shards)} - {one.path for one in manifest.failures}
+    for name in sorted(stored):
+        # Left by a dataset that was overwritten, or by an attempt that was killed or overtaken.
+        if TEMPORARY_MARK in name or name == PROBE_NAME or name in beside or (output.is_other_file(name) and name not in files):
             folder.delete(name)
     if not folder.is_local:
         listings = [str(footer.statistics.get("listing", "")) for footer in footers]
-        write_summary(folder, manifest, listings, [one.state for one in written])
-    folder.write(MANIFEST_NAME, manifest.to_json().encode())
-    if JOB_NAME in sizes:
+        write_summary(folder, manifest, listings, [one.state for one in written], stored)
+    publish_manifest(folder, manifest, stored)
+    if JOB_NAME in stored:
         folder.delete(JOB_NAME)  # Its launcher may be gone.
     return manifest
 
@@ -355,14 +343,18 @@ class _Written(NamedTuple):
     state: str
 
 
-def _written(output: Output, name: str, sizes: Mapping[str, int]) -> _Written:
+def _written(output: Output, name: str, stored: Mapping[str, Tagged]) -> _Written:
     """Return what a manifest says of a finished shard, and compare the shard with its record."""
     folder, record = output.folder, read_record(output.folder, name)
-    told = None if record is None or folder.is_local else record.stands_for(name, sizes.get(name))
+    if record is None and folder.has_tags and record_name(name) in stored:
+        raise DatasetError(f"another attempt writes {folder.path_of(name)}, or was stopped: run the same command again")
+    if record is not None and not record.is_of(stored):
+        record = None
+    told = None if record is None or folder.is_local or name not in stored else record.stands_for(name, stored[name].size)
     if record is not None and told is not None and output.own(told[1]) is not None:
         shard, footer = told
         said, beside = footer.failures, failures_name(name)
-        if not said.rows or sizes.get(beside) == said.bytes:
+        if not said.rows or (beside in stored and stored[beside].size == said.bytes):
             failures = ShardEntry(beside, said.bytes, said.sha256, said.rows) if said.rows else None
             return _Written(shard, footer, failures, record.state)
     found = output.own(inspect_shard(folder, name))

@@ -15,13 +15,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import pytest
 
 LOCAL = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_EC2_METADATA_DISABLED": "true"}
 SETTINGS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS")
 PACKAGES = {"s3": "moto[server]", "gs": "gcp-storage-emulator"}
 _ASKED = "/requests so far"
+_CUT = "/network cut/"
 _LARGEST_HEAD = 1 << 20
 
 
@@ -58,6 +62,21 @@ class Store:
         if self.scheme == "s3":
             return f"{self.url}/bucket/{path}"
         return f"{self.url}/storage/v1/b/bucket/o/{path.replace('/', '%2F')}?alt=media"
+
+
+def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this process the settings of a store; forget those of another."""
+    import pipelines.inputs.stores  # Here, since the proxy is a process that needs none of it.
+    import schemas.filesystems
+    import schemas.stores
+
+    schemas.filesystems._connect.cache_clear()
+    schemas.stores._client.cache_clear()
+    pipelines.inputs.stores._s3_store.cache_clear()
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
 
 
 def is_installed(scheme: str) -> bool:
@@ -161,6 +180,19 @@ class FarStore(Store):
             found = json.load(answer)
         return Requests([Request(*each) for each in found["all"]], found["at_once"])
 
+    def cut(self, how: str, seconds: float, *, after: int) -> None:
+        """Cut the network for some seconds, from a request on.
+
+        Args:
+            how: ``drop`` closes every connection, ``busy`` answers 503, ``stall`` answers when it is over, ``torn`` sends half of
+                every answer.
+            seconds: for how long.
+            after: number of requests from now that still succeed.
+        """
+        address = self.url + f"{_CUT}{how}/{seconds}/{after}".replace(" ", "%20")
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            answer.read()
+
 
 @contextmanager
 def far_away(store: Store, seconds: float, *, remembers: str = "") -> Iterator[FarStore]:
@@ -186,6 +218,8 @@ class _Proxy:
         self._answers: dict[tuple[str, ...], bytes] = {}
         self._all: list[Request] = []
         self._now = self._at_once = 0
+        self._how, self._cut_seconds, self._cut_after = "", 0.0, 0
+        self._cut_until = 0.0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -197,13 +231,28 @@ class _Proxy:
                 body = await _body(reader, headers)
                 if path == _ASKED.replace(" ", "%20"):
                     writer.write(_answer("HTTP/1.1 200 OK", {}, self._taken()))
+                elif path.startswith(_CUT.replace(" ", "%20")):
+                    self._how, seconds, after = path.rpartition("cut/")[2].split("/")
+                    self._cut_seconds, self._cut_after, self._cut_until = float(seconds), len(self._all) + int(after), 0.0
+                    writer.write(_answer("HTTP/1.1 200 OK", {}, b""))
                 else:
                     self._all.append(Request(method, path, len(body)))
                     self._now += 1
                     self._at_once = max(self._at_once, self._now)
                     try:
                         await asyncio.sleep(self._seconds)
-                        writer.write(await self._ask(method, path, headers, body))
+                        if (left := self._cut_left()) and self._how == "drop":
+                            break
+                        if left and self._how == "busy":
+                            writer.write(_answer("HTTP/1.1 503 Service Unavailable", {}, b""))
+                            continue
+                        if left and self._how == "stall":
+                            await asyncio.sleep(left)
+                        answer = await self._ask(method, path, headers, body)
+                        if left and self._how == "torn":
+                            writer.write(answer[: len(answer) // 2])
+                            break
+                        writer.write(answer)
                     finally:
                         self._now -= 1
                 await writer.drain()
@@ -212,8 +261,16 @@ class _Proxy:
         finally:
             writer.close()
 
+    def _cut_left(self) -> float:
+        """Seconds until the network is back; 0 if it is there."""
+        if not self._how or len(self._all) <= self._cut_after:
+            return 0.0
+        self._cut_until = self._cut_until or time.monotonic() + self._cut_seconds
+        return max(0.0, self._cut_until - time.monotonic())
+
     def _taken(self) -> bytes:
         taken = json.dumps({"all": self._all, "at_once": self._at_once}).encode()
+        self._cut_after -= len(self._all)
         self._all, self._at_once = [], 0
         return taken
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import errno
 import os
-import re
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from schemas.filesystems import filesystem_of, storage_errors
-from schemas.locations import STORE
 from schemas.storage import Folder
+from schemas.stores import bucket_of, settings_of
 
 __all__ = ["read_object"]
 
 _CREDENTIALS_SECONDS = 300  # botocore renews its own; it is asked again after this time.
 _RETRY_SECONDS = 15
+_PAUSE_SECONDS = 1
 _CONNECT_SECONDS, _READ_SECONDS = 10, 60
-_REGION = "us-east-1"  # What AWS's own tools take where nothing names a region, as for endpoints of other makers.
 
 
 def read_object(folder: Folder, name: str) -> bytes:
@@ -48,7 +48,7 @@ def _read_s3(folder: Folder, name: str) -> bytes:
     with storage_errors(folder.path_of(name)):
         try:
             key = f"{filesystem_of(folder.location)[1]}/{name}".partition("/")[2]
-            return bytes(_s3_store(_bucket_of(folder.location)).get(key).bytes())
+            return _get(_s3_store(bucket_of(folder.location)), key)
         except ValueError:  # obstore takes no control characters in keys.
             return folder.read(name)
         except (NotFoundError, FileNotFoundError) as error:
@@ -59,10 +59,18 @@ def _read_s3(folder: Folder, name: str) -> bytes:
             raise OSError(errno.EIO, "NETWORK_CONNECTION: the store does not answer") from error
 
 
-def _bucket_of(location: str) -> str:
-    """Return the address of the bucket of a location, with the options behind it."""
-    scheme, bucket, _, options = cast("re.Match[str]", STORE.fullmatch(location)).groups(default="")
-    return f"{scheme}://{bucket}{options}"
+def _get(store: Any, key: str) -> bytes:
+    """Return the bytes of an object; obstore itself does not ask again where an answer breaks off."""
+    from obstore.exceptions import GenericError
+
+    until = time.monotonic() + _RETRY_SECONDS
+    while True:
+        try:
+            return bytes(store.get(key).bytes())
+        except GenericError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(_PAUSE_SECONDS)
 
 
 @lru_cache(maxsize=64)
@@ -70,22 +78,17 @@ def _s3_store(address: str) -> Any:
     """Return a store that reads a bucket with the settings that pyarrow finds for its address."""
     from obstore.store import S3Store
 
-    filesystem, bucket = filesystem_of(address)
-    # What pickling would keep of a file system: pyarrow tells its settings in no other way.
-    settings = filesystem.__reduce__()[1][0]
-    endpoint = settings["endpoint_override"]
-    if endpoint and "://" not in endpoint:
-        endpoint = f"{settings['scheme']}://{endpoint}"
-    options: dict[str, Any] = {"endpoint": endpoint} if endpoint else {}
-    if settings["anonymous"]:
+    settings = settings_of(address)
+    options: dict[str, Any] = {"endpoint": settings.endpoint} if settings.endpoint else {}
+    if settings.anonymous:
         options["skip_signature"] = True
-    elif settings["access_key"]:
-        options |= {"access_key_id": settings["access_key"], "secret_access_key": settings["secret_key"]}
+    elif settings.keys:
+        options |= dict(zip(("access_key_id", "secret_access_key"), settings.keys, strict=True))
     else:
         options["credential_provider"] = _credentials()
     return S3Store(
-        bucket.rstrip("/"),
-        region=settings["region"] or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or _REGION,
+        settings.bucket,
+        region=settings.region,
         client_options={
             "allow_http": True,
             "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),

@@ -7,8 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import pipelines.inputs.stores
-import schemas.filesystems
 from pipelines.inputs.images import open_images
 from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAME
@@ -18,7 +16,7 @@ from schemas.storage import Folder
 from schemas.summary import SUMMARY_NAME
 from schemas.survey import Survey
 from schemas.writing import commit, write_dataset
-from tests.stores import PACKAGES, SETTINGS, emulator, far_away, is_installed
+from tests.stores import PACKAGES, emulator, far_away, is_installed, use
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -37,18 +35,9 @@ def running(request):
         yield store, far
 
 
-def use(store, monkeypatch):
-    for name in SETTINGS:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in store.environment.items():
-        monkeypatch.setenv(name, value)
-    schemas.filesystems._connect.cache_clear()
-    pipelines.inputs.stores._s3_store.cache_clear()
-
-
 @pytest.fixture
 def store(running, monkeypatch):
-    use(running[1], monkeypatch)
+    use(running[1].environment, monkeypatch)
     return running[1]
 
 
@@ -93,12 +82,11 @@ def test_an_upload_goes_in_large_parts(store):
     asked = store.asked()
     assert folder.read("large") == data
     parts = sorted(request.size for request in asked.all if request.method == "PUT" and request.size)
-    if store.scheme == "gs":
-        assert parts[1:] == [16 << 20] * 2
-        assert len(asked) <= len(parts) + 2
-    else:  # pyarrow's parts are of 10 MiB each, and go side by side.
-        assert len(parts) == 4
-        assert asked.at_once >= 2
+    assert parts[-2:] == [16 << 20] * 2
+    assert len(asked) <= len(parts) + 2
+    if store.scheme == "s3":  # Side by side; pyarrow sends them to Google one after the other.
+        assert len(parts) == 3
+        assert asked.at_once == 3
 
 
 def output_of(location: str, shards: int, listings=None, states=None) -> Output:
@@ -127,14 +115,14 @@ def write(location: str, shards: int = SHARDS) -> Output:
 @pytest.fixture
 def near(running, monkeypatch, request):
     """A dataset, whose requests are neither counted nor delayed."""
-    use(running[0], monkeypatch)
+    use(running[0].environment, monkeypatch)
     return write(running[0].address(request.node.originalname))
 
 
 @pytest.fixture
 def dataset(near, running, monkeypatch):
     """The same behind the proxy."""
-    use(running[1], monkeypatch)
+    use(running[1].environment, monkeypatch)
     return near
 
 
@@ -169,7 +157,7 @@ def test_digests_are_compared_where_that_is_asked_for(near):
     data = bytearray(near.folder.read(name))
     data[10] ^= 1
     near.folder.write(name, bytes(data))
-    assert Survey(near).complete() is not None
+    assert (Survey(near).complete() is None) is near.folder.has_tags  # S3 tells without reading.
     assert Survey(near, verify=True).complete() is None
     assert Survey(near, verify=True).finished() == set(range(SHARDS)) - {2}
 

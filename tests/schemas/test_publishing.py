@@ -2,130 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
-from schemas import publishing
+from schemas import publishing, stores
+from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
-from schemas.manifest import MANIFEST_NAMES
-from schemas.output import Output
 from schemas.storage import Folder
+from schemas.survey import Survey
 from schemas.validation import validate
-from schemas.writing import commit, open_shard
-
-SPEC = FeatureSpec("x", (2,))
-
-
-def output_in(path: Path) -> Output:
-    return Output(Folder(str(path)), Identity("features", {"feature": SPEC.to_json()}, shards=1))
-
-
-def attempt(output: Output, name: str) -> None:
-    """As on a GPU: bits differ. A has read an image that B could not read; C has the same bytes as A but other bits in them."""
-    with open_shard(output, 0) as shard:
-        ids = ["a"] if name == "B" else ["a", "b"]
-        values = np.full(2 * len(ids), {"A": 1.0, "B": 1.0 + 2**-20, "C": 1.0 + 2**-21}[name], np.float32)
-        features = pa.FixedSizeListArray.from_arrays(values, type=shard._schema.field("feature").type)
-        shard.write(pa.table({"image_id": ids, "feature": features}, schema=shard._schema))
-        if name == "B":
-            failure = {"key": "b", "uri": "b.jpg", "stage": "read", "reason": "unreadable", "message": "gone"}
-            shard.add_failures([failure])
-        shard.statistics = {"images": len(ids)}
-
-
-class Stage:
-    """Lets attempts go on one at a time, each from one look at or change of the folder to the next."""
-
-    def __init__(self, names: str) -> None:
-        self._turns = {name: threading.Semaphore(0) for name in names}
-        self._stopped = {name: threading.Semaphore(0) for name in names}
-        self._publishing: str | None = None
-        self._waiting: set[str] = set()
-        self._ended: set[str] = set()
-        self.errors: dict[str, BaseException] = {}
-
-    def stop(self) -> None:
-        if (name := threading.current_thread().name) in self._turns:
-            self._stopped[name].release()
-            self._turns[name].acquire()
-
-    @contextmanager
-    def publishing(self, folder: Folder) -> Iterator[None]:
-        name = threading.current_thread().name
-        while self._publishing is not None:
-            self._waiting.add(name)
-            self.stop()
-        self._waiting.discard(name)
-        self._publishing = name
-        try:
-            yield
-        finally:
-            self._publishing = None
-
-    def start(self, name: str, output: Output) -> None:
-        def run() -> None:
-            self.stop()
-            try:
-                attempt(output, name)
-            except DatasetError as error:
-                self.errors[name] = error
-            finally:
-                self._ended.add(name)
-                self._stopped[name].release()
-
-        threading.Thread(target=run, name=name, daemon=True).start()
-        self._stopped[name].acquire()
-
-    def can_go(self) -> list[str]:
-        return [name for name in self._turns if name not in self._ended and (not self._publishing or name not in self._waiting)]
-
-    def ended(self) -> list[str]:
-        return sorted(self._ended)
-
-    def go(self, name: str) -> None:
-        self._turns[name].release()
-        self._stopped[name].acquire()
-
-
-@contextmanager
-def staged(monkeypatch: pytest.MonkeyPatch, names: str) -> Iterator[Stage]:
-    stage = Stage(names)
-
-    def stopping(function):
-        def call(folder, *arguments):
-            if not set(arguments) & set(MANIFEST_NAMES):
-                stage.stop()
-            return function(folder, *arguments)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        patch.setattr(publishing, "publishing", stage.publishing)
-        for name in ("state", "_publish", "delete"):
-            patch.setattr(Folder, name, stopping(getattr(Folder, name)))
-        yield stage
-
-
-def every_order(play: Callable[[list[str]], list[tuple[str, list[str]]]]) -> int:
-    """Play every order of choices; `play` gets the first ones, and returns what it chose from what. Return the number of orders."""
-    orders, todo = 0, [[]]
-    while todo:
-        first: list[str] = todo.pop()
-        chosen = play(first)
-        orders += 1
-        for number in range(len(first), len(chosen)):
-            choice, choices = chosen[number]
-            todo += [[*(name for name, _ in chosen[:number]), other] for other in choices if other != choice]
-    return orders
+from schemas.writing import commit
+from tests.stages import attempt, every_order, output_in, staged
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
@@ -174,6 +67,74 @@ def test_two_attempts_at_once_publish_one_of_them(monkeypatch, tmp_path, alone, 
 
     assert every_order(play) > 40
     assert set(outcomes) == set(names)
+
+
+@pytest.fixture
+def tags(monkeypatch):
+    """A disk with the tags and the conditions of a store, in place of locks."""
+
+    def tag_of(location: str, name: str) -> str | None:
+        path = Path(location, name)
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+    def put(location: str, name: str, data: bytes | Path, replaces: str | None = stores.ANY) -> str | None:
+        if replaces not in (stores.ANY, tag_of(location, name)) and (replaces is None or tag_of(location, name) is not None):
+            return None
+        path = Path(location, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data if isinstance(data, bytes) else data.read_bytes())
+        return tag_of(location, name)
+
+    def read(location: str, name: str) -> tuple[bytes, str] | None:
+        tag = tag_of(location, name)
+        return None if tag is None else (Path(location, name).read_bytes(), tag)
+
+    def delete(location: str, name: str, tag: str) -> None:
+        if tag_of(location, name) == tag:
+            Path(location, name).unlink()
+
+    def objects(location: str) -> Iterator[stores.StoredObject]:
+        for name in bytes_of(Path(location)):
+            yield stores.StoredObject(name, Path(location, name).stat().st_size, tag_of(location, name) or "")
+
+    monkeypatch.setattr(stores, "has_tags", lambda location: True)
+    for function in (tag_of, put, read, delete, objects):
+        monkeypatch.setattr(stores, function.__name__, function)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize(("names", "commits"), [("AB", True), ("AC", True)])
+def test_two_attempts_at_once_publish_one_of_them_where_there_are_tags(monkeypatch, tmp_path, tags, names, commits):
+    outcomes: Counter[str] = Counter()
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+    def play(first: list[str]) -> list[tuple[str, list[str]]]:
+        output = output_in(tmp_path / str(sum(outcomes.values())))
+        committed, chosen = None, []
+        with staged(monkeypatch, names) as stage:
+            for name in names:
+                stage.start(name, output)
+            while choices := stage.can_go():
+                choice = first[len(chosen)] if len(chosen) < len(first) else choices[0]
+                chosen.append((choice, choices))
+                stage.go(choice)
+                if commits and stage.ended() and committed is None and Survey(output).usable():
+                    commit(output)
+                    committed = bytes_of(output.folder.local_path)
+        assert stage.unforeseen == []
+        commit(output)  # A second one changes nothing.
+        result = bytes_of(output.folder.local_path)
+        assert committed in (None, result)
+        assert validate(output.folder.local_path) == []
+        assert all("is committed: part-00000-of-00001.parquet was not written" in str(error) for error in stage.errors.values())
+        rows, failed = (len(open_dataset(output.folder.local_path)), "_failures/part-00000-of-00001.jsonl" in result)
+        assert (rows, failed) in ((2, False), (1, True))
+        outcomes[hashlib.sha256(result["part-00000-of-00001.parquet"]).hexdigest()] += 1
+        return chosen
+
+    assert every_order(play) > 100
+    assert len(outcomes) == 2
 
 
 def test_who_publishes_waits_for_who_does(tmp_path):

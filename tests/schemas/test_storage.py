@@ -10,6 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 
 import schemas.filesystems
+import schemas.listings
 import schemas.storage
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
@@ -33,9 +34,10 @@ def bucket(monkeypatch):
     store = MemoryFileSystem()
     store.store, store.pseudo_dirs = {}, ["", "/bucket"]
     wrapped = fs.PyFileSystem(fs.FSSpecHandler(store))
-    monkeypatch.setattr(
-        schemas.storage, "filesystem_of", lambda location: (wrapped, "/" + location.removeprefix("gs://").rstrip("/"))
-    )
+    for module in (schemas.storage, schemas.listings):
+        monkeypatch.setattr(
+            module, "filesystem_of", lambda location: (wrapped, "/" + location.removeprefix("gs://").rstrip("/"))
+        )
     return store
 
 
@@ -317,17 +319,27 @@ def test_temporary_names_of_one_process_differ(folder):
     assert folder.read("name") == b"one"
 
 
-@pytest.mark.parametrize("has_links", [True, False])
-def test_a_file_is_created_once(folder, monkeypatch, has_links):
-    if not has_links:
-        monkeypatch.setattr(os, "link", lambda *_, **__: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no links here")))
-    assert folder.create("_a.json", b"first")
-    assert not folder.create("_a.json", b"second")
-    assert folder.read("_a.json") == b"first"
-    assert folder.names() == ["_a.json"]
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_is_created_once(folder, monkeypatch, links):
+    def refuse(*arguments):
+        raise PermissionError(errno.EPERM, "no links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    assert folder.create("a/job.json", b"1")
+    assert not folder.create("a/job.json", b"2")
+    assert folder.read("a/job.json") == b"1"
+    assert folder.names() == ["a/job.json"]
 
 
 def test_a_file_cannot_be_created_in_a_file(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DatasetError, match=r"cannot use '.*file/_a\.json'"):
+    with pytest.raises(DatasetError, match=r"cannot use '.*file"):
         Folder(str(tmp_path / "file")).create("_a.json", b"")
+
+
+def test_a_file_of_a_store_without_conditions_is_created_if_there_is_none(bucket):
+    folder = Folder("gs://bucket/x")
+    assert folder.create("job.json", b"1")
+    assert not folder.create("job.json", b"2")
+    assert folder.read("job.json") == b"1"

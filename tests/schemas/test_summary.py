@@ -17,7 +17,7 @@ def manifest(size: int = 10) -> Manifest:
 @pytest.fixture
 def folder(tmp_path):
     folder = Folder(str(tmp_path))
-    write_summary(folder, manifest(), LISTINGS, STATES)
+    write_summary(folder, manifest(), LISTINGS, STATES, {})
     return folder
 
 
@@ -34,20 +34,20 @@ def folder(tmp_path):
     ],
 )
 def test_it_says_what_a_manifest_was_made_from(folder, size, listings, states, expected):
-    assert is_summarised(folder, manifest(size), listings, states) is expected
+    assert is_summarised(folder, manifest(size), listings, states, {}) is expected
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b"\xff", b"1"])
 def test_a_damaged_one_says_nothing(folder, data):
     folder.write(SUMMARY_NAME, data)
-    assert not is_summarised(folder, manifest(), LISTINGS, STATES)
+    assert not is_summarised(folder, manifest(), LISTINGS, STATES, {})
 
 
 def test_none_says_nothing(tmp_path):
-    assert not is_summarised(Folder(str(tmp_path)), manifest(), LISTINGS, STATES)
+    assert not is_summarised(Folder(str(tmp_path)), manifest(), LISTINGS, STATES, {})
 
 
 def test_it_does_not_grow_with_the_dataset(folder):
-    write_summary(folder, manifest(), LISTINGS * 1000, STATES * 1000)
-    assert json.loads(folder.read(SUMMARY_NAME)).keys() == {"manifest", "listings", "states"}
+    write_summary(folder, manifest(), LISTINGS * 1000, STATES * 1000, {})
+    assert json.loads(folder.read(SUMMARY_NAME)).keys() == {"manifest", "listings", "states", "tags"}
     assert folder.size(SUMMARY_NAME) < 500

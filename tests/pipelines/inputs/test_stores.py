@@ -6,6 +6,7 @@ import schemas.filesystems
 from pipelines.inputs import stores
 from pipelines.inputs.stores import read_object
 from schemas.storage import Folder
+from schemas.stores import bucket_of
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ def test_a_local_file_is_read_as_any_other(tmp_path):
     ],
 )
 def test_all_of_a_bucket_is_read_through_one_store(location, bucket):
-    assert stores._bucket_of(location) == bucket
+    assert bucket_of(location) == bucket
 
 
 def test_endpoint_and_region_are_those_of_pyarrow(monkeypatch):

@@ -1,0 +1,149 @@
+"""Two attempts of one shard in S3, in orders in which their requests can follow each other.
+
+Google's store is left out: its emulator, and its client in pyarrow, know no writes under a condition.
+"""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+from schemas.errors import DatasetError
+from schemas.fingerprints import sha256_of_bytes
+from schemas.manifest import MANIFEST_NAME, Manifest
+from schemas.records import record_name
+from schemas.storage import Folder
+from schemas.survey import Survey
+from schemas.validation import validate
+from schemas.writing import commit
+from tests.stages import attempt, output_in, staged
+from tests.stores import PACKAGES, emulator, is_installed, use
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
+
+NAME = "part-00000-of-00001.parquet"
+
+
+@pytest.fixture(scope="module")
+def s3():
+    if not is_installed("s3"):
+        pytest.skip(f"no emulator: pip install '{PACKAGES['s3']}'")
+    with emulator("s3") as store:
+        yield store
+
+
+@pytest.fixture
+def store(s3, monkeypatch):
+    use(s3.environment, monkeypatch)
+    return s3
+
+
+def bytes_of(location: str) -> dict[str, bytes]:
+    folder = Folder(location)
+    return {name: folder.read(name) for name in folder.names()}
+
+
+@pytest.fixture
+def alone(store) -> dict[str, dict[str, bytes]]:
+    """The dataset that each attempt makes alone."""
+    made = {}
+    for name in "ABC":
+        output = output_in(store.address(f"alone/{name}"))
+        if Survey(output).complete() is None:
+            attempt(output, name)
+            commit(output)
+        made[name] = bytes_of(output.folder.location)
+    return made
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("names", "commits"), [("AB", True), ("AC", True), ("AC", False)])
+def test_two_attempts_at_once_publish_one_of_them(monkeypatch, store, alone, names, commits, seed):
+    """Orders by chance; tests/schemas/test_publishing.py plays all of them, on a disk with tags."""
+    output = output_in(store.address(f"{names}/{commits}/{seed}"))
+    committed, chance = None, random.Random(seed)
+    with staged(monkeypatch, names) as stage:
+        for name in names:
+            stage.start(name, output)
+        while choices := stage.can_go():
+            stage.go(chance.choice(choices))
+            if commits and stage.ended() and committed is None and Survey(output).usable():
+                commit(output)
+                committed = bytes_of(output.folder.location)
+    assert stage.unforeseen == []
+    commit(output)  # A second one changes nothing.
+    result = bytes_of(output.folder.location)
+    assert committed in (None, result)
+    assert validate(output.folder.location) == []
+    assert result in [alone[name] for name in names]
+    assert all(f"is committed: {NAME} was not written" in str(error) for error in stage.errors.values())
+
+
+def test_a_record_of_another_attempt_is_not_believed(store):
+    """Of the same size, as where who overtook was killed: the commit and the next run look at the shard itself."""
+    outputs = {name: output_in(store.address(f"mixed/{name}")) for name in "AC"}
+    for name, output in outputs.items():
+        attempt(output, name)
+    folder, other = outputs["A"].folder, outputs["C"].folder
+    assert folder.size(NAME) == other.size(NAME)
+    folder.write(record_name(NAME), other.read(record_name(NAME)))
+    assert Survey(outputs["A"]).finished() == set()
+    manifest = commit(outputs["A"])
+    assert manifest.shards[0].sha256 == sha256_of_bytes(folder.read(NAME)) != sha256_of_bytes(other.read(NAME))
+    before = folder.read(MANIFEST_NAME)
+    assert Survey(outputs["A"]).complete() is not None
+    folder.write(NAME, other.read(NAME))
+    assert Survey(outputs["A"]).complete() is None
+    assert folder.read(MANIFEST_NAME) == before
+
+
+def test_a_claim_without_a_shard_or_record_is_no_finished_shard(store):
+    output = output_in(store.address("claimed"))
+    attempt(output, "A")
+    output.folder.write(record_name(NAME), b"claimed by somebody\n")
+    with pytest.raises(DatasetError, match=rf"another attempt writes .*/{NAME}, or was stopped: run the same command again"):
+        commit(output)
+    assert Survey(output).usable() == set()
+    attempt(output, "C")  # It replaces the claim.
+    commit(output)
+    assert validate(output.folder.location) == []
+
+
+def test_a_shard_that_is_replaced_during_the_commit_withdraws_the_manifest(store, monkeypatch):
+    output = output_in(store.address("during"))
+    attempt(output, "A")
+    swap = Folder.swap
+
+    def late(folder, name, *rest):
+        tag = swap(folder, name, *rest)
+        if name == MANIFEST_NAME:
+            swap(folder, record_name(NAME), b"claimed by somebody\n", folder.tag(record_name(NAME)))
+        return tag
+
+    monkeypatch.setattr(Folder, "swap", late)
+    with pytest.raises(DatasetError, match=rf"{NAME[:4]}.* was replaced during the commit: run the same command again"):
+        commit(output)
+    assert MANIFEST_NAME not in output.folder.names()
+
+
+def test_two_commits_at_once_say_the_same(store):
+    output = output_in(store.address("commits"))
+    attempt(output, "A")
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: commit(output).to_json(), range(4)))
+    assert set(made) == {Manifest.read(output.folder).to_json()}
+    with pytest.raises(DatasetError, match=r"was committed by another run meanwhile: run the same command again"):
+        commit(output, libraries={"imagepivot": "another"})
+
+
+def test_of_many_that_create_a_file_one_does(store, tmp_path):
+    for location in (store.address("created"), str(tmp_path / "created")):
+        folder = Folder(location)
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(partial(folder.create, "a/job.json"), (b"%d" % number for number in range(8))))
+        assert made.count(True) == 1
+        assert folder.read("a/job.json") == b"%d" % made.index(True)
+        assert folder.names() == ["a/job.json"]
