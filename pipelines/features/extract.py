@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,7 @@ import extractors
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
 from pipelines.features.forward import Tally, refuse_duplicates
 from pipelines.features.job import FeaturesJob
+from pipelines.features.references import Piece, pieces_of, refs_of
 from pipelines.features.shards import make_shard
 from pipelines.features.workers import count_gpus, decoding_threads, devices_of_worker
 from pipelines.inputs.images import ImageRef, ImageSource, Listing
@@ -36,7 +38,6 @@ from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution, run_pipeline
 from schemas.errors import InputError, UsageError
 from schemas.fingerprints import Identity
-from schemas.keys import shard_of
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.parameters import FeaturesParameters
@@ -89,14 +90,14 @@ class _ExtractShardFn(beam.DoFn):
         for fingerprint in self._loaded.fingerprints:
             _check_fingerprint(self._job, _fingerprint_of(self._output), fingerprint)
 
-    def process(self, element: tuple[int, Iterable[ImageRef]]) -> Iterator[int]:
-        shard, group = element
+    def process(self, element: tuple[int, Iterable[Piece]]) -> Iterator[int]:
+        shard, pieces = element
         cores = (os.cpu_count() or 1) // self._gpus if self._gpus > 1 else self._threads
         with self._loaded.extractor() as extractor:
             tally = make_shard(
                 self._output,
                 shard,
-                [ref for ref in (ImageRef(*fields) for fields in group) if ref.image_id],
+                refs_of(piece for piece in pieces if piece),
                 images=self._job.images,
                 extractor=extractor,
                 batch_size=self._job.batch_size or extractor.description.batch_size,
@@ -150,11 +151,10 @@ def _counts(tally: Tally) -> dict[str, int]:
     }
 
 
-def _refs_by_shard(_start: bytes, images: ImageSource, shards: int, finished: frozenset[int]) -> Iterator[tuple[int, ImageRef]]:
-    for ref in images.refs():
-        shard = shard_of(ref.image_id, shards)
-        if shard not in finished:
-            yield shard, ref
+def _list_images(
+    _start: bytes, images: ImageSource, shards: int, finished: frozenset[int], folder: str | None
+) -> Iterator[tuple[int, Piece]]:
+    return pieces_of(images.refs(), shards, left_out=finished, folder=folder)
 
 
 @dataclass(eq=False)
@@ -169,6 +169,7 @@ class ExtractFeatures(beam.PTransform):
         threads: torch's threads in each worker; 0 for torch's own number.
         check: what the first worker on another machine checks; None on this one.
         accelerator: the GPUs of workers on other machines, each a single process; None for workers without, or of other kinds.
+        folder: where all workers see the same local disk, a folder on it for references to images.
     """
 
     job: FeaturesJob
@@ -178,6 +179,7 @@ class ExtractFeatures(beam.PTransform):
     threads: int = 0
     check: FirstWorker | None = None
     accelerator: Accelerator | None = None
+    folder: str | None = None
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """List the images on a worker, group the references by shard, and write each shard in one call."""
@@ -186,12 +188,12 @@ class ExtractFeatures(beam.PTransform):
         # Only the launcher compares states: the graph, which holds the output, grows with the shards as little as it can.
         output = replace(self.output, states=None)
         extract = beam.ParDo(_ExtractShardFn(self.job, output, self.meter, self.threads, gpus))
-        # A reference without an id stands for the shard itself, so that shards without images are written, too.
-        todo = [(shard, ImageRef("", "")) for shard in range(shards) if shard not in self.finished]
+        # An empty piece stands for the shard itself, so that shards without images are written, too.
+        todo = [(shard, b"") for shard in range(shards) if shard not in self.finished]
         refs = (
             begin
             | "Start" >> Begin([b""], self.check, hints)
-            | "ListImages" >> beam.FlatMap(_refs_by_shard, self.job.images, shards, self.finished)
+            | "ListImages" >> beam.FlatMap(_list_images, self.job.images, shards, self.finished, self.folder)
         )
         return (
             (refs, begin | "EveryShard" >> beam.Create(todo))
@@ -308,20 +310,22 @@ def extract_features(
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
         commit = CommitDataset(output, libraries=job.libraries())
-        _ = pipeline | "ExtractFeatures" >> extraction(finished, check) | "CommitDataset" >> commit
+        extract = replace(extraction, finished=finished, check=check, folder=folder)
+        _ = pipeline | "ExtractFeatures" >> extract | "CommitDataset" >> commit
 
-    return run_job(
-        output,
-        build,
-        execution=execution,
-        extras=job.extras(),
-        check=partial(_check_worker, job, _fingerprint_of(output), gpus),
-        overwrite=job.overwrite,
-        verify=job.verify,
-        update=job.update,
-        retry_failed=job.retry_failed,
-        meter=meter,
-    )
+    with _folder_of_references(execution) as folder:
+        return run_job(
+            output,
+            build,
+            execution=execution,
+            extras=job.extras(),
+            check=partial(_check_worker, job, _fingerprint_of(output), gpus),
+            overwrite=job.overwrite,
+            verify=job.verify,
+            update=job.update,
+            retry_failed=job.retry_failed,
+            meter=meter,
+        )
 
 
 def extract_task(
@@ -347,10 +351,16 @@ def extract_task(
         raise UsageError("the job has no task, e.g. Task(0, 64): extract_features makes the whole dataset")
     job.check_execution(execution)
     output, execution, extraction = _prepare(job, execution, meter, listing)
+
+    def run(finished: frozenset[int]) -> None:
+        with _folder_of_references(execution) as folder:
+            extract = replace(extraction, finished=finished, folder=folder)
+            run_pipeline(lambda pipeline: pipeline | "ExtractFeatures" >> extract, execution)
+
     return complete_task(
         output,
         job.task,
-        lambda finished: run_pipeline(lambda pipeline: pipeline | "ExtractFeatures" >> extraction(finished, None), execution),
+        run,
         libraries=job.libraries(),
         verify=job.verify,
         update=job.update,
@@ -358,10 +368,20 @@ def extract_task(
     )
 
 
+@contextmanager
+def _folder_of_references(execution: Execution) -> Iterator[str | None]:
+    """Yield a temporary folder that all workers of a local run see; None for workers elsewhere."""
+    if not execution.is_local:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="imagepivot-references-", ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
 def _prepare(
     job: FeaturesJob, execution: Execution, meter: Meter, listing: Listing | None
-) -> tuple[Output, Execution, Callable[[frozenset[int], FirstWorker | None], ExtractFeatures]]:
-    """Return what a job writes, how it runs, and what makes the transform, given the finished shards and a check."""
+) -> tuple[Output, Execution, ExtractFeatures]:
+    """Return what a job writes, how it runs, and the transform for all of its shards."""
     output = plan_features(job, listing or list_images(job))
     if execution.is_local:
         job.check_device()  # Before anything in the folder is replaced.
@@ -369,5 +389,4 @@ def _prepare(
         execution = replace(execution, workers=max(1, count_gpus(job)))
     workers = execution.local_workers if execution.is_local else 1
     threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
-    accelerator = execution.accelerator
-    return output, execution, lambda finished, check: ExtractFeatures(job, output, finished, meter, threads, check, accelerator)
+    return output, execution, ExtractFeatures(job, output, meter=meter, threads=threads, accelerator=execution.accelerator)

@@ -27,50 +27,20 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from pipelines.running.places import Place, from_ipc, read_place, to_ipc, write_places
 from pipelines.text.ordering import RowKey, cut, first_key
 from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_bytes
 from schemas.output import LOCK_NAME, hold
 from schemas.storage import TEMPORARY_MARK, Folder
 
-__all__ = [
-    "Piece",
-    "Place",
-    "from_ipc",
-    "make_pieces",
-    "on_disk",
-    "read_piece",
-    "read_place",
-    "staging",
-    "to_ipc",
-]
+__all__ = ["Piece", "make_pieces", "on_disk", "read_piece", "staging"]
 
 GATHERED_BYTES = 32 << 20
 """Bytes of captions that a worker gathers before it sorts them."""
 
-Place: TypeAlias = tuple[str, int, int]
-"""Path of a file, offset and length."""
-
 Piece: TypeAlias = tuple[RowKey, bytes | Place]
 """Key of the first row, and all rows as bytes, or the place of these bytes."""
-
-# A third of the bytes on disk, or through the runner's shuffle. Workers are processes: threads for 128 KiB only cost time.
-_IPC = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-_READ = pa.ipc.IpcReadOptions(use_threads=False)
-
-
-def to_ipc(table: pa.Table) -> bytes:
-    """Return a table as the bytes of an Arrow stream."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=_IPC) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def from_ipc(data: bytes) -> pa.Table:
-    """Return the table whose bytes `to_ipc` made."""
-    with pa.ipc.open_stream(data, options=_READ) as reader:
-        return reader.read_all()
 
 
 def make_pieces(
@@ -91,11 +61,10 @@ def make_pieces(
         DatasetError: the folder cannot be written.
     """
     for table in _gather(blocks):
-        pieces = ((number, first_key(rows), to_ipc(rows)) for number, rows in cut(table, shards, left_out))
-        if folder is None:
-            yield from ((number, (first, data)) for number, first, data in pieces)
-        else:
-            yield from _write(pieces, Path(folder) / f".captions-{uuid4().hex}{TEMPORARY_MARK}{os.getpid()}")
+        pieces = (((number, first_key(rows)), to_ipc(rows)) for number, rows in cut(table, shards, left_out))
+        name = f".captions-{uuid4().hex}{TEMPORARY_MARK}{os.getpid()}"
+        contents = pieces if folder is None else write_places(pieces, Path(folder) / name)
+        yield from ((number, (first, content)) for (number, first), content in contents)
 
 
 def _gather(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -111,28 +80,10 @@ def _gather(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(gathered)
 
 
-def _write(pieces: Iterable[tuple[int, RowKey, bytes]], path: Path) -> list[tuple[int, Piece]]:
-    """Write pieces into a file, and return their places."""
-    places: list[tuple[int, Piece]] = []
-    with storage_errors(str(path)), path.open("xb") as file:
-        for number, first, data in pieces:
-            places.append((number, (first, (str(path), file.tell(), len(data)))))
-            file.write(data)
-    return places
-
-
 def read_piece(piece: Piece) -> pa.Table:
     """Return the rows of a piece."""
     content = piece[1]
     return from_ipc(content) if isinstance(content, bytes) else read_place(content)
-
-
-def read_place(place: Place) -> pa.Table:
-    """Return the rows whose bytes are in a file."""
-    path, offset, length = place
-    with storage_errors(path), Path(path).open("rb") as file:
-        file.seek(offset)
-        return from_ipc(file.read(length))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from schemas.dataset import open_dataset
 from schemas.validation import validate
 from tests.integration.processes import start
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 pytest.importorskip("timm", reason="a small model of timm's makes many runs possible")
 

@@ -123,6 +123,7 @@ def test_any_byte_of_a_shard_of_text(copy, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("kind", VECTORS)
 def test_any_byte_of_the_frame_of_a_shard_of_vectors(by_hand, toys, tmp_path, kind):
     """A flipped byte gives a message, or other values in the right place; nothing else ever comes out of pyarrow.

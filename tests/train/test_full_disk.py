@@ -24,7 +24,7 @@ from train.reports.table_reports import read_report
 from train.runs.checkpoints import LAST, read_checkpoint
 from train.runs.logs import LOG, RunLog
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 FULL = "the disk is full: free some space"
 

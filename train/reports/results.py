@@ -8,6 +8,7 @@ from typing import Any
 
 from schemas.errors import DatasetError
 from schemas.filesystems import storage_errors
+from schemas.fingerprints import sha256_of_json
 from schemas.storage import Folder
 
 __all__ = ["DIRECTIONS", "MEASURES", "read_result", "write_result"]
@@ -15,9 +16,12 @@ __all__ = ["DIRECTIONS", "MEASURES", "read_result", "write_result"]
 DIRECTIONS = ("image_to_text", "text_to_image")
 MEASURES = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
 
+_DIGEST = "sha256"
+
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Write a result, whole or not at all."""
+    """Write a result, whole or not at all, with a digest of it."""
+    result = {**result, _DIGEST: sha256_of_json(result)}
     text = json.dumps(result, ensure_ascii=False, indent=2) + "\n"
     Folder(str(path.parent)).write(path.name, text.encode())
 
@@ -31,6 +35,9 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         with storage_errors(str(path)):
             result = json.loads(path.read_bytes())
+        # Results of earlier versions have no digest.
+        if result.pop(_DIGEST, None) not in (None, sha256_of_json(result)):
+            raise ValueError("its content is not what was written")
         _check(result)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(

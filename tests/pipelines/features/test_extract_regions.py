@@ -92,6 +92,7 @@ def describe(request: ExtractorRequest) -> Description:
 @pytest.fixture(autouse=True)
 def fake(monkeypatch):
     monkeypatch.setattr(ExtractorRequest, "describe", describe)
+    monkeypatch.setattr(ExtractorRequest, "spec", lambda request: describe(request).spec)
     monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: FakeRegions(describe(request)))
     monkeypatch.setattr(FakeRegions, "batches", [])
 

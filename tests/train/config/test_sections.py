@@ -38,6 +38,7 @@ def test_every_key_is_read_and_written():
     split = "s"
     validation_split = "v"
     l2_features = true
+    min_count = 3
     [model]
     embedding = 7
     words = 5

@@ -18,7 +18,7 @@ from schemas.errors import ImagepivotError
 from tests.integration.processes import wait_for
 from train.reports.parallel import run_parallel
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 CHORES = """
 import os, pathlib, signal, time

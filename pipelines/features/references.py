@@ -1,0 +1,75 @@
+"""References to images on their way from the listing to the workers that make the shards, whatever their number.
+
+They travel in compressed pieces, each for one shard; in a local run through a file, so that the launcher, which shuffles there,
+holds some bytes for an image and not its names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TypeAlias
+from uuid import uuid4
+
+import pyarrow as pa
+
+from pipelines.inputs.images.base import ImageRef
+from pipelines.running.places import Place, from_ipc, read_place, to_ipc, write_places
+from schemas.keys import shard_of
+
+__all__ = ["Piece", "pieces_of", "refs_of"]
+
+Piece: TypeAlias = bytes | Place
+"""References to images of one shard, as bytes or as their place."""
+
+_GATHERED = 1 << 17
+"""References that a worker gathers before it cuts them into pieces: some 30 MB."""
+
+_SCHEMA = pa.schema(
+    [("image_id", pa.string()), ("uri", pa.string()), ("bytes", pa.int64()), ("offset", pa.int64()), ("version", pa.string())]
+)
+
+
+def pieces_of(
+    refs: Iterable[ImageRef], shards: int, *, left_out: frozenset[int] = frozenset(), folder: str | None = None
+) -> Iterator[tuple[int, Piece]]:
+    """Gather references and cut them into pieces.
+
+    Args:
+        refs: the references.
+        shards: number of shards.
+        left_out: shards whose references are dropped.
+        folder: local folder for the pieces; None to pass their bytes on.
+
+    Yields:
+        The number of a shard, and some of its references.
+
+    Raises:
+        DatasetError: the folder cannot be written.
+    """
+    refs = iter(refs)
+    while gathered := list(islice(refs, _GATHERED)):
+        by_shard: dict[int, list[ImageRef]] = {}
+        for ref in gathered:
+            by_shard.setdefault(shard_of(ref.image_id, shards), []).append(ref)
+        pieces = ((number, _packed(by_shard[number])) for number in sorted(by_shard.keys() - left_out))
+        yield from pieces if folder is None else write_places(pieces, Path(folder) / uuid4().hex)
+
+
+def refs_of(pieces: Iterable[Piece]) -> list[ImageRef]:
+    """Return the references in pieces."""
+    return [
+        ImageRef(*fields)
+        for piece in pieces
+        for fields in zip(*(column.to_pylist() for column in _table(piece).columns), strict=True)
+    ]
+
+
+def _packed(refs: list[ImageRef]) -> bytes:
+    columns = zip(*refs, strict=True)
+    return to_ipc(pa.table([pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)], _SCHEMA))
+
+
+def _table(piece: Piece) -> pa.Table:
+    return from_ipc(piece) if isinstance(piece, bytes) else read_place(piece)
