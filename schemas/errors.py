@@ -5,7 +5,7 @@ one paragraph that says what was expected, what was found (with ``!r``), where (
 Beam as text, so it never depends on attributes of the exception.
 """
 
-__all__ = ["DatasetError", "ImagepivotError", "InputError", "UsageError"]
+__all__ = ["CommittedError", "DatasetError", "ImagepivotError", "InputError", "UsageError"]
 
 
 class ImagepivotError(Exception):
@@ -22,3 +22,7 @@ class InputError(ImagepivotError):
 
 class DatasetError(ImagepivotError):
     """A dataset folder breaks the contract, is of the wrong kind, or is in use by another run."""
+
+
+class CommittedError(DatasetError):
+    """Another run has committed the dataset meanwhile."""

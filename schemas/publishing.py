@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from schemas.errors import DatasetError
+from schemas.errors import CommittedError, DatasetError
 from schemas.failures import failures_name, write_failures
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, Manifest
 from schemas.output import PUBLISHING_NAME, lock_file
@@ -92,7 +92,7 @@ class Attempt:
         shard: name of the shard.
 
     Raises:
-        DatasetError: the dataset is committed.
+        CommittedError: the dataset is committed.
     """
 
     def __init__(self, folder: Folder, shard: str) -> None:
@@ -116,7 +116,7 @@ class Attempt:
 
         Raises:
             LostError: another attempt has published the shard.
-            DatasetError: the dataset was committed meanwhile.
+            CommittedError: the dataset was committed meanwhile.
         """
         if self._folder.has_tags:
             self._publish_tagged(Path(file.name), record, sources, failures)
@@ -186,7 +186,7 @@ class Attempt:
     def _refuse_committed(self) -> None:
         folder = self._folder
         if any((folder.tag(name) if folder.has_tags else folder.state(name)) is not None for name in MANIFEST_NAMES):
-            raise DatasetError(
+            raise CommittedError(
                 f"{self._folder.location!r} is committed: {self._shard} was not written. Give write_dataset or complete_dataset "
                 "overwrite=True to make the dataset again"
             )

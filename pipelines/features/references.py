@@ -26,6 +26,9 @@ Piece: TypeAlias = bytes | Place
 _GATHERED = 1 << 17
 """References that a worker gathers before it cuts them into pieces: some 30 MB."""
 
+_FIRST = 1 << 13
+"""References that are gathered first, and that travel as they are: most listings are no longer."""
+
 _SCHEMA = pa.schema(
     [("image_id", pa.string()), ("uri", pa.string()), ("bytes", pa.int64()), ("offset", pa.int64()), ("version", pa.string())]
 )
@@ -40,7 +43,7 @@ def pieces_of(
         refs: the references.
         shards: number of shards.
         left_out: shards whose references are dropped.
-        folder: local folder for the pieces; None to pass their bytes on.
+        folder: local folder for the pieces of a long listing; None to pass their bytes on.
 
     Yields:
         The number of a shard, and some of its references.
@@ -48,13 +51,14 @@ def pieces_of(
     Raises:
         DatasetError: the folder cannot be written.
     """
-    refs = iter(refs)
-    while gathered := list(islice(refs, _GATHERED)):
+    refs, most = iter(refs), _FIRST
+    while gathered := list(islice(refs, most)):
         by_shard: dict[int, list[ImageRef]] = {}
         for ref in gathered:
             by_shard.setdefault(shard_of(ref.image_id, shards), []).append(ref)
         pieces = ((number, _packed(by_shard[number])) for number in sorted(by_shard.keys() - left_out))
-        yield from pieces if folder is None else write_places(pieces, Path(folder) / uuid4().hex)
+        yield from pieces if folder is None or most == _FIRST else write_places(pieces, Path(folder) / uuid4().hex)
+        most = _GATHERED
 
 
 def refs_of(pieces: Iterable[Piece]) -> list[ImageRef]:

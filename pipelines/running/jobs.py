@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 
 import apache_beam as beam
@@ -13,7 +14,7 @@ from pipelines.running.first_worker import FirstWorker
 from pipelines.running.launching import Launch, work_of
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution, run_pipeline
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import CommittedError, DatasetError, UsageError
 from schemas.interruption import DetachedError
 from schemas.manifest import Manifest
 from schemas.output import Output
@@ -143,7 +144,8 @@ def run_job(
             if launch is not None:
                 launch.close()
 
-    return complete_dataset(
+    complete = partial(
+        complete_dataset,
         output,
         run,
         overwrite=overwrite,
@@ -152,6 +154,11 @@ def run_job(
         retry_failed=retry_failed,
         check=_nothing if launch is None else launch.claim,
     )
+    try:
+        return complete()
+    except CommittedError:
+        # By a job that was given up, or whose runner only said that it was cancelled: what it committed is looked at anew.
+        return complete()
 
 
 def _nothing() -> None:

@@ -18,7 +18,7 @@ import pytest
 from pipelines.running.runner import Execution, run_pipeline
 from schemas.errors import ImagepivotError
 from tests.integration.clusters import Cluster, job_service
-from tests.integration.workload import commands, files, make_inputs
+from tests.integration.workload import commands, files, make_inputs, one_line
 from tests.stores import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -45,14 +45,6 @@ def test_local_paths_are_refused_before_anything_starts(inputs, imagepivot, tmp_
             assert f"the workers of {runner} run on others" in done.stderr
             assert name.partition(" ")[0] in done.stderr
     assert files(folder) == before
-
-
-def one_line(done) -> str:
-    """The error: one line on standard error besides that which names the job, no trace."""
-    lines = [line for line in done.stderr.splitlines() if line and not line.startswith("submitted: job ")]
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("Error: ")
-    return lines[0]
 
 
 def test_a_users_mistake_on_a_worker(cluster, inputs, imagepivot, tmp_path):

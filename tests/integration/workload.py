@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-__all__ = ["MODEL", "OUTPUTS", "commands", "files", "make_inputs"]
+__all__ = ["MODEL", "OUTPUTS", "commands", "files", "make_inputs", "one_line"]
 
 MODEL = "timm:test_resnet.r160_in1k"
 
@@ -62,3 +62,11 @@ def commands(*options: str, at: str = "") -> list[tuple[str, ...]]:
             *options,
         ),
     ]
+
+
+def one_line(done) -> str:
+    """The error: one line on standard error besides that which names the job, no trace."""
+    lines = [line for line in done.stderr.splitlines() if line and not line.startswith("submitted: job ")]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("Error: ")
+    return lines[0]
