@@ -65,6 +65,7 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_two_processes_train_the_model_of_one(toy, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

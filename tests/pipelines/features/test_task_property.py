@@ -94,6 +94,7 @@ def check(seed: int, root: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_an_array_job_ends_with_the_bytes_of_a_plain_run(tmp_path: Path) -> None:
     deadline = time.monotonic() + 60 * MINUTES
     first = int(time.time()) * 1000 if MINUTES else 0

@@ -300,6 +300,7 @@ def test_workers_neither_lose_nor_repeat_a_pair(toy, dataset, workers):
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("dataset", [PairDataset, PairStream])
 def test_spawned_workers(toy, dataset):
     pairs = dataset(toy.captions, toy.features, splits=["val"])
@@ -324,6 +325,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_spawned_workers_of_a_script_beside_a_module_of_the_same_name(toy, tmp_path):
     (tmp_path / "train.py").write_text("raise RuntimeError('a module of the user was imported')")
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -334,6 +336,7 @@ def test_spawned_workers_of_a_script_beside_a_module_of_the_same_name(toy, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_that_live_on_see_the_epoch(toy, context):
     stream = PairStream(toy.captions, toy.features, splits=["val"], shuffle=True)

@@ -51,6 +51,7 @@ def finished(toy_2016, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_a_result_equals_an_evaluation_of_the_run(finished, toy_2016):
     for seed in (0, 1):
         name = f"gella2017/pivot-asym/seed-{seed}"
@@ -239,6 +240,7 @@ def test_the_text_of_a_cell(values, published, text):
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("paper", ["gella2017", "kadar2018"])
 def test_the_plot_is_a_picture(finished, tmp_path, paper):
     plot_report(read_report(str(finished), paper), tmp_path / "plot.png")
@@ -263,6 +265,7 @@ def front_door_log(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_several_runs_at_a_time_give_the_same_results(finished, toy_2016, tmp_path, front_door_log):
     run(job_of(toy_2016, tmp_path / "o", workers=2, seeds=1, rows=("pivot-*",)))
     for name in ("pivot-sym", "pivot-asym"):
@@ -273,6 +276,7 @@ def test_several_runs_at_a_time_give_the_same_results(finished, toy_2016, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_an_error_of_a_run_is_the_error_of_the_command(toy_2016, tmp_path, front_door_log):
     damaged = tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0"
     damaged.mkdir(parents=True)

@@ -21,7 +21,7 @@ from train.loop import TrainJob, train
 from train.reports.table_reports import read_report
 from train.reports.tables import TablesJob, run_tables
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 FLIPS = 24
 ADVICE = ("weights_only", "allow_pickle", "add_safe_globals", "set_default", "trust")
