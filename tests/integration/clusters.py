@@ -23,10 +23,9 @@ from types import SimpleNamespace
 import pytest
 from apache_beam.runners.dataflow import dataflow_runner
 
-import schemas.filesystems
 import tests.dataflow_service
 from tests.integration.processes import wait_for
-from tests.stores import SETTINGS, emulator, free_port
+from tests.stores import emulator, free_port, use
 
 __all__ = ["Cluster", "dask", "dataflow", "job_service"]
 
@@ -124,11 +123,7 @@ def dataflow(root: Path) -> Iterator[Cluster]:
     Inside the block this process uses that store, and Beam's client asks for news more often.
     """
     with emulator("gs") as store, pytest.MonkeyPatch.context() as patch:
-        for name in SETTINGS:
-            patch.delenv(name, raising=False)
-        for name, value in store.environment.items():
-            patch.setenv(name, value)
-        schemas.filesystems._connect.cache_clear()
+        use(store.environment, patch)
         patch.setattr(dataflow_runner, "time", SimpleNamespace(time=time.time, sleep=lambda seconds: time.sleep(seconds / 10)))
         port = free_port()
         service = (tests.dataflow_service.__file__, str(port), str(root / "workers"))

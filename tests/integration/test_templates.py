@@ -7,7 +7,7 @@ import json
 import pytest
 
 from schemas.storage import Folder
-from tests.stores import emulator, is_installed
+from tests.stores import emulator, is_installed, use
 
 pytest.importorskip("google.cloud.dataflow")
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -20,8 +20,7 @@ def test_a_template_is_written_and_nothing_else(imagepivot, tmp_path, monkeypatc
     monkeypatch.setattr(auth._Credentials, "_credentials_init", True)  # None: nobody is asked for any.
     text = "image_id\ttext\na\tx\n"
     with emulator("gs") as store:
-        for name, value in store.environment.items():
-            monkeypatch.setenv(name, value)
+        use(store.environment, monkeypatch)
         source, output = Folder(store.address("in")), Folder(store.address("out"))
         source.write("captions.tsv", text.encode())
         flags = (
