@@ -186,15 +186,16 @@ def frequent_tokens(captions: Captions, min_count: int, *, together: bool) -> di
         min_count: number of occurrences.
         together: count the languages together.
     """
-    lengths, ids = captions.lengths, captions.token_ids
-    languages = np.zeros(len(captions), int) if together else captions.languages
-    of_tokens = np.repeat(languages, lengths)
-    kept = {}
-    for number, name in enumerate(captions.language_names):
-        counts = np.bincount(ids[of_tokens == (0 if together else number)], minlength=len(SPECIALS))
+
+    def frequent(token_ids: np.ndarray) -> tuple[int, ...]:
+        counts = np.bincount(token_ids, minlength=len(SPECIALS))
         counts[: len(SPECIALS)] = min_count
-        kept[name] = tuple(np.flatnonzero(counts >= min_count).tolist())
-    return kept
+        return tuple(np.flatnonzero(counts >= min_count).tolist())
+
+    if together:
+        return dict.fromkeys(captions.language_names, frequent(captions.token_ids))
+    languages = np.repeat(captions.languages, captions.lengths)  # Of each token.
+    return {name: frequent(captions.token_ids[languages == number]) for number, name in enumerate(captions.language_names)}
 
 
 def build_sampler(config: Config, captions: Captions, seed: int) -> Sampler:

@@ -108,7 +108,7 @@ class Launch:
         if found is None:
             return False
         if found.lost_launcher or has_ended(self._state_of(found)):
-            self._clear(found)
+            _clear(found, self._folder)
             return False
         if overwrite or found.work != self.job.work:
             other = "this command would start anew (--overwrite)" if found.work == self.job.work else "this is other work"
@@ -166,7 +166,7 @@ class Launch:
     def close(self) -> None:
         """Delete what tells of the job, unless it goes on."""
         if not self.goes_on:
-            self._clear(self.job)
+            _clear(self.job, self._folder)
 
     def cancel(self) -> str:
         """Ask the runner to end the job, wait until it says so, and return what became of it, in words."""
@@ -182,7 +182,7 @@ class Launch:
                 "seconds: it may go on, and the same command waits for it"
             )
         self.goes_on = False
-        self._clear(self.job)
+        _clear(self.job, self._folder)
         return words
 
     def _wait(self, has_started: Callable[[], bool]) -> None:
@@ -264,10 +264,6 @@ class Launch:
             )
         return state
 
-    def _clear(self, job: RemoteJob) -> None:
-        job.release(self._folder)
-        self._folder.delete(SIGN)
-
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
         """Ask the runner again and again what the workers have counted, for the display."""
@@ -328,9 +324,14 @@ def cancel_job(location: str, flags: tuple[str, ...] = ()) -> str:
             f"asked {service.name} to cancel {job.name}, which it has not confirmed within {_CANCEL_SECONDS:.0f} seconds: it may "
             "go on; give this command again"
         )
+    _clear(job, folder)
+    return words
+
+
+def _clear(job: RemoteJob, folder: Folder) -> None:
+    """Delete what tells of a job."""
     job.release(folder)
     folder.delete(SIGN)
-    return words
 
 
 def _confirmed(state: Callable[[], str | None], job: RemoteJob) -> str | None:

@@ -89,8 +89,6 @@ class PairwiseModel(RetrievalModel):
         return Encoded(self.words(ids), ids != 0)
 
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
-        if b.mask is None:  # Captions are compared with images only.
-            raise NotImplementedError
         products = torch.einsum("ae,bte->abt", a.values[:, 0], b.values).masked_fill(~b.mask, -torch.inf)
         attention = products.softmax(dim=2)
         return (attention * products.nan_to_num(neginf=0)).sum(2)
