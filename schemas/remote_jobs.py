@@ -7,7 +7,6 @@ it. The commit on a worker deletes it, or the launcher does when the job has end
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import platform
 import uuid
@@ -19,7 +18,7 @@ from importlib import metadata
 from schemas.errors import DatasetError
 from schemas.fingerprints import canonical_json
 from schemas.storage import Folder
-from schemas.stored import stored_values
+from schemas.stored import read_stored
 
 __all__ = ["JOB_NAME", "RemoteJob", "refuse_job"]
 
@@ -132,20 +131,11 @@ class RemoteJob:
         Raises:
             DatasetError: it is damaged.
         """
-        try:
-            data = folder.read(JOB_NAME)
-        except FileNotFoundError:
-            return None
-        try:
-            content = json.loads(data)
-            if content.pop("format") != _FORMAT:
-                raise ValueError("it is of another version")
-            return cls(**stored_values(cls, content))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, DatasetError) as error:
-            raise DatasetError(
-                f"{folder.path_of(JOB_NAME)} is damaged ({error}): it says which job is writing this folder. Look among the jobs "
-                "of your runner, and delete the file when none of them does"
-            ) from error
+        meaning = (
+            "it says which job is writing this folder. Look among the jobs of your runner, and delete the file when none of "
+            "them does"
+        )
+        return read_stored(cls, folder, JOB_NAME, version=_FORMAT, has_digest=False, meaning=meaning)
 
 
 def refuse_job(folder: Folder) -> None:

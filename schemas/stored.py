@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Mapping
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from schemas.errors import DatasetError
+from schemas.fingerprints import sha256_of_json
+from schemas.storage import Folder
 
-__all__ = ["stored_values"]
+__all__ = ["read_stored", "stored_values"]
+
+T = TypeVar("T")
 
 _PLAIN = {str: "text", int: "a whole number", bool: "true or false", type(None): "null"}
 
@@ -33,6 +38,35 @@ def stored_values(cls: Any, stored: Any, *, but: tuple[str, ...] = ()) -> dict[s
                 raise DatasetError(f"{name} is {_short(stored[name])}, expected {_named(hint)}")
             values[name] = tuple(stored[name]) if isinstance(stored[name], list) else stored[name]
     return values
+
+
+def read_stored(cls: type[T], folder: Folder, name: str, *, version: str, has_digest: bool, meaning: str) -> T | None:
+    """Read a dataclass from a file of its own; None if there is no such file.
+
+    Args:
+        cls: the dataclass.
+        folder: the folder of the file.
+        name: its name.
+        version: what the file must name as its ``format``.
+        has_digest: whether it names its own SHA-256.
+        meaning: what follows in the message on a damaged file: what it is for, what to do.
+
+    Raises:
+        DatasetError: it is damaged.
+    """
+    try:
+        data = folder.read(name)
+    except FileNotFoundError:
+        return None
+    try:
+        content = json.loads(data)
+        if has_digest and content.pop("sha256") != sha256_of_json(content):
+            raise ValueError("its content does not have the sha256 that it names")
+        if content.pop("format") != version:
+            raise ValueError("it is of another version")
+        return cls(**stored_values(cls, content))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, DatasetError) as error:
+        raise DatasetError(f"{folder.path_of(name)} is damaged ({error}): {meaning}") from error
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -12,7 +12,7 @@ from schemas.fingerprints import Identity, canonical_json, sha256_of_bytes, sha2
 from schemas.manifest import TASKS_NAME
 from schemas.output import Output
 from schemas.storage import Folder
-from schemas.stored import stored_values
+from schemas.stored import read_stored
 from schemas.survey import difference
 from schemas.writing import library_versions
 
@@ -99,21 +99,8 @@ class TaskPlan:
         Raises:
             DatasetError: it is damaged.
         """
-        try:
-            data = folder.read(TASKS_NAME)
-        except FileNotFoundError:
-            return None
-        try:
-            content = json.loads(data)
-            digest = content.pop("sha256")
-            if sha256_of_json(content) != digest or content.pop("format") != _FORMAT:
-                raise ValueError("its content does not have the sha256 that it names, or is of another version")
-            return cls(**stored_values(cls, content))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, DatasetError) as error:
-            raise DatasetError(
-                f"{folder.path_of(TASKS_NAME)} is damaged ({error}): delete it, and give any of the tasks again, which writes it "
-                "anew"
-            ) from error
+        meaning = "delete it, and give any of the tasks again, which writes it anew"
+        return read_stored(cls, folder, TASKS_NAME, version=_FORMAT, has_digest=True, meaning=meaning)
 
     def joined(self, stored: TaskPlan, output: Output, *, updates: bool) -> TaskPlan:
         """Return the plan of a task in a folder where one is stored already.
