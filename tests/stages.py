@@ -86,6 +86,14 @@ class Stage:
         threading.Thread(target=run, name=name, daemon=True).start()
         self._stopped[name].acquire()
 
+    def steps(self, output: Output, choose: Callable[[list[str]], str]) -> Iterator[None]:
+        """Start all attempts, and let one after the other take a step, as chosen among those that can; yield after each step."""
+        for name in self._turns:
+            self.start(name, output)
+        while choices := self.can_go():
+            self.go(choose(choices))
+            yield
+
     def can_go(self) -> list[str]:
         return [name for name in self._turns if name not in self._ended and (not self._publishing or name not in self._waiting)]
 
@@ -116,12 +124,19 @@ def staged(monkeypatch: pytest.MonkeyPatch, names: str) -> Iterator[Stage]:
         yield stage
 
 
-def every_order(play: Callable[[list[str]], list[tuple[str, list[str]]]]) -> int:
-    """Play every order of choices; `play` gets the first ones, and returns what it chose from what. Return the number of orders."""
+def every_order(play: Callable[[Callable[[list[str]], str]], None]) -> int:
+    """Play every order of choices; `play` gets the function that chooses. Return the number of orders."""
     orders, todo = 0, [[]]
     while todo:
         first: list[str] = todo.pop()
-        chosen = play(first)
+        chosen: list[tuple[str, list[str]]] = []
+
+        def choose(choices: list[str], first: list[str] = first, chosen: list[tuple[str, list[str]]] = chosen) -> str:
+            choice = first[len(chosen)] if len(chosen) < len(first) else choices[0]
+            chosen.append((choice, choices))
+            return choice
+
+        play(choose)
         orders += 1
         for number in range(len(first), len(chosen)):
             choice, choices = chosen[number]

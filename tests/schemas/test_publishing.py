@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,16 +42,11 @@ def alone(tmp_path_factory) -> dict[str, dict[str, bytes]]:
 def test_two_attempts_at_once_publish_one_of_them(monkeypatch, tmp_path, alone, names, commits):
     outcomes: Counter[str] = Counter()
 
-    def play(first: list[str]) -> list[tuple[str, list[str]]]:
+    def play(choose: Callable[[list[str]], str]) -> None:
         output = output_in(tmp_path / str(sum(outcomes.values())))
-        committed, chosen = None, []
+        committed = None
         with staged(monkeypatch, names) as stage:
-            for name in names:
-                stage.start(name, output)
-            while choices := stage.can_go():
-                choice = first[len(chosen)] if len(chosen) < len(first) else choices[0]
-                chosen.append((choice, choices))
-                stage.go(choice)
+            for _ in stage.steps(output, choose):
                 if commits == "after the first" and stage.ended() and committed is None and stage._publishing is None:
                     commit(output)
                     committed = bytes_of(output.folder.local_path)
@@ -63,7 +58,6 @@ def test_two_attempts_at_once_publish_one_of_them(monkeypatch, tmp_path, alone, 
         [winner] = [name for name in names if alone[name] == result]
         assert all("is committed: part-00000-of-00001.parquet was not written" in str(error) for error in stage.errors.values())
         outcomes[winner] += 1
-        return chosen
 
     assert every_order(play) > 40
     assert set(outcomes) == set(names)
@@ -109,16 +103,11 @@ def test_two_attempts_at_once_publish_one_of_them_where_there_are_tags(monkeypat
     outcomes: Counter[str] = Counter()
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
-    def play(first: list[str]) -> list[tuple[str, list[str]]]:
+    def play(choose: Callable[[list[str]], str]) -> None:
         output = output_in(tmp_path / str(sum(outcomes.values())))
-        committed, chosen = None, []
+        committed = None
         with staged(monkeypatch, names) as stage:
-            for name in names:
-                stage.start(name, output)
-            while choices := stage.can_go():
-                choice = first[len(chosen)] if len(chosen) < len(first) else choices[0]
-                chosen.append((choice, choices))
-                stage.go(choice)
+            for _ in stage.steps(output, choose):
                 if commits and stage.ended() and committed is None and Survey(output).usable():
                     commit(output)
                     committed = bytes_of(output.folder.local_path)
@@ -131,7 +120,6 @@ def test_two_attempts_at_once_publish_one_of_them_where_there_are_tags(monkeypat
         rows, failed = (len(open_dataset(output.folder.local_path)), "_failures/part-00000-of-00001.jsonl" in result)
         assert (rows, failed) in ((2, False), (1, True))
         outcomes[hashlib.sha256(result["part-00000-of-00001.parquet"]).hexdigest()] += 1
-        return chosen
 
     assert every_order(play) > 100
     assert len(outcomes) == 2
