@@ -117,11 +117,9 @@ def pooled(encoded: Encoded, pooling: Literal["mean", "max"]) -> Tensor:
     """Return one vector ``[B, E]`` for each item: the mean or the greatest value of its vectors, or the only one that it has."""
     if encoded.values.dim() == 2:
         return encoded.values
-    if encoded.mask is None:
-        return encoded.values.mean(1) if pooling == "mean" else encoded.values.amax(1)
-    outside = ~encoded.mask[..., None]
+    outside = ~encoded.present[..., None]
     if pooling == "mean":
-        return encoded.values.masked_fill(outside, 0).sum(1) / encoded.mask.sum(1, keepdim=True)
+        return encoded.values.masked_fill(outside, 0).sum(1) / encoded.present.sum(1, keepdim=True)
     return encoded.values.masked_fill(outside, -torch.inf).amax(1)
 
 
