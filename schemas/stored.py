@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Mapping
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_json
-from schemas.storage import Folder
+
+if TYPE_CHECKING:  # the storage loads Arrow, and completion in a shell needs the names of extractors alone
+    from schemas.storage import Folder
 
 __all__ = ["read_stored", "stored_values"]
 
