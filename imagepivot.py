@@ -116,7 +116,7 @@ if TYPE_CHECKING:
     from train.evaluation import score_run as score_run
     from train.evaluation import search as search
     from train.evaluation import search_gallery as search_gallery
-    from train.loop import TrainJob as TrainJob
+    from train.jobs import TrainJob as TrainJob
     from train.loop import train as train
     from train.material import Material as Material
     from train.material import open_material as open_material
@@ -320,7 +320,8 @@ _MODULES = {
         "search_gallery",
         "SearchJob",
     ),
-    "train.loop": ("train", "TrainJob"),
+    "train.jobs": ("TrainJob",),
+    "train.loop": ("train",),
     "train.material": ("Material", "open_material"),
     "train.models": ("Dimensions", "Encoded", "ImageBatch", "register_model", "RetrievalModel"),
     "train.reports.tables": ("run_tables", "TablesJob"),

@@ -68,11 +68,13 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "runs": {"config", "models"},
         "evaluation": {"config", "data", "devices", "models", "runs"},
         "material": {"config", "data", "evaluation", "models", "objectives"},
+        "jobs": {"config", "data", "devices", "runs"},
         "loop": {
-            *("config", "data", "devices", "distributed", "material", "models", "objectives", "progress", "runs", "schedules"),
+            *("config", "data", "devices", "distributed", "jobs", "material", "models", "objectives", "progress", "runs"),
+            "schedules",
         },
-        "reports": {"config", "data", "devices", "evaluation", "loop", "runs"},
-        "demo": {"config", "data", "evaluation", "loop", "progress", "reports", "runs"},
+        "reports": {"config", "data", "devices", "evaluation", "jobs", "loop", "runs"},
+        "demo": {"config", "data", "evaluation", "jobs", "loop", "progress", "reports", "runs"},
         "commands": {"*"},
     },
 }

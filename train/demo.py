@@ -17,7 +17,8 @@ from train.config.sections import resolve
 from train.data.corpus import Corpus
 from train.evaluation.scoring import score_run
 from train.evaluation.searching import Tokenize, embed_gallery, search_gallery
-from train.loop import TrainJob, train
+from train.jobs import TrainJob
+from train.loop import train
 from train.progress import ProgressLine
 from train.reports.score_tables import score_table
 from train.runs.checkpoints import BEST, LAST

@@ -19,7 +19,8 @@ from train.config.sections import from_toml
 from train.data.captions import Captions
 from train.data.corpus import Corpus
 from train.data.splits import open_data
-from train.loop import Result, TrainJob, train
+from train.jobs import Result, TrainJob
+from train.loop import train
 from train.models.catalogue import build_model
 from train.models.dimensions import Dimensions
 from train.runs.checkpoints import BEST, Checkpoint, Standing, write_checkpoint

@@ -11,7 +11,8 @@ import torch
 from schemas.storage import Folder
 from train.config.sections import from_toml
 from train.distributed import Processes, join_processes
-from train.loop import TrainJob, train
+from train.jobs import TrainJob
+from train.loop import train
 from train.runs.checkpoints import LAST, read_checkpoint
 
 CONFIG = """
@@ -33,7 +34,8 @@ SCRIPT = """
 import sys
 from train.config.sections import from_toml
 from train.data.corpus import Corpus
-from train.loop import TrainJob, train
+from train.jobs import TrainJob
+from train.loop import train
 
 captions, features, vocabulary, output, text = sys.argv[1:]
 result = train(TrainJob(from_toml(text, "test"), Corpus(captions, features, vocabulary), output, device="cpu"))

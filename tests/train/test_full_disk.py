@@ -17,7 +17,8 @@ from tests.train.trainings import CONFIG, assert_equal, weights
 from train.config.sections import from_toml
 from train.data.mapping import mapped_array
 from train.evaluation.embedding import EmbedJob, embed
-from train.loop import TrainJob, train
+from train.jobs import TrainJob
+from train.loop import train
 from train.reports.results import write_result
 from train.reports.table_plots import plot_report
 from train.reports.table_reports import read_report

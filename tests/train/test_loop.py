@@ -11,7 +11,8 @@ from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, event
 from train.config.sections import from_toml
 from train.data.corpus import Corpus
 from train.evaluation.evaluating import evaluate
-from train.loop import TrainJob, train
+from train.jobs import TrainJob
+from train.loop import train
 from train.material import open_material
 from train.runs.checkpoints import Standing
 from train.runs.run import open_run

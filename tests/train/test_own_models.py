@@ -20,7 +20,8 @@ from train.config.models import ModelConfig, VseConfig, model_kinds
 from train.config.sections import from_toml, to_toml
 from train.data.batches import CaptionBatch
 from train.evaluation import EvaluateJob, SearchJob, embed_run, evaluate_run, search
-from train.loop import TrainJob, train
+from train.jobs import TrainJob
+from train.loop import train
 from train.material import open_material
 from train.models import Dimensions, Encoded, ImageBatch, RetrievalModel, catalogue, register_model
 from train.runs import open_run

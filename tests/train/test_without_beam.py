@@ -50,7 +50,8 @@ for module in pkgutil.walk_packages(train.__path__, "train."):
 from train.config import resolve
 from train.data import Corpus, open_data
 from train.evaluation import evaluate
-from train.loop import TrainJob, train
+from train.jobs import TrainJob
+from train.loop import train
 from train.runs import open_run
 
 captions, features, vocabulary, output = sys.argv[2:]

@@ -27,7 +27,8 @@ from train.data.corpus import Corpus
 from train.data.splits import TEST_SPLITS, LeftOut, check_images, without_images
 from train.devices import check_device_name, check_precision_name, resolve_device
 from train.evaluation.scoring import portions_in, score_run
-from train.loop import Remark, TrainJob, train
+from train.jobs import TrainJob
+from train.loop import Remark, train
 from train.reports.parallel import run_parallel
 from train.reports.published import rows_of_paper
 from train.reports.results import read_result, write_result

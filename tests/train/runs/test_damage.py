@@ -17,7 +17,8 @@ from train.config.sections import from_toml
 from train.evaluation.embedding import EmbedJob, embed
 from train.evaluation.scoring import EvaluateJob, evaluate_run
 from train.evaluation.searching import SearchJob, search
-from train.loop import TrainJob, train
+from train.jobs import TrainJob
+from train.loop import train
 from train.reports.table_reports import read_report
 from train.reports.tables import TablesJob, run_tables
 

@@ -19,7 +19,8 @@ import os, signal, sys
 import torch
 from train.config.sections import from_toml
 from train.data.corpus import Corpus
-from train.loop import TrainJob, train
+from train.jobs import TrainJob
+from train.loop import train
 
 captions, features, vocabulary, output, text, step, where = sys.argv[1:]
 

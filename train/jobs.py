@@ -1,0 +1,85 @@
+"""One training: what is asked for, and what comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.errors import UsageError
+from schemas.storage import Folder
+from train.config.sections import Config
+from train.data.corpus import Corpus
+from train.data.splits import LeftOut
+from train.devices import check_device_name, check_precision_name
+from train.runs.checkpoints import Standing
+
+__all__ = ["Result", "TrainJob"]
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One training, as ``imagepivot train`` runs it.
+
+    Attributes:
+        config: the model and how to train it.
+        corpus: folders of captions, features and vocabulary; None where `train` is given the material itself.
+        output: folder of the run, on this machine.
+        seed: seed for initial weights, order and sampling.
+        device: a name that `train.devices.resolve_device` knows.
+        precision: a name that `train.devices.check_precision` knows.
+        compile: compile model and loss, which needs a GPU.
+        resume: continue from the last checkpoint in ``output`` if there is one. Configuration, seed, precision and data must be
+            the same; ``max_steps``, ``max_epochs`` and ``patience`` may differ.
+        save_every: steps between two checkpoints; one is also written after each evaluation.
+        tensorboard: also write events for TensorBoard.
+        memory_map: folder for a copy of features that do not fit into memory.
+        allow_missing_features: leave out the captions of images that lack features, in training and validation, instead of
+            raising an error.
+
+    Raises:
+        UsageError: a value is missing or impossible.
+    """
+
+    config: Config
+    corpus: Corpus | None
+    output: str
+    seed: int = 0
+    device: str = "auto"
+    precision: str = "fp32"
+    compile: bool = False
+    resume: bool = False
+    save_every: int = 500
+    tensorboard: bool = False
+    memory_map: str | None = None
+    allow_missing_features: bool = False
+
+    def __post_init__(self) -> None:
+        datasets = {} if self.corpus is None else vars(self.corpus)
+        folders = {"OUTPUT": self.output, **{f"--{name}": location for name, location in datasets.items()}}
+        for name, location in folders.items():
+            if not location:
+                raise UsageError(
+                    f"{name} is missing: imagepivot train CONFIG OUTPUT --captions ... --features ... --vocabulary ..."
+                )
+        if self.seed < 0:
+            raise UsageError(f"seed is {self.seed}, expected 0 or more")
+        if self.save_every < 1:
+            raise UsageError(f"save_every is {self.save_every}, expected 1 or more")
+        check_device_name(self.device)
+        check_precision_name(self.precision)
+        if not Folder(self.output).is_local:
+            raise UsageError(f"{self.output!r} is not a local folder: train into one, and copy the run when it is done")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a training.
+
+    Attributes:
+        folder: folder of the run; `train.runs.open_run` opens it.
+        standing: steps, best score, and why the training stopped.
+        left_out: the images without features that were left out, by split.
+    """
+
+    folder: str
+    standing: Standing
+    left_out: tuple[LeftOut, ...] = ()
