@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +21,17 @@ from schemas.output import Output
 from schemas.storage import Folder
 from schemas.writing import open_shard
 
+Choose = Callable[[list[str], str], str]
+
 SPEC = FeatureSpec("x", (2,))
 
 
 def output_in(location: Path | str) -> Output:
     return Output(Folder(str(location)), Identity("features", {"feature": SPEC.to_json()}, shards=1))
+
+
+def bytes_of(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 def attempt(output: Output, name: str) -> None:
@@ -49,10 +56,12 @@ class Stage:
         self._publishing: str | None = None
         self._waiting: set[str] = set()
         self._ended: set[str] = set()
+        self.seen: dict[str, list[str]] = {name: [] for name in names}
         self.errors: dict[str, BaseException] = {}
         self.unforeseen: list[BaseException] = []
 
     def stop(self) -> None:
+        """Wait for one's turn, in an attempt; what is not one, a commit for example, goes on."""
         if (name := threading.current_thread().name) in self._turns:
             self._stopped[name].release()
             self._turns[name].acquire()
@@ -86,12 +95,22 @@ class Stage:
         threading.Thread(target=run, name=name, daemon=True).start()
         self._stopped[name].acquire()
 
-    def steps(self, output: Output, choose: Callable[[list[str]], str]) -> Iterator[None]:
+    def see(self, result: object) -> None:
+        """Keep what an attempt got to see: with the turns that it had, all that its next steps depend on."""
+        if (name := threading.current_thread().name) in self.seen:
+            self.seen[name].append(repr(result))
+
+    def identifier(self) -> uuid.UUID:
+        """Return what is another one for each attempt and each of its steps, but the same in each play."""
+        name = threading.current_thread().name
+        return uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {len(self.seen.get(name, ()))}")
+
+    def steps(self, output: Output, choose: Choose) -> Iterator[None]:
         """Start all attempts, and let one after the other take a step, as chosen among those that can; yield after each step."""
         for name in self._turns:
             self.start(name, output)
         while choices := self.can_go():
-            self.go(choose(choices))
+            self.go(choose(choices, repr((bytes_of(output.folder.local_path), self.seen))))
             yield
 
     def can_go(self) -> list[str]:
@@ -101,6 +120,7 @@ class Stage:
         return sorted(self._ended)
 
     def go(self, name: str) -> None:
+        self.seen[name].append("its turn")
         self._turns[name].release()
         self._stopped[name].acquire()
 
@@ -113,32 +133,43 @@ def staged(monkeypatch: pytest.MonkeyPatch, names: str) -> Iterator[Stage]:
         def call(folder, *arguments):
             if MANIFEST_NAMES[0] not in arguments and MANIFEST_NAMES[1] not in arguments:
                 stage.stop()
-            return function(folder, *arguments)
+            stage.see(result := function(folder, *arguments))
+            return result
 
         return call
 
     with monkeypatch.context() as patch:
         patch.setattr(publishing, "publishing", stage.publishing)
+        patch.setattr(uuid, "uuid4", stage.identifier)
         for name in ("state", "_publish", "delete", "tag", "read_tagged", "swap"):
             patch.setattr(Folder, name, stopping(getattr(Folder, name)))
         yield stage
 
 
-def every_order(play: Callable[[Callable[[list[str]], str]], None]) -> int:
-    """Play every order of choices; `play` gets the function that chooses. Return the number of orders."""
-    orders, todo = 0, [[]]
+def every_order(play: Callable[[Choose], None]) -> int:
+    """Play orders of choices until every one has been played, or has led to where another had been. Return how many were played.
+
+    Args:
+        play: gets the function that chooses, and calls it with the choices and all that the rest of the play depends on.
+    """
+    orders, todo, been = 0, [[]], set()
     while todo:
         first: list[str] = todo.pop()
-        chosen: list[tuple[str, list[str]]] = []
+        chosen: list[str] = []
+        others: list[list[str]] = []
 
-        def choose(choices: list[str], first: list[str] = first, chosen: list[tuple[str, list[str]]] = chosen) -> str:
-            choice = first[len(chosen)] if len(chosen) < len(first) else choices[0]
-            chosen.append((choice, choices))
+        def choose(choices: list[str], state: str, first=first, chosen=chosen, others=others) -> str:
+            if len(chosen) < len(first):
+                choice = first[len(chosen)]
+            else:
+                choice = choices[0]
+                if state not in been:
+                    others += [[*chosen, other] for other in choices[1:]]
+                been.add(state)
+            chosen.append(choice)
             return choice
 
         play(choose)
         orders += 1
-        for number in range(len(first), len(chosen)):
-            choice, choices = chosen[number]
-            todo += [[*(name for name, _ in chosen[:number]), other] for other in choices if other != choice]
+        todo += others
     return orders

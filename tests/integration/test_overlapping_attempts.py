@@ -66,7 +66,7 @@ def test_two_attempts_at_once_publish_one_of_them(monkeypatch, store, alone, nam
     output = output_in(store.address(f"{names}/{commits}/{seed}"))
     committed, chance = None, random.Random(seed)
     with staged(monkeypatch, names) as stage:
-        for _ in stage.steps(output, chance.choice):
+        for _ in stage.steps(output, lambda choices, state: chance.choice(choices)):
             if commits and stage.ended() and committed is None and Survey(output).usable():
                 commit(output)
                 committed = bytes_of(output.folder.location)
