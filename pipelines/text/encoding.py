@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import apache_beam as beam
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.metrics import Metrics
@@ -24,7 +25,7 @@ from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.parameters import CaptionsParameters, EncodedParameters
 from schemas.storage import Folder
-from schemas.vocabulary import UNK, Vocabulary
+from schemas.vocabulary import END, START, UNK, Vocabulary
 from schemas.writing import open_shard
 
 __all__ = ["EncodeCaptions", "EncodeJob", "encode_captions", "encode_table"]
@@ -67,15 +68,23 @@ def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) ->
         Rows of kind ``encoded`` in the same order, and statistics: captions, tokens kept, ``<unk>`` among these, and captions
         that were cut.
     """
-    ids = [vocabulary.encode(tokens, max_length=max_length) for tokens in captions["tokens"].to_pylist()]
-    column = pa.array(ids, ENCODED.field("token_ids").type)
-    lengths = pc.list_value_length(column)
+    tokens = pc.list_slice(captions["tokens"].combine_chunks(), 0, max_length)
+    encoded = tokens.flatten().dictionary_encode()
+    ids_of_words = np.array([vocabulary.ids.get(word, UNK) for word in encoded.dictionary.to_pylist()], np.int32)
+    lengths = pc.list_value_length(tokens).to_numpy() + 2
+    ends = np.cumsum(lengths, dtype=np.int32)
+    ids = np.empty(lengths.sum(), np.int32)
+    is_token = np.ones(len(ids), bool)
+    for place, special in ((ends - lengths, START), (ends - 1, END)):
+        ids[place], is_token[place] = special, False
+    ids[is_token] = ids_of_words[encoded.indices.to_numpy()]
+    column = pa.ListArray.from_arrays(np.append(np.int32(0), ends), ids)
     columns = [captions[name].combine_chunks() for name in ENCODED.names[:-2]]
-    table = pa.table([*columns, column, lengths], schema=ENCODED)
+    table = pa.table([*columns, column.cast(ENCODED.field("token_ids").type), pa.array(lengths)], schema=ENCODED)
     statistics = {
         "captions": table.num_rows,
-        "tokens": (pc.sum(lengths).as_py() or 0) - 2 * table.num_rows,
-        "unknown_tokens": sum(row.count(UNK) for row in ids),
+        "tokens": len(ids) - 2 * table.num_rows,
+        "unknown_tokens": int(np.count_nonzero(ids == UNK)),
         "captions_cut": pc.sum(pc.greater(pc.list_value_length(captions["tokens"]), max_length)).as_py() or 0,
     }
     return table, statistics

@@ -6,10 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from itertools import combinations
 from typing import Any, Literal
 
 import apache_beam as beam
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.running.first_worker import Begin, FirstWorker
@@ -68,10 +71,13 @@ class VocabularyJob:
 def count_tokens(captions: Dataset, shard: int) -> dict[tuple[str, str, str], Counter[str]]:
     """Count the tokens in one shard of captions, by (portion, split, language)."""
     counts: dict[tuple[str, str, str], Counter[str]] = {}
-    columns = ("portion", "split", "language", "tokens")
-    for batch in captions.shard_batches(shard, columns):
-        for portion, split, language, tokens in zip(*(batch[name].to_pylist() for name in columns), strict=True):
-            counts.setdefault((portion, split, language), Counter()).update(tokens)
+    names = ["portion", "split", "language"]
+    for batch in captions.shard_batches(shard, [*names, "tokens"]):
+        for group in pa.table(batch.select(names)).group_by(names).aggregate([]).to_pylist():
+            of_group = reduce(pc.and_, (pc.equal(batch[name], value) for name, value in group.items()))
+            tokens, times = batch["tokens"].filter(of_group).flatten().value_counts().flatten()
+            counter = counts.setdefault((group["portion"], group["split"], group["language"]), Counter())
+            counter.update(dict(zip(tokens.to_pylist(), times.to_pylist(), strict=True)))
     return counts
 
 
