@@ -157,7 +157,7 @@ def open_material(
         dimensions=Dimensions(
             languages=data.languages,
             vocabulary_size=len(vocabulary),
-            feature_shape=training.features.array.shape[1:],
+            feature_shape=training.features.shape[1:],
             language_ids=language_ids,
         ),
     )
@@ -220,8 +220,7 @@ def inputs_of(data: TrainingData, batch: Batch, device: torch.device, rows: slic
     captions = data.captions
     images = None
     if batch.task != "c2c":
-        features = np.ascontiguousarray(data.features.array[batch.images[rows]], np.float32)
-        images = ImageBatch(torch.from_numpy(features).to(device))
+        images = ImageBatch(torch.from_numpy(data.features[batch.images[rows]]).to(device))
     return Inputs(
         task=batch.task,
         numbers=torch.from_numpy(np.asarray(batch.images, np.int64)).to(device),

@@ -94,7 +94,7 @@ def test_both_splits_may_be_mapped(toy, tmp_path, monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 1)
     material = open_material(from_toml(CONFIG, "test"), toy, seed=0, memory_map=str(tmp_path))
     for data in (material.training, material.validation):
-        assert isinstance(data.features.array, np.memmap)
+        assert isinstance(data.features.stored, np.memmap)
 
 
 def test_samplers(toy):
