@@ -62,7 +62,8 @@ def train(
     Args:
         job: what to train.
         watch: receives a report every few steps and after each evaluation.
-        remark: receives a sentence about the captions that are left out, for each split that lacks features.
+        remark: receives a sentence about the captions that are left out, for each split that lacks features, and about features of
+            zeros or of wild norms.
         material: what to train on, instead of the job's corpus.
 
     Raises:
@@ -96,8 +97,8 @@ def train(
         loop = _Loop(job, material, start, processes, device, watch)
         loop.begin(before)
         if processes.is_first:
-            for left_out in material.left_out:
-                remark(left_out.remark)
+            for found in (*material.left_out, *material.odd_features):
+                remark(found.remark)
         return Result(job.output, loop.run(), material.left_out)
 
 
@@ -211,8 +212,11 @@ class _Loop:
             self.folder.write(CONFIG, self.start.config.encode())
             if self.standing.step and self.standing.best_step == self.standing.step:
                 self._save(BEST)  # A process may have been killed between writing last.pt and best.pt.
-            for left_out in self.material.left_out if not self.standing.step else ():
-                log.write("left_out", 0, left_out.to_dict())
+            if not self.standing.step:
+                for left_out in self.material.left_out:
+                    log.write("left_out", 0, left_out.to_dict())
+                for odd in self.material.odd_features:
+                    log.write("odd_features", 0, odd.to_dict())
             return self._run(log)
 
     def _run(self, log: RunLog | None) -> Standing:

@@ -176,7 +176,7 @@ def _mapped(
     rows = pc.index_in(pa.array(image_ids, pa.string()), pa.array(dataset.image_ids(), pa.string())).to_numpy().astype(np.int64)
     features = ImageFeatures(copy["stored"], copy["norms"], rows, spec, l2)
     # Only what is read counts. A sum of squares may also overflow.
-    doubtful = np.flatnonzero(~np.isfinite(features.norms[rows].reshape(len(rows), -1)).all(1))
+    doubtful = np.unique(np.nonzero(~np.isfinite(features.norms[rows]))[0])
     check_finite(features.stored[rows[doubtful]], dataset, [image_ids[n] for n in doubtful.tolist()])
     return features
 

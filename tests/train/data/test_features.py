@@ -81,9 +81,10 @@ def test_several_features_of_an_image_stay_apart(features):
         np.testing.assert_allclose(row, values / np.linalg.norm(values, axis=1, keepdims=True), rtol=2e-7)
 
 
-def test_no_images(features):
+def test_no_images(features, tmp_path):
     dataset, _ = features()
-    assert read_features(dataset, []).array.shape == (0, 6)
+    for arguments in ({}, {"memory_map": tmp_path / "cache"}):
+        assert read_features(dataset, [], **arguments).array.shape == (0, 6)
 
 
 def test_a_mapped_file_is_used_again(features, tmp_path):
@@ -99,7 +100,9 @@ def test_a_mapped_file_is_used_again(features, tmp_path):
         again.stored[0] = 0
     # Whatever is asked of the dataset, there is one copy.
     assert np.array_equal(read_features(dataset, IDS[4::-1], **arguments).array, first.array[::-1])
-    np.testing.assert_allclose(np.linalg.norm(read_features(dataset, IDS[:3], l2=True, **arguments).array, axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(
+        np.linalg.norm(read_features(dataset, IDS[:3], l2=True, **arguments).array, axis=1), 1, rtol=1e-6
+    )
     assert len(read_features(dataset, IDS, **arguments)) == len(IDS)
     assert list((tmp_path / "cache").iterdir()) == [path]
     # Other data need another file; the features of a dataset may also grow, and its fingerprint stays.
