@@ -62,6 +62,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "distributed": {"models"},
         "progress": set(),
         "interruption": set(),
+        "voice": set(),
         "data": {"config"},
         "models": {"config", "data"},
         "objectives": {"config", "data", "models"},

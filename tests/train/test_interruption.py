@@ -5,17 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from schemas.storage import Folder
 from tests.integration.processes import start, wait_for
-from tests.train.trainings import CONFIG, assert_equal, contents, events
+from tests.train.trainings import CONFIG, assert_equal, contents
 from train.config.sections import from_toml
 from train.interruption import held_back
 from train.jobs import TrainJob
@@ -202,59 +199,3 @@ def _interrupt_the_material() -> None:
     import train.loop
 
     train.loop.open_material = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGINT)
-
-
-# --- two processes ---------------------------------------------------------------------------------------------------
-
-
-def torchrun(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start the command in two processes."""
-    script = str(Path(sys.executable).with_name("imagepivot"))
-    return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, *arguments],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("whole", [True, False])
-def test_two_processes_stop_at_the_same_step(toy, tmp_path, whole):
-    """Whether both are asked, as by Ctrl-C, or only the second one."""
-    (tmp_path / "own.toml").write_text(FOREVER)
-    data = ("--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary, "--device", "cpu")
-    process = torchrun(tmp_path, "train", "own.toml", "run", *data, "--save-every", "20")
-    try:
-        wait_for(lambda: (tmp_path / "run" / "last.pt").exists() or process.poll() is not None)
-        if whole:
-            os.kill(process.pid, signal.SIGINT)
-        else:
-            [second] = [
-                int(path.parent.name)
-                for path in Path("/proc").glob("[0-9]*/environ")
-                if _reads(path, f"{os.sep}{tmp_path.name}", b"\0RANK=1\0")
-            ]
-            os.kill(second, signal.SIGTERM)
-        _, err = process.communicate(timeout=200)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    step = read_checkpoint(Folder(str(tmp_path / "run")), LAST).standing.step
-    assert err.count(f"stopped at step {step:,}; last.pt holds it, the same command with --resume goes on\n") == 1
-    assert err.count("stopped") == 1
-    assert not list((tmp_path / "run").glob(".*"))
-    assert len(events(tmp_path / "run", "step")) == step // 10
-
-
-def _reads(path: Path, folder: str, text: bytes) -> bool:
-    """Whether a process works in a folder, and has a variable."""
-    try:
-        return str(path.with_name("cwd").readlink()).endswith(folder) and text in path.read_bytes()
-    except OSError:
-        return False
