@@ -118,7 +118,8 @@ def test_an_error_of_all_is_heard_once(data, tmp_path, arguments, message, code)
     assert process.returncode != 0
     assert err.count(message) == 1, err
     codes = {int(number) for number in re.findall(r"exitcode\s*: (-?[0-9]+)", err)}
-    assert codes == {code}
+    assert code in codes
+    assert codes <= {code, -signal.SIGTERM, 128 + signal.SIGTERM}  # torchrun ends whoever is still on the way to the error.
 
 
 @pytest.mark.parametrize("log_json", [False, True])

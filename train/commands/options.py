@@ -78,7 +78,10 @@ AllowMissingFeatures = Annotated[
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="A value of the configuration, e.g. [i]model.embedding=256[/i]; may be repeated."
+        "--set",
+        metavar="KEY=VALUE",
+        help="A value of the configuration, e.g. [i]model.embedding=256[/i], [i]data.l2_features=true[/i] or "
+        "[i]'schedule.monitor=[\"en\"]'[/i]; may be repeated.",
     ),
 ]
 LogJson = Annotated[
