@@ -71,7 +71,12 @@ Device = Annotated[
     str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", autocompletion=_devices)
 ]
 Precision = Annotated[str, typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32.", autocompletion=_precisions)]
-MemoryMap = Annotated[str, typer.Option("--memory-map", help="Folder for a copy of features that do not fit into memory.")]
+MemoryMap = Annotated[
+    str,
+    typer.Option(
+        "--memory-map", help="Folder for a copy of the features, which is mapped into memory and which all runs share."
+    ),
+]
 AllowMissingFeatures = Annotated[
     bool, typer.Option("--allow-missing-features", help="Leave out captions whose images lack features, and say how many.")
 ]
