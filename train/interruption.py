@@ -35,13 +35,14 @@ def held_back() -> Iterator[Interruption]:
     After the block the signal is raised that was agreed on, and does what it would have done: Ctrl-C raises `KeyboardInterrupt`. A
     second one is not held back. Signals are left alone where they are ignored, as under nohup, outside the main thread, which alone
     can receive them, and in a worker that does not catch them: its parent ends it with SIGTERM.
+
+    Raises:
+        KeyboardInterrupt: a signal was agreed on, and nothing else came of it.
     """
     interruption = Interruption()
-    if threading.current_thread() is not threading.main_thread():
-        yield interruption
-        return
     alone = {signal.SIG_IGN, None} if multiprocessing.parent_process() is None else {signal.SIG_IGN, None, signal.SIG_DFL}
-    before = {number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) not in alone}
+    numbers = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) not in alone}
 
     def restore() -> None:
         for number, handler in before.items():
@@ -59,5 +60,8 @@ def held_back() -> Iterator[Interruption]:
         yield interruption
     finally:
         restore()
-    if interruption.agreed or interruption.received:
-        signal.raise_signal(interruption.agreed or interruption.received)
+    number = interruption.agreed or interruption.received
+    if number in before:
+        signal.raise_signal(number)
+    if interruption.agreed:
+        raise KeyboardInterrupt  # A handler may only take note: nobody should take what was stopped for done.

@@ -33,7 +33,11 @@ class Voice:
     """
 
     def __init__(self) -> None:
-        self.rank, self.size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+        self.rank, self.size = 0, 1
+        if (
+            "TORCHELASTIC_RUN_ID" in os.environ
+        ):  # Others set such numbers, too, for processes that have nothing to do with each other.
+            self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._speech: int | None = None
 
     def lower(self) -> None:

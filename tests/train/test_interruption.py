@@ -76,6 +76,18 @@ def test_other_signals_do_afterwards_what_they_did(handlers):
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
+def test_what_was_stopped_is_not_taken_for_done(handlers, handler):
+    signal.signal(signal.SIGTERM, handler)
+
+    def block() -> None:
+        with held_back() as interruption:
+            interruption.agreed = signal.SIGTERM
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+
+
 def test_what_another_process_received_is_raised_here(handlers):
     received = []
 

@@ -246,7 +246,9 @@ def test_features_of_zeros_are_reported_and_spoil_nothing(toy, new_dataset, tmp_
     assert remarks[0].startswith(
         "odd features in split 'train': of 40 images 2 have a feature of zeros, for example train-004;"
     )
-    assert remarks[1].startswith("odd features in split 'val': of 12 images 1 one whose norm is more than 100 times the median")
+    assert remarks[1].startswith(
+        "odd features in split 'val': of 12 images 1 have a feature whose norm is more than 100 times the median"
+    )
     logged = events(tmp_path / "run", "odd_features")
     assert [(line["step"], line["split"], line["zero"], line["wild"], line["example"]) for line in logged] == [
         (0, "train", 2, 0, "train-004"),

@@ -14,8 +14,8 @@ from train.data.features import ImageFeatures
 __all__ = ["WILD_FACTOR", "OddFeatures", "odd_features"]
 
 WILD_FACTOR = 100.0
-"""How many times longer or shorter than the median a feature must be to be reported. Those of one extractor are within a factor
-of ten of each other."""
+"""How many times longer or shorter than the median a feature must be to be reported: far more than images of one extractor differ,
+so that a remark means something."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class OddFeatures:
         """What was found, in one sentence."""
         of_zeros = f"{self.zero:,} have a feature of zeros" if self.zero else ""
         of_wild_norm = (
-            f"{self.wild:,} one whose norm is more than {WILD_FACTOR:g} times the median of {self.median:.3g}, or less than a "
+            f"{self.wild:,} {'one' if self.zero else 'have a feature'} whose norm is more than {WILD_FACTOR:g} times the median of {self.median:.3g}, or less than a "
             f"{WILD_FACTOR:g}th of it"
             if self.wild
             else ""
