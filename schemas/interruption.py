@@ -1,6 +1,6 @@
-"""What a command leaves behind that goes on without it: a job on other machines.
+"""What a command leaves behind: a job on other machines that goes on without it, or a checkpoint.
 
-Who submits such a job says so here, and who ends the process asks.
+Who submits such a job or writes such a checkpoint says so here, and who ends the process asks.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class DetachedError(Exception):
 
 @dataclass
 class Left:
-    """What goes on when a signal ends this process.
+    """What is there, or goes on, when a signal ends this process.
 
     Attributes:
         words: what to tell the user; true at any moment.
-        cancel: ends it, and returns what to tell the user then.
+        cancel: ends what goes on, and returns what to tell the user then; None if nothing goes on.
         lasting: whether it can be left alone: it can be found again later.
     """
 
     words: str
-    cancel: Callable[[], str]
+    cancel: Callable[[], str] | None = None
     lasting: bool = True
 
 
@@ -43,7 +43,7 @@ _left: Left | None = None
 
 
 def left() -> Left | None:
-    """Return what goes on elsewhere; None if nothing does."""
+    """Return what would be left behind; None if nobody has said so."""
     return _left
 
 

@@ -75,6 +75,14 @@ class Processes:
         dist.broadcast(shared, src=0)
         return float(shared)
 
+    def greatest(self, value: int) -> int:
+        """Return the greatest value of all processes, in all of them; none goes on before the last has come here."""
+        if self.size == 1:
+            return value
+        shared = torch.tensor(value)  # On the CPU, so that nothing waits for a GPU.
+        dist.all_reduce(shared, dist.ReduceOp.MAX)
+        return int(shared)
+
 
 def _among(part: Tensor, rows: slice, count: int) -> Tensor:
     """Return ``count`` rows, all zeros but those of the part."""
@@ -89,7 +97,7 @@ def join_processes(device: torch.device) -> Iterator[Processes]:
         yield Processes()
         return
     if device.type == "cuda":
-        dist.init_process_group("nccl", device_id=device)
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
     try:

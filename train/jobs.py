@@ -31,7 +31,7 @@ class TrainJob:
             the same; ``max_steps``, ``max_epochs`` and ``patience`` may differ.
         save_every: steps between two checkpoints; one is also written after each evaluation.
         tensorboard: also write events for TensorBoard.
-        memory_map: folder for a copy of features that do not fit into memory.
+        memory_map: folder for a copy of the features that is mapped into memory, and that all runs with this folder share.
         allow_missing_features: leave out the captions of images that lack features, in training and validation, instead of
             raising an error.
 

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from schemas.errors import ImagepivotError, UsageError
+from schemas.interruption import say
 from schemas.output import hold
 from schemas.storage import TEMPORARY_MARK, Folder
 from train.config.sections import to_toml
 from train.data.sampling import Batch
 from train.devices import check_precision, computing, resolve_device
 from train.distributed import Processes, join_processes
+from train.interruption import Interruption, held_back
 from train.jobs import Result, TrainJob
 from train.material import TrainingMaterial, open_material
 from train.models.catalogue import build_model
@@ -62,7 +64,8 @@ def train(
     Args:
         job: what to train.
         watch: receives a report every few steps and after each evaluation.
-        remark: receives a sentence about the captions that are left out, for each split that lacks features.
+        remark: receives a sentence about the captions that are left out, for each split that lacks features, and about features of
+            zeros or of wild norms.
         material: what to train on, instead of the job's corpus.
 
     Raises:
@@ -70,6 +73,8 @@ def train(
         DatasetError: a dataset is missing, of the wrong kind, or does not belong with the others, or ``output`` holds another
             run; nothing was trained.
         ImagepivotError: the loss is no longer a finite number.
+        KeyboardInterrupt: Ctrl-C was pressed; ``last.pt`` holds the step at whose end the training stopped. SIGTERM and SIGHUP stop
+            it in the same way, and then do what they did before. A second signal is not waited for.
     """
     device = resolve_device(job.device)
     check_precision(job.precision, device)
@@ -96,9 +101,11 @@ def train(
         loop = _Loop(job, material, start, processes, device, watch)
         loop.begin(before)
         if processes.is_first:
-            for left_out in material.left_out:
-                remark(left_out.remark)
-        return Result(job.output, loop.run(), material.left_out)
+            for sentence in (*(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)):
+                remark(sentence)
+        with held_back() as interruption:
+            standing = loop.run(interruption)
+    return Result(job.output, standing, material.left_out)
 
 
 def _material(job: TrainJob) -> TrainingMaterial:
@@ -195,15 +202,18 @@ class _Loop:
             restore_optimizer(self.optimizer, before.optimizer, source)
             restore_sampler(self.sampler, before.sampler, source)
             self.standing = replace(before.standing, stopped="")
+            say(_kept(self.standing.step))
+        else:
+            say("stopped before the first checkpoint: nothing is kept")
         objective = Objective(self.model, terms_of(self.config.loss, self.model), whole=self.processes.whole)
         if self.job.compile:
             objective.compile()
         self.objective = self.processes.wrap(objective)
 
-    def run(self) -> Standing:
-        """Train to the end."""
+    def run(self, interruption: Interruption) -> Standing:
+        """Train to the end, or until the step after which an interruption stops all processes."""
         if not self.processes.is_first:
-            return self._run(None)
+            return self._run(None, interruption)
         for path in self.folder.local_path.glob(".*"):
             if _LEFT_BEHIND.fullmatch(path.name) and path.is_file():  # A process was killed while it wrote this file.
                 path.unlink()
@@ -211,11 +221,14 @@ class _Loop:
             self.folder.write(CONFIG, self.start.config.encode())
             if self.standing.step and self.standing.best_step == self.standing.step:
                 self._save(BEST)  # A process may have been killed between writing last.pt and best.pt.
-            for left_out in self.material.left_out if not self.standing.step else ():
-                log.write("left_out", 0, left_out.to_dict())
-            return self._run(log)
+            if not self.standing.step:
+                for left_out in self.material.left_out:
+                    log.write("left_out", 0, left_out.to_dict())
+                for odd in self.material.odd_features:
+                    log.write("odd_features", 0, odd.to_dict())
+            return self._run(log, interruption)
 
-    def _run(self, log: RunLog | None) -> Standing:
+    def _run(self, log: RunLog | None, interruption: Interruption) -> Standing:
         schedule, epoch_steps = self.config.schedule, self.sampler.epoch_steps
         evaluate_every = schedule.evaluate_every or epoch_steps
         self._stop_if_over()
@@ -231,10 +244,18 @@ class _Loop:
             if evaluates:
                 self._evaluate(log, done)
                 self._stop_if_over()
-            if saves:
+            asked = self.processes.greatest(interruption.received)
+            if asked:
+                self._check_finite(done)
+            if saves or asked:
                 self._save(LAST)
             if evaluates and self.standing.stale == 0:
                 self._save(BEST)  # After last.pt, which holds the same model, so that best.pt is never there alone.
+            if asked:
+                interruption.agreed = asked
+                say(f"stopped at step {step:,}; {LAST} holds it, the same command with --resume goes on")
+                self.processes.greatest(0)  # The end of one process ends the others: not before the checkpoint is written.
+                break
         return self.standing
 
     def _step(self) -> _Step:
@@ -313,3 +334,9 @@ class _Loop:
             optimizer, sampler = self.optimizer.state_dict(), self.sampler.state()
             checkpoint = replace(checkpoint, standing=self.standing, optimizer=optimizer, sampler=sampler)
         write_checkpoint(self.folder, name, checkpoint)
+        if name == LAST:
+            say(_kept(self.standing.step))
+
+
+def _kept(step: int) -> str:
+    return f"stopped; {LAST} holds step {step:,}, the same command with --resume goes on from there"

@@ -10,12 +10,15 @@ import numpy as np
 import torch
 
 from schemas.dataset import open_dataset
+from schemas.errors import DatasetError
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import SPECIALS, Vocabulary
 from train.config.sections import Config
+from train.config.strict_toml import dump
 from train.data.batches import CaptionBatch
-from train.data.captions import Captions
+from train.data.captions import Captions, labels_of, no_captions
 from train.data.corpus import Corpus
+from train.data.norms import OddFeatures, odd_features
 from train.data.sampling import Batch, ImageSampler, Sampler, TaskSampler
 from train.data.splits import LeftOut, TrainingData, open_data
 from train.evaluation.evaluating import evaluate
@@ -50,6 +53,10 @@ class TrainingMaterial(Protocol):
     def left_out(self) -> tuple[LeftOut, ...]:
         """The images without features that were left out, by split."""
 
+    @property
+    def odd_features(self) -> tuple[OddFeatures, ...]:
+        """The images with features that should be looked at, by split."""
+
     def sampler(self, config: Config, seed: int) -> Sampler:
         """Return the sampler of the batches."""
 
@@ -66,7 +73,8 @@ class Material:
 
     Attributes:
         training: the training split, reduced as the configuration says.
-        validation: the whole validation split.
+        validation: the whole validation split, without the languages that training is not stopped by and that have no captions
+            there.
         vocabulary: the vocabulary that the captions were encoded with.
         captions_parameters: parameters of the encoded captions.
         dimensions: languages and sizes.
@@ -87,6 +95,15 @@ class Material:
     def left_out(self) -> tuple[LeftOut, ...]:
         """The images without features that were left out, by split."""
         return tuple(data.left_out for data in (self.training, self.validation) if data.left_out is not None)
+
+    @property
+    def odd_features(self) -> tuple[OddFeatures, ...]:
+        """The images with features of zeros or of wild norms, by split."""
+        both = (
+            odd_features(data.captions.split, data.features, data.captions.image_ids)
+            for data in (self.training, self.validation)
+        )
+        return tuple(odd for odd in both if odd is not None)
 
     def sampler(self, config: Config, seed: int) -> Sampler:
         """Return the sampler that a configuration describes."""
@@ -110,7 +127,7 @@ def open_material(
         config: the configuration.
         corpus: folders of captions, features and vocabulary.
         seed: seed of the run, which reduced training splits depend on.
-        memory_map: folder for a copy of features that do not fit into memory.
+        memory_map: folder for a copy of the features that is mapped into memory, see `train.data.read_features`.
         allow_missing_features: leave out the captions of images that lack features.
 
     Raises:
@@ -124,7 +141,7 @@ def open_material(
         corpus.features,
         corpus.vocabulary,
         split=data.validation_split,
-        portions=data.portions,
+        portions=_validation_portions(config, corpus),
         l2=data.l2_features,
         memory_map=memory_map,
         allow_missing_features=allow_missing_features,
@@ -157,10 +174,37 @@ def open_material(
         dimensions=Dimensions(
             languages=data.languages,
             vocabulary_size=len(vocabulary),
-            feature_shape=training.features.array.shape[1:],
+            feature_shape=training.features.shape[1:],
             language_ids=language_ids,
         ),
     )
+
+
+def _validation_portions(config: Config, corpus: Corpus) -> dict[str, tuple[str, ...]]:
+    """Return the portions to validate on: all where a language is monitored, otherwise those that the split has.
+
+    Raises:
+        DatasetError: a language that is monitored lacks captions.
+    """
+    data, monitored = config.data, config.schedule.monitor or config.data.languages
+    captions = open_dataset(corpus.captions, kind="encoded")
+    available = {labels[1:] for labels in labels_of(captions) if labels[0] == data.validation_split}
+    present = {
+        language: tuple(portion for portion in portions if (language, portion) in available)
+        for language, portions in data.portions.items()
+    }
+    complete = tuple(language for language in data.languages if present[language] == data.portions[language])
+    for language in monitored:
+        if language not in complete:
+            absent = next(portion for portion in data.portions[language] if portion not in present[language])
+            rest = tuple(name for name in monitored if name in complete) or complete
+            raise DatasetError(
+                no_captions(captions, f"split {data.validation_split!r}, language {language!r}, portion {absent!r}")
+                + ". Training is stopped by the recalls of the languages in schedule.monitor, all if it is empty: "
+                + (f"leave {language} out of them (--set 'schedule.monitor={dump(rest)}'), or " if rest else "")
+                + "name another data.validation_split"
+            )
+    return {language: portions for language, portions in present.items() if portions}
 
 
 def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParameters) -> tuple[int, ...]:
@@ -220,8 +264,7 @@ def inputs_of(data: TrainingData, batch: Batch, device: torch.device, rows: slic
     captions = data.captions
     images = None
     if batch.task != "c2c":
-        features = np.ascontiguousarray(data.features.array[batch.images[rows]], np.float32)
-        images = ImageBatch(torch.from_numpy(features).to(device))
+        images = ImageBatch(torch.from_numpy(data.features[batch.images[rows]]).to(device))
     return Inputs(
         task=batch.task,
         numbers=torch.from_numpy(np.asarray(batch.images, np.int64)).to(device),

@@ -24,6 +24,7 @@ from pipelines.commands.options import console, notes
 from pipelines.commands.process import BROKEN_PIPE, ask_what_to_leave
 from schemas import events
 from train.commands import runs, tables, train
+from train.voice import Voice
 
 if TYPE_CHECKING:
     from schemas.parameters import TextRecipe
@@ -95,11 +96,13 @@ for _group in (
 
 def main() -> None:
     """Run the command, and turn errors into messages and exit codes."""
+    voice = Voice()
+    voice.lower()
     logging.basicConfig(level=logging.ERROR)
     Console.on_broken_pipe = _end_of_pipe  # type: ignore[method-assign]  # Typer and `train` have consoles of their own.
     if wants_events(sys.argv[1:]):
         events.start()  # Before the words are parsed, so that wrong usage is an event as well.
-    sys.exit(run(app))
+    sys.exit(run(voice.once(app)))
 
 
 def _end_of_pipe(self: Console) -> None:

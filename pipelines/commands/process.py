@@ -27,7 +27,6 @@ BROKEN_PIPE = 141
 _SHARDS = "; finished shards are kept, the same command continues from here"
 _KEPT = {
     **dict.fromkeys(("captions", "vocabulary", "encode", "features", "commit", "import", "embed"), _SHARDS),
-    "train": "; the last checkpoint is kept, --resume continues from it",
     "tables": "; finished runs are kept, the same command continues from here",
 }
 
@@ -122,7 +121,7 @@ def ask_what_to_leave() -> None:
     again is cancelled unasked.
     """
     going = interruption.left()
-    if going is None or (going.lasting and not _asks_to_cancel()):
+    if going is None or going.cancel is None or (going.lasting and not _asks_to_cancel()):
         return
     going.words = going.cancel()
 

@@ -57,6 +57,7 @@ def test_one_process_is_alone():
     assert processes.whole(part, 3) is part
     assert processes.wrap(module) is module
     assert processes.agree(1.5, torch.device("cpu")) == 1.5
+    assert processes.greatest(15) == 15
 
 
 def test_without_torchrun_there_is_one_process(monkeypatch):

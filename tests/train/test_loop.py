@@ -10,10 +10,13 @@ from schemas.errors import DatasetError, ImagepivotError, UsageError
 from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, weights
 from train.config.sections import from_toml
 from train.data.corpus import Corpus
+from train.distributed import Processes
 from train.evaluation.evaluating import evaluate
 from train.jobs import TrainJob
 from train.loop import train
 from train.material import open_material
+from train.models.catalogue import build_model
+from train.objectives.terms import Objective, terms_of
 from train.runs.checkpoints import Standing
 from train.runs.run import open_run
 
@@ -225,3 +228,46 @@ def test_a_run_without_some_features_is_resumed_without_the_same(train_toy, toy,
     assert len(events(tmp_path / "run", "left_out")) == 2
     train_toy(corpus=gappy, name="whole", allow_missing_features=True)
     assert_equal(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
+# --- features of zeros -----------------------------------------------------------------------------------------------
+
+
+def test_features_of_zeros_are_reported_and_spoil_nothing(toy, new_dataset, tmp_path):
+    rows = open_dataset(toy.features).table().to_pylist()
+    for row in rows:
+        if row["image_id"] in ("train-004", "train-009", "val-001"):
+            row["feature"] = [0.0 if row["image_id"] != "val-001" else 1e5] * 8
+    new_dataset(tmp_path / "odd", "features", rows, parameters={}, spec=open_dataset(toy.features).spec)
+    remarks = []
+    job = TrainJob(from_toml(CONFIG, "test"), replace(toy, features=str(tmp_path / "odd")), str(tmp_path / "run"), device="cpu")
+    train(job, remark=remarks.append)
+    assert len(remarks) == 2
+    assert remarks[0].startswith(
+        "odd features in split 'train': of 40 images 2 have a feature of zeros, for example train-004;"
+    )
+    assert remarks[1].startswith(
+        "odd features in split 'val': of 12 images 1 have a feature whose norm is more than 100 times the median"
+    )
+    logged = events(tmp_path / "run", "odd_features")
+    assert [(line["step"], line["split"], line["zero"], line["wild"], line["example"]) for line in logged] == [
+        (0, "train", 2, 0, "train-004"),
+        (0, "val", 0, 1, "val-001"),
+    ]
+    # At first the bias is zero, and so is what the encoder makes of zeros: torch's own division had gradients of 10^12 there.
+    assert all(line["gradient_norm"] < 1e3 for line in events(tmp_path / "run", "step"))
+
+
+def test_features_of_zeros_leave_the_first_gradient_its_size(toy):
+    config = from_toml(ENGLISH, "test")
+    material = open_material(config, toy, seed=0)
+    stored = material.training.features.stored.copy()
+    stored[:20] = 0
+    zeros = replace(material.training, features=replace(material.training.features, stored=stored))
+    batch = material.sampler(config, 0).next()
+    assert (batch.images < 20).any()
+    model = build_model(config.model, material.dimensions, 0)
+    objective = Objective(model, terms_of(config.loss, model), whole=Processes().whole)
+    objective(replace(material, training=zeros).inputs(batch, torch.device("cpu")), "sum")[0].backward()
+    norms = {name: float(parameter.grad.norm()) for name, parameter in model.named_parameters()}
+    assert 0 < max(norms.values()) < 1e3

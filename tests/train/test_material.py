@@ -1,14 +1,22 @@
+import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import Vocabulary
+from tests.train.trainings import CONFIG as TRAINED
+from tests.train.trainings import events
 from train.config.models import VseConfig
 from train.config.sections import from_toml
 from train.data.sampling import ImageSampler, TaskSampler
+from train.jobs import TrainJob
+from train.loop import train
 from train.material import build_sampler, open_material, tokens_of
 from train.models.catalogue import build_model
 from train.models.dimensions import Dimensions
@@ -94,7 +102,7 @@ def test_both_splits_may_be_mapped(toy, tmp_path, monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 1)
     material = open_material(from_toml(CONFIG, "test"), toy, seed=0, memory_map=str(tmp_path))
     for data in (material.training, material.validation):
-        assert isinstance(data.features.array, np.memmap)
+        assert isinstance(data.features.stored, np.memmap)
 
 
 def test_samplers(toy):
@@ -118,3 +126,38 @@ def test_captions_of_similar_length_come_together_on_request(toy):
         lengths = [captions.lengths[sampler.next().captions[0]] for _ in range(12)]
         spread[bucket] = sum(int(tokens.max() - tokens.min()) for tokens in lengths)
     assert spread[True] < 0.7 * spread[False]
+
+
+# --- languages without validation captions ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unvalidated(toy, new_dataset, tmp_path):
+    """The toy without German captions in the validation split."""
+    dataset = open_dataset(toy.captions)
+    rows = [row for row in dataset.table().to_pylist() if (row["split"], row["language"]) != ("val", "de")]
+    manifest = dataset.manifest
+    new_dataset(tmp_path / "few", "encoded", rows, parameters=manifest.parameters, inputs=manifest.inputs)
+    return replace(toy, captions=str(tmp_path / "few"))
+
+
+def test_a_language_without_validation_captions_trains_where_it_is_not_monitored(unvalidated, tmp_path):
+    config = from_toml(TRAINED + 'monitor = ["en"]', "test")
+    result = train(TrainJob(config, unvalidated, str(tmp_path / "run"), device="cpu"))
+    assert result.standing.step == 44
+    for line in events(tmp_path / "run", "evaluation"):
+        assert "de" not in line
+        assert line["score"] == line["en"]["sum_of_recalls"] > 0
+    languages = {name for line in events(tmp_path / "run", "step") for name in line["languages"]}
+    assert "de" in languages  # It is trained all the same.
+
+
+@pytest.mark.parametrize("monitor", ["[]", '["de"]', '["en", "de"]'])
+def test_a_language_without_validation_captions_that_is_monitored(unvalidated, monitor):
+    advice = (
+        ". Training is stopped by the recalls of the languages in schedule.monitor, all if it is empty: leave de out of them "
+        """(--set 'schedule.monitor=["en"]'), or name another data.validation_split"""
+    )
+    have = "has no captions of split 'val', language 'de', portion 'comparable'. It has: "
+    with pytest.raises(DatasetError, match=f"{re.escape(have)}.*{re.escape(advice)}$"):
+        open_material(from_toml(TRAINED + f"monitor = {monitor}", "test"), unvalidated, seed=0)

@@ -174,7 +174,7 @@ def test_material_of_ones_own_takes_the_place_of_the_corpus(toy, train_toy, tmp_
     job = TrainJob(config, None, str(tmp_path / "material"), device="cpu")
     assert train(job, material=material).standing == expected.standing
     assert_equal(weights(tmp_path / "material"), weights(tmp_path / "corpus"))
-    zeros = replace(material.training.features, array=material.training.features.array * 0)
+    zeros = replace(material.training.features, stored=material.training.features.stored * 0)
     other = replace(material, training=replace(material.training, features=zeros))
     train(replace(job, output=str(tmp_path / "zeros")), material=other)
     assert not torch.equal(weights(tmp_path / "zeros")["images.bias"], weights(tmp_path / "corpus")["images.bias"])

@@ -71,14 +71,22 @@ Device = Annotated[
     str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", autocompletion=_devices)
 ]
 Precision = Annotated[str, typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32.", autocompletion=_precisions)]
-MemoryMap = Annotated[str, typer.Option("--memory-map", help="Folder for a copy of features that do not fit into memory.")]
+MemoryMap = Annotated[
+    str,
+    typer.Option(
+        "--memory-map", help="Folder for a copy of the features, which is mapped into memory and which all runs share."
+    ),
+]
 AllowMissingFeatures = Annotated[
     bool, typer.Option("--allow-missing-features", help="Leave out captions whose images lack features, and say how many.")
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="A value of the configuration, e.g. [i]model.embedding=256[/i]; may be repeated."
+        "--set",
+        metavar="KEY=VALUE",
+        help="A value of the configuration, e.g. [i]model.embedding=256[/i], [i]data.l2_features=true[/i] or "
+        "[i]'schedule.monitor=[\"en\"]'[/i]; may be repeated.",
     ),
 ]
 LogJson = Annotated[

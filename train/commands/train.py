@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from schemas import events
 from schemas.errors import UsageError
+from schemas.interruption import Left, leaving
 from train.commands.options import (
     AllowMissingFeatures,
     Device,
@@ -67,7 +68,8 @@ def train(
     preset that it [b]extends[/b], or is a default.
 
     Training stops early by the sum of recalls on the validation split. OUTPUT then holds best.pt, last.pt, config.toml and
-    log.jsonl. A run that was stopped continues with --resume, on a CPU to the same weights.
+    log.jsonl. Ctrl-C stops after the current step and saves it; pressed again, it stops at once. A run that was stopped
+    continues with --resume, on a CPU to the same weights.
     """
     from train.config.presets import preset_names
     from train.config.sections import resolve, to_toml
@@ -101,7 +103,7 @@ def train(
         memory_map=memory_map or None,
         allow_missing_features=allow_missing_features,
     )
-    with ProgressLine(notes, log_json=log_json) as watch:
+    with leaving(Left("stopped before training began; nothing was changed")), ProgressLine(notes, log_json=log_json) as watch:
         standing = loop.train(job, watch, remark).standing
     events.record(counts={"steps": standing.step})
     console.print(

@@ -6,18 +6,15 @@ and precision belong to the run. An unknown key, a wrong type or an impossible v
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
-from schemas.errors import InputError, UsageError
-from schemas.locations import local_path
-from schemas.text import read_text
+from schemas.errors import UsageError
 from train.config.checks import not_negative, positive, require
+from train.config.extending import extended, read_table
 from train.config.models import ModelConfig, VseConfig
-from train.config.presets import read_preset
-from train.config.strict_toml import build, dump, override, parse
+from train.config.strict_toml import build, dump, override
 
 __all__ = [
     "Config",
@@ -253,7 +250,8 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
     """Return the configuration of a preset or file.
 
     Args:
-        source: name of a preset, or path of a TOML file, which ends in ``.toml``.
+        source: name of a preset, or path of a TOML file, which ends in ``.toml``. A file may say ``extends = "..."`` at its top:
+            values that it leaves out then come from that preset, or from that file, whose path starts at its own folder.
         overrides: values by dotted key, as TOML, e.g. ``{"optimizer.learning_rate": "1e-3"}``; a word needs no quotes.
 
     Raises:
@@ -263,32 +261,26 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
         >>> resolve("kadar2018/bilingual-c2c", {"model.embedding": "256"}).model.embedding
         256
     """
-    if source.endswith(".toml"):
-        path = local_path(source)
-        if not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
-            raise UsageError(f"there is no file {source!r}: check the path, or give the name of a preset (--list-presets)")
-        try:
-            text = read_text(path)
-        except InputError as error:
-            raise UsageError(str(error)) from error
-    else:
-        text = read_preset(source)
-    return from_toml(text, source, overrides)
+    return _built(read_table(source), source, overrides)
 
 
 def from_toml(text: str, source: str, overrides: Mapping[str, str] | None = None) -> Config:
     """Read a configuration.
 
     Args:
-        text: TOML; with ``extends = "PRESET"`` at its top, values that it leaves out come from that preset.
+        text: TOML; with ``extends = "..."`` at its top, values that it leaves out come from that preset, or from that file, whose
+            path starts at the current folder.
         source: name of the source, for messages.
         overrides: as in `resolve`.
 
     Raises:
         UsageError: the text is not a configuration.
     """
+    return _built(extended(text, source), source, overrides)
+
+
+def _built(table: dict[str, Any], source: str, overrides: Mapping[str, str] | None) -> Config:
     try:
-        table = _extended(parse(text))
         for key, value in (overrides or {}).items():
             override(table, key, value)
         return build(Config, _renamed(table))
@@ -328,14 +320,6 @@ def _values(config: Config) -> Iterator[tuple[str, str]]:
             yield from ((f"{section.name}.{key.name}", dump(getattr(values, key.name))) for key in fields(values))
 
 
-def _merged(base: Any, value: Any) -> Any:
-    """Return a section with the keys that it leaves out from another one, unless that one is of another kind."""
-    if not isinstance(base, dict) or not isinstance(value, dict):
-        return value
-    kinds = {table.get("kind", VseConfig.kind) for table in (base, value)} if "kind" in value else {""}
-    return {**base, **value} if len(kinds) == 1 else value
-
-
 def _renamed(table: dict[str, Any]) -> dict[str, Any]:
     """Put the key ``loss.objective``, which configurations and checkpoints had up to version 0.1, in terms of today's."""
     loss = table.get("loss", {})
@@ -347,16 +331,3 @@ def _renamed(table: dict[str, Any]) -> dict[str, Any]:
     batches, weight = known[loss["objective"]]
     kept = {key: value for key, value in loss.items() if key != "objective"}
     return table | {"loss": {"caption_weight": weight} | kept, "schedule": {"batches": batches} | table.get("schedule", {})}
-
-
-def _extended(table: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the preset that a table ``extends``; keys of the table replace those of the preset, section by section."""
-    if "extends" not in table:
-        return table
-    name = table.pop("extends")
-    if not isinstance(name, str):
-        raise UsageError(f"extends is {name!r}, expected the name of a preset")
-    base = _extended(parse(read_preset(name)))
-    for key, value in table.items():
-        base[key] = _merged(base.get(key), value)
-    return base

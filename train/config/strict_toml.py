@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -20,7 +20,15 @@ __all__ = ["Tagged", "build", "dump", "override", "parse"]
 
 T = TypeVar("T")
 
-_NAMES = {dict: "a table", list: "a list", str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
+_NAMES = {
+    dict: 'a table, written { en = ["comparable"] }',
+    list: """a list, written ["en"] (in a shell as '["en"]')""",
+    str: 'a string, written "word"',
+    bool: "true or false, written without quotes",
+    int: "a whole number, written 20",
+    float: "a number, written 0.05 or 2e-4",
+}
+_SIMILAR = 3  # Number of keys that a message suggests.
 
 
 class Tagged:
@@ -87,21 +95,52 @@ def build(cls: type[T], table: Mapping[str, Any], prefix: str = "") -> T:
     Raises:
         UsageError: a key is unknown or missing, or a value has the wrong type.
     """
+    return _built(cls, table, prefix, tuple(_keys(cls, table, prefix)))
+
+
+def _built(cls: type[T], table: Mapping[str, Any], prefix: str, keys: Sequence[str]) -> T:
+    """Build a dataclass from a table, which is one of those that have these keys."""
     if issubclass(cls, Tagged):
         cls, table = cls.choose(table, prefix)
     known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
     for key in table:
         if key not in known:
-            matches = get_close_matches(key, known, n=1)
+            similar = _similar(key, prefix, known, keys)
             raise UsageError(
                 f"unknown key {prefix}{key}: "
-                + (f"did you mean {prefix}{matches[0]}?" if matches else f"the known keys are {', '.join(known)}")
+                + (f"did you mean {' or '.join(similar)}?" if similar else f"the known keys are {', '.join(known)}")
             )
     for key, item in known.items():
         if key not in table and item.default is MISSING and item.default_factory is MISSING:
             raise UsageError(f"{prefix}{key} is missing")
     hints = get_type_hints(cls)
-    return cls(**{key: _convert(value, hints[key], f"{prefix}{key}") for key, value in table.items()})
+    return cls(**{key: _convert(value, hints[key], f"{prefix}{key}", keys) for key, value in table.items()})
+
+
+def _keys(cls: type[Any], table: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Yield the dotted keys of the values in a dataclass and in those that it holds, whatever is wrong with the table."""
+    if issubclass(cls, Tagged):
+        try:
+            cls, table = cls.choose(table, prefix)
+        except UsageError:
+            return  # It is reported where it is built.
+    hints = get_type_hints(cls)
+    for item in fields(cls):
+        hint = hints[item.name]
+        if is_dataclass(hint) and isinstance(hint, type):
+            inner = table.get(item.name, {})
+            yield from _keys(hint, inner if isinstance(inner, Mapping) else {}, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}"
+
+
+def _similar(key: str, prefix: str, known: Collection[str], keys: Sequence[str]) -> list[str]:
+    """Return the keys that an unknown one may stand for: a neighbour of a similar name, or keys of its name in other sections."""
+    if neighbours := get_close_matches(key, known, n=1):
+        return [f"{prefix}{neighbours[0]}"]
+    last = [other.rpartition(".")[2] for other in keys]
+    matches = get_close_matches(key, dict.fromkeys(last), n=_SIMILAR, cutoff=0.75)
+    return [other for match in matches for other, name in zip(keys, last, strict=True) if name == match][:_SIMILAR]
 
 
 def dump(value: Any) -> str:
@@ -113,10 +152,10 @@ def dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)  # Strings, numbers and booleans look the same in JSON and TOML.
 
 
-def _convert(value: Any, hint: Any, key: str) -> Any:
+def _convert(value: Any, hint: Any, key: str, keys: Sequence[str]) -> Any:
     """Convert a value to the type of its key. A float may be given as a whole number; no other types are mixed."""
     if is_dataclass(hint) and isinstance(hint, type):
-        return build(hint, _expect(value, dict, key), f"{key}.")
+        return _built(hint, _expect(value, dict, key), f"{key}.", keys)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         if value not in arguments:
@@ -126,9 +165,9 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         items = _expect(value, list, key)
         if arguments[-1] is not Ellipsis and len(items) != len(arguments):
             raise UsageError(f"{key} has {len(items)} values, expected {len(arguments)}")
-        return tuple(_convert(item, arguments[0], f"{key}[{number}]") for number, item in enumerate(items))
+        return tuple(_convert(item, arguments[0], f"{key}[{number}]", keys) for number, item in enumerate(items))
     if origin is not None:  # A mapping with string keys.
-        return {name: _convert(item, arguments[1], f"{key}.{name}") for name, item in _expect(value, dict, key).items()}
+        return {name: _convert(item, arguments[1], f"{key}.{name}", keys) for name, item in _expect(value, dict, key).items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     return _expect(value, hint, key)

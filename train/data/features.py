@@ -1,6 +1,7 @@
 """Image features as one array, in memory or mapped from a file.
 
-Letters in shapes: ``I`` images, ``D`` feature width, ``R`` features of an image.
+Letters in shapes: ``I`` images, ``D`` feature width, ``R`` features of an image, ``M`` images whose features are held, ``N`` those
+of a batch.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_json
 from schemas.parameters import FeaturesParameters
 from train.data.mapping import mapped_array
+from train.data.memory import memory_limit
 
 __all__ = [
     "MEMORY_SHARE",
@@ -35,31 +37,56 @@ __all__ = [
 ]
 
 MEMORY_SHARE = 0.5
-"""Share of the machine's memory that features may occupy; larger ones are mapped from a file."""
+"""Share of the memory that features may occupy; larger ones must be mapped from a file."""
 
 _BATCH_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Features of images.
+    """Features of images, kept as they are stored: what is indexed is converted, a batch at a time.
+
+    ``features[images]`` are the features of the images in these positions (integers, or a slice), float32 ``[N, D]``, or
+    ``[N, R, D]`` where the dataset has several for each image.
 
     Attributes:
-        array: float32 ``[I, D]``, or ``[I, R, D]`` where the dataset has several for each image; rows in the order of the requested
-            images. May be mapped from a file, read-only.
+        stored: ``[M, D]`` or ``[M, R, D]`` in the type of the dataset. May be mapped from a file, read-only.
+        norms: float32 ``[M]`` or ``[M, R]``: Euclidean norms.
+        rows: int64 ``[I]``: the row of each image in ``stored``.
         spec: the feature that the dataset holds.
+        l2: whether each feature is divided by its norm when it is read; a feature of zeros stays as it is.
     """
 
-    array: np.ndarray
+    stored: np.ndarray
+    norms: np.ndarray
+    rows: np.ndarray
     spec: FeatureSpec
+    l2: bool = False
 
     def __len__(self) -> int:
-        return len(self.array)
+        return len(self.rows)
+
+    def __getitem__(self, images: np.ndarray | slice) -> np.ndarray:
+        rows = self.rows[images]
+        values = np.asarray(self.stored[rows]).astype(np.float32, copy=False)
+        if self.l2:
+            values /= _divisors(self.norms[rows])
+        return values
+
+    @property
+    def array(self) -> np.ndarray:
+        """All features in the order of the images, float32; a copy."""
+        return self[:]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(I, D)``, or ``(I, R, D)``."""
+        return len(self), *self.stored.shape[1:]
 
     @property
     def width(self) -> int:
         """Width of a feature, D."""
-        return self.array.shape[-1]
+        return self.stored.shape[-1]
 
 
 def extractor_fingerprint(dataset: Dataset) -> str:
@@ -99,12 +126,12 @@ def read_features(
         dataset: a dataset of kind ``features``.
         image_ids: the images, each once.
         l2: divide each feature by its Euclidean norm; a feature of zeros stays as it is.
-        memory_map: folder for files with features that do not fit into memory; a later call with the same arguments uses its
-            file again.
-        memory_share: share of the machine's memory that the features may occupy.
+        memory_map: folder for a copy of the whole dataset, in its stored type, which is mapped instead of read into memory. Any
+            later call uses it, whatever the images and ``l2``, and processes share its memory.
+        memory_share: share of the memory that the features may occupy without it.
 
     Raises:
-        DatasetError: the dataset is of another kind, or lacks an image.
+        DatasetError: the dataset is of another kind, lacks an image, or a feature is not finite.
         UsageError: the features are too large, and there is no ``memory_map``.
     """
     spec = feature_spec(dataset)
@@ -114,43 +141,63 @@ def read_features(
             f"{dataset.folder.location!r} lacks the features of {len(missing):,} of {len(image_ids):,} images: "
             f"{_first([image_ids[n] for n in missing[:6].tolist()])}"
         )
-    shape = len(image_ids), *spec.shape
-
-    def fill(array: np.ndarray) -> None:
-        fill_columns({"feature": array}, dataset, image_ids, l2=l2)
-
-    size = 4 * len(image_ids) * spec.width
-    if memory_map is not None and size > memory_share * _memory():
-        identity = vectors_identity(dataset, "feature", image_ids, l2=l2)
-        return ImageFeatures(mapped_array(memory_map, identity, shape, np.float32, fill), spec)
+    if memory_map is not None:
+        return _mapped(dataset, spec, image_ids, l2, memory_map)
+    stored = np.dtype(spec.dtype)
+    size = stored.itemsize * len(image_ids) * spec.width
     check_memory(size, len(image_ids), "name a folder on a fast disk with --memory-map", memory_share)
-    array = np.empty(shape, np.float32)
-    fill(array)
-    return ImageFeatures(array, spec)
+    array = np.empty((len(image_ids), *spec.shape), stored)
+    fill_columns({"feature": array}, dataset, image_ids)
+    norms = np.empty(array.shape[:-1], np.float32)
+    rows = max(1, _BATCH_BYTES // (4 * spec.width))
+    for start in range(0, len(array), rows):
+        norms[start : start + rows] = _norms(array[start : start + rows])
+    return ImageFeatures(array, norms, np.arange(len(image_ids)), spec, l2)
+
+
+def _mapped(
+    dataset: Dataset, spec: FeatureSpec, image_ids: Sequence[str], l2: bool, folder: str | os.PathLike[str]
+) -> ImageFeatures:
+    """Map the copy of a dataset, which is made if it is not there yet."""
+    # Norms stand beside the values, so that a start does not read every page.
+    record = np.dtype([("stored", spec.dtype, spec.shape), ("norms", np.float32, spec.shape[:-1])])
+
+    def fill(copy: np.ndarray) -> None:
+        row = 0
+        for batch in dataset.batches(["feature"], batch_size=max(1, _BATCH_BYTES // (4 * spec.width))):
+            values = batch["feature"].flatten().to_numpy().reshape(-1, *spec.shape)
+            part = copy[row : row + len(values)]
+            part["stored"], part["norms"] = values, _norms(values)
+            row += len(values)
+
+    # Features may grow without another fingerprint: the bytes of the shards count.
+    identity = [dataset.fingerprint, [shard.sha256 for shard in dataset.manifest.shards]]
+    copy = mapped_array(folder, identity, (len(dataset),), record, fill)
+    rows = pc.index_in(pa.array(image_ids, pa.string()), pa.array(dataset.image_ids(), pa.string())).to_numpy().astype(np.int64)
+    features = ImageFeatures(copy["stored"], copy["norms"], rows, spec, l2)
+    # Only what is read counts. A sum of squares may also overflow.
+    doubtful = np.unique(np.nonzero(~np.isfinite(features.norms[rows]))[0])
+    check_finite(features.stored[rows[doubtful]], dataset, [image_ids[n] for n in doubtful.tolist()])
+    return features
 
 
 def check_memory(size: int, images: int, advice: str, memory_share: float = MEMORY_SHARE) -> None:
-    """Check that features fit into memory.
+    """Check that features fit into memory: the machine's, or what a container or batch job may use of it.
 
     Args:
         size: their size in bytes.
         images: number of images.
         advice: what to do if they do not.
-        memory_share: share of the machine's memory that they may occupy.
+        memory_share: share of the memory that they may occupy.
 
     Raises:
         UsageError: they do not fit.
     """
-    if size > memory_share * _memory():
+    if size > memory_share * memory_limit():
         raise UsageError(
-            f"the features of {images:,} images take {size / 1e9:.1f} GB, more than {memory_share:.0%} of this machine's "
-            f"memory: {advice} for a copy that is mapped into memory"
+            f"the features of {images:,} images take {size / 1e9:.1f} GB, more than {memory_share:.0%} of the "
+            f"{memory_limit() / 1e9:.1f} GB of memory that this process may use: {advice} for a copy that is mapped into memory"
         )
-
-
-def _memory() -> int:
-    """Return the machine's memory in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def feature_spec(dataset: Dataset) -> FeatureSpec:
@@ -227,6 +274,14 @@ def check_finite(values: np.ndarray, dataset: Dataset, image_ids: Sequence[str])
 
 def unit_vectors(values: np.ndarray) -> np.ndarray:
     """Return vectors ``[..., D]`` divided by their Euclidean norms, in float32; a vector of zeros stays zero."""
-    values = values.astype(np.float32)
-    norms = np.linalg.norm(values, axis=-1, keepdims=True)
-    return values / np.where(norms > 0, norms, 1)
+    return values.astype(np.float32) / _divisors(_norms(values))
+
+
+def _norms(values: np.ndarray) -> np.ndarray:
+    """Return the Euclidean norms ``[...]`` of vectors ``[..., D]``, in float32; infinite where the sum of squares is too large."""
+    with np.errstate(over="ignore"):
+        return np.linalg.norm(values.astype(np.float32), axis=-1)
+
+
+def _divisors(norms: np.ndarray) -> np.ndarray:
+    return np.where(norms > 0, norms, np.float32(1))[..., None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import DTypeLike
 
 from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_json
+from schemas.output import lock_file
 
 __all__ = ["mapped_array"]
 
@@ -29,11 +29,13 @@ def mapped_array(
 ) -> np.ndarray:
     """Map an array from a file in a folder; the file is made where it is missing, cut off or another array.
 
+    Of several processes that want the same array one makes it, and the others wait. Other files in the folder are left alone.
+
     Args:
         folder: folder of the files.
         identity: everything that the values depend on, as JSON values; the file is named after it.
         shape: shape of the array.
-        dtype: type of the array.
+        dtype: type of the array; may have fields.
         fill: writes the values into a new array.
 
     Returns:
@@ -42,13 +44,22 @@ def mapped_array(
     Raises:
         DatasetError: the disk is full, or the folder cannot be written to.
     """
-    content = [identity, list(shape), np.dtype(dtype).str]
+    content = [identity, list(shape), np.lib.format.dtype_to_descr(np.dtype(dtype))]
     path = Path(folder).expanduser() / f"{sha256_of_json(content)[:32]}.npy"
     with storage_errors(str(path)):
         array = _opened(path, shape, dtype)
-        if array is None:
-            _make(path, shape, dtype, fill)
-            array = np.lib.format.open_memmap(path, mode="r")
+        if array is not None:
+            return array
+        lock = path.with_name(f".{path.name}.lock")
+        handle = lock_file(lock, patience=math.inf)
+        try:
+            array = _opened(path, shape, dtype)  # Another process may have made it meanwhile.
+            if array is None:
+                _make(path, shape, dtype, fill)
+                array = np.lib.format.open_memmap(path, mode="r")
+        finally:
+            lock.unlink()
+            os.close(handle)
     return array
 
 
@@ -69,15 +80,16 @@ def _opened(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray 
 
 
 def _make(path: Path, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[np.ndarray], None]) -> None:
-    """Write a file that appears only when it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
-        part = Path(temporary) / path.name
+    """Write a file that appears only when it is complete; what a killed process left of it is written over."""
+    part = path.with_name(f".{path.name}.part")
+    try:
         array = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
         _reserve(part)
         fill(array)
         array.flush()
         part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _reserve(path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from train.data.batches import CaptionBatch
 from train.data.captions import Captions
+from train.data.features import ImageFeatures
 from train.data.splits import TrainingData
 from train.evaluation.metrics import CUTOFFS, Retrieval, Scores, chance_recall, retrieval
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
@@ -57,7 +58,7 @@ def _evaluating(model: RetrievalModel) -> Iterator[torch.device]:
 
 
 def encode_images(
-    model: RetrievalModel, features: np.ndarray, *, batch_size: int = _BATCH, count: Count = count_nothing
+    model: RetrievalModel, features: np.ndarray | ImageFeatures, *, batch_size: int = _BATCH, count: Count = count_nothing
 ) -> Encoded:
     """Encode images, a batch at a time, since their features may be mapped from a file.
 
@@ -132,7 +133,7 @@ def evaluate_together(
         Retrieval by language, in the order of ``data.captions.language_names``; a language without captions is left out.
     """
     captions = members[0][1].captions
-    images = [encode_images(model, data.features.array, batch_size=batch_size, count=count) for model, data in members]
+    images = [encode_images(model, data.features, batch_size=batch_size, count=count) for model, data in members]
     results = {}
     for language in captions.language_names:
         rows = captions.rows_of(language)

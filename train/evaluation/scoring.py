@@ -29,7 +29,7 @@ class EvaluateJob:
         languages: languages to evaluate; if empty, all that the captions have and the run knows.
         portion: portion to evaluate; if empty, every portion, each by itself.
         device: a name that `train.devices.resolve_device` knows.
-        memory_map: folder for a copy of features that do not fit into memory.
+        memory_map: folder for a copy of the features that is mapped into memory, and that all runs with this folder share.
         allow_missing_features: leave out the captions of images that lack features instead of raising an error. Fewer images
             are easier to retrieve from.
 
@@ -119,7 +119,7 @@ def score_run(
         splits: as in `EvaluateJob`.
         languages: as in `EvaluateJob`.
         portion: as in `EvaluateJob`.
-        memory_map: folder for a copy of features that do not fit into memory.
+        memory_map: folder for a copy of the features that is mapped into memory, and that all runs with this folder share.
         count: counts the captions and images that are embedded, for a display of progress.
         allow_missing_features: as in `EvaluateJob`.
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from schemas.errors import UsageError
 from train.config.models import VseConfig
@@ -18,7 +17,7 @@ from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
 from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, WordTable
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
-from train.models.similarity import cosine, order
+from train.models.similarity import cosine, order, unit
 
 __all__ = ["SIMILARITIES", "JointEmbedding"]
 
@@ -29,8 +28,8 @@ SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosi
 class JointEmbedding(RetrievalModel):
     """Images and captions as vectors ``[B, E]`` in one space.
 
-    All embeddings have length 1. The order similarity takes their absolute values (Gella et al. 2017, footnote 1), as Vendrov's
-    code and VSE++ (``--use_abs``) do.
+    All embeddings have length 1, but for vectors of zeros, which stay zeros and have no gradient. The order similarity takes their
+    absolute values (Gella et al. 2017, footnote 1), as Vendrov's code and VSE++ (``--use_abs``) do.
 
     Args:
         config: widths and choices.
@@ -87,5 +86,5 @@ class JointEmbedding(RetrievalModel):
 
     def _embedding(self, encoded: Tensor) -> Encoded:
         """Place encoder outputs ``[B, E]`` in the joint space."""
-        unit = normalize(encoded.float(), dim=1)
-        return Encoded(unit.abs() if self.similarity == "order" else unit)
+        vectors = unit(encoded.float())
+        return Encoded(vectors.abs() if self.similarity == "order" else vectors)

@@ -12,11 +12,25 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["cosine", "order"]
+__all__ = ["cosine", "order", "unit"]
 
 _NUMBERS_AT_ONCE = {"cpu": 2**19, "cuda": 2**24}
 """Number of differences held at once, by kind of device. On a CPU they should stay in its caches: among 2^17 to 2^22 this was the
 fastest, 20 times as fast as all of 128 x 128 x 1024 at once. On a GPU the number of kernels should stay small."""
+
+
+_SHORTEST = 1e-12
+"""Norm up to which a vector has no direction, as in ``torch.nn.functional.normalize``."""
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Return vectors ``[A, E]`` divided by their Euclidean norms; of one without a direction zeros, and it has no gradient.
+
+    Bit for bit ``torch.nn.functional.normalize``, but for vectors of (nearly) zeros: there that function multiplies the gradient by
+    10^12, and clipping then leaves nothing of everybody else's.
+    """
+    norms = vectors.norm(dim=1, keepdim=True)
+    return vectors / norms.masked_fill(norms <= _SHORTEST, torch.inf)
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

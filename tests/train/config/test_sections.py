@@ -1,3 +1,4 @@
+import re
 from dataclasses import fields, is_dataclass, replace
 
 import pytest
@@ -210,6 +211,46 @@ def test_an_override_below_a_value_is_refused():
         from_toml(SMALL + "[loss]\nmargin = 1.0", "mine", {"loss.margin.x": "1"})
     with pytest.raises(UsageError, match=r"unknown key loss\.x"):
         from_toml(SMALL, "mine", {"loss.x": "1"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("optimizer.learning_rate", "fast", "optimizer.learning_rate is 'fast', expected a number, written 0.05 or 2e-4"),
+        ("optimizer.learning_rate", "0,05", "optimizer.learning_rate is '0,05', expected a number, written 0.05 or 2e-4"),
+        ("schedule.max_steps", "1e3", "schedule.max_steps is 1000.0, expected a whole number, written 20"),
+        ("data.l2_features", "yes", "data.l2_features is 'yes', expected true or false, written without quotes"),
+        ("data.l2_features", "True", "data.l2_features is 'True', expected true or false, written without quotes"),
+        # As a shell leaves ["en"] without quotes around it.
+        (
+            "schedule.monitor",
+            "[en]",
+            """schedule.monitor is '[en]', expected a list, written ["en"] (in a shell as '["en"]')""",
+        ),
+        ("schedule.monitor", "en", """schedule.monitor is 'en', expected a list, written ["en"] (in a shell as '["en"]')"""),
+        ("data.portions", "en", """data.portions is 'en', expected a table, written { en = ["comparable"] }"""),
+        ("description", "3", 'description is 3, expected a string, written "word"'),
+    ],
+)
+def test_a_value_of_another_type_says_how_it_is_written(key, value, message):
+    with pytest.raises(UsageError, match=f"^mine: {re.escape(message)}$"):
+        from_toml(SMALL, "mine", {key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("learning_rate", "unknown key learning_rate: did you mean optimizer.learning_rate?"),
+        ("loss.batch_size", "unknown key loss.batch_size: did you mean schedule.batch_size?"),
+        ("model.l2_feature", "unknown key model.l2_feature: did you mean data.l2_features?"),
+        ("schedule.embeding", "unknown key schedule.embeding: did you mean model.embedding?"),
+        ("schedule.max_step", "unknown key schedule.max_step: did you mean schedule.max_steps?"),
+        ("loss.zzz", "unknown key loss.zzz: the known keys are caption_weight, c2c_probability, margin, hinges, warmup_steps"),
+    ],
+)
+def test_keys_that_resemble_an_unknown_one_are_named(key, message):
+    with pytest.raises(UsageError, match=f"^mine: {re.escape(message)}$"):
+        from_toml(SMALL, "mine", {key: "1"})
 
 
 def test_the_lasting_configuration_excludes_the_budget():

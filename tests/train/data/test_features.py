@@ -35,12 +35,36 @@ def test_rows_come_in_the_requested_order(features, tmp_path, dtype, l2, mapped)
     ids = [IDS[n] for n in np.random.default_rng(1).permutation(len(IDS))[:17]]
     arguments = {"memory_map": tmp_path / "cache", "memory_share": 0} if mapped else {}
     result = read_features(dataset, ids, l2=l2, **arguments)
-    assert isinstance(result.array, np.memmap) == mapped
-    assert (result.array.dtype, result.array.shape, result.width, len(result)) == (np.float32, (17, 6), 6, 17)
-    for row, image_id in zip(result.array, ids, strict=True):
+    assert isinstance(result.stored, np.memmap) == mapped
+    assert result.stored.dtype == dtype  # Nothing is held twice as wide as it is stored.
+    assert (result.array.dtype, result.array.shape, result.shape, result.width, len(result)) == (
+        np.float32,
+        (17, 6),
+        (17, 6),
+        6,
+        17,
+    )
+    for number, image_id in enumerate(ids):
         values = by_id[image_id].astype(np.float64)
         norm = sum(value**2 for value in values) ** 0.5
-        np.testing.assert_allclose(row, values / norm if l2 and norm else values, rtol=2e-7)
+        np.testing.assert_allclose(result[number : number + 1][0], values / norm if l2 and norm else values, rtol=2e-7)
+    chosen = np.array([3, 3, 0, 16])
+    np.testing.assert_array_equal(result[chosen], result.array[chosen])
+    assert result[chosen].flags.c_contiguous
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 2048])
+def test_a_batch_has_the_bits_that_all_at_once_have(new_dataset, tmp_path, width):
+    values = np.random.default_rng(2).standard_normal((50, width)).astype(np.float16)
+    ids = [f"{number:02d}" for number in range(50)]
+    rows = [{"image_id": image_id, "feature": value} for image_id, value in zip(ids, values, strict=True)]
+    new_dataset(tmp_path / "wide", "features", rows, parameters={}, spec=FeatureSpec("wide", (width,), "float16"))
+    wide = values.astype(np.float32)
+    expected = wide / np.linalg.norm(wide, axis=-1, keepdims=True)
+    for arguments in ({}, {"memory_map": tmp_path / "cache"}):
+        features = read_features(open_dataset(tmp_path / "wide"), ids, l2=True, **arguments)
+        assert np.concatenate([features[n : n + 1] for n in range(50)]).tobytes() == expected.tobytes()
+        assert features[np.arange(7, 39)].tobytes() == expected[7:39].tobytes()
 
 
 def test_a_feature_of_zeros_stays_zero(features):
@@ -57,9 +81,10 @@ def test_several_features_of_an_image_stay_apart(features):
         np.testing.assert_allclose(row, values / np.linalg.norm(values, axis=1, keepdims=True), rtol=2e-7)
 
 
-def test_no_images(features):
+def test_no_images(features, tmp_path):
     dataset, _ = features()
-    assert read_features(dataset, []).array.shape == (0, 6)
+    for arguments in ({}, {"memory_map": tmp_path / "cache"}):
+        assert read_features(dataset, [], **arguments).array.shape == (0, 6)
 
 
 def test_a_mapped_file_is_used_again(features, tmp_path):
@@ -72,13 +97,17 @@ def test_a_mapped_file_is_used_again(features, tmp_path):
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
     assert np.array_equal(first.array, again.array)
     with pytest.raises(ValueError, match="read-only"):
-        again.array[0] = 0
-    # Other images, another order, another scale or other data need other files.
-    read_features(dataset, IDS[:4], **arguments)
-    read_features(dataset, IDS[4::-1], **arguments)
-    read_features(dataset, IDS[:5], l2=True, **arguments)
+        again.stored[0] = 0
+    # Whatever is asked of the dataset, there is one copy.
+    assert np.array_equal(read_features(dataset, IDS[4::-1], **arguments).array, first.array[::-1])
+    np.testing.assert_allclose(
+        np.linalg.norm(read_features(dataset, IDS[:3], l2=True, **arguments).array, axis=1), 1, rtol=1e-6
+    )
+    assert len(read_features(dataset, IDS, **arguments)) == len(IDS)
+    assert list((tmp_path / "cache").iterdir()) == [path]
+    # Other data need another file; the features of a dataset may also grow, and its fingerprint stays.
     read_features(features("others")[0], IDS[:5], **arguments)
-    assert len(list((tmp_path / "cache").iterdir())) == 5
+    assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_a_torn_mapped_file_never_appears(features, tmp_path, monkeypatch):
@@ -87,7 +116,7 @@ def test_a_torn_mapped_file_never_appears(features, tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("train.data.features.fill_columns", fail)
+    monkeypatch.setattr("train.data.features._norms", fail)
     with pytest.raises(KeyboardInterrupt):
         read_features(dataset, IDS[:5], memory_map=tmp_path / "cache", memory_share=0)
     assert list((tmp_path / "cache").iterdir()) == []
@@ -96,7 +125,7 @@ def test_a_torn_mapped_file_never_appears(features, tmp_path, monkeypatch):
 def test_features_too_large_for_memory(features):
     dataset, _ = features()
     with pytest.raises(
-        UsageError, match=r"27 images take 0\.0 GB, more than 0% of this .* memory: name a folder .*--memory-map"
+        UsageError, match=r"27 images take 0\.0 GB, more than 0% of the .* GB of memory .*: name a folder .*--memory-map"
     ):
         read_features(dataset, IDS, memory_share=0)
 
@@ -135,4 +164,8 @@ def test_a_value_that_is_not_finite_is_refused(new_dataset, tmp_path, value):
     new_dataset(tmp_path / "features", "features", rows, parameters={}, spec=TOY)
     with pytest.raises(DatasetError, match=f"features that are not finite numbers, among them that of image '{IDS[4]}'"):
         read_features(open_dataset(tmp_path / "features"), IDS)
-    assert len(read_features(open_dataset(tmp_path / "features"), IDS[:4])) == 4  # Only what is read counts.
+    arguments = {"memory_map": tmp_path / "cache"}
+    with pytest.raises(DatasetError, match=f"features that are not finite numbers, among them that of image '{IDS[4]}'"):
+        read_features(open_dataset(tmp_path / "features"), IDS, **arguments)
+    for chosen in ({}, arguments):  # Only what is read counts.
+        assert len(read_features(open_dataset(tmp_path / "features"), IDS[:4], **chosen)) == 4

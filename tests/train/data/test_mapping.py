@@ -2,6 +2,11 @@ from __future__ import annotations
 
 import errno
 import os
+import selectors
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -89,3 +94,69 @@ def test_a_full_disk_is_an_error_before_a_page_is_written(tmp_path, monkeypatch,
     with pytest.raises(DatasetError, match="the disk is full: free some space"):
         mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, never)
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+# Fills in two steps, says where it is, and waits in between until it is told to go on.
+MAKER = """
+import sys
+import numpy as np
+from train.data.mapping import mapped_array
+
+def fill(array):
+    array[:3] = 5
+    array.flush()
+    print("half", flush=True)
+    sys.stdin.readline()
+    array[:] = np.arange(array.size).reshape(array.shape)
+
+print(mapped_array(sys.argv[1], ["a"], (7, 3), np.float32, fill).sum(), flush=True)
+"""
+
+
+def maker(folder: Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", MAKER, str(folder)],
+        cwd=Path(__file__).parents[3],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_of_several_processes_one_makes_the_file(tmp_path):
+    processes = [maker(tmp_path / "cache") for _ in range(3)]
+    streams = selectors.DefaultSelector()
+    for process in processes:
+        streams.register(process.stdout, selectors.EVENT_READ, process)
+    [(key, _)] = streams.select(60)
+    time.sleep(2)  # For the others to come as far as they can.
+    assert [ready.data for ready, _ in streams.select(0)] == [key.data]
+    assert not list((tmp_path / "cache").glob("[!.]*"))
+    printed = [key.data.communicate("\n", timeout=60)[0]]
+    printed += [process.communicate(timeout=60)[0] for process in processes if process is not key.data]
+    assert printed == ["half\n210.0\n", "210.0\n", "210.0\n"]
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".npy"]
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_what_a_killed_process_left_is_not_taken_for_whole(tmp_path):
+    process = maker(tmp_path / "cache")
+    assert process.stdout.readline() == "half\n"
+    process.kill()
+    process.communicate()
+    assert list((tmp_path / "cache").iterdir())  # Otherwise this test shows nothing.
+    array = mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, count)
+    assert array.tolist() == np.arange(21).reshape(SHAPE).tolist()
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_other_files_are_left_alone(path, tmp_path):
+    (path.parent / "mine.txt").write_text("mine")
+    mapped_array(tmp_path / "cache", ["b"], SHAPE, np.float32, count)
+    assert path.exists()
+    assert (path.parent / "mine.txt").read_text() == "mine"

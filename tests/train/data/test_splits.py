@@ -73,7 +73,7 @@ def test_features_may_be_mapped(toy, tmp_path: Path, monkeypatch):
     with pytest.raises(UsageError, match=r"12 images take 0\.0 GB, more than 50%"):
         open_data(toy.captions, toy.features, split="val")
     data = open_data(toy.captions, toy.features, split="val", memory_map=tmp_path)
-    assert isinstance(data.features.array, np.memmap)
+    assert isinstance(data.features.stored, np.memmap)
 
 
 # --- refused ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from train.models import similarity
-from train.models.similarity import cosine, order
+from train.models.similarity import cosine, order, unit
 
 
 def brute_force(a: torch.Tensor, b: torch.Tensor) -> list[list[float]]:
@@ -82,3 +82,31 @@ def test_cosine_of_unit_vectors():
     expected = torch.nn.functional.cosine_similarity(a[:, None], b[None], dim=2)
     scores = cosine(torch.nn.functional.normalize(a), torch.nn.functional.normalize(b))
     torch.testing.assert_close(scores, expected)
+
+
+# --- vectors of length one -------------------------------------------------------------------------------------------
+
+
+def test_ordinary_vectors_have_the_bits_of_torch():
+    vectors, weights = torch.randn(50, 33), torch.randn(50, 33)
+    vectors[3] *= 1e-9
+    vectors[4] *= 1e9
+    results = []
+    for function in (unit, torch.nn.functional.normalize):
+        given = vectors.clone().requires_grad_()
+        (function(given) * weights).sum().backward()
+        results.append((function(given), given.grad))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-20])
+def test_a_vector_of_zeros_has_no_gradient(value):
+    vectors = torch.randn(4, 5)
+    vectors[2] = value
+    vectors.requires_grad_()
+    units = unit(vectors)
+    (units @ torch.randn(5, 6)).square().sum().backward()
+    assert units[2].tolist() == [0] * 5
+    assert vectors.grad[2].tolist() == [0] * 5
+    assert 0 < vectors.grad[[0, 1, 3]].abs().max() < 100

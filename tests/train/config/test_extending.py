@@ -1,0 +1,84 @@
+"""Configurations that extend files of one's own."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from schemas.errors import UsageError
+from train.config.sections import from_toml, resolve
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write files by their paths; return the first one."""
+
+    def write(**files: str) -> str:
+        paths = []
+        for name, text in files.items():
+            path = tmp_path / f"{name.replace('__', '/')}.toml"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            paths.append(str(path))
+        return paths[0]
+
+    return write
+
+
+def test_a_path_starts_at_the_folder_of_the_file_that_names_it(write, tmp_path, monkeypatch):
+    first = write(
+        runs__mine='extends = "../bases/wide.toml"\n[loss]\nmargin = 0.3',
+        bases__wide='extends = "deeper/narrow.toml"\n[model]\nembedding = 64\n[loss]\nmargin = 0.4',
+        bases__deeper__narrow='extends = "kadar2018/bilingual-c2c"\n[model]\nembedding = 32\nwords = 8',
+    )
+    monkeypatch.chdir("/")
+    config, preset = resolve(first), resolve("kadar2018/bilingual-c2c")
+    assert (config.loss.margin, config.model.embedding, config.model.words) == (0.3, 64, 8)
+    assert config.data == preset.data
+    assert config.loss.c2c_probability == preset.loss.c2c_probability
+    # An absolute path, and one in a text without a file.
+    assert from_toml(f'extends = "{first}"\n[model]\nwords = 9', "text").model.words == 9
+    monkeypatch.chdir(tmp_path)
+    assert resolve("runs/mine.toml") == from_toml('extends = "runs/mine.toml"', "text") == config
+
+
+def test_files_that_extend_each_other_are_refused(write, tmp_path):
+    first = write(a='extends = "folder/b.toml"', folder__b='extends = "../c.toml"', c='extends = "./folder/../folder/b.toml"')
+    a, b, c = (str(tmp_path / name) for name in ("a.toml", "folder/b.toml", "c.toml"))
+    with pytest.raises(
+        UsageError, match=f"^{re.escape(f'{a}: extends goes round in a circle: {a} -> {b} -> {c} -> {b}. Take')}"
+    ):
+        resolve(first)
+    own = write(own='extends = "own.toml"')
+    with pytest.raises(UsageError, match=re.escape(f"circle: {own} -> {own}. Take one of them out")):
+        resolve(own)
+
+
+def test_the_same_base_twice_is_no_circle(write):
+    write(base='extends = "demo"\n[model]\nwords = 8')
+    assert resolve(write(one='extends = "base.toml"')) == resolve(write(two='extends = "base.toml"'))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"a": 'extends = "base.toml"'},
+            "{0}/a.toml extends 'base.toml', but there is no file '{0}/base.toml': a path starts at the folder of the file that",
+        ),
+        (
+            {"a": 'extends = "b.toml"', "b": 'extends = "demmo"'},
+            "{0}/b.toml extends 'demmo', but there is no preset 'demmo': did",
+        ),
+        ({"a": 'extends = "b.toml"', "b": "[data"}, "{0}/b.toml: not TOML: "),
+        (
+            {"a": 'extends = "b.toml"', "b": "extends = 3"},
+            "{0}/b.toml: extends is 3, expected the name of a preset, or the path of",
+        ),
+        ({"a": 'extends = "b.toml"', "b__x": ""}, "{0}/a.toml extends 'b.toml', but there is no file '{0}/b.toml'"),
+    ],
+)
+def test_a_missing_or_broken_base_is_named(write, tmp_path, files, message):
+    with pytest.raises(UsageError, match=f"^{re.escape(message.format(tmp_path))}"):
+        resolve(write(**files))

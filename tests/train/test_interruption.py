@@ -1,0 +1,213 @@
+"""Signals while a model is trained: the step is finished and saved, and the run goes on from there bit for bit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from dataclasses import replace
+
+import pytest
+
+from schemas.storage import Folder
+from tests.integration.processes import start, wait_for
+from tests.train.trainings import CONFIG, assert_equal, contents
+from train.config.sections import from_toml
+from train.interruption import held_back
+from train.jobs import TrainJob
+from train.loop import train
+from train.runs.checkpoints import LAST, read_checkpoint
+
+FOREVER = CONFIG.replace("max_steps = 44", "max_steps = 1000000").replace("evaluate_every = 17", "evaluate_every = 1000000")
+
+
+@pytest.fixture
+def handlers():
+    """Restore what signals do."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+# --- holding back ----------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_is_raised_after_the_block(handlers):
+    reached = []
+
+    def block() -> None:
+        with held_back() as interruption:
+            signal.raise_signal(signal.SIGINT)
+            reached.append(interruption.received)
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert reached == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_signal_is_not_held_back(handlers):
+    reached = []
+
+    def block() -> None:
+        with held_back():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            reached.append("never")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert reached == []
+
+
+def test_other_signals_do_afterwards_what_they_did(handlers):
+    received = []
+    signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with held_back() as interruption:
+        signal.raise_signal(signal.SIGHUP)
+        assert interruption.received == 0
+        signal.raise_signal(signal.SIGTERM)
+        assert received == []
+    assert received == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
+def test_what_was_stopped_is_not_taken_for_done(handlers, handler):
+    signal.signal(signal.SIGTERM, handler)
+
+    def block() -> None:
+        with held_back() as interruption:
+            interruption.agreed = signal.SIGTERM
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+
+
+def test_what_another_process_received_is_raised_here(handlers):
+    received = []
+
+    def block() -> None:
+        with held_back() as interruption:
+            interruption.agreed = signal.SIGINT
+            signal.raise_signal(signal.SIGTERM)  # It comes after the other's, and is the first one here.
+            received.append(interruption.received)
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert received == [signal.SIGTERM]
+
+
+def test_without_a_signal_nothing_happens(handlers):
+    before = signal.getsignal(signal.SIGTERM)
+    with held_back():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(ValueError, match="from the block"), held_back():
+        raise ValueError("from the block")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_threads_and_workers_leave_signals_alone(handlers, monkeypatch):
+    seen = []
+
+    def look() -> None:
+        with held_back():
+            seen.extend(signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT))
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [signal.SIG_DFL, signal.default_int_handler]
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: "a pool")
+    look()
+    assert seen[2] == signal.SIG_DFL
+    assert seen[3] != signal.default_int_handler
+
+
+# --- a training ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [10, 17, 30, 44])
+def test_ctrl_c_saves_the_step(toy, train_toy, finished_run, tmp_path, handlers, step):
+    job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu")
+
+    def interrupt(report):
+        if report.step == step:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(job, interrupt)
+    assert read_checkpoint(Folder(job.output), LAST).standing.step == step
+    assert not list((tmp_path / "run").glob(".*"))
+    train(replace(job, resume=True))
+    whole = finished_run[0]
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == (whole / "log.jsonl").read_bytes()
+    for name in ("last.pt", "best.pt"):
+        one, two = (read_checkpoint(Folder(str(folder)), name) for folder in (tmp_path / "run", whole))
+        assert_equal(vars(one), vars(two))
+
+
+def test_a_second_ctrl_c_is_not_waited_for(toy, tmp_path, handlers, monkeypatch):
+    def write(folder, name, checkpoint):
+        with folder.replace(name) as file:
+            file.write(b"half")
+            signal.raise_signal(signal.SIGINT)
+            file.write(b"whole")
+
+    def interrupt(report):
+        if report.step == 10:
+            monkeypatch.setattr("train.loop.write_checkpoint", write)
+            signal.raise_signal(signal.SIGINT)
+
+    job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu", save_every=5)
+    with pytest.raises(KeyboardInterrupt):
+        train(job, interrupt)
+    monkeypatch.undo()
+    assert read_checkpoint(Folder(job.output), LAST).standing.step == 5
+    assert set(contents(tmp_path / "run")) == {"last.pt", "config.toml", "log.jsonl"}
+    assert train(replace(job, resume=True)).standing.step == 44
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_the_command_says_what_is_there(toy, tmp_path, number, code):
+    (tmp_path / "own.toml").write_text(FOREVER)
+    data = ("--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary, "--device", "cpu")
+    with start("train", "own.toml", "run", *data, "--save-every", "20", folder=tmp_path) as process:
+        wait_for(lambda: (tmp_path / "run" / "last.pt").exists())
+        process.send(number)
+        done = process.wait()
+    step = read_checkpoint(Folder(str(tmp_path / "run")), LAST).standing.step
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.splitlines()[-1] == f"stopped at step {step:,}; last.pt holds it, the same command with --resume goes on"
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "run").glob(".*"))
+    arguments = ("train", "own.toml", "run", *data, "--resume", "--max-steps", str(step + 2))
+    with start(*arguments, folder=tmp_path) as process:
+        assert f"{step + 2:,} steps in run" in process.wait().stdout
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_before_the_first_step_nothing_is_claimed(toy, tmp_path):
+    data = ("--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary, "--device", "cpu")
+    with start("train", "demo", "run", *data, folder=tmp_path, before=_interrupt_the_material) as process:
+        done = process.wait()
+    assert (done.returncode, done.stderr) == (130, "stopped before training began; nothing was changed\n")
+    assert not (tmp_path / "run").exists()
+
+
+def _interrupt_the_material() -> None:
+    import train.loop
+
+    train.loop.open_material = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,134 @@
+"""Two processes that ``torchrun`` starts through the command: they stop together, and one of them speaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schemas.storage import Folder
+from tests.integration.processes import wait_for
+from tests.train.trainings import CONFIG, events
+from train.runs.checkpoints import LAST, read_checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
+
+FOREVER = CONFIG.replace("max_steps = 44", "max_steps = 1000000").replace("evaluate_every = 17", "evaluate_every = 1000000")
+# The command; the second process reads other features.
+COMMAND = """
+import os, sys
+import imagepivot
+
+if os.environ["RANK"] == "1" and len(sys.argv) > 1 and "OTHER" in os.environ:
+    sys.argv[sys.argv.index("--features") + 1] = os.environ["OTHER"]
+imagepivot.main()
+"""
+
+
+def torchrun(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """Start the command in two processes."""
+    (folder / "command.py").write_text(COMMAND)
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "command.py", *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300", "PYTHONPATH": str(Path(__file__).parents[2]), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+def data(toy, tmp_path) -> list[str]:
+    (tmp_path / "own.toml").write_text(CONFIG)
+    (tmp_path / "forever.toml").write_text(FOREVER)
+    return ["--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary, "--device", "cpu"]
+
+
+# --- stopping --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_two_processes_stop_at_the_same_step(data, tmp_path, whole):
+    """Whether both are asked, as by Ctrl-C, or only the second one."""
+    process = torchrun(tmp_path, "train", "forever.toml", "run", *data, "--save-every", "20")
+    try:
+        wait_for(lambda: (tmp_path / "run" / "last.pt").exists() or process.poll() is not None)
+        if whole:
+            os.kill(process.pid, signal.SIGINT)
+        else:
+            [second] = [
+                int(path.parent.name)
+                for path in Path("/proc").glob("[0-9]*/environ")
+                if _reads(path, f"{os.sep}{tmp_path.name}", b"\0RANK=1\0")
+            ]
+            os.kill(second, signal.SIGTERM)
+        _, err = process.communicate(timeout=200)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    step = read_checkpoint(Folder(str(tmp_path / "run")), LAST).standing.step
+    assert err.count(f"stopped at step {step:,}; last.pt holds it, the same command with --resume goes on\n") == 1
+    assert err.count("stopped") == 1
+    assert not list((tmp_path / "run").glob(".*"))
+    assert len(events(tmp_path / "run", "step")) == step // 10
+
+
+def _reads(path: Path, folder: str, text: bytes) -> bool:
+    """Whether a process works in a folder, and has a variable."""
+    try:
+        return str(path.with_name("cwd").readlink()).endswith(folder) and text in path.read_bytes()
+    except OSError:
+        return False
+
+
+# --- speaking --------------------------------------------------------------------------------------------------------
+
+
+def test_progress_remarks_and_results_come_once(data, gappy, tmp_path):
+    process = torchrun(
+        *(tmp_path, "train", "own.toml", "run", *data, "--features", gappy.features, "--allow-missing-features"),
+    )
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert out.count("44 steps in run") == 1
+    assert err.count("step 17: sum of recalls") == 1
+    assert err.count("left out of split 'train'") == 1
+    assert err.count("FutureWarning") <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        (("train", "vsep", "run"), "there is no preset 'vsep'", 2),
+        (("train", "own.toml", "run", "--bogus"), "No such option: --bogus", 2),
+        (("train", "own.toml", "run", "--captions", "a", "--features", "b", "--vocabulary", "c"), "'a' is not a dataset", 1),
+    ],
+)
+def test_an_error_of_all_is_heard_once(data, tmp_path, arguments, message, code):
+    process = torchrun(tmp_path, *arguments)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode != 0
+    assert err.count(message) == 1, err
+    codes = {int(number) for number in re.findall(r"exitcode\s*: (-?[0-9]+)", err)}
+    assert code in codes
+    assert codes <= {code, -signal.SIGTERM, 128 + signal.SIGTERM}  # torchrun ends whoever is still on the way to the error.
+
+
+@pytest.mark.parametrize("log_json", [False, True])
+def test_an_error_of_one_alone_is_heard(data, tmp_path, log_json):
+    process = torchrun(tmp_path, "train", "own.toml", "run", *data, *["--log-json"] * log_json, OTHER="nowhere")
+    _, err = process.communicate(timeout=200)
+    assert process.returncode != 0
+    assert err.count("'nowhere' is not a dataset") == 1, err
+    assert err.count("Connection closed by peer") == 0  # What becomes of the others is no news.
+    if log_json:
+        [event] = [json.loads(line) for line in err.splitlines() if line.startswith("{") and "nowhere" in line]
+        assert (event["event"], event["kind"]) == ("error", "DatasetError")
