@@ -47,6 +47,7 @@ def test_every_key_is_read_and_written():
     kind = "vse"
     reader = "bilstm"
     pooling = "max"
+    initialization = "orthogonal"
     [loss]
     caption_weight = 0.5
     margin = 0.05
@@ -57,6 +58,7 @@ def test_every_key_is_read_and_written():
     betas = [0, 0.5]
     epsilon = 1e-3
     weight_decay = 1e-5
+    decoupled = true
     gradient_clipping = 0
     [schedule]
     batches = "images"
@@ -162,6 +164,11 @@ def test_a_file_extends_a_preset(tmp_path):
             "[data]\nportions = { en = ['a'], de = ['a'] }\n[model]\nshared = false\n[loss]\nc2c_probability = 0.5",
             r"loss.c2c_probability needs one encoder for all languages \(model.shared = true\)",
         ),
+        (
+            SMALL + "[model]\ninitialization = 'xavier'",
+            "model.initialization is 'xavier', expected one of 'torch', 'orthogonal'",
+        ),
+        (SMALL + "[optimizer]\ndecoupled = 1", "optimizer.decoupled is 1, expected true or false"),
         (SMALL + "[model]\nwords = 3.0", "model.words is 3.0, expected a whole number"),
         (SMALL + "[model]\nwords = true", "model.words is True, expected a whole number"),
         (SMALL + "[model]\nshared = 1", "model.shared is 1, expected true or false"),
