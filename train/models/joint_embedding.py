@@ -63,7 +63,7 @@ class JointEmbedding(RetrievalModel):
         )
         if config.initialization == "orthogonal":
             for encoder in self.sentences:
-                orthogonalize(encoder.reader)
+                orthogonalize(encoder.get_submodule("reader"))
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         """Map features ``[B, D]`` to embeddings ``[B, E]``."""

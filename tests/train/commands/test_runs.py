@@ -66,6 +66,14 @@ def test_evaluate_prints_the_scores(command, write_run, toy):
     assert "27 texts" in table
 
 
+def test_evaluate_in_folds(command, write_run, toy):
+    folder = write_run()
+    arguments = ("evaluate", folder, "--captions", toy.captions, "--features", toy.features, "--split", "val", "--folds", 3)
+    scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["val"], folds=3)
+    assert json.loads(command(*arguments, "--json")[0]) == [score.to_dict() for score in scores]
+    assert "means over 3 folds of the images" in " ".join(command(*arguments)[0].split())
+
+
 def test_the_scores_fit_into_80_columns(command, write_run, toy, monkeypatch):
     monkeypatch.setattr(options.console, "_width", 80)
     arguments = ("--captions", toy.captions, "--features", toy.features, "--split", "test", "--device", "cpu")
