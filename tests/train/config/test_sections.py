@@ -244,7 +244,7 @@ KADAR = {
 
 
 def test_there_is_a_preset_for_each_row():
-    expected = {"demo", "vsepp", *(f"gella2017/{name}" for name in GELLA), *(f"kadar2018/{name}" for name in KADAR)}
+    expected = {"demo", "vsepp", "vsepp-de", *(f"gella2017/{name}" for name in GELLA), *(f"kadar2018/{name}" for name in KADAR)}
     assert set(preset_names()) == expected
 
 
