@@ -172,13 +172,13 @@ def gold_ranks(
             f"{output!r} holds no trained row of table 3 (gella2017/oe-de, oe-en, pivot-asym, parallel-asym): train them with "
             "'imagepivot tables gella2017 --table 3'"
         )
-    found = _Found(captions, ranks, words)
+    everything = _Found(captions, ranks, words)
     return GoldRanks(
         images=max(len(np.unique(of_language.images)) for of_language in captions.values()),
         runs=runs,
-        published=tuple(found.published()),
-        examples=tuple(found.examples()),
-        tallies=tuple(found.tallies()),
+        published=tuple(everything.published()),
+        examples=tuple(everything.examples()),
+        tallies=tuple(everything.tallies()),
     )
 
 
