@@ -125,6 +125,8 @@ if TYPE_CHECKING:
     from train.models import ImageBatch as ImageBatch
     from train.models import RetrievalModel as RetrievalModel
     from train.models import register_model as register_model
+    from train.reports.gold_ranks import gold_ranks as gold_ranks
+    from train.reports.published import presets_of_table as presets_of_table
     from train.reports.tables import TablesJob as TablesJob
     from train.reports.tables import run_tables as run_tables
     from train.runs import Run as Run
@@ -213,6 +215,7 @@ __all__ = [
     "extract_task",
     "extractor_catalogue",
     "extractor_names",
+    "gold_ranks",
     "import_features",
     "list_images",
     "load_extractor",
@@ -225,6 +228,7 @@ __all__ = [
     "plan_work",
     "prepare_captions",
     "preset_names",
+    "presets_of_table",
     "register_model",
     "repair",
     "resolve_config",
@@ -324,6 +328,8 @@ _MODULES = {
     "train.loop": ("train",),
     "train.material": ("Material", "open_material"),
     "train.models": ("Dimensions", "Encoded", "ImageBatch", "register_model", "RetrievalModel"),
+    "train.reports.gold_ranks": ("gold_ranks",),
+    "train.reports.published": ("presets_of_table",),
     "train.reports.tables": ("run_tables", "TablesJob"),
     "train.runs": ("open_run", "Run"),
 }

@@ -326,7 +326,7 @@ def test_the_tree_names_every_folder() -> None:
         name = line[:TREE_COLUMN].rstrip(" /")
         above = [*above[: (len(name) - len(name.lstrip())) // 2], name.strip()]
         named.add("/".join(above))
-    papers = {f"train/presets/{paper}" for paper in PAPERS}
+    papers = {f"train/presets/{paper}" for paper in PAPERS} & source_folders()  # Some papers' rows have others' presets.
     assert {folder for folder in named if not (ROOT / folder).is_dir()} == set()
     assert source_folders() - named == papers
 

@@ -183,7 +183,8 @@ class _Loop:
         self.standing = Standing()
         self.sampler = material.sampler(config, job.seed)
         self.model = build_model(config.model, start.dimensions, job.seed).to(device)
-        self.optimizer = torch.optim.Adam(
+        optimizer = torch.optim.AdamW if config.optimizer.decoupled else torch.optim.Adam
+        self.optimizer = optimizer(
             self.model.parameters(),
             lr=config.optimizer.learning_rate,
             betas=config.optimizer.betas,

@@ -46,7 +46,7 @@ def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str
     names = {"comparable": test, "translation": translations or test}
     rng = np.random.default_rng(seed)
     images = {f"{split}-{n:03d}": (split, int(rng.integers(WORDS))) for split, count in SPLITS.items() for n in range(count)}
-    counts = {language: {} for language in ("en", "de", "fr")}
+    counts: dict[str, dict[str, int]] = {language: {} for language, _ in COLLECTIONS}
     captions = []
     for image_id, (split, topic) in images.items():
         for (language, portion), count in COLLECTIONS.items():

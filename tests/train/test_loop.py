@@ -7,6 +7,7 @@ import torch
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, UsageError
+from schemas.storage import Folder
 from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, weights
 from train.config.sections import from_toml
 from train.data.corpus import Corpus
@@ -17,7 +18,7 @@ from train.loop import train
 from train.material import open_material
 from train.models.catalogue import build_model
 from train.objectives.terms import Objective, terms_of
-from train.runs.checkpoints import Standing
+from train.runs.checkpoints import LAST, Standing, read_checkpoint
 from train.runs.run import open_run
 
 # --- learning --------------------------------------------------------------------------------------------------------
@@ -105,6 +106,24 @@ def test_unshared_encoders_have_only_the_words_of_their_language(train_toy, tmp_
     tokens = opened.vocabulary.tokens
     assert len(english) == 4 + sum(token.startswith("en") for token in tokens)
     assert len(german) == 4 + sum(token.startswith("de") for token in tokens)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_coupled_decay_shrinks_the_words_that_do_not_occur(train_toy, tmp_path, decoupled):
+    """Adam divides the decay by its own size: such vectors lose the learning rate at each step, however small the decay is."""
+    rate, decay, steps = 1e-3, 1e-5, 200
+    text = ENGLISH.replace("learning_rate = 0.01", f"learning_rate = {rate}\nweight_decay = {decay}").replace("44", str(steps))
+    train_toy(text.replace("[schedule]", f"decoupled = {str(decoupled).lower()}\n[schedule]"))
+    stored = read_checkpoint(Folder(str(tmp_path / "run")), LAST)
+    others = [number for number, token in enumerate(stored.tokens) if token.startswith(("de", "fr"))]
+    name = "sentences.0.words.weight"
+    before = build_model(from_toml(text, "test").model, stored.dimensions, 0).state_dict()[name][others]
+    after = stored.model[name][others]
+    assert len(others) > 30
+    if decoupled:
+        torch.testing.assert_close(after, before * (1 - rate * decay) ** steps, rtol=1e-5, atol=0)
+    else:
+        assert after.norm() < 0.01 * before.norm()
 
 
 # --- stopping --------------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ def evaluate(
     device: Device = "auto",
     memory_map: MemoryMap = "",
     allow_missing_features: AllowMissingFeatures = False,
+    folds: Annotated[int, typer.Option("--folds", help="Means over so many folds of the images; 5 for COCO's 1K.")] = 1,
     as_json: AsJson = False,
     log_json: LogJson = False,
 ) -> None:
@@ -68,6 +69,7 @@ def evaluate(
         device=device,
         memory_map=memory_map or None,
         allow_missing_features=allow_missing_features,
+        folds=folds,
     )
     with Counter(notes, "evaluate", unit="vectors", log_json=log_json) as count:
         scores = evaluate_run(job, count)

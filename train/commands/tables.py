@@ -23,7 +23,7 @@ from train.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from train.reports.tables import Done
+    from train.reports.tables import Done, TablesJob
 
 __all__ = ["app"]
 
@@ -35,7 +35,7 @@ app = typer.Typer()
     "--vocabulary vocabulary"
 )
 def tables(
-    paper: Annotated[Literal["gella2017", "kadar2018"], typer.Argument(help="The paper.", show_default=False)],
+    paper: Annotated[Literal["gella2017", "kadar2018", "huang2019"], typer.Argument(help="The paper.", show_default=False)],
     output: Annotated[str, typer.Argument(help="Folder for runs, results and report.", show_default=False)],
     captions: Captions,
     features: Features,
@@ -44,6 +44,10 @@ def tables(
     rows: Annotated[
         list[str] | None,
         typer.Option("--rows", help="Only presets that match this, e.g. [i]'bilingual*'[/i]; may be repeated."),
+    ] = None,
+    table: Annotated[
+        int | None,
+        typer.Option("--table", help="Only the rows of this table; 3 of gella2017 prints ranks of single captions.", min=1),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -68,18 +72,22 @@ def tables(
     if plot:
         # Imported first: a missing package shows before hours of training.
         from train.reports.table_plots import plot_report
+    from schemas.errors import UsageError
     from schemas.storage import Folder
     from train.data.corpus import Corpus
     from train.progress import Counter
+    from train.reports.published import presets_of_table
     from train.reports.table_reports import read_report
     from train.reports.tables import TablesJob, run_tables
 
+    if table is not None and rows:
+        raise UsageError("--table and --rows both choose rows: give one of them")
     job = TablesJob(
         paper=paper,
         output=output,
         corpus=Corpus(captions, features, vocabulary),
         seeds=seeds,
-        rows=tuple(rows or ()),
+        rows=tuple(rows or ()) if table is None else presets_of_table(paper, table),
         overrides=overrides_of(settings, max_steps),
         workers=workers,
         device=device,
@@ -104,5 +112,18 @@ def tables(
         plot_report(report.begun, Path(job.output, f"{paper}.png"))
     for part in (*report.notes, *report.begun.to_tables()):
         console.print(part, highlight=False)
+    if (paper, table) == ("gella2017", 3):
+        _report_gold_ranks(job)
     written = " and ".join(f"{output}/{paper}.{kind}" for kind in (("md", "png") if plot else ("md",)))
     console.print(f"written: {escape(written)}", highlight=False, soft_wrap=True)
+
+
+def _report_gold_ranks(job: TablesJob) -> None:
+    from train.reports.gold_rank_reports import gold_rank_tables, write_gold_ranks
+    from train.reports.gold_ranks import gold_ranks
+
+    ranks = gold_ranks(job.output, job.corpus, device=job.device, allow_missing_features=job.allow_missing_features)
+    for part in gold_rank_tables(ranks):
+        console.print(part, highlight=False)
+    for name in write_gold_ranks(ranks, job.output):
+        console.print(f"written: {escape(f'{job.output}/{name}')}", highlight=False, soft_wrap=True)

@@ -55,6 +55,9 @@ class VseConfig(ModelConfig):
         reader: what reads the words of a sentence: ``gru``, whose last state is the sentence; or ``bilstm``, an LSTM in both
             directions with a state for each word.
         pooling: what becomes of the states of a ``bilstm``: their ``mean``, or the ``max`` of each number.
+        initialization: initial weights of the reader: ``torch`` draws them all uniformly from ±1/sqrt(units); ``orthogonal`` makes
+            the recurrent weights of each gate an orthogonal matrix, draws those of the words from ±0.1 and sets the biases to 0
+            (github.com/ivendrov/order-embedding). Word vectors and the map of images start alike in both.
     """
 
     kind: ClassVar[str] = "vse"
@@ -65,12 +68,14 @@ class VseConfig(ModelConfig):
     similarity: Literal["cosine", "order"] = "cosine"
     reader: Literal["gru", "bilstm"] = "gru"
     pooling: Literal["mean", "max"] = "mean"
+    initialization: Literal["torch", "orthogonal"] = "torch"
 
     def __post_init__(self) -> None:
         positive("model", self, "embedding", "words")
         one_of("model", self, "similarity", ("cosine", "order"))
         one_of("model", self, "reader", ("gru", "bilstm"))
         one_of("model", self, "pooling", ("mean", "max"))
+        one_of("model", self, "initialization", ("torch", "orthogonal"))
 
     @property
     def mixes_languages(self) -> bool:

@@ -107,13 +107,16 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The section ``optimizer``: Adam, and the clipping of gradients before it.
+    """The section ``optimizer``: Adam or AdamW, and the clipping of gradients before it.
 
     Attributes:
         learning_rate: step size.
         betas: decay rates of the two moments.
         epsilon: added to the denominator.
         weight_decay: L2 penalty; the weights times this are added to the gradient.
+        decoupled: do not add them to the gradient, but take them times the learning rate off the weights (AdamW, Loshchilov and
+            Hutter 2019). Adam divides a gradient by its size: added to it, even a small decay moves weights that have no other
+            gradient, such as the vectors of words that are not in the batch, by the whole learning rate at each step.
         gradient_clipping: maximum Euclidean norm of the gradient of all parameters together; 0 means no clipping.
     """
 
@@ -121,6 +124,7 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+    decoupled: bool = False
     gradient_clipping: float = 2.0
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from train.evaluation.evaluating import (
     evaluate_together,
     sum_of_recalls,
 )
+from train.evaluation.folds import chance_in_folds, evaluate_folds
 from train.evaluation.matching import check_captions, check_features, check_vectors
 from train.evaluation.metrics import CUTOFFS, Direction, Ranks, Retrieval, Scores, ranks_of, retrieval
 from train.evaluation.scoring import EvaluateJob, Score, evaluate_run, score_run
@@ -37,6 +38,7 @@ __all__ = [
     "SearchJob",
     "Tokenize",
     "chance",
+    "chance_in_folds",
     "check_captions",
     "check_features",
     "check_vectors",
@@ -46,6 +48,7 @@ __all__ = [
     "encode_captions",
     "encode_images",
     "evaluate",
+    "evaluate_folds",
     "evaluate_run",
     "evaluate_together",
     "ranks_of",

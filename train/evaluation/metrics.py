@@ -40,14 +40,15 @@ class Direction:
         recall_at_5: likewise, up to rank 5.
         recall_at_10: likewise, up to rank 10.
         median_rank: median of the ranks; for an even number of queries, the mean of the middle two, rounded down as in the
-            published code of Kiros et al. 2015, Vendrov et al. 2016 and Faghri et al. 2018.
+            published code of Kiros et al. 2015, Vendrov et al. 2016 and Faghri et al. 2018. A whole number, but for the mean over
+            folds.
         queries: number of queries.
     """
 
     recall_at_1: float
     recall_at_5: float
     recall_at_10: float
-    median_rank: int
+    median_rank: float
     queries: int
 
     @property

@@ -10,7 +10,8 @@ from schemas.errors import DatasetError, UsageError
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, LeftOut, TrainingData, open_data
 from train.devices import check_device_name, resolve_device
-from train.evaluation.evaluating import Count, chance, count_nothing, evaluate
+from train.evaluation.evaluating import Count, count_nothing
+from train.evaluation.folds import chance_in_folds, evaluate_folds
 from train.evaluation.metrics import Retrieval
 from train.runs.run import Run, open_run
 
@@ -32,9 +33,10 @@ class EvaluateJob:
         memory_map: folder for a copy of the features that is mapped into memory, and that all runs with this folder share.
         allow_missing_features: leave out the captions of images that lack features instead of raising an error. Fewer images
             are easier to retrieve from.
+        folds: rank within each of so many folds of the images, and return the means; see `train.evaluation.evaluate_folds`.
 
     Raises:
-        UsageError: the name of the device is unknown.
+        UsageError: the name of the device is unknown, or the number of folds is impossible.
     """
 
     run: str
@@ -46,9 +48,12 @@ class EvaluateJob:
     device: str = "auto"
     memory_map: str | None = None
     allow_missing_features: bool = False
+    folds: int = 1
 
     def __post_init__(self) -> None:
         check_device_name(self.device)
+        if self.folds < 1:
+            raise UsageError(f"--folds is {self.folds}, expected 1 or more")
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class Score:
         retrieval: recalls and median ranks.
         chance: recalls that a random order reaches, by direction; see `train.evaluation.chance`.
         left_out: the images of the split that lack features and were left out; None if there are none.
+        folds: number of folds that the images were ranked in, and that the numbers are means over.
     """
 
     language: str
@@ -70,6 +76,7 @@ class Score:
     retrieval: Retrieval
     chance: Mapping[str, tuple[float, ...]]
     left_out: LeftOut | None = None
+    folds: int = 1
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
@@ -79,6 +86,7 @@ class Score:
             "split": self.split,
             **self.retrieval.to_dict(),
             "chance": {direction: list(recalls) for direction, recalls in self.chance.items()},
+            **({"folds": self.folds} if self.folds > 1 else {}),
             **({"left_out": self.left_out.to_dict()} if self.left_out else {}),
         }
 
@@ -95,6 +103,7 @@ def evaluate_run(job: EvaluateJob, count: Count = count_nothing) -> list[Score]:
         memory_map=job.memory_map,
         count=count,
         allow_missing_features=job.allow_missing_features,
+        folds=job.folds,
     )
 
 
@@ -109,6 +118,7 @@ def score_run(
     memory_map: str | None = None,
     count: Count = count_nothing,
     allow_missing_features: bool = False,
+    folds: int = 1,
 ) -> list[Score]:
     """Evaluate an open run. The captions of each split and portion are a test of their own and are never mixed.
 
@@ -122,6 +132,7 @@ def score_run(
         memory_map: folder for a copy of the features that is mapped into memory, and that all runs with this folder share.
         count: counts the captions and images that are embedded, for a display of progress.
         allow_missing_features: as in `EvaluateJob`.
+        folds: as in `EvaluateJob`.
 
     Returns:
         One score per split, language and portion.
@@ -129,7 +140,8 @@ def score_run(
     Raises:
         DatasetError: the captions are in the ids of another vocabulary, the features come from another extractor, images lack
             features, or there is no such split.
-        UsageError: the run does not know a language, or there are no captions of the split, language or portion.
+        UsageError: the run does not know a language, there are no captions of the split, language or portion, or fewer images than
+            folds.
     """
     known = run.model.languages
     unknown = [language for language in languages if language not in known]
@@ -159,7 +171,9 @@ def score_run(
                 expected={name: run.fingerprints[name] for name in ("vocabulary", "extractor")},
                 allow_missing_features=allow_missing_features,
             )
-            scores += [_score(run, data, language, name, count) for language, names in portions.items() for name in names]
+            scores += [
+                _score(run, data, language, name, folds, count) for language, names in portions.items() for name in names
+            ]
     return scores
 
 
@@ -199,7 +213,7 @@ def _listing(labels: Collection[tuple[str, str, str]], splits: Sequence[str]) ->
     )
 
 
-def _score(run: Run, data: TrainingData, language: str, portion: str, count: Count) -> Score:
+def _score(run: Run, data: TrainingData, language: str, portion: str, folds: int, count: Count) -> Score:
     captions = data.captions
     chosen = captions.select(
         (captions.languages == captions.language_names.index(language))
@@ -209,7 +223,8 @@ def _score(run: Run, data: TrainingData, language: str, portion: str, count: Cou
         language=language,
         portion=portion,
         split=captions.split,
-        retrieval=evaluate(run.model, replace(data, captions=chosen), count=count)[language],
-        chance=chance(chosen, language),
+        retrieval=evaluate_folds([(run.model, replace(data, captions=chosen))], folds, count=count)[language],
+        chance=chance_in_folds(chosen, language, folds),
         left_out=data.left_out,
+        folds=folds,
     )

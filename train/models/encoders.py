@@ -22,7 +22,16 @@ from train.data.packing import PackedCaptions, pack
 from train.models.packed_gru import PackedGRU
 from train.models.retrieval_model import Encoded
 
-__all__ = ["READERS", "BidirectionalLSTM", "FinalStateGRU", "ImageEncoder", "SentenceEncoder", "WordTable", "pooled"]
+__all__ = [
+    "READERS",
+    "BidirectionalLSTM",
+    "FinalStateGRU",
+    "ImageEncoder",
+    "SentenceEncoder",
+    "WordTable",
+    "orthogonalize",
+    "pooled",
+]
 
 
 class ImageEncoder(nn.Linear):
@@ -111,6 +120,23 @@ class BidirectionalLSTM(nn.Module):
 
 
 READERS = {"gru": FinalStateGRU, "bilstm": BidirectionalLSTM}
+
+
+def orthogonalize(reader: nn.Module) -> None:
+    """Draw new weights of a recurrent reader whose parameters have torch's names.
+
+    The recurrent weights of each gate become an orthogonal matrix, the weights of the words are drawn uniformly from ±0.1, and the
+    biases are 0, as in github.com/ivendrov/order-embedding (``layers.py``, ``utils.py``). An orthogonal matrix keeps the length of
+    what it multiplies, so that neither states nor gradients vanish over the words of a sentence.
+    """
+    for name, parameter in reader.named_parameters():
+        if "weight_hh" in name:
+            for gate in parameter.data.split(parameter.shape[1]):
+                nn.init.orthogonal_(gate)
+        elif "weight_ih" in name:
+            nn.init.uniform_(parameter, -0.1, 0.1)
+        else:
+            nn.init.zeros_(parameter)
 
 
 def pooled(encoded: Encoded, pooling: Literal["mean", "max"]) -> Tensor:

@@ -15,7 +15,7 @@ from schemas.errors import UsageError
 from train.config.models import VseConfig
 from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
-from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, WordTable
+from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, WordTable, orthogonalize
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import cosine, order, unit
 
@@ -60,6 +60,9 @@ class JointEmbedding(RetrievalModel):
             )
             for ids in ids_of_encoders
         )
+        if config.initialization == "orthogonal":
+            for encoder in self.sentences:
+                orthogonalize(encoder.get_submodule("reader"))
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         """Map features ``[B, D]`` to embeddings ``[B, E]``."""

@@ -1,23 +1,29 @@
 """The numbers in the papers' tables, with the preset of each row.
 
 Gella, Sennrich, Keller, Lapata (2017): Image pivoting for learning multilingual multimodal representations. Tables 1 and 2, on the
-five comparable captions of each of the 1,000 test images of 2016.
+five comparable captions of each of the 1,000 test images of 2016. Table 3 has ranks of single captions, see `GOLD_RANKS`.
 
 Kádár, Elliott, Côté, Chrupała, Alishahi (2018): Lessons learned in multilingual grounded language learning. Tables 2 to 5 on the
 same captions. Tables 6 and 7 are taken to be on the one translation of each image, the only captions in French and Czech; the paper
 does not say so, but their monolingual English and German rows differ from those of table 4, which is on the comparable captions.
-The numbers are means of ten models. Figure 3 has no numbers, so its rows here have none.
+The numbers are means of ten models. Figure 3 has no numbers, so its rows here have none. Tables 2 and 3 quote the recalls of Gella
+et al.; those lines are trained by their presets.
+
+Huang, Chang, Hauptmann (2019): Multi-head attention with diversity for learning grounded multilingual multimodal representations.
+Of table 1 those lines that have one vector per image: VSE, OE and PIVOT, which it quotes from Gella et al., and VSE++. The others
+attend to regions, or use no recurrent network that is built here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from schemas.errors import UsageError
 
-__all__ = ["PAPERS", "Measures", "PublishedRow", "rows_of_paper"]
+__all__ = ["GOLD_COLUMNS", "GOLD_RANKS", "PAPERS", "GoldRank", "Measures", "PublishedRow", "presets_of_table", "rows_of_paper"]
 
-PAPERS = ("gella2017", "kadar2018")
+PAPERS = ("gella2017", "kadar2018", "huang2019")
 
 
 @dataclass(frozen=True)
@@ -42,10 +48,10 @@ class PublishedRow:
     """A row of a table for one language.
 
     Attributes:
-        paper: ``gella2017`` or ``kadar2018``.
+        paper: one of `PAPERS`.
         table: name of the table in the paper, e.g. ``table 2``.
-        name: name of the row in the paper.
-        preset: the preset that trains it.
+        name: name of the row in the paper; a quoted one with its source.
+        preset: the preset that trains it, for a quoted row mostly that of another paper.
         language: language of the test captions.
         portion: portion of the test captions.
         image_to_text: numbers with images as queries.
@@ -70,7 +76,73 @@ def rows_of_paper(paper: str) -> tuple[PublishedRow, ...]:
     """
     if paper not in PAPERS:
         raise UsageError(f"there are no tables of {paper!r}: expected one of {', '.join(PAPERS)}")
-    return _gella2017() if paper == "gella2017" else _kadar2018()
+    return {"gella2017": _gella2017, "kadar2018": _kadar2018, "huang2019": _huang2019}[paper]()
+
+
+def presets_of_table(paper: str, table: int) -> tuple[str, ...]:
+    """Return the presets of a table's rows, each once, in their order.
+
+    Raises:
+        UsageError: the paper is unknown, or has no such table of rows that are trained here.
+    """
+    presets: dict[int, dict[str, None]] = {}
+    for row in rows_of_paper(paper):
+        kind, _, number = row.table.partition(" ")
+        if kind == "table":
+            presets.setdefault(int(number), {})[row.preset] = None
+    if paper == "gella2017":
+        of_columns = (preset.format(rank.language) for preset in GOLD_COLUMNS.values() for rank in GOLD_RANKS)
+        presets[3] = dict.fromkeys(of_columns)
+    if table not in presets:
+        raise UsageError(f"--table is {table}, but the tables of {paper} are {', '.join(map(str, sorted(presets)))}")
+    return tuple(presets[table])
+
+
+@dataclass(frozen=True)
+class GoldRank:
+    """A line of table 3 of Gella et al. 2017: a caption as query, and the rank of its image under several models.
+
+    Attributes:
+        image_id: the image, which the paper shows.
+        language: language of the caption.
+        index: index of the caption among the comparable ones of its image: the number of its file in Multi30K, less one.
+        text: the caption, as printed.
+        ranks: rank of the image, by column of the table.
+    """
+
+    image_id: str
+    language: str
+    index: int
+    text: str
+    ranks: Mapping[str, int]
+
+
+GOLD_COLUMNS: Mapping[str, str] = {
+    "OE": "gella2017/oe-{}",
+    "PIVOT": "gella2017/pivot-asym",
+    "PARALLEL": "gella2017/parallel-asym",
+}
+"""Columns of table 3, "models trained using asymmetric similarity", and their presets; ``{}`` stands for the language."""
+
+GOLD_RANKS = tuple(
+    GoldRank(image_id, language, index, text, dict(zip(GOLD_COLUMNS, ranks, strict=True)))
+    for image_id, language, index, text, ranks in (
+        ("2511798599", "de", 0, "2 Menschen auf der Straße mit Megafon", (141, 37, 6)),
+        ("2511798599", "en", 3, "two people in blue shirts are outside with a bullhorn", (85, 7, 3)),
+        (
+            *("3532476966", "de", 4),
+            "ein Verkäufer mit weißem Hut und blauem Hemd , verkauft Kartoffeln oder ähnliches an Männer und Frauen",
+            (36, 1, 3),
+        ),
+        (
+            *("3532476966", "en", 0),
+            "at an outdoor market , a small group of people stoop to buy potatoes from a street vendor , who has his goods laid "
+            "out on the ground",
+            (24, 2, 2),
+        ),
+    )
+)
+"""Table 3 of Gella et al. 2017. The images and the numbers of the captions are where Multi30K has these words."""
 
 
 # Text to image, then image to text, each R@1, R@5, R@10 and median rank: the order of the columns in the paper.
@@ -90,6 +162,32 @@ _GELLA = {
         ("PARALLEL-SYM", "parallel-sym", (20.9, 46.9, 59.3, 6), (28.2, 57.7, 71.3, 4)),
         ("PIVOT-ASYM", "pivot-asym", (22.5, 49.3, 61.7, 6), (28.2, 61.9, 73.4, 3)),
         ("PARALLEL-ASYM", "parallel-asym", (21.8, 50.5, 62.3, 5), (30.2, 60.4, 72.8, 3)),
+    ),
+}
+
+# Names of the lines that Kádár et al. quote in tables 2 and 3, above their own, with the names in `_GELLA`.
+_QUOTED = {
+    "VSE": "VSE",
+    "Pivot-Sym": "PIVOT-SYM",
+    "Parallel-Sym": "PARALLEL-SYM",
+    "OE": "OE",
+    "Pivot-Asym": "PIVOT-ASYM",
+    "Parallel-Asym": "PARALLEL-ASYM",
+}
+
+# Table 1 of Huang et al., in each language: the preset, and text to image and image to text, each R@1, R@5 and R@10.
+_HUANG = {
+    "de": (
+        ("VSE (Kiros et al.)", "gella2017/vse-de", (20.3, 47.2, 60.1), (29.3, 58.1, 71.8)),
+        ("OE (Vendrov et al.)", "gella2017/oe-de", (21.0, 48.5, 60.4), (26.8, 57.5, 70.9)),
+        ("VSE++ (Faghri et al.)", "vsepp-de", (31.3, 62.2, 70.9), (47.5, 78.5, 84.5)),
+        ("Pivot (Gella et al.)", "gella2017/pivot-asym", (22.5, 49.3, 61.7), (28.2, 61.9, 73.4)),
+    ),
+    "en": (
+        ("VSE (Kiros et al.)", "gella2017/vse-en", (23.3, 53.6, 65.8), (31.6, 60.4, 72.7)),
+        ("OE (Vendrov et al.)", "gella2017/oe-en", (25.8, 56.5, 67.8), (34.8, 63.7, 74.8)),
+        ("VSE++ (Faghri et al.)", "vsepp", (39.6, 69.1, 79.8), (53.1, 82.1, 87.5)),
+        ("Pivot (Gella et al.)", "gella2017/pivot-asym", (26.2, 56.4, 68.4), (33.8, 62.8, 75.2)),
     ),
 }
 
@@ -169,13 +267,15 @@ def _gella2017() -> tuple[PublishedRow, ...]:
 
 
 def _kadar2018() -> tuple[PublishedRow, ...]:
-    published = [
-        _kadar_row(
-            f"table {table}", name, preset, {2: "en", 3: "de"}[table], Measures(*image_to_text), Measures(*text_to_image)
-        )
-        for table, rows in _KADAR_RECALLS.items()
-        for name, preset, image_to_text, text_to_image in rows
-    ]
+    published = []
+    for table, rows in _KADAR_RECALLS.items():
+        published += _quoted(table)
+        published += [
+            _kadar_row(
+                f"table {table}", name, preset, {2: "en", 3: "de"}[table], Measures(*image_to_text), Measures(*text_to_image)
+            )
+            for name, preset, image_to_text, text_to_image in rows
+        ]
     for table, both_ways in _KADAR_BOTH_WAYS.items():
         for name, preset, recalls in both_ways:
             for language, first, second in zip(("en", "de"), recalls[::2], recalls[1::2], strict=True):
@@ -191,6 +291,39 @@ def _kadar2018() -> tuple[PublishedRow, ...]:
     for name, preset in _KADAR_FIGURE:
         published += [_kadar_row("figure 3", name, preset, language, Measures(), Measures()) for language in ("en", "de")]
     return tuple(published)
+
+
+def _quoted(table: int) -> list[PublishedRow]:
+    """Return the lines of Gella et al. that table 2 (English) or 3 (German) quotes: their tables 1 and 2, without the medians."""
+    originals = {row.name: row for row in _gella2017() if row.table == f"table {table - 1}"}
+    return [
+        replace(
+            originals[original],
+            paper="kadar2018",
+            table=f"table {table}",
+            name=f"{name} (Gella et al.)",
+            image_to_text=replace(originals[original].image_to_text, median_rank=None),
+            text_to_image=replace(originals[original].text_to_image, median_rank=None),
+        )
+        for name, original in _QUOTED.items()
+    ]
+
+
+def _huang2019() -> tuple[PublishedRow, ...]:
+    return tuple(
+        PublishedRow(
+            paper="huang2019",
+            table="table 1",
+            name=name,
+            preset=preset,
+            language=language,
+            portion="comparable",
+            image_to_text=Measures(*image_to_text),
+            text_to_image=Measures(*text_to_image),
+        )
+        for language, rows in _HUANG.items()
+        for name, preset, text_to_image, image_to_text in rows
+    )
 
 
 def _kadar_row(

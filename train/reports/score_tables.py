@@ -13,11 +13,12 @@ __all__ = ["score_table"]
 
 def score_table(scores: Sequence[Score], *, title: str) -> Table:
     """Return a table of recalls, with those of chance in brackets, and median ranks for each language, portion and split."""
+    folds = f"; means over {scores[0].folds} folds of the images" if scores and scores[0].folds > 1 else ""
     table = Table(
         title=title,
         title_justify="left",
         title_style="bold",
-        caption="recalls in percent, in brackets those of chance; median: median rank",
+        caption=f"recalls in percent, in brackets those of chance; median: median rank{folds}",
         caption_justify="left",
         box=None,  # Borders and wide padding would break the lines of a terminal of 80 columns.
         padding=(0, 2, 0, 0),

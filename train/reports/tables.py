@@ -21,7 +21,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.output import hold
 from schemas.storage import Folder
-from train.config.sections import Config, resolve, to_toml
+from train.config.sections import Config, from_toml, resolve, to_toml
 from train.data.captions import labels_of, read_captions
 from train.data.corpus import Corpus
 from train.data.splits import TEST_SPLITS, LeftOut, check_images, without_images
@@ -45,7 +45,7 @@ class TablesJob:
     """The rows of a paper's tables to train, as ``imagepivot tables`` runs them.
 
     Attributes:
-        paper: ``gella2017`` or ``kadar2018``.
+        paper: one of `train.reports.published.PAPERS`.
         output: local folder for runs, results and the report; kept as an absolute path.
         corpus: folders of captions, features and vocabulary.
         seeds: number of runs per row, with seeds 0, 1, ...
@@ -143,13 +143,18 @@ class Task:
         if not self.result.exists():
             return False
         stored = read_result(self.result)
-        differing = [name for name, value in self.identity.items() if stored.get(name) != value]
+        differing = [name for name, value in self.identity.items() if _with_new_keys(name, stored.get(name)) != value]
         if differing:
             raise DatasetError(
                 f"{str(self.result)!r} was measured with other {' and '.join(differing)}: nothing was trained. Choose another "
                 "output folder, or delete that file and its run"
             )
         return True
+
+
+def _with_new_keys(name: str, value: Any) -> Any:
+    """Return a value of a stored identity; a configuration with the keys that there are since, at their defaults."""
+    return to_toml(from_toml(value, "the result")) if name == "config" and isinstance(value, str) else value
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,14 @@ def test_evaluate_prints_the_scores(command, write_run, toy):
     assert "27 texts" in table
 
 
+def test_evaluate_in_folds(command, write_run, toy):
+    folder = write_run()
+    arguments = ("evaluate", folder, "--captions", toy.captions, "--features", toy.features, "--split", "val", "--folds", 3)
+    scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["val"], folds=3)
+    assert json.loads(command(*arguments, "--json")[0]) == [score.to_dict() for score in scores]
+    assert "means over 3 folds of the images" in " ".join(command(*arguments)[0].split())
+
+
 def test_the_scores_fit_into_80_columns(command, write_run, toy, monkeypatch):
     monkeypatch.setattr(options.console, "_width", 80)
     arguments = ("--captions", toy.captions, "--features", toy.features, "--split", "test", "--device", "cpu")
@@ -186,6 +194,26 @@ def test_tables_writes_the_report(command, toy_2016, tmp_path, monkeypatch):
     markdown = Path(tmp_path, "o", "gella2017.md").read_text()
     assert "| VSE | de | 1 | " in markdown
     assert Path(tmp_path, "o", "gella2017.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_a_table_chooses_its_rows_and_table_3_ranks_captions(command, toy_2016, tmp_path):
+    arguments = (
+        *("tables", "gella2017", tmp_path / "o", "--seeds", "1", "--workers", "1", "--device", "cpu", "--no-plot"),
+        *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
+        *("--max-steps", "2", "--set", "model.embedding=6", "--set", "model.words=4", "--set", "schedule.batch_size=8"),
+    )
+    with pytest.raises(UsageError, match="--table and --rows both choose rows"):
+        command(*arguments, "--table", "3", "--rows", "vse-*")
+    with pytest.raises(UsageError, match="--table is 9, but the tables of gella2017 are 1, 2, 3"):
+        command(*arguments, "--table", "9")
+    out, notes = command(*arguments, "--table", "3")
+    trained = {path.name for path in (tmp_path / "o" / "runs" / "gella2017").iterdir()}
+    assert trained == {"oe-de", "oe-en", "pivot-asym", "parallel-asym"}
+    assert "4 of 4: " in notes
+    assert "All captions" in out
+    assert f"written: {tmp_path}/o/gella2017-table-3.json" in out
+    assert json.loads((tmp_path / "o" / "gella2017-table-3.json").read_text())["images"] == 9
 
 
 def test_evaluate_says_what_it_leaves_out(command, write_run, gappy):

@@ -48,6 +48,7 @@ def test_every_key_is_read_and_written():
     kind = "vse"
     reader = "bilstm"
     pooling = "max"
+    initialization = "orthogonal"
     [loss]
     caption_weight = 0.5
     margin = 0.05
@@ -58,6 +59,7 @@ def test_every_key_is_read_and_written():
     betas = [0, 0.5]
     epsilon = 1e-3
     weight_decay = 1e-5
+    decoupled = true
     gradient_clipping = 0
     [schedule]
     batches = "images"
@@ -163,6 +165,11 @@ def test_a_file_extends_a_preset(tmp_path):
             "[data]\nportions = { en = ['a'], de = ['a'] }\n[model]\nshared = false\n[loss]\nc2c_probability = 0.5",
             r"loss.c2c_probability needs one encoder for all languages \(model.shared = true\)",
         ),
+        (
+            SMALL + "[model]\ninitialization = 'xavier'",
+            "model.initialization is 'xavier', expected one of 'torch', 'orthogonal'",
+        ),
+        (SMALL + "[optimizer]\ndecoupled = 1", "optimizer.decoupled is 1, expected true or false"),
         (SMALL + "[model]\nwords = 3.0", "model.words is 3.0, expected a whole number"),
         (SMALL + "[model]\nwords = true", "model.words is True, expected a whole number"),
         (SMALL + "[model]\nshared = 1", "model.shared is 1, expected true or false"),
@@ -278,7 +285,7 @@ KADAR = {
 
 
 def test_there_is_a_preset_for_each_row():
-    expected = {"demo", "vsepp", *(f"gella2017/{name}" for name in GELLA), *(f"kadar2018/{name}" for name in KADAR)}
+    expected = {"demo", "vsepp", "vsepp-de", *(f"gella2017/{name}" for name in GELLA), *(f"kadar2018/{name}" for name in KADAR)}
     assert set(preset_names()) == expected
 
 
@@ -316,6 +323,7 @@ def test_numbers_of_gella_2017(name):
     assert config.schedule.batches == "images"
     assert (config.optimizer.learning_rate, config.schedule.batch_size) == (0.001, 64)
     assert config.optimizer.weight_decay > 0
+    assert (config.optimizer.decoupled, config.model.initialization) == (True, "orthogonal")
     languages = (name[-2:],) if name[-2:] in ("en", "de") else ("en", "de")
     assert config.data.portions == dict.fromkeys(languages, ("comparable",))
 

@@ -3,7 +3,16 @@ import pytest
 import torch
 
 from train.data.batches import CaptionBatch
-from train.models.encoders import BidirectionalLSTM, FinalStateGRU, ImageEncoder, SentenceEncoder, WordTable, pooled
+from train.models.encoders import (
+    READERS,
+    BidirectionalLSTM,
+    FinalStateGRU,
+    ImageEncoder,
+    SentenceEncoder,
+    WordTable,
+    orthogonalize,
+    pooled,
+)
 from train.models.retrieval_model import Encoded
 
 
@@ -119,3 +128,27 @@ def test_pooling_counts_only_the_tokens_that_are_there():
         assert encoder(batch_of([])).shape == (0, 6)
         whole = Encoded(torch.arange(12.0).reshape(2, 2, 3))
         torch.testing.assert_close(pooled(whole, pooling), torch.stack([of(item) for item in whole.values]))
+
+
+# --- initial weights ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "gates", "recurrent"), [("gru", 3, 1), ("bilstm", 4, 2)])
+def test_recurrent_weights_of_each_gate_are_orthogonal(name, gates, recurrent):
+    torch.manual_seed(0)
+    reader = READERS[name](20, 30)
+    orthogonalize(reader)
+    of_kind = {kind: [] for kind in ("weight_hh", "weight_ih", "bias")}
+    for parameter_name, parameter in reader.named_parameters():
+        assert parameter.requires_grad
+        (kind,) = (kind for kind in of_kind if kind in parameter_name)
+        of_kind[kind].append(parameter.detach())
+    matrices = [gate for weight in of_kind["weight_hh"] for gate in weight.view(gates, 30, 30)]
+    assert len(matrices) == gates * recurrent
+    for gate in matrices:
+        torch.testing.assert_close(gate @ gate.T, torch.eye(30), atol=1e-5, rtol=0)
+    assert len({tuple(gate.flatten().tolist()) for gate in matrices}) == len(matrices)  # Each gate has one of its own.
+    for weight in of_kind["weight_ih"]:
+        assert 0.099 < weight.abs().max() <= 0.1
+        assert weight.mean().abs() < 0.01
+    assert all(not bias.any() for bias in of_kind["bias"])

@@ -5,7 +5,9 @@ import torch
 from schemas.errors import UsageError
 from train.config.models import VseConfig
 from train.data.batches import CaptionBatch
+from train.models.catalogue import build_model
 from train.models.dimensions import Dimensions
+from train.models.encoders import ImageEncoder, WordTable
 from train.models.joint_embedding import JointEmbedding
 from train.models.retrieval_model import Encoded, ImageBatch
 
@@ -37,6 +39,26 @@ def scores(model: JointEmbedding, a: torch.Tensor, b: torch.Tensor) -> torch.Ten
 def test_defaults_come_from_the_papers():
     config = VseConfig()
     assert (config.embedding, config.words, config.shared, config.similarity) == (1024, 300, True, "cosine")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_initial_weights_follow_from_the_seed(shared):
+    """Those of before stay what they were, bit for bit; the others differ in the reader alone."""
+    plain, orthogonal, again = (
+        build_model(VseConfig(embedding=6, words=5, shared=shared, initialization=name), Dimensions(("en", "de"), 9, (7,)), 3)
+        for name in ("torch", "orthogonal", "orthogonal")
+    )
+    torch.manual_seed(3)
+    parts = [ImageEncoder(7, 6)]
+    for _ in range(1 if shared else 2):
+        parts += [WordTable(9, 5), torch.nn.GRU(5, 6)]
+    expected = [values for part in parts for values in part.state_dict().values()]
+    assert all(torch.equal(*pair) for pair in zip(plain.state_dict().values(), expected, strict=True))
+    for (name, values), other, same in zip(
+        plain.state_dict().items(), orthogonal.state_dict().values(), again.state_dict().values(), strict=True
+    ):
+        assert torch.equal(other, same)
+        assert torch.equal(values, other) == ("reader" not in name)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "order"])

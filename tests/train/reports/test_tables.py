@@ -94,10 +94,28 @@ def test_other_settings_or_data_are_refused(finished, toy_2016, tmp_path):
         run(replace(job, rows=("bilingual*",), output=str(tmp_path / "o")))
     with pytest.raises(UsageError, match="--seeds is 0"):
         replace(job, seeds=0)
-    with pytest.raises(UsageError, match="no tables of 'huang2019'"):
-        replace(job, paper="huang2019")
+    with pytest.raises(UsageError, match="no tables of 'nobody2020'"):
+        replace(job, paper="nobody2020")
     with pytest.raises(UsageError, match="not a local folder"):
         replace(job, output="gs://bucket/tables")
+
+
+def test_results_from_before_a_key_existed_are_kept(finished, toy_2016, tmp_path):
+    """They are results of its default."""
+    shutil.copytree(finished, tmp_path / "o")
+    for path in (tmp_path / "o/results/gella2017/vse-en").iterdir():
+        result = json.loads(path.read_text())
+        del result["sha256"]  # Nor was there a digest.
+        lines = result["config"].splitlines()
+        old = [line for line in lines if line.partition(" = ")[0] not in ("initialization", "decoupled")]
+        assert len(old) == len(lines) - 2
+        path.write_text(json.dumps({**result, "config": "\n".join(old)}))
+    defaults = {"model.initialization": "torch", "optimizer.decoupled": "false"}
+    job = job_of(toy_2016, tmp_path / "o", rows=("vse-en",), overrides={**SMALL, **defaults})
+    assert run(job) == [("gella2017/vse-en", seed) for seed in (0, 1)]
+    for key, value in (("model.initialization", "orthogonal"), ("optimizer.decoupled", "true")):
+        with pytest.raises(DatasetError, match="measured with other config"):
+            run(replace(job, overrides={**job.overrides, key: value}))
 
 
 def test_captions_that_lack_a_language_are_refused_before_training(toy, toy_2016, tmp_path):
@@ -183,7 +201,8 @@ def test_the_report_has_means_deviations_and_published_numbers(finished):
 
 
 def test_begun_leaves_out_tables_without_trained_rows(finished):
-    assert read_report(str(finished), "kadar2018").begun.sections == ()
+    begun = read_report(str(finished), "kadar2018").begun  # Tables 2 and 3 quote lines of Gella et al.
+    assert [section.title for section in begun.sections] == ["Table 2 (comparable captions)", "Table 3 (comparable captions)"]
     report = read_report(str(finished), "gella2017")
     assert report.begun == report  # Both tables have rows that are trained.
 
@@ -200,7 +219,7 @@ def test_without_results_the_published_numbers_stand_alone(tmp_path):
     assert "| Bi-disjoint | de | 0 | – (67.9) | – (54.9) |" in report.to_markdown()
 
 
-@pytest.mark.parametrize("paper", ["gella2017", "kadar2018"])
+@pytest.mark.parametrize("paper", ["gella2017", "kadar2018", "huang2019"])
 def test_tables_fit_into_80_columns(finished, paper):
     """Each row of the paper has its name, and for each direction what was measured and what was published."""
     report = read_report(str(finished), paper)

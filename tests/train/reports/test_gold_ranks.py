@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from schemas.errors import DatasetError
+from train.data.batches import CaptionBatch
+from train.data.splits import open_data
+from train.evaluation.evaluating import encode_captions, encode_images
+from train.reports import gold_ranks as module
+from train.reports.gold_rank_reports import gold_rank_markdown, gold_rank_tables, write_gold_ranks
+from train.reports.gold_ranks import gold_ranks
+from train.reports.published import GOLD_COLUMNS, GoldRank, presets_of_table
+from train.reports.tables import TablesJob, run_tables
+from train.runs.run import open_run
+
+pytestmark = pytest.mark.slow
+
+SMALL = {
+    "model.embedding": "6",
+    "model.words": "4",
+    "schedule.batch_size": "8",
+    "schedule.evaluate_every": "5",
+    "schedule.max_steps": "10",
+    "optimizer.learning_rate": "0.01",
+}
+SEEDS = 2
+
+
+@pytest.fixture(scope="module")
+def trained(toy_2016, tmp_path_factory) -> Path:
+    """The rows of table 3, two runs each; read-only."""
+    output = tmp_path_factory.mktemp("gold") / "out"
+    rows = presets_of_table("gella2017", 3)
+    run_tables(TablesJob("gella2017", str(output), toy_2016, seeds=SEEDS, rows=rows, overrides=SMALL, workers=1, device="cpu"))
+    return output
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """Two captions of the toy stand for those of the paper, and one that it lacks."""
+    ranks = dict(zip(GOLD_COLUMNS, (141, 37, 6), strict=True))
+    captions = (("test-003", "de", 1, "ein Wort"), ("test-003", "en", 0, "a word"), ("elsewhere", "en", 0, "no word"))
+    monkeypatch.setattr(module, "GOLD_RANKS", tuple(GoldRank(*caption, ranks) for caption in captions))
+
+
+def ranks_by_hand(output: Path, corpus, column: str, language: str) -> dict[tuple[str, int], list[int]]:
+    """Rank one caption at a time under each run of a column, by image id and index."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for seed in range(SEEDS):
+        run = open_run(output / "runs" / GOLD_COLUMNS[column].format(language) / f"seed-{seed}")
+        data = open_data(
+            corpus.captions,
+            corpus.features,
+            split="test_2016",
+            portions={language: ["comparable"]},
+            l2=run.config.data.l2_features,
+        )
+        images = encode_images(run.model, data.features.array)
+        rows = data.captions.rows_of(language)
+        batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)
+        with torch.no_grad():
+            scores = run.model.scores(images, encode_captions(run.model, batch, language)).tolist()
+        for column_number, row in enumerate(rows):
+            image = data.captions.images[row]
+            others = [number for number in range(len(scores)) if number != image]
+            rank = 1 + sum(scores[other][column_number] >= scores[image][column_number] for other in others)
+            found.setdefault((data.captions.image_ids[image], int(data.captions.indices[row])), []).append(rank)
+    return found
+
+
+def test_ranks_are_those_of_each_run(trained, toy_2016, published):
+    ranks = gold_ranks(str(trained), toy_2016)
+    assert ranks.images == 9
+    assert ranks.runs == dict.fromkeys(presets_of_table("gella2017", 3), SEEDS)
+    assert [(caption.image_id, caption.language, caption.index, caption.text) for caption in ranks.published] == [
+        ("test-003", "de", 1, "ein Wort"),
+        ("test-003", "en", 0, "a word"),
+    ]
+    for caption in (*ranks.published, *ranks.examples):
+        for column in GOLD_COLUMNS:
+            expected = ranks_by_hand(trained, toy_2016, column, caption.language)[caption.image_id, caption.index]
+            assert list(caption.ranks[column]) == expected
+
+
+def test_examples_and_tallies_follow_the_rule(trained, toy_2016):
+    ranks = gold_ranks(str(trained), toy_2016)
+    gains: dict[str, dict[str, float]] = {}
+    for language in ("de", "en"):
+        medians = {
+            column: {key: median(of_runs) for key, of_runs in ranks_by_hand(trained, toy_2016, column, language).items()}
+            for column in GOLD_COLUMNS
+        }
+        for key, baseline in medians["OE"].items():
+            gain = baseline / max(medians["PIVOT"][key], medians["PARALLEL"][key])
+            by_language = gains.setdefault(key[0], {})
+            by_language[language] = max(by_language.get(language, 0), gain)
+        for tally in (tally for tally in ranks.tallies if tally.language == language):
+            mine, baseline = medians[tally.column], medians["OE"]
+            assert tally.captions == len(mine) == {"de": 18, "en": 27}[language]
+            assert tally.median_rank == median(mine.values())
+            if tally.column == "OE":
+                assert (tally.better, tally.worse) == (None, None)
+            else:
+                assert tally.better == round(100 * np.mean([mine[key] < baseline[key] for key in mine]), 1)
+                assert tally.worse == round(100 * np.mean([mine[key] > baseline[key] for key in mine]), 1)
+    best = sorted((-min(gain.values()), image_id) for image_id, gain in gains.items() if min(gain.values()) > 1)
+    assert [(caption.image_id, caption.language) for caption in ranks.examples] == [
+        (image_id, language) for _, image_id in best[:2] for language in ("de", "en")
+    ]
+    assert len(ranks.examples) == 4
+    for caption in ranks.examples:
+        medians = {column: median(of_runs) for column, of_runs in caption.ranks.items()}
+        gain = medians["OE"] / max(medians["PIVOT"], medians["PARALLEL"])
+        assert gain == gains[caption.image_id][caption.language]
+        assert all(word.startswith(caption.language) for word in caption.text.split())
+
+
+def test_reports(trained, toy_2016, published, tmp_path):
+    ranks = gold_ranks(str(trained), toy_2016)
+    output = io.StringIO()
+    console = Console(file=output, width=80)
+    for table in gold_rank_tables(ranks):
+        console.print(table)
+    lines = [line.rstrip() for line in output.getvalue().splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+    (line,) = (line for line in lines if line.startswith("de: ein Wort"))
+    assert line.split("  ")[-1].strip() == ranks.published[0].rank_text("PARALLEL")
+    assert any(line.split() == ["published,", "image", "test-003", "141", "37", "6"] for line in lines)
+    markdown = gold_rank_markdown(ranks)
+    assert f"| test-003 | de | ein Wort | {ranks.published[0].rank_text('OE')} (141) | " in markdown
+    assert "Runs: gella2017/oe-de 2, gella2017/oe-en 2" in markdown
+    assert write_gold_ranks(ranks, str(tmp_path)) == ["gella2017-table-3.md", "gella2017-table-3.json"]
+    assert (tmp_path / "gella2017-table-3.md").read_text() == markdown
+    stored = json.loads((tmp_path / "gella2017-table-3.json").read_text())
+    assert stored == json.loads(json.dumps(ranks.to_dict()))
+    assert stored["published"][0]["published"] == {"OE": 141, "PIVOT": 37, "PARALLEL": 6}
+    assert len(stored["published"][0]["ranks"]["OE"]) == SEEDS
+
+
+def test_rows_that_are_not_trained_are_left_out(trained, toy_2016, tmp_path):
+    shutil.copytree(trained, tmp_path / "o")
+    shutil.rmtree(tmp_path / "o/results/gella2017/pivot-asym")
+    ranks = gold_ranks(str(tmp_path / "o"), toy_2016)
+    assert "gella2017/pivot-asym" not in ranks.runs
+    assert ranks.examples == ()
+    assert [(tally.language, tally.column) for tally in ranks.tallies] == [
+        (language, column) for language in ("de", "en") for column in ("OE", "PARALLEL")
+    ]
+    assert "None." in gold_rank_markdown(ranks)
+    with pytest.raises(DatasetError, match="holds no trained row of table 3"):
+        gold_ranks(str(tmp_path / "empty"), toy_2016)
