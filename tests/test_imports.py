@@ -73,7 +73,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("config", "data", "devices", "distributed", "jobs", "material", "models", "objectives", "progress", "runs"),
             "schedules",
         },
-        "reports": {"config", "data", "devices", "evaluation", "jobs", "loop", "runs"},
+        "reports": {"config", "data", "devices", "evaluation", "jobs", "loop", "material", "runs"},
         "demo": {"config", "data", "evaluation", "jobs", "loop", "progress", "reports", "runs"},
         "commands": {"*"},
     },
