@@ -18,6 +18,9 @@ MEASURES = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
 
 _DIGEST = "sha256"
 
+_NEEDED: dict[str, type] = {"feature": str, "step": int, "overrides": list, "scores": list}
+_KINDS = _NEEDED | {"untrained": bool, "recipe": str, "vocabulary": int, "steps": int, "words": dict, "captions": dict}
+
 
 def results_folder(output: str, preset: str) -> Path:
     """Return the folder of a row's results, ``seed-*.json``, and failures, ``failed-seed-*.json``."""
@@ -64,11 +67,15 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def _check(result: Any) -> None:
     """Raise one of Python's own errors unless a report can be made of a result."""
-    for name, kind in (("feature", str), ("step", int), ("overrides", list), ("scores", list)):
-        if not isinstance(result[name], kind):
+    for name, kind in _KINDS.items():
+        # Results of earlier versions do not say what was trained on.
+        if (name in result or name in _NEEDED) and not isinstance(result[name], kind):
             raise TypeError(f"{name} is {result[name]!r}")
     if not all(isinstance(setting, str) for setting in result["overrides"]):
         raise TypeError(f"overrides are {result['overrides']!r}")
+    for name in ("words", "captions"):
+        if not all(isinstance(number, int) for number in result.get(name, {}).values()):
+            raise TypeError(f"{name} are {result[name]!r}")
     for score in result["scores"]:
         for name in ("language", "portion", "split"):
             if not isinstance(score[name], str):

@@ -31,6 +31,7 @@ from train.reports.failures import Failure, attempt
 from train.reports.parallel import run_parallel
 from train.reports.published import rows_of_paper
 from train.reports.row_runs import Task, train_and_measure
+from train.reports.row_statements import FailedRun
 
 __all__ = ["Done", "TablesJob", "Task", "run_tables"]
 
@@ -118,7 +119,7 @@ class Done:
 
 def run_tables(
     job: TablesJob, watch: Callable[[Done], None] = lambda done: None, remark: Remark = logger.warning
-) -> tuple[Done, ...]:
+) -> tuple[FailedRun, ...]:
     """Train and measure every row that has no result yet. A run that fails, or whose process is killed, does not end the others.
 
     A run that has failed is tried again by the next call, from its last checkpoint; only one that has diverged is not, as long as
@@ -154,13 +155,12 @@ def run_tables(
         return tuple(_failed(tasks, job, watch))
 
 
-def _failed(tasks: Sequence[Task], job: TablesJob, watch: Callable[[Done], None]) -> Iterator[Done]:
+def _failed(tasks: Sequence[Task], job: TablesJob, watch: Callable[[Done], None]) -> Iterator[FailedRun]:
     """Train and measure, and yield the runs that failed."""
     for count, (task, failure) in enumerate(_ended(tasks, job), start=1):
-        done = Done(task, count, len(tasks), failure)
-        watch(done)
+        watch(Done(task, count, len(tasks), failure))
         if failure is not None:
-            yield done
+            yield FailedRun(task.preset, task.seed, failure)
 
 
 def _ended(tasks: Sequence[Task], job: TablesJob) -> Iterator[tuple[Task, Failure | None]]:

@@ -73,14 +73,17 @@ def test_existing_results_are_kept_and_the_rest_is_done(finished, toy_2016):
     gone = finished / "results" / "gella2017" / "vse-en" / "seed-1.json"
     text = gone.read_text()
     gone.unlink()
-    with pytest.raises(UsageError, match=r"seed-1' holds a run, but has no last\.pt to resume from"):
-        run(job_of(toy_2016, finished))
+    (failed,) = run_tables(job_of(toy_2016, finished))
+    assert (failed.name, failed.failure.kind) == ("gella2017/vse-en, seed 1", "refused")
+    assert "seed-1' holds a run, but has no last.pt to resume from" in failed.failure.reason
+    assert gone.with_name("failed-seed-1.json").exists()
     shutil.rmtree(finished / "runs" / "gella2017" / "vse-en" / "seed-1")
     ended = run(job_of(toy_2016, finished))
     assert len(ended) == 6
     assert ended[-1] == ("gella2017/vse-en", 1)
     assert gone.read_text() == text
     after = stamps()
+    assert set(after) == set(before)  # Nothing is left of the failure.
     assert {path for path in before if before[path] != after[path]} == {str(gone)}
 
 
@@ -275,15 +278,14 @@ def test_several_runs_at_a_time_give_the_same_results(finished, toy_2016, tmp_pa
     assert front_door_log.read_text() == "[]\n" * 2  # Each process imports it before anything of ours.
 
 
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_an_error_of_a_run_is_the_error_of_the_command(toy_2016, tmp_path, front_door_log):
+def test_a_damaged_run_is_a_failure_of_its_row(toy_2016, tmp_path):
     damaged = tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0"
     damaged.mkdir(parents=True)
     (damaged / "last.pt").write_bytes(b"nothing")
-    with pytest.raises(DatasetError, match="damaged, or not a checkpoint"):
-        run(job_of(toy_2016, tmp_path / "o", workers=2, seeds=1, rows=("vse-en",)))
-    assert front_door_log.exists()
+    (failed,) = run_tables(job_of(toy_2016, tmp_path / "o", seeds=1, rows=("vse-en",)))
+    assert failed.failure.kind == "refused"
+    assert "damaged, or not a checkpoint" in failed.failure.reason
+    assert "damaged, or not a checkpoint" in (damaged / "traceback.txt").read_text()
 
 
 def test_captions_without_features_are_left_out(toy_2016, without_features, tmp_path):
