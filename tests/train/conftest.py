@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,32 @@ def finished_run(toy: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple
 def copied_run(finished_run: tuple[Path, Result], tmp_path: Path) -> Path:
     """A copy of the finished run in the folder ``run``, where `train_toy` finds it."""
     return shutil.copytree(finished_run[0], tmp_path / "run")
+
+
+# --- disks that can be filled --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mount a disk of a size in KiB, or change its size."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = False
+
+    def mount(size: int) -> Path:
+        nonlocal mounted
+        options = f"remount,size={size}k" if mounted else f"size={size}k"
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"this account cannot mount a small disk: {done.stderr.strip()}")
+        mounted = True
+        return path
+
+    yield mount
+    if mounted:
+        subprocess.run(["umount", path], check=True)
 
 
 # --- captions and datasets of a test's own -----------------------------------------------------------------------------

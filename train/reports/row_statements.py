@@ -67,10 +67,9 @@ class RowStatement:
     failed: tuple[FailedRun, ...]
 
     @property
-    def runs(self) -> str:
-        """Number of runs that were measured, and of how many where some failed."""
-        done, total = len(self.results), len(self.results) + len(self.failed)
-        return f"{done} of {total}" if self.failed else str(done)
+    def seeds(self) -> str:
+        """Number of runs that were measured, of how many."""
+        return f"{len(self.results)} of {len(self.results) + len(self.failed)}"
 
     @property
     def feature(self) -> str:

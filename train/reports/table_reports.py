@@ -170,20 +170,20 @@ class Report:
         return lines
 
 
-_STATED = ["preset", "features", "recipe", "vocabulary", "words", "captions", "steps", "best after", "runs"]
+_STATED = ["preset", "features", "recipe", "vocabulary", "words", "captions", "steps", "best after", "seeds"]
 
 
 def _stated(row: RowStatement) -> list[str]:
-    numbers = (row.vocabulary, row.words, row.captions, row.steps, row.best, row.runs)
+    numbers = (row.vocabulary, row.words, row.captions, row.steps, row.best, row.seeds)
     return [row.preset, _cell(row.feature), row.recipe, *numbers]
 
 
 def _in_words(row: RowStatement) -> str:
     if not row.results:
-        return f"all {len(row.failed)} runs failed"
+        return f"seeds: {row.seeds}"
     steps = f"best after {row.best} of {row.steps} steps" if row.steps != _NONE else f"best after {row.best} steps"
     parts = [f"words: {row.words}" if row.words != _NONE else "", f"captions: {row.captions}" if row.captions != _NONE else ""]
-    return "; ".join(part for part in (*parts, steps, f"runs: {row.runs}") if part)
+    return "; ".join(part for part in (*parts, steps, f"seeds: {row.seeds}") if part)
 
 
 def _cell(text: str) -> str:
