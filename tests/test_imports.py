@@ -86,7 +86,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             ),
             *("runs", "schedules"),
         },
-        "reports": {"config", "data", "devices", "evaluation", "jobs", "loop", "models", "runs"},
+        "reports": {"config", "data", "devices", "evaluation", "jobs", "loop", "material", "models", "runs"},
         "demo": {"config", "data", "evaluation", "jobs", "loop", "progress", "reports", "runs"},
         "commands": {"*"},
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schemas.errors import UsageError
+from schemas.errors import ImagepivotError, UsageError
 from schemas.storage import Folder
 from train.config.sections import Config
 from train.data.corpus import Corpus
@@ -12,7 +12,11 @@ from train.data.splits import LeftOut
 from train.devices import check_device_name, check_precision_name
 from train.runs.checkpoints import Standing
 
-__all__ = ["Result", "TrainJob"]
+__all__ = ["DivergedError", "Result", "TrainJob"]
+
+
+class DivergedError(ImagepivotError):
+    """The loss or its gradient is no longer a finite number."""
 
 
 @dataclass(frozen=True)

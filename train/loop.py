@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from schemas.errors import ImagepivotError, UsageError
+from schemas.errors import UsageError
 from schemas.interruption import say
 from schemas.output import hold
 from schemas.storage import TEMPORARY_MARK, Folder
@@ -24,7 +24,7 @@ from train.data.sampling import Batch
 from train.devices import check_precision, computing, resolve_device
 from train.distributed import Processes, join_processes
 from train.interruption import Interruption, held_back
-from train.jobs import Result, TrainJob
+from train.jobs import DivergedError, Result, TrainJob
 from train.material import TrainingMaterial, open_material
 from train.models.catalogue import build_model
 from train.objectives.terms import Objective, terms_of
@@ -72,7 +72,7 @@ def train(
         UsageError: the job does not fit this host or its data, or ``output`` holds a run and ``resume`` is not set.
         DatasetError: a dataset is missing, of the wrong kind, or does not belong with the others, or ``output`` holds another
             run; nothing was trained.
-        ImagepivotError: the loss is no longer a finite number.
+        DivergedError: the loss is no longer a finite number.
         KeyboardInterrupt: Ctrl-C was pressed; ``last.pt`` holds the step at whose end the training stopped. SIGTERM and SIGHUP stop
             it in the same way, and then do what they did before. A second signal is not waited for.
     """
@@ -297,7 +297,7 @@ class _Loop:
         Called before anything is written rather than at every step: on a GPU it waits for the step to end.
         """
         if not torch.isfinite(done.loss + done.norm):
-            raise ImagepivotError(
+            raise DivergedError(
                 f"the loss is {float(done.loss)} and the norm of its gradient {float(done.norm)} at step {self.standing.step}: the "
                 "training has diverged. Lower optimizer.learning_rate, or look for features that are not finite; the last "
                 "checkpoint is kept"

@@ -154,7 +154,7 @@ class Counter(_Display):
     def __init__(self, console: Console, task: str, *, unit: str, total: int | None = None, log_json: bool = False) -> None:
         super().__init__(console, log_json=log_json)
         self._task, self._unit, self._total = task, unit, total
-        self._done = self._earlier = 0
+        self._done = self._failed = self._earlier = 0
         self._started = time.monotonic()
 
     def __enter__(self) -> Counter:
@@ -166,9 +166,10 @@ class Counter(_Display):
         if self._log_json:
             self._snapshot().emit()
 
-    def __call__(self, done: int) -> None:
-        """Count units that are done."""
+    def __call__(self, done: int, *, failed: int = 0) -> None:
+        """Count units that are done, and how many of them failed."""
         self._done += done
+        self._failed += failed
         self._now = time.monotonic()
         snapshot = self._snapshot()
         self._show(snapshot, snapshot.to_line(), snapshot.details)
@@ -179,5 +180,5 @@ class Counter(_Display):
         self._done += self._earlier
 
     def _snapshot(self) -> Snapshot:
-        counts, seconds = {self._unit: self._done}, self._now - self._started
+        counts, seconds = {self._unit: self._done, "failed": self._failed}, self._now - self._started
         return Snapshot(self._task, self._unit, counts, seconds, self._total, self._earlier)

@@ -1,7 +1,7 @@
 """The command ``imagepivot``: composed here from one group of commands per module; errors become messages and exit codes.
 
-Exit codes: 0 done; 1 the run or check failed; 2 wrong usage; 3 done, but more inputs failed than ``--max-failures`` allows; 130,
-143 and 129 stopped by Ctrl-C, SIGTERM and SIGHUP; 141 the reader of the output has ended.
+Exit codes: 0 done; 1 the run or check failed; 2 wrong usage; 3 done, but more inputs failed than ``--max-failures`` allows, or
+runs of ``tables`` failed; 130, 143 and 129 stopped by Ctrl-C, SIGTERM and SIGHUP; 141 the reader of the output has ended.
 Modules that need Beam or torch are imported by the command that uses them, so that ``--help`` is quick and every command
 works with its own extra only.
 """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ def write_dataset(folder: Path, kind: str, rows: list[dict], *, parameters: dict
     return write_rows(folder, kind, rows, spec, parameters=parameters, inputs=inputs, shards=shards).fingerprint
 
 
-def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str = "") -> Corpus:
+def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str = "", collections=COLLECTIONS) -> Corpus:
     """Write images with one topic each, and captions that draw most words from their topic, so that there is something to learn.
 
     The test split may have another name, and the translations of its images a name of their own.
@@ -46,10 +47,10 @@ def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str
     names = {"comparable": test, "translation": translations or test}
     rng = np.random.default_rng(seed)
     images = {f"{split}-{n:03d}": (split, int(rng.integers(WORDS))) for split, count in SPLITS.items() for n in range(count)}
-    counts: dict[str, dict[str, int]] = {language: {} for language, _ in COLLECTIONS}
+    counts: dict[str, dict[str, int]] = {language: {} for language, _ in collections}
     captions = []
     for image_id, (split, topic) in images.items():
-        for (language, portion), count in COLLECTIONS.items():
+        for (language, portion), count in collections.items():
             for index in range(count):
                 words = [(topic + int(step)) % WORDS for step in rng.integers(0, 3, size=rng.integers(1, 7))]
                 tokens = [f"{language}{word}" for word in words]
@@ -97,6 +98,13 @@ def toy_2016(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def multi30k(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """Similar datasets whose test split has two names, as in Multi30K: one for comparable captions, one for translations."""
     return write_toy(tmp_path_factory.mktemp("multi30k"), test="test_2016", translations="test_2016_flickr")
+
+
+@pytest.fixture(scope="session")
+def four_languages(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """Similar datasets with captions of all languages and portions of Multi30K, and one vocabulary for them."""
+    collections = COLLECTIONS | {(language, "translation"): 1 for language in ("en", "de", "fr", "cs")}
+    return write_toy(tmp_path_factory.mktemp("four"), 2, "test_2016", "test_2016_flickr", collections)
 
 
 @pytest.fixture(scope="session")
@@ -189,6 +197,32 @@ def finished_run(toy: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple
 def copied_run(finished_run: tuple[Path, Result], tmp_path: Path) -> Path:
     """A copy of the finished run in the folder ``run``, where `train_toy` finds it."""
     return shutil.copytree(finished_run[0], tmp_path / "run")
+
+
+# --- disks that can be filled --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mount a disk of a size in KiB, or change its size."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = False
+
+    def mount(size: int) -> Path:
+        nonlocal mounted
+        options = f"remount,size={size}k" if mounted else f"size={size}k"
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"this account cannot mount a small disk: {done.stderr.strip()}")
+        mounted = True
+        return path
+
+    yield mount
+    if mounted:
+        subprocess.run(["umount", path], check=True)
 
 
 # --- captions and datasets of a test's own -----------------------------------------------------------------------------

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,29 +27,6 @@ from train.runs.logs import LOG, RunLog
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 FULL = "the disk is full: free some space"
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mount a disk of a size in KiB, or change its size."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = False
-
-    def mount(size: int) -> Path:
-        nonlocal mounted
-        options = f"remount,size={size}k" if mounted else f"size={size}k"
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            pytest.skip(f"this account cannot mount a small disk: {done.stderr.strip()}")
-        mounted = True
-        return path
-
-    yield mount
-    if mounted:
-        subprocess.run(["umount", path], check=True)
 
 
 def fill(folder: Path) -> Path:

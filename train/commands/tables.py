@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counting
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -9,11 +11,13 @@ import typer
 from rich.markup import escape
 
 from schemas import events
+from schemas.errors import DatasetError
 from train.commands.options import (
     AllowMissingFeatures,
     Captions,
     Features,
     LogJson,
+    MemoryMap,
     Precision,
     Vocabulary,
     console,
@@ -23,6 +27,7 @@ from train.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from train.reports.row_statements import FailedRun
     from train.reports.tables import Done, TablesJob
 
 __all__ = ["app"]
@@ -59,6 +64,7 @@ def tables(
     ] = 0,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: all GPUs if there are any.")] = "auto",
     precision: Precision = "fp32",
+    memory_map: MemoryMap = "",
     allow_missing_features: AllowMissingFeatures = False,
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw OUTPUT/PAPER.png.")] = True,
     log_json: LogJson = False,
@@ -68,6 +74,9 @@ def tables(
     Each row is trained with several seeds and measured on the test images of 2016. OUTPUT/PAPER.md and OUTPUT/PAPER.png hold
     the report. It covers all results in OUTPUT: rows that need other captions or another vocabulary are added by a command of
     their own. If the command was stopped, the same command continues from there.
+
+    A run that fails, or whose process is killed, does not end the others. The report lists it with its reason, the exit code is 3,
+    and the same command tries it again.
     """
     if plot:
         # Imported first: a missing package shows before hours of training.
@@ -92,30 +101,60 @@ def tables(
         workers=workers,
         device=device,
         precision=precision,
+        memory_map=memory_map or None,
         allow_missing_features=allow_missing_features,
     )
-    runs = 0
     with Counter(notes, "tables", unit="runs", total=len(job.presets()) * seeds, log_json=log_json) as count:
 
         def report_done(done: Done) -> None:
-            nonlocal runs
-            runs = done.count
-            count(1)
+            count(1, failed=int(done.failure is not None))
             if not log_json:
-                notes.print(f"{done.count} of {done.total}: {done.task.preset}, seed {done.task.seed}", highlight=False)
+                how = f": failed ({done.failure.kind})" if done.failure else ""
+                notes.print(f"{done.count} of {done.total}: {done.task.preset}, seed {done.task.seed}{how}", highlight=False)
 
-        run_tables(job, report_done, remark)
-    events.record(counts={"runs": runs})
+        failed = run_tables(job, report_done, remark)
+    total = len(job.presets()) * seeds
+    events.record(counts={"runs": total - len(failed), "failed": dict(Counting(run.failure.kind for run in failed))})
     report = read_report(job.output, paper)
-    Folder(job.output).write(f"{paper}.md", report.to_markdown().encode())
-    if plot:
-        plot_report(report.begun, Path(job.output, f"{paper}.png"))
-    for part in (*report.notes, *report.begun.to_tables()):
-        console.print(part, highlight=False)
-    if (paper, table) == ("gella2017", 3):
-        _report_gold_ranks(job)
-    written = " and ".join(f"{output}/{paper}.{kind}" for kind in (("md", "png") if plot else ("md",)))
-    console.print(f"written: {escape(written)}", highlight=False, soft_wrap=True)
+    if any(row.results for row in report.rows):
+        for part in (*report.notes, *report.begun.to_tables(), *report.to_statements()):
+            console.print(part, highlight=False)
+        if (paper, table) == ("gella2017", 3):
+            _report_gold_ranks(job)
+    written = f"{output}/{paper}.md"
+    try:
+        Folder(job.output).write(f"{paper}.md", report.to_markdown().encode())
+        if plot and report.begun.sections:
+            plot_report(report.begun, Path(job.output, f"{paper}.png"))
+            written += f" and {output}/{paper}.png"
+        console.print(f"written: {escape(written)}", highlight=False, soft_wrap=True)
+    except DatasetError as error:
+        if not failed:
+            raise
+        remark(str(error), style="red")  # Mostly the disk is full, which the runs have found out as well.
+    if failed:
+        _report_failures(failed, total)
+        raise typer.Exit(3)
+
+
+def _report_failures(failed: Sequence[FailedRun], total: int) -> None:
+    """Say which runs failed: one line for each cause, with the first run that it made fail."""
+    from train.reports.row_statements import causes_of
+
+    for runs in causes_of(failed):
+        count = f"all {total}" if len(runs) == total > 1 else f"{len(runs)} of {total}"
+        more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+        failure = runs[0].failure
+        remark(f"{count} runs failed ({failure.kind}): {runs[0].name}{more}: {failure.reason}", style="red")
+    diverged = [run for run in failed if run.failure.kind == "diverged"]
+    if len(diverged) < len(failed):
+        remark("the same command tries the runs that failed again, from their last checkpoints", style="")
+    if diverged:
+        remark(
+            "what has diverged would diverge again, and is not tried again as it is: change its settings with --rows and --set, or "
+            "delete its folder in OUTPUT/runs to begin it anew",
+            style="",
+        )
 
 
 def _report_gold_ranks(job: TablesJob) -> None:

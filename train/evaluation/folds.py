@@ -86,7 +86,7 @@ def _of_images(captions: Captions, language: str, images: np.ndarray) -> Caption
 
 def _cut(data: TrainingData, language: str, images: np.ndarray) -> TrainingData:
     """Return the captions of some images in a language, with the features of these images alone."""
-    features = replace(data.features, array=data.features.array[images])
+    features = replace(data.features, rows=data.features.rows[images])
     return replace(data, captions=_of_images(data.captions, language, images), features=features)
 
 

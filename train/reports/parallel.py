@@ -1,4 +1,4 @@
-"""Several tasks at a time, each in a process of its own that keeps one device."""
+"""Several tasks at a time, each in a process of its own that keeps one device; a task that fails does not end the others."""
 
 from __future__ import annotations
 
@@ -11,77 +11,118 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
-from schemas.errors import ImagepivotError
+from train.reports.failures import Failure, attempt
 
 __all__ = ["run_parallel"]
 
 T = TypeVar("T")
 
+_ENDS_THE_PROCESS = ("killed", "memory", "fault")
+"""Kinds of failures that leave nothing, or nothing to rely on, e.g. a GPU whose every further call fails."""
 
-def run_parallel(work: Callable[[T, str], object], tasks: Sequence[T], devices: Sequence[str]) -> Iterator[T]:
-    """Run tasks in as many processes as there are devices, and yield each task when it is done.
 
-    If a task fails, or the caller stops, the other processes are ended at once.
+def run_parallel(
+    work: Callable[[T, str], object], tasks: Sequence[T], devices: Sequence[str]
+) -> Iterator[tuple[T, Failure | None]]:
+    """Run tasks in as many processes as there are devices, and yield each when it has ended, with why it failed, if it did.
+
+    A process that is killed is a failure of its task, and another process takes its place. If the caller stops, all processes
+    are ended at once.
 
     Args:
         work: a function of a module, called with a task and a device.
         tasks: the tasks, which are begun in this order.
         devices: one device for each process.
-
-    Raises:
-        ImagepivotError: a process was killed.
-        Exception: the error of the first task that failed.
     """
-    waiting, running = deque(tasks), dict[Future[object], tuple[T, int]]()
-    before = multiprocessing.active_children()
-    pools = [_pool() for _ in devices[: len(tasks)]]
+    waiting, running = deque(tasks), dict[Future[Failure | None], tuple[T, _Worker]]()
+    workers = [_Worker(device) for device in devices[: len(tasks)]]
     try:
-        for number in range(len(pools)):
-            _begin(work, waiting, devices, pools, running, number)
+        for worker in workers:
+            task = waiting.popleft()
+            running[worker.begin(work, task)] = task, worker
         while running:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                task, number = running.pop(future)
-                future.result()
-                yield task
-                _begin(work, waiting, devices, pools, running, number)
-    except BrokenProcessPool as error:
-        raise ImagepivotError(
-            "a training process was killed, probably because memory ran out: give fewer --workers, and the same command again; "
-            "finished runs are kept"
-        ) from error
+                task, worker = running.pop(future)
+                yield task, worker.outcome(future)
+                if waiting:
+                    task = waiting.popleft()
+                    running[worker.begin(work, task)] = task, worker
     finally:
         if running:  # An idle process ends by itself.
-            for process in multiprocessing.active_children():
-                if process not in before:
-                    process.terminate()
-        for pool in pools:
-            pool.shutdown(cancel_futures=True)
+            for worker in workers:
+                worker.stop()
+        for worker in workers:
+            worker.end()
 
 
-def _begin(
-    work: Callable[[T, str], object],
-    waiting: deque[T],
-    devices: Sequence[str],
-    pools: Sequence[ProcessPoolExecutor],
-    running: dict[Future[object], tuple[T, int]],
-    number: int,
-) -> None:
-    if waiting:
-        task = waiting.popleft()
+class _Worker:
+    """A process for one device. It starts with its first task, and again after a failure that it did not survive."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._process: BaseProcess | None = None
+        self._pool = _pool()
+
+    def begin(self, work: Callable[[T, str], object], task: T) -> Future[Failure | None]:
+        """Begin a task."""
         with _without_interrupts():
-            running[pools[number].submit(_work, work, task, devices[number])] = task, number
+            before = multiprocessing.active_children()
+            try:
+                future = self._pool.submit(_work, work, task, self._device)
+            except BrokenProcessPool:  # Killed while it had nothing to do.
+                self._renew()
+                future = self._pool.submit(_work, work, task, self._device)
+            started = (process for process in multiprocessing.active_children() if process not in before)
+            self._process = next(started, self._process)
+        return future
+
+    def outcome(self, future: Future[Failure | None]) -> Failure | None:
+        """Return why the task of a future failed, and get ready for the next one."""
+        try:
+            failure = future.result()
+        except BrokenProcessPool:
+            self.end()  # From here on the exit code is known.
+            failure = _killed(self._process.exitcode if self._process else None)
+        if failure is not None and failure.kind in _ENDS_THE_PROCESS:
+            self._renew()
+        return failure
+
+    def stop(self) -> None:
+        """End the process at once."""
+        if self._process is not None:
+            with suppress(OSError):
+                self._process.terminate()
+
+    def end(self) -> None:
+        """Wait for the end of the process."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _renew(self) -> None:
+        self.end()
+        self._pool = _pool()
 
 
-def _work(work: Callable[[T, str], object], task: T, device: str) -> None:
+def _killed(code: int | None) -> Failure:
+    """Describe the end of a process by its exit code, which is minus the number of a signal."""
+    if code is None or code == -signal.SIGKILL:
+        how = "was killed, probably because memory ran out: give fewer --workers"
+    elif code < 0:
+        how = f"was ended by {signal.Signals(-code).name}"
+    else:
+        how = f"ended with exit code {code}"
+    return Failure("killed", f"a training process {how}")
+
+
+def _work(work: Callable[[T, str], object], task: T, device: str) -> Failure | None:
     """Work on a task in a process of its own, which ends with its parent, however that ends."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    work(task, device)
+    return attempt(work, task, device)
 
 
 def _end_with(parent: BaseProcess) -> None:

@@ -1,4 +1,4 @@
-"""The results of ``imagepivot tables``: one JSON file for each run of a row."""
+"""The results of ``imagepivot tables``: one JSON file for each run of a row, or one that says why it failed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,30 @@ from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_json
 from schemas.storage import Folder
 
-__all__ = ["DIRECTIONS", "MEASURES", "read_result", "write_result"]
+__all__ = ["DIRECTIONS", "MEASURES", "failure_file", "read_result", "result_file", "results_folder", "write_result"]
 
 DIRECTIONS = ("image_to_text", "text_to_image")
 MEASURES = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
 
 _DIGEST = "sha256"
+
+_NEEDED: dict[str, type] = {"feature": str, "step": int, "overrides": list, "scores": list}
+_KINDS = _NEEDED | {"untrained": bool, "recipe": str, "vocabulary": int, "steps": int, "words": dict, "captions": dict}
+
+
+def results_folder(output: str, preset: str) -> Path:
+    """Return the folder of a row's results, ``seed-*.json``, and failures, ``failed-seed-*.json``."""
+    return Folder(output).local_path / "results" / preset
+
+
+def result_file(output: str, preset: str, seed: int) -> Path:
+    """Return the file of a run's result."""
+    return results_folder(output, preset) / f"seed-{seed}.json"
+
+
+def failure_file(output: str, preset: str, seed: int) -> Path:
+    """Return the file that says why a run failed."""
+    return results_folder(output, preset) / f"failed-seed-{seed}.json"
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
@@ -49,11 +67,15 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def _check(result: Any) -> None:
     """Raise one of Python's own errors unless a report can be made of a result."""
-    for name, kind in (("feature", str), ("step", int), ("overrides", list), ("scores", list)):
-        if not isinstance(result[name], kind):
+    for name, kind in _KINDS.items():
+        # Results of earlier versions do not say what was trained on.
+        if (name in result or name in _NEEDED) and not isinstance(result[name], kind):
             raise TypeError(f"{name} is {result[name]!r}")
     if not all(isinstance(setting, str) for setting in result["overrides"]):
         raise TypeError(f"overrides are {result['overrides']!r}")
+    for name in ("words", "captions"):
+        if not all(isinstance(number, int) for number in result.get(name, {}).values()):
+            raise TypeError(f"{name} are {result[name]!r}")
     for score in result["scores"]:
         for name in ("language", "portion", "split"):
             if not isinstance(score[name], str):

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from schemas.storage import Folder
-from train.reports.published import PublishedRow, rows_of_paper
-from train.reports.results import DIRECTIONS, MEASURES, read_result
+from train.reports.published import Measures, PublishedRow, rows_of_paper
+from train.reports.results import DIRECTIONS, MEASURES
+from train.reports.row_statements import FailedRun, RowStatement, read_row
 
 __all__ = ["Cell", "Line", "Report", "Section", "read_report"]
 
@@ -73,11 +72,18 @@ class Line:
         row: the published row.
         runs: number of runs.
         cells: cells by direction and measure.
+        failed: number of runs that failed.
     """
 
     row: PublishedRow
     runs: int
     cells: Mapping[tuple[str, str], Cell]
+    failed: int = 0
+
+    @property
+    def runs_text(self) -> str:
+        """Number of runs, and of how many where some failed."""
+        return f"{self.runs} of {self.runs + self.failed}" if self.failed else str(self.runs)
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ class Section:
     def texts(self) -> Iterable[list[str]]:
         """Yield the rows as text."""
         for line in self.lines:
-            yield [line.row.name, line.row.language, str(line.runs), *(line.cells[column].text for column in self.columns)]
+            yield [line.row.name, line.row.language, line.runs_text, *(line.cells[column].text for column in self.columns)]
 
 
 @dataclass(frozen=True)
@@ -114,11 +120,20 @@ class Report:
         paper: name of the paper.
         notes: remarks about the runs.
         sections: the tables.
+        further: what the same rows measure in languages and portions for which the paper has no numbers.
+        rows: what the rows were trained on, without rows of which no run has ended.
     """
 
     paper: str
     notes: tuple[str, ...]
     sections: tuple[Section, ...]
+    further: tuple[Section, ...] = ()
+    rows: tuple[RowStatement, ...] = ()
+
+    @property
+    def failed(self) -> tuple[FailedRun, ...]:
+        """The runs that failed."""
+        return tuple(run for row in self.rows for run in row.failed)
 
     @property
     def begun(self) -> Report:
@@ -128,16 +143,58 @@ class Report:
 
     def to_markdown(self) -> str:
         """Return the report as Markdown."""
-        parts = [f"# {self.paper}: measured beside published", *(f"- {note}" for note in self.notes)]
-        for section in self.sections:
-            rule = ["---", "---", *("---:" for _ in section.headings[2:])]
-            lines = [section.headings, rule, *section.texts()]
-            parts += ["", f"## {section.title}", "", *(f"| {' | '.join(line)} |" for line in lines)]
-        return "\n".join([parts[0], "", *parts[1:]]) + "\n"
+        parts = [f"# {self.paper}: measured beside published", "", *(f"- {note}" for note in self.notes)]
+        for section in (*self.sections, *self.further):
+            parts += ["", f"## {section.title}", "", *_markdown(section.headings, section.texts(), left=2)]
+        if self.rows:
+            parts += ["", "## What was trained", "", *_markdown(_STATED, map(_stated, self.rows), left=3)]
+        if self.failed:
+            lines = ([run.preset, str(run.seed), run.failure.kind, _cell(run.failure.reason)] for run in self.failed)
+            parts += ["", "## Runs that failed", "", *_markdown(["preset", "seed", "kind", "reason"], lines, left=4)]
+        return "\n".join(parts) + "\n"
 
     def to_tables(self) -> list[Table]:
         """Return the report as tables for a terminal of 80 columns: each row of a paper takes a line for each direction."""
-        return [_terminal_table(section) for section in self.sections]
+        return [_terminal_table(section) for section in (*self.sections, *self.further)]
+
+    def to_statements(self) -> list[Text | Padding]:
+        """Return what was trained as lines for a terminal: rows with the same data have it in common."""
+        lines: list[Text | Padding] = []
+        for (feature, recipe, vocabulary), rows in groupby(
+            self.rows, key=lambda row: (row.feature, row.recipe, row.vocabulary)
+        ):
+            named = ((feature, f"features {feature}"), (recipe, f"captions {recipe}"), (vocabulary, f"{vocabulary} words"))
+            data = "; ".join(text for value, text in named if value != _NONE)
+            lines.append(Text.assemble(("trained", "bold"), f" on {data}" if data else "", ":"))
+            lines += [Padding(Text.assemble((row.preset, "bold"), f": {_in_words(row)}"), (0, 0, 0, 2)) for row in rows]
+        return lines
+
+
+_STATED = ["preset", "features", "recipe", "vocabulary", "words", "captions", "steps", "best after", "seeds"]
+
+
+def _stated(row: RowStatement) -> list[str]:
+    numbers = (row.vocabulary, row.words, row.captions, row.steps, row.best, row.seeds)
+    return [row.preset, _cell(row.feature), row.recipe, *numbers]
+
+
+def _in_words(row: RowStatement) -> str:
+    if not row.results:
+        return f"seeds: {row.seeds}"
+    steps = f"best after {row.best} of {row.steps} steps" if row.steps != _NONE else f"best after {row.best} steps"
+    parts = [f"words: {row.words}" if row.words != _NONE else "", f"captions: {row.captions}" if row.captions != _NONE else ""]
+    return "; ".join(part for part in (*parts, steps, f"seeds: {row.seeds}") if part)
+
+
+def _cell(text: str) -> str:
+    """Return text that does not end a cell of a table in Markdown."""
+    return text.replace("|", "\\|")
+
+
+def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> list[str]:
+    """Return the lines of a table in Markdown whose first columns are aligned to the left, the others to the right."""
+    rule = ["---" if number < left else "---:" for number in range(len(headings))]
+    return [f"| {' | '.join(line)} |" for line in (headings, rule, *rows)]
 
 
 def _terminal_table(section: Section) -> Table:
@@ -147,7 +204,7 @@ def _terminal_table(section: Section) -> Table:
     for measure in measures:
         table.add_column(_SHORT[measure].removesuffix(" rank"), justify="right", no_wrap=True)
     for line in section.lines:
-        runs = f"{line.runs} run{'' if line.runs == 1 else 's'}"
+        runs = f"{line.runs_text} run{'' if line.runs_text == '1' else 's'}"
         table.add_row(Text.assemble((line.row.name, "bold"), f", {line.row.language}, {runs}"))
         for direction in DIRECTIONS:
             cells = [line.cells[direction, name] if (direction, name) in section.columns else None for name in measures]
@@ -173,11 +230,12 @@ def read_report(output: str, paper: str) -> Report:
         UsageError: the paper is unknown.
         DatasetError: a result is damaged.
     """
-    rows, folder = rows_of_paper(paper), Folder(output).local_path
-    results = {preset: _results(folder / "results" / preset) for preset in {row.preset for row in rows}}
-    sections = []
-    for table, published in groupby(rows, key=lambda row: row.table):
-        lines = tuple(_line(row, results[row.preset]) for row in published)
+    published = rows_of_paper(paper)
+    rows = {preset: read_row(output, preset) for preset in dict.fromkeys(row.preset for row in published)}
+    sections, further = [], []
+    seen = {(row.preset, row.language, row.portion) for row in published}
+    for table, of_table in groupby(published, key=lambda row: row.table):
+        lines = tuple(_line(row, rows[row.preset]) for row in of_table)
         columns = tuple(
             (direction, measure)
             for direction in DIRECTIONS
@@ -187,17 +245,29 @@ def read_report(output: str, paper: str) -> Report:
         columns = columns or tuple((direction, measure) for direction in DIRECTIONS for measure in _RECALLS)
         portions = ", ".join(dict.fromkeys(line.row.portion for line in lines))
         sections.append(Section(f"{table} ({portions} captions)".capitalize(), columns, lines))
-    return Report(paper, _notes([result for of_preset in results.values() for result in of_preset]), tuple(sections))
+        unpublished = [row for line in lines for row in _unpublished(line.row, rows[line.row.preset], seen)]
+        for portion in dict.fromkeys(row.portion for row in unpublished):
+            title = f"{table} ({portion} captions), not in the paper".capitalize()
+            of_portion = tuple(_line(row, rows[row.preset]) for row in unpublished if row.portion == portion)
+            further.append(Section(title, columns, of_portion))
+    begun = tuple(row for row in rows.values() if row.results or row.failed)
+    return Report(paper, _notes(begun), tuple(sections), tuple(further), begun)
 
 
-def _results(folder: Path) -> list[dict[str, Any]]:
-    return [read_result(path) for path in sorted(folder.glob("seed-*.json"))]
+def _unpublished(row: PublishedRow, stated: RowStatement, seen: set[tuple[str, str, str]]) -> list[PublishedRow]:
+    """Return a row for each language and portion that its runs measure and that no row before has."""
+    found = []
+    for language, portion in sorted({(score["language"], score["portion"]) for r in stated.results for score in r["scores"]}):
+        if (row.preset, language, portion) not in seen:
+            seen.add((row.preset, language, portion))
+            found.append(replace(row, language=language, portion=portion, image_to_text=Measures(), text_to_image=Measures()))
+    return found
 
 
-def _line(row: PublishedRow, results: Sequence[Mapping[str, Any]]) -> Line:
+def _line(row: PublishedRow, stated: RowStatement) -> Line:
     scores = [
         score
-        for result in results
+        for result in stated.results
         for score in result["scores"]
         if (score["language"], score["portion"]) == (row.language, row.portion)
     ]
@@ -209,19 +279,23 @@ def _line(row: PublishedRow, results: Sequence[Mapping[str, Any]]) -> Line:
         for direction in DIRECTIONS
         for measure in MEASURES
     }
-    return Line(row, len(scores), cells)
+    return Line(row, len(scores), cells, len(stated.failed))
 
 
-def _notes(results: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _notes(rows: Sequence[RowStatement]) -> tuple[str, ...]:
     notes = ["Each number is the mean of the runs ± their standard deviation; beside or below it stands the published one."]
-    if not results:
-        return (*notes, "No row has been trained yet.")
-    features = sorted({result["feature"] for result in results})
-    steps = sorted(result["step"] for result in results)
-    changed = sorted({setting for result in results for setting in result["overrides"]})
-    notes.append(f"Features: {'; '.join(features)}.")
-    notes.append(f"{len(results)} runs; the best model of each was reached after {steps[0]:,} to {steps[-1]:,} steps.")
-    notes.append(f"Changed against the presets: {', '.join(changed)}." if changed else "The presets are unchanged.")
+    results = [result for row in rows for result in row.results]
+    failed = sum(len(row.failed) for row in rows)
+    if results:
+        steps = sorted(result["step"] for result in results)
+        changed = sorted({setting for result in results for setting in result["overrides"]})
+        notes.append(f"Features: {'; '.join(sorted({row.feature for row in rows if row.results}))}.")
+        notes.append(f"{len(results)} runs; the best model of each was reached after {steps[0]:,} to {steps[-1]:,} steps.")
+        notes.append(f"Changed against the presets: {', '.join(changed)}." if changed else "The presets are unchanged.")
+    else:
+        notes.append("No row has been trained yet.")
+    if failed:
+        notes.append(f"{failed} of {len(results) + failed} runs failed.")
     fewer = [result for result in results if result.get("left_out") or any(score.get("left_out") for score in result["scores"])]
     if fewer:
         notes.append(f"Images without features, with their captions, were left out of {len(fewer)} runs.")

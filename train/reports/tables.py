@@ -1,7 +1,8 @@
 """``imagepivot tables``: train the rows of a paper's tables, several times each, and measure them.
 
-A row that is trained and measured leaves a file ``results/PRESET/seed-N.json`` in the output folder. Existing results are kept: the
-command can be stopped and given again, and rows that need another vocabulary can be added by another command with the same output.
+A run that is trained and measured leaves a file ``results/PRESET/seed-N.json`` in the output folder, one that fails
+``failed-seed-N.json``, and the others go on. Existing results are kept: the command can be stopped and given again, which also
+tries again what failed, and rows that need other data can be added by another command with the same output.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,19 +20,18 @@ from schemas.errors import DatasetError, UsageError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.output import hold
 from schemas.storage import Folder
-from train.config.sections import Config, from_toml, resolve, to_toml
+from train.config.sections import resolve
 from train.data.captions import labels_of, read_captions
 from train.data.corpus import Corpus
 from train.data.splits import TEST_SPLITS, LeftOut, check_images, without_images
 from train.devices import check_device_name, check_precision_name, resolve_device
-from train.evaluation.scoring import portions_in, score_run
-from train.jobs import TrainJob
-from train.loop import Remark, train
+from train.evaluation.scoring import portions_in
+from train.loop import Remark
+from train.reports.failures import Failure, attempt
 from train.reports.parallel import run_parallel
 from train.reports.published import rows_of_paper
-from train.reports.results import read_result, write_result
-from train.runs.checkpoints import LAST
-from train.runs.run import open_run
+from train.reports.row_runs import Task, train_and_measure
+from train.reports.row_statements import FailedRun
 
 __all__ = ["Done", "TablesJob", "Task", "run_tables"]
 
@@ -54,6 +52,7 @@ class TablesJob:
         workers: number of runs at a time; 0 means one per GPU, or one per core if there is no GPU.
         device: a name that `train.devices.resolve_device` knows; ``auto`` and ``cuda`` use all GPUs.
         precision: a name that `train.devices.check_precision` knows.
+        memory_map: folder for a copy of features that do not fit into memory, which all runs share.
         allow_missing_features: leave out the captions of images that lack features instead of raising an error.
 
     Raises:
@@ -69,6 +68,7 @@ class TablesJob:
     workers: int = 0
     device: str = "auto"
     precision: str = "fp32"
+    memory_map: str | None = None
     allow_missing_features: bool = False
 
     def __post_init__(self) -> None:
@@ -101,87 +101,40 @@ class TablesJob:
 
 
 @dataclass(frozen=True)
-class Task:
-    """One run of one row.
-
-    Attributes:
-        preset: the preset to train.
-        seed: seed of the run.
-        config: configuration of the run.
-        job: the job that the task belongs to.
-        fingerprints: fingerprints of captions, features and vocabulary.
-    """
-
-    preset: str
-    seed: int
-    config: Config
-    job: TablesJob
-    fingerprints: Mapping[str, str]
-
-    @property
-    def run(self) -> Path:
-        """Folder of the run."""
-        return Path(self.job.output, "runs", self.preset, f"seed-{self.seed}")
-
-    @property
-    def result(self) -> Path:
-        """File with the measurements."""
-        return Path(self.job.output, "results", self.preset, f"seed-{self.seed}.json")
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Everything but the machine that the result depends on."""
-        config = to_toml(self.config)
-        return {"config": config, "fingerprints": dict(self.fingerprints), "precision": self.job.precision, "seed": self.seed}
-
-    def is_done(self) -> bool:
-        """Return whether the result exists.
-
-        Raises:
-            DatasetError: the existing result is from other data or another configuration.
-        """
-        if not self.result.exists():
-            return False
-        stored = read_result(self.result)
-        differing = [name for name, value in self.identity.items() if _with_new_keys(name, stored.get(name)) != value]
-        if differing:
-            raise DatasetError(
-                f"{str(self.result)!r} was measured with other {' and '.join(differing)}: nothing was trained. Choose another "
-                "output folder, or delete that file and its run"
-            )
-        return True
-
-
-def _with_new_keys(name: str, value: Any) -> Any:
-    """Return a value of a stored identity; a configuration with the keys that there are since, at their defaults."""
-    return to_toml(from_toml(value, "the result")) if name == "config" and isinstance(value, str) else value
-
-
-@dataclass(frozen=True)
 class Done:
-    """A finished run.
+    """A run that has ended.
 
     Attributes:
         task: the task of the run.
-        count: number of runs finished so far.
+        count: number of runs that have ended so far.
         total: number of all runs.
+        failure: why it has no result; None if it has one.
     """
 
     task: Task
     count: int
     total: int
+    failure: Failure | None = None
 
 
-def run_tables(job: TablesJob, watch: Callable[[Done], None] = lambda done: None, remark: Remark = logger.warning) -> None:
-    """Train and measure every row that has no result yet.
+def run_tables(
+    job: TablesJob, watch: Callable[[Done], None] = lambda done: None, remark: Remark = logger.warning
+) -> tuple[FailedRun, ...]:
+    """Train and measure every row that has no result yet. A run that fails, or whose process is killed, does not end the others.
+
+    A run that has failed is tried again by the next call, from its last checkpoint; only one that has diverged is not, as long as
+    it would be the same training.
 
     Args:
         job: the rows, and how to train them.
-        watch: is called for every finished run; those that were there before come first.
+        watch: is called for every run that has ended; those that had ended before come first.
         remark: receives a sentence about the captions that are left out, for each split that lacks features.
 
+    Returns:
+        The runs that failed.
+
     Raises:
-        ImagepivotError: an argument or the data is wrong, in which case nothing was trained; or any error of a run.
+        ImagepivotError: an argument or the data is wrong, or an existing result is from something else; nothing was trained.
     """
     fingerprints = {
         name: open_dataset(location, kind={"captions": "encoded"}.get(name, name)).fingerprint
@@ -199,12 +152,30 @@ def run_tables(job: TablesJob, watch: Callable[[Done], None] = lambda done: None
     for left_out in _check_data(tasks, job):
         remark(left_out.remark)
     with hold(Folder(job.output)):
-        finished = [task for task in tasks if task.is_done()]
-        for count, task in enumerate(finished, start=1):
-            watch(Done(task, count, len(tasks)))
-        remaining = [task for task in tasks if task not in finished]
-        for count, task in enumerate(_run_all(remaining, job), start=len(finished) + 1):
-            watch(Done(task, count, len(tasks)))
+        return tuple(_failed(tasks, job, watch))
+
+
+def _failed(tasks: Sequence[Task], job: TablesJob, watch: Callable[[Done], None]) -> Iterator[FailedRun]:
+    """Train and measure, and yield the runs that failed."""
+    for count, (task, failure) in enumerate(_ended(tasks, job), start=1):
+        watch(Done(task, count, len(tasks), failure))
+        if failure is not None:
+            yield FailedRun(task.preset, task.seed, failure)
+
+
+def _ended(tasks: Sequence[Task], job: TablesJob) -> Iterator[tuple[Task, Failure | None]]:
+    """Yield the runs that ended before, then the others as they end."""
+    finished, remaining = list[Task](), list[Task]()
+    for task in tasks:
+        (finished if task.is_done() else remaining).append(task)
+    diverged = [(task, task.divergence()) for task in remaining]
+    for task in finished:
+        task.end(None)
+        yield task, None
+    yield from ((task, failure) for task, failure in diverged if failure is not None)
+    for task, failure in _run_all([task for task, failure in diverged if failure is None], job, alone=len(tasks) == 1):
+        task.end(failure)
+        yield task, failure
 
 
 def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[LeftOut]:
@@ -239,15 +210,19 @@ def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[LeftOut]:
     return left_out
 
 
-def _run_all(tasks: Sequence[Task], job: TablesJob) -> Iterator[Task]:
-    """Run tasks, several at a time, and yield each when it is done."""
+def _run_all(tasks: Sequence[Task], job: TablesJob, *, alone: bool) -> Iterator[tuple[Task, Failure | None]]:
+    """Run tasks, several at a time, and yield each when it has ended."""
     devices = _devices(job)
-    if len(devices) == 1:
-        for task in tasks:
-            _run(task, devices[0])
-            yield task
+    if alone:  # There are no others that a process of its own would protect.
+        yield from ((task, attempt(train_and_measure, task, devices[0])) for task in tasks)
         return
-    yield from run_parallel(_run_alone, tasks, devices)
+    # Threads that share a core wait for each other at every product; one thread per process is much faster.
+    yield from run_parallel(train_and_measure if len(devices) == 1 else _with_one_thread, tasks, devices)
+
+
+def _with_one_thread(task: Task, device: str) -> None:
+    torch.set_num_threads(1)
+    train_and_measure(task, device)
 
 
 def _devices(job: TablesJob) -> list[str]:
@@ -260,48 +235,3 @@ def _devices(job: TablesJob) -> list[str]:
     else:
         devices = [str(device)]
     return [devices[number % len(devices)] for number in range(job.workers or len(devices))]
-
-
-def _run_alone(task: Task, device: str) -> None:
-    # Threads that share a core wait for each other at every product; one thread per process is much faster.
-    torch.set_num_threads(1)
-    _run(task, device)
-
-
-def _run(task: Task, device: str) -> None:
-    """Train a row, or continue its training, and measure it."""
-    job, corpus = task.job, task.job.corpus
-    result = train(
-        TrainJob(
-            config=task.config,
-            corpus=corpus,
-            output=str(task.run),
-            seed=task.seed,
-            device=device,
-            precision=job.precision,
-            resume=True,
-            allow_missing_features=job.allow_missing_features,
-        ),
-        remark=_keep_quiet,  # `run_tables` has said it for all rows.
-    )
-    run = open_run(task.run, device=device)
-    scores = score_run(
-        run, captions=corpus.captions, features=corpus.features, allow_missing_features=job.allow_missing_features
-    )
-    spec = open_dataset(corpus.features).spec
-    content = {
-        **task.identity,
-        "preset": task.preset,
-        "step": run.step,
-        "overrides": [f"{key}={value}" for key, value in sorted(job.overrides.items())],
-        "feature": "" if spec is None else f"{spec.name}, {spec.source}".rstrip(", "),
-        "scores": [score.to_dict() for score in scores],
-    }
-    if result.left_out:
-        content["left_out"] = [left_out.to_dict() for left_out in result.left_out]
-    write_result(task.result, content)
-    (task.run / LAST).unlink()  # The state of the optimizer is twice the size of the model, and no longer needed.
-
-
-def _keep_quiet(remark: str) -> None:
-    """Take a remark that was made before."""

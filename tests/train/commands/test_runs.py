@@ -15,6 +15,7 @@ from train.commands import options, runs, tables
 from train.data.splits import open_data
 from train.evaluation.scoring import score_run
 from train.evaluation.searching import embed_gallery, search_gallery
+from train.reports import row_runs
 from train.runs.run import open_run
 
 
@@ -183,12 +184,25 @@ def test_search_without_a_tokenizer_takes_only_tokens(command, write_run, toy):
 
 def test_tables_writes_the_report(command, toy_2016, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+    maps = []
+    for name in ("open_material", "score_run"):
+        function = getattr(row_runs, name)
+
+        def spied(*arguments, function=function, **keywords):
+            maps.append(keywords["memory_map"])
+            return function(*arguments, **keywords)
+
+        monkeypatch.setattr(row_runs, name, spied)
     out, notes = command(
         *("tables", "gella2017", "~/o", "--rows", "vse-de", "--seeds", "1", "--workers", "1", "--device", "cpu"),
         *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
         *("--max-steps", "2", "--set", "model.embedding=6", "--set", "model.words=4", "--set", "schedule.batch_size=8"),
+        *("--memory-map", tmp_path / "map"),
     )
+    assert maps == [str(tmp_path / "map")] * 2
     assert "1 of 1: gella2017/vse-de, seed 0" in notes
+    assert "gella2017/vse-de: words: " in out
+    assert "best after 2 of 2 steps; seeds: 1 of 1" in out
     assert "Table 2 (comparable captions)" in out
     assert "schedule.max_steps=2" in out
     markdown = Path(tmp_path, "o", "gella2017.md").read_text()

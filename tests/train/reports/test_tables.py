@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -14,8 +15,12 @@ from rich.console import Console
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
+from schemas.vocabulary import SPECIALS
+from train.config.sections import resolve
 from train.evaluation.scoring import score_run
+from train.reports.failures import Failure, write_failure
 from train.reports.published import rows_of_paper
+from train.reports.results import read_result, write_result
 from train.reports.table_plots import plot_report
 from train.reports.table_reports import Cell, read_report
 from train.reports.tables import TablesJob, run_tables
@@ -73,14 +78,17 @@ def test_existing_results_are_kept_and_the_rest_is_done(finished, toy_2016):
     gone = finished / "results" / "gella2017" / "vse-en" / "seed-1.json"
     text = gone.read_text()
     gone.unlink()
-    with pytest.raises(UsageError, match=r"seed-1' holds a run, but has no last\.pt to resume from"):
-        run(job_of(toy_2016, finished))
+    (failed,) = run_tables(job_of(toy_2016, finished))
+    assert (failed.name, failed.failure.kind) == ("gella2017/vse-en, seed 1", "refused")
+    assert "seed-1' holds a run, but has no last.pt to resume from" in failed.failure.reason
+    assert gone.with_name("failed-seed-1.json").exists()
     shutil.rmtree(finished / "runs" / "gella2017" / "vse-en" / "seed-1")
     ended = run(job_of(toy_2016, finished))
     assert len(ended) == 6
     assert ended[-1] == ("gella2017/vse-en", 1)
     assert gone.read_text() == text
     after = stamps()
+    assert set(after) == set(before)  # Nothing is left of the failure.
     assert {path for path in before if before[path] != after[path]} == {str(gone)}
 
 
@@ -200,6 +208,98 @@ def test_the_report_has_means_deviations_and_published_numbers(finished):
     assert "6 runs" in markdown
 
 
+def counted(corpus, portions: dict[str, tuple[str, ...]]) -> tuple[int, dict[str, int]]:
+    """Count the words that occur four times in training captions, of all languages together, and the captions by language."""
+    words, captions = Counter(), Counter()
+    for row in open_dataset(corpus.captions).table().to_pylist():
+        if row["split"] == "train" and row["portion"] in portions.get(row["language"], ()):
+            captions[row["language"]] += 1
+            words.update(row["token_ids"])
+    return sum(count >= 4 for token, count in words.items() if token >= len(SPECIALS)), dict(captions)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
+    """Each row keeps the words that are frequent in its own captions, whatever the joint vocabulary holds."""
+    comparable, translation = ("comparable",), ("translation",)
+    rows = {
+        "monolingual-en": {"en": comparable},
+        "monolingual-translation-cs": {"cs": translation},
+        "multi-translation-c2c": dict.fromkeys(("en", "de", "fr", "cs"), translation),
+        "multi-comparable": {"en": comparable, "de": comparable, "fr": translation, "cs": translation},
+    }
+    job = replace(job_of(four_languages, tmp_path, rows=tuple(rows), seeds=1), paper="kadar2018")
+    assert {row: resolve(f"kadar2018/{row}").data.portions for row in rows} == rows
+    assert run_tables(job) == ()
+    kept = {}
+    for row, portions in rows.items():
+        result = json.loads((tmp_path / f"results/kadar2018/{row}/seed-0.json").read_text())
+        kept[row], captions = counted(four_languages, portions)
+        assert result["words"] == {"+".join(portions): kept[row]}
+        assert result["captions"] == captions
+        assert result["vocabulary"] == 120
+        assert (result["feature"], result["untrained"], result["recipe"], result["steps"]) == ("toy", False, "raw", 4)
+    assert kept["monolingual-en"] <= 30 < kept["multi-comparable"] < 120
+
+    report = read_report(str(tmp_path), "kadar2018")
+    assert {row.preset for row in report.rows} == {f"kadar2018/{row}" for row in rows}
+    (line,) = (line for line in report.to_markdown().splitlines() if line.startswith("| kadar2018/multi-comparable | toy |"))
+    _, captions = counted(four_languages, rows["multi-comparable"])
+    numbers = ", ".join(f"{language} {count}" for language, count in captions.items())
+    assert line.endswith(f"| raw | 120 | {kept['multi-comparable']} | {numbers} | 4 | {line.split(' | ')[7]} | 1 of 1 |")
+
+    measured = {  # Every portion that the captions hold is shown, each once.
+        (line.row.preset.partition("/")[2], line.row.language, line.row.portion)
+        for section in (*report.sections, *report.further)
+        for line in section.lines
+        if line.runs
+    }
+    tested = {(language, "translation") for language in ("en", "de", "fr", "cs")} | {("en", "comparable"), ("de", "comparable")}
+    assert measured == {(row, *pair) for row, portions in rows.items() for pair in tested if pair[0] in portions}
+    titles = [section.title for section in report.further]
+    assert "Table 6 (comparable captions), not in the paper" in titles
+    further = [(line.row.preset, line.row.language, line.row.portion) for section in report.further for line in section.lines]
+    assert len(further) == len(set(further))
+
+
+def test_statements_fit_into_80_columns(finished, tmp_path):
+    shutil.copytree(finished / "results", tmp_path / "results")
+    folder = tmp_path / "results" / "gella2017"
+    write_failure(folder / "vse-en" / "failed-seed-2.json", Failure("killed", "gone | away"), {})
+    write_failure(folder / "oe-en" / "failed-seed-0.json", Failure("diverged", "nan"), {})
+    write_failure(folder / "pivot-sym" / "failed-seed-1.json", Failure("disk", "full"), {})  # It has a result meanwhile.
+    for seed in (0, 1):
+        path = folder / "vse-en" / f"seed-{seed}.json"
+        result = read_result(path)
+        write_result(path, result | {"untrained": True, "words": {"en": 30 - seed}, "feature": "toy, of some kind or other"})
+    report = read_report(str(tmp_path), "gella2017")
+    output = io.StringIO()
+    for part in report.to_statements():
+        Console(file=output, width=80).print(part)
+    text = output.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    words = " ".join(text.split())
+    assert (
+        "trained on features toy, of some kind or other, untrained; captions raw; 90 words: gella2017/vse-en: words: 29–30; "
+        in words
+    )
+    assert "captions: 120; best after 2–4 of 4 steps; seeds: 2 of 3 " in words
+    assert "gella2017/oe-en: seeds: 0 of 1 " in words
+    assert (
+        "trained on features toy; captions raw; 90 words: gella2017/pivot-sym: words: en 30, de 30; captions: en 120, de 80;"
+        in words
+    )
+    assert [(run.name, run.failure.kind) for run in report.failed] == [
+        ("gella2017/vse-en, seed 2", "killed"),
+        ("gella2017/oe-en, seed 0", "diverged"),
+    ]
+    markdown = report.to_markdown()
+    assert "2 of 8 runs failed." in markdown
+    assert "| gella2017/vse-en | 2 | killed | gone \\| away |" in markdown
+    assert "| VSE | en | 2 of 3 |" in markdown
+
+
 def test_begun_leaves_out_tables_without_trained_rows(finished):
     begun = read_report(str(finished), "kadar2018").begun  # Tables 2 and 3 quote lines of Gella et al.
     assert [section.title for section in begun.sections] == ["Table 2 (comparable captions)", "Table 3 (comparable captions)"]
@@ -223,7 +323,7 @@ def test_without_results_the_published_numbers_stand_alone(tmp_path):
 def test_tables_fit_into_80_columns(finished, paper):
     """Each row of the paper has its name, and for each direction what was measured and what was published."""
     report = read_report(str(finished), paper)
-    for section, table in zip(report.sections, report.to_tables(), strict=True):
+    for section, table in zip((*report.sections, *report.further), report.to_tables(), strict=True):
         output = io.StringIO()
         Console(file=output, width=80).print(table)
         lines = [line.rstrip() for line in output.getvalue().splitlines()]
@@ -294,15 +394,14 @@ def test_several_runs_at_a_time_give_the_same_results(finished, toy_2016, tmp_pa
     assert front_door_log.read_text() == "[]\n" * 2  # Each process imports it before anything of ours.
 
 
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_an_error_of_a_run_is_the_error_of_the_command(toy_2016, tmp_path, front_door_log):
+def test_a_damaged_run_is_a_failure_of_its_row(toy_2016, tmp_path):
     damaged = tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0"
     damaged.mkdir(parents=True)
     (damaged / "last.pt").write_bytes(b"nothing")
-    with pytest.raises(DatasetError, match="damaged, or not a checkpoint"):
-        run(job_of(toy_2016, tmp_path / "o", workers=2, seeds=1, rows=("vse-en",)))
-    assert front_door_log.exists()
+    (failed,) = run_tables(job_of(toy_2016, tmp_path / "o", seeds=1, rows=("vse-en",)))
+    assert failed.failure.kind == "refused"
+    assert "damaged, or not a checkpoint" in failed.failure.reason
+    assert "damaged, or not a checkpoint" in (damaged / "traceback.txt").read_text()
 
 
 def test_captions_without_features_are_left_out(toy_2016, without_features, tmp_path):

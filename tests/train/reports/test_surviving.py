@@ -1,0 +1,213 @@
+"""``tables`` with a bad row among good ones, in real processes: the others go on, and the same command mends it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import typer
+
+from tests.integration.processes import wait_for
+from train.commands import options, tables
+from train.config.sections import resolve
+from train.reports import tables as running
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+
+ROWS = ("vse-en", "oe-en", "vse-de")
+BAD = "oe-en"
+SMALL = {
+    "model.embedding": "6",
+    "model.words": "4",
+    "schedule.batch_size": "8",
+    "schedule.evaluate_every": "20",
+    "schedule.max_steps": "60",
+    "schedule.patience": "0",
+}
+LARGE = {"model.embedding": "300"}  # Its checkpoint takes some 3 MB.
+LONG = {"schedule.max_steps": "600"}
+
+
+@pytest.fixture
+def command(toy_2016, capfd, monkeypatch):
+    """Give the command ``tables`` for three rows, with other values for the bad one; return exit code, output and messages."""
+    for console in (options.console, options.notes):
+        monkeypatch.setattr(console, "_width", 1000)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.add_typer(tables.app)
+
+    def run(output: Path, bad: dict[str, str], *, workers: int, rows=ROWS) -> tuple[int, str, str]:
+        def resolved(preset, overrides):
+            return resolve(preset, {**overrides, **(bad if preset.endswith(BAD) else {})})
+
+        monkeypatch.setattr(running, "resolve", resolved)
+        arguments = [
+            "tables",
+            "gella2017",
+            str(output),
+            "--seeds",
+            "1",
+            "--workers",
+            str(workers),
+            "--device",
+            "cpu",
+            "--no-plot",
+        ]
+        for name, value in vars(toy_2016).items():
+            arguments += [f"--{name}", value]
+        for row in rows:
+            arguments += ["--rows", row]
+        for key, value in SMALL.items():
+            arguments += ["--set", f"{key}={value}"]
+        capfd.readouterr()
+        code = app(arguments, standalone_mode=False)
+        return (code or 0, *capfd.readouterr())
+
+    return run
+
+
+def results(output: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in output.glob("results/gella2017/*/seed-0.json")}
+
+
+def failure(output: Path) -> dict:
+    return json.loads((output / "results" / "gella2017" / BAD / "failed-seed-0.json").read_text())
+
+
+def check_failed(done: tuple[int, str, str], output: Path, undisturbed: dict[str, bytes], kind: str, reason: str) -> None:
+    """Check what a command says and leaves of which one row failed."""
+    code, out, errors = done
+    assert code == 3
+    assert results(output) == {row: result for row, result in undisturbed.items() if row != BAD}
+    assert failure(output)["kind"] == kind
+    assert reason in failure(output)["reason"]
+    assert f"gella2017/{BAD}, seed 0: failed ({kind})\n" in errors
+    (line,) = (
+        line for line in errors.splitlines() if line.startswith(f"1 of 3 runs failed ({kind}): gella2017/{BAD}, seed 0: ")
+    )
+    assert reason in line
+    assert "Traceback" not in errors + out
+    assert f"gella2017/{BAD}: seeds: 0 of 1" in out
+    markdown = (output / "gella2017.md").read_text()
+    (line,) = (line for line in markdown.splitlines() if line.startswith(f"| gella2017/{BAD} | 0 | {kind} | "))
+    assert reason in line
+    assert "1 of 3 runs failed." in markdown
+    assert multiprocessing.active_children() == []
+
+
+def check_mended(done: tuple[int, str, str], output: Path, undisturbed: dict[str, bytes]) -> None:
+    """Check that nothing is left of a failure."""
+    code, out, errors = done
+    assert code == 0, errors
+    assert results(output) == undisturbed
+    assert not list(output.rglob("failed-*"))
+    assert not list(output.rglob("traceback.txt"))
+    assert "failed" not in out + errors + (output / "gella2017.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[tuple[str, ...], dict[str, bytes]]:
+    """Results by the values of the bad row, made once."""
+    return {}
+
+
+@pytest.fixture
+def undisturbed(command, tmp_path, known):
+    """Results of the same rows, each trained alone in this process, with other values for the bad one."""
+
+    def run(bad: dict[str, str]) -> dict[str, bytes]:
+        if (key := tuple(bad)) not in known:
+            for row in ROWS:
+                code, _, errors = command(tmp_path / "undisturbed", bad, workers=1, rows=(row,))
+                assert code == 0, errors
+            known[key] = results(tmp_path / "undisturbed")
+        return known[key]
+
+    return run
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_diverging_row(command, undisturbed, tmp_path, workers):
+    expected, output = undisturbed({}), tmp_path / "o"
+    wild = {"optimizer.learning_rate": "1e30"}
+    check_failed(command(output, wild, workers=workers), output, expected, "diverged", "the training has diverged")
+    run = output / "runs" / "gella2017" / BAD / "seed-0"
+    assert "DivergedError" in (run / "traceback.txt").read_text()
+
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    again = command(output, wild, workers=workers)  # The same training would diverge again.
+    check_failed(again, output, expected, "diverged", "the training has diverged")
+    assert "what has diverged would diverge again" in again[2]
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+    check_mended(command(output, {}, workers=workers), output, expected)
+
+
+def test_a_diverged_row_without_its_run_begins_anew(command, tmp_path):
+    wild = {"optimizer.learning_rate": "1e30"}
+    assert command(tmp_path / "o", wild, workers=1, rows=(BAD,))[0] == 3
+    run = tmp_path / "o" / "runs" / "gella2017" / BAD / "seed-0"
+    for path in run.iterdir():
+        path.unlink()
+    run.rmdir()
+    code, _, errors = command(tmp_path / "o", wild, workers=1, rows=(BAD,))
+    assert code == 3
+    assert "1 of 1 runs failed (diverged)" in errors
+    assert (run / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_worker(command, undisturbed, tmp_path, workers):
+    expected, output = undisturbed(LONG), tmp_path / "o"
+    run = output / "runs" / "gella2017" / BAD / "seed-0"
+
+    def kill() -> None:
+        wait_for((run / "last.pt").exists)
+        (worker,) = (child for child in multiprocessing.active_children() if has_open(child.pid, run / "log.jsonl"))
+        os.kill(worker.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    done = command(output, LONG, workers=workers)
+    thread.join()
+    check_failed(done, output, expected, "killed", "a training process was killed, probably because memory ran out")
+    assert "the same command tries the runs that failed again" in done[2]
+    assert (run / "last.pt").exists()
+    check_mended(command(output, LONG, workers=workers), output, expected)
+
+
+def has_open(pid: int | None, path: Path) -> bool:
+    """Tell whether a process has a file open."""
+    return any(os.path.realpath(entry) == str(path) for entry in Path(f"/proc/{pid}/fd").iterdir())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk(command, undisturbed, disk, workers):
+    expected, output = undisturbed(LARGE), disk(2500) / "o"
+    check_failed(command(output, LARGE, workers=workers), output, expected, "disk", "the disk is full: free some space")
+    assert not [path for path in output.rglob(".*") if path.is_file()]
+    disk(20_000)
+    check_mended(command(output, LARGE, workers=workers), output, expected)
+
+
+def test_one_cause_is_said_once(command, disk, monkeypatch):
+    """Where nothing fits, there is nothing to report but that."""
+    monkeypatch.setitem(SMALL, "model.embedding", "300")
+    code, out, errors = command(disk(2000) / "o", {}, workers=1)
+    assert code == 3
+    assert "Table" not in out
+    (line,) = (line for line in errors.splitlines() if "runs failed" in line)
+    assert line.startswith("all 3 runs failed (disk): gella2017/vse-en, seed 0 and 2 more: cannot use '")
+    assert "the disk is full" in line
+
+
+def test_a_row_that_finds_no_memory(command, undisturbed, tmp_path):
+    expected, output = undisturbed({}), tmp_path / "o"
+    huge = {"model.embedding": "3000000"}
+    check_failed(command(output, huge, workers=1), output, expected, "memory", "DefaultCPUAllocator: can't allocate memory")
+    check_mended(command(output, {}, workers=1), output, expected)
