@@ -36,7 +36,7 @@ def gold_rank_markdown(ranks: GoldRanks) -> str:
             lines.append([caption.image_id, caption.language, caption.text.replace("|", "\\|"), *cells])
         parts += ["", f"## {title}", "", *(_rows(lines) if captions else ["None."])]
     lines = [["language", "row", "captions", "median rank", "better than OE", "worse"], ["---"] * 2 + ["---:"] * 4]
-    parts += ["", "## All captions", "", *_rows([*lines, *map(_tally_texts, ranks.tallies)])]
+    parts += ["", "## Table 3: all captions", "", *_rows([*lines, *map(_tally_texts, ranks.tallies)])]
     return "\n".join(parts) + "\n"
 
 
@@ -52,14 +52,17 @@ def gold_rank_tables(ranks: GoldRanks) -> list[Table]:
             table.add_row(Text(label), *published, style="dim")
         if captions:
             tables.append(table)
-    table = _table("All captions", ("captions", "median", "better than OE", "worse"))
+    table = _table("Table 3: all captions", ("captions", "median", "better than OE", "worse"))
     for language, column, *texts in map(_tally_texts, ranks.tallies):
         table.add_row(f"{language} {column}", *texts)
     return [*tables, table]
 
 
 def _sections(ranks: GoldRanks) -> list[tuple[str, tuple[RankedCaption, ...]]]:
-    return [("The captions of the paper", ranks.published), ("Captions chosen by its rule", ranks.examples)]
+    return [
+        ("Table 3: the captions of the paper", ranks.published),
+        ("Table 3: where PIVOT and PARALLEL gain most over OE, as the paper chooses", ranks.examples),
+    ]
 
 
 def _notes(ranks: GoldRanks) -> list[str]:
