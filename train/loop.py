@@ -28,7 +28,7 @@ from train.models.catalogue import build_model
 from train.objectives.terms import Objective, terms_of
 from train.progress import Report
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
-from train.runs.logs import CURVES, LOG, METRICS, RunLog
+from train.runs.logs import CONFIG, CURVES, LOG, METRICS, RunLog
 from train.runs.restoring import restore_model, restore_optimizer, restore_sampler
 from train.runs.resuming import check_same_run, checkpoint_to_resume
 from train.runs.stopwatch import Stopwatch
@@ -36,7 +36,6 @@ from train.schedules import learning_rate, steps_in_all, stop_reason
 
 __all__ = ["Remark", "train"]
 
-CONFIG = "config.toml"
 _LOG_EVERY = 10
 
 _OURS = (BEST, LAST, CONFIG, LOG, METRICS, CURVES)

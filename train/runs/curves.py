@@ -7,7 +7,7 @@ from matplotlib.lines import Line2D
 
 from schemas.storage import Folder
 from train.runs.history import History
-from train.runs.plotting import GREY, SMALL, TINY, draw_series, fit_percent, new_figure, save, style_of
+from train.runs.plotting import GREY, SMALL, TINY, draw_series, fit_percent, is_smoothed, new_figure, save, style_of
 
 __all__ = ["draw_curves"]
 
@@ -38,7 +38,7 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
             style = style_of(number)
             for cutoff, dashes in _CUTOFFS.items():
                 draw_series(panel, *history.recall(language, direction, cutoff), style._replace(linestyle=dashes), offset=number)
-        panel.set_ylabel(f"recall, {words} (%)")
+        panel.set_ylabel(f"validation recall, {words} (%)")
         panel.set_xlabel("step")
         fit_percent(panel)
     if history.best is not None:
@@ -54,16 +54,23 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
 
 def _draw_losses(panel: Axes, history: History) -> None:
     # A language looks the same in all panels; what belongs to none, or to two, comes after them.
-    losses, languages = history.losses, list(history.languages)
-    own = {name: name.partition("/")[2] for name in losses if name.startswith("c2i/")}
-    order = list(dict.fromkeys([*languages, *(own.get(name, name) for name in losses)]))
-    for name in sorted(losses, key=lambda name: order.index(own.get(name, name))):
-        number = order.index(own.get(name, name))
-        draw_series(panel, *losses[name], style_of(number), smooth=True, offset=number, label=name.replace("/", ", "))
+    training, validation = history.losses(), history.losses("validation")
+    looks = {name: name.removeprefix("c2i/") for name in {**training, **validation}}
+    order = list(dict.fromkeys([*history.languages, *looks.values()]))
+    for name in sorted(looks, key=lambda name: order.index(looks[name])):
+        number, label = order.index(looks[name]), name.replace("/", ", ")
+        if name in training:
+            draw_series(panel, *training[name], style_of(number), smooth=True, pale=True, offset=number, label=label)
+        if name in validation:
+            draw_series(
+                panel, *validation[name], style_of(number), offset=number, label=f"{label}, validation", mfc="white", linewidth=0.7
+            )
     panel.set_ylabel("loss per query")
     panel.set_ylim(bottom=0)
     if panel.lines:
-        panel.legend(fontsize=TINY, frameon=False)
+        smoothed = any(is_smoothed(series.values) for series in training.values())
+        title = "running means; pale: each batch" if smoothed else None
+        panel.legend(fontsize=TINY, frameon=False, title=title, title_fontsize=TINY, ncols=1 if len(panel.lines) < 8 else 2)
 
 
 def _handles(history: History) -> list[Line2D]:

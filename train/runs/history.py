@@ -18,6 +18,7 @@ LOG = "log.jsonl"
 
 _DIRECTIONS = ("image_to_text", "text_to_image")
 _CUTOFFS = (1, 5, 10)
+_WITHOUT_CLOCK = ("step", "evaluation", "validation")
 
 
 class Series(NamedTuple):
@@ -43,7 +44,7 @@ class History:
     entries: tuple[Mapping[str, Any], ...]
 
     def of(self, event: str) -> Iterator[Mapping[str, Any]]:
-        """Yield the entries of an event: ``step``, ``evaluation``, ``timing`` or ``left_out``."""
+        """Yield the entries of an event, see `train.runs.logs`."""
         return (entry for entry in self.entries if entry["event"] == event)
 
     @property
@@ -57,11 +58,19 @@ class History:
         evaluations = [entry for entry in self.of("evaluation") if _is_number(entry.get("score"))]
         return max(evaluations, key=lambda entry: entry["score"], default=None)
 
+    def losses(self, event: str = "step") -> dict[str, Series]:
+        """Return the terms of the objective, per query, by name; logs of version 0.1 have none.
+
+        Args:
+            event: ``step``, or ``validation`` for those on the validation split, where they were measured.
+        """
+        terms = sorted({name for entry in self.of(event) for name in _mapping(entry, "terms")})
+        return {name: self._series(event, "terms", name) for name in terms}
+
     @property
-    def losses(self) -> dict[str, Series]:
-        """The terms of the objective, per query, by name; logs of version 0.1 have none."""
-        terms = sorted({name for entry in self.of("step") for name in _mapping(entry, "terms")})
-        return {name: self._series("step", "terms", name) for name in terms}
+    def loss(self) -> Series:
+        """The loss of the batches, per query; that of version 0.1 is another quantity, and not among them."""
+        return History(tuple(entry for entry in self.of("step") if "terms" in entry))._series("step", "loss")
 
     @property
     def learning_rate(self) -> Series:
@@ -95,27 +104,25 @@ class History:
         return {f"{name}_per_second": sum(lap[name] for lap, _ in laps) / seconds for name in ("steps", "pairs")} if laps else None
 
     def to_csv(self) -> str:
-        """Return what was logged at steps and evaluations as a table with a row for each; a column is empty where it does not apply.
+        """Return what was logged of steps and evaluations as a table with a row for each; a column is empty where it does not apply.
 
         Times are left out: the tables of two runs of the same configuration and seed are equal.
         """
-        rows = [
-            {**entry, "languages": " ".join(language or "mixed" for language in entry.get("languages", ()))}
-            for entry in self.entries
-            if entry["event"] in ("step", "evaluation")
-        ]
-        flat = [{".".join(path): value for path, value in _leaves(row)} for row in rows]
-        # Those of a section, such as the terms, stand together, in the order in which they were first logged.
-        sections: dict[str, dict[str, None]] = {}
-        for row, values in zip(rows, flat, strict=True):
-            for section in row:
-                own = (name for name in values if name == section or name.startswith(f"{section}."))
-                sections.setdefault(section, {}).update(dict.fromkeys(own))
+        rows = []
+        # Columns of a section, such as the terms, stand together, in the order in which they were first logged.
+        sections: dict[str, dict[str, None]] = {"event": {"event": None}, "step": {"step": None}}
+        for entry in self.entries:
+            if entry["event"] in _WITHOUT_CLOCK:
+                row = {}
+                for path, value in _leaves(entry):
+                    name = ".".join(path)
+                    row[name] = " ".join(item or "mixed" for item in value) if isinstance(value, list) else value
+                    sections.setdefault(path[0], {})[name] = None
+                rows.append(row)
         text = io.StringIO()
-        names = [name for section in sections.values() for name in section] or ["event", "step"]
-        table = csv.DictWriter(text, names, lineterminator="\n")
+        table = csv.DictWriter(text, [name for section in sections.values() for name in section], lineterminator="\n")
         table.writeheader()
-        table.writerows(flat)
+        table.writerows(rows)
         return text.getvalue()
 
     def _series(self, event: str, *path: str) -> Series:

@@ -5,6 +5,7 @@ Each line of ``log.jsonl`` is an object with a ``step``, whose ``event`` is
 * ``step``, every few steps: the loss and the terms that it consists of, per query; task and languages of the batch; norm of the
   gradient before clipping; learning rate,
 * ``evaluation``: recalls on the validation split,
+* ``validation``: loss and terms there, per query, where they are measured,
 * ``timing``, after each evaluation: speed, and where the time went, see `Stopwatch`,
 * ``left_out``: images without features, before the first step.
 
@@ -29,9 +30,9 @@ from schemas.storage import Folder
 from train.runs.history import LOG, numbers_in, parse_entries, read_history
 from train.runs.tensorboard_events import EventFile, write_all
 
-__all__ = ["CURVES", "LOG", "METRICS", "RunLog"]
+__all__ = ["CONFIG", "CURVES", "LOG", "METRICS", "RunLog"]
 
-METRICS, CURVES = "metrics.csv", "curves.png"
+CONFIG, METRICS, CURVES = "config.toml", "metrics.csv", "curves.png"
 
 _SHARE = 0.01
 """Share of a training's time that goes into drawing it while it runs."""
@@ -105,7 +106,7 @@ class RunLog:
         """Write a line; numbers in ``values`` become curves in TensorBoard.
 
         Args:
-            event: ``step``, ``evaluation``, ``timing`` or ``left_out``.
+            event: ``step``, ``evaluation``, ``validation``, ``timing`` or ``left_out``.
             step: the step of the event.
             values: plain values, for JSON; may be nested.
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from schemas.storage import Folder
 
-__all__ = ["GREY", "SMALL", "TINY", "Style", "draw_series", "fit_percent", "new_figure", "running_mean", "save", "style_of"]
+__all__ = ["GREY", "SMALL", "TINY", "Style", "draw_series", "fit_percent", "is_smoothed", "new_figure", "running_mean", "save", "style_of"]
 
 SMALL, TINY = 8, 7
 """Sizes of text, in points: of labels, and of what stands inside a panel."""
@@ -64,7 +64,15 @@ def new_figure(rows: int, columns: int, *, width: float = 7.2, height: float = 2
 
 
 def draw_series(
-    panel: Axes, steps: Sequence[int], values: Sequence[float], style: Style, *, smooth: bool = False, offset: int = 0, **options: Any
+    panel: Axes,
+    steps: Sequence[int],
+    values: Sequence[float],
+    style: Style,
+    *,
+    smooth: bool = False,
+    pale: bool = False,
+    offset: int = 0,
+    **options: Any,
 ) -> None:
     """Draw a line with a few markers.
 
@@ -73,17 +81,24 @@ def draw_series(
         steps: the steps.
         values: the values at them.
         style: its style.
-        smooth: draw the running mean, and what it is the mean of pale behind it, if there are many values.
+        smooth: draw the running mean, if there are many values.
+        pale: and what it is the mean of, pale behind it.
         offset: number of the line, by which markers are shifted so that those of several lines do not meet.
         options: for ``Axes.plot``, such as the label.
     """
-    if smooth and len(values) > _POINTS_TO_SMOOTH:
-        panel.plot(steps, values, color=style.color, linewidth=0.5, alpha=0.25, zorder=1.5)
+    if smooth and is_smoothed(values):
+        if pale:
+            panel.plot(steps, values, color=style.color, linewidth=0.5, alpha=0.25, zorder=1.5)
         values = running_mean(values)
     every = max(1, len(values) // _MARKS)
     marks: Any = 1 if every == 1 else (offset * every // 4 % every, every)
     defaults = {"markersize": 3.5, "linewidth": 1.2, "markevery": marks, "markeredgewidth": 0.8}
     panel.plot(steps, values, **{**style._asdict(), **defaults, **options})
+
+
+def is_smoothed(values: Sequence[float]) -> bool:
+    """Tell whether `draw_series` smooths a line, if it may."""
+    return len(values) > _POINTS_TO_SMOOTH
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
