@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from train.evaluation import embed_gallery as embed_gallery
     from train.evaluation import evaluate_run as evaluate
     from train.evaluation import score_run as score_run
+    from train.evaluation import score_together as score_together
     from train.evaluation import search as search
     from train.evaluation import search_gallery as search_gallery
     from train.jobs import TrainJob as TrainJob
@@ -125,6 +126,9 @@ if TYPE_CHECKING:
     from train.models import ImageBatch as ImageBatch
     from train.models import RetrievalModel as RetrievalModel
     from train.models import register_model as register_model
+    from train.reports.comparison import Comparison as Comparison
+    from train.reports.comparison import compare_runs as compare_runs
+    from train.reports.comparison_plots import plot_comparison as plot_comparison
     from train.reports.tables import TablesJob as TablesJob
     from train.reports.tables import run_tables as run_tables
     from train.runs import Run as Run
@@ -138,6 +142,7 @@ __all__ = [
     "CaptionKey",
     "CaptionsJob",
     "CommitDataset",
+    "Comparison",
     "Config",
     "Corpus",
     "CountTokens",
@@ -202,6 +207,7 @@ __all__ = [
     "collate_pairs",
     "commit_tasks",
     "compare_datasets",
+    "compare_runs",
     "decode_image",
     "draw_view",
     "embed",
@@ -223,6 +229,7 @@ __all__ = [
     "open_run",
     "open_shard",
     "plan_work",
+    "plot_comparison",
     "prepare_captions",
     "preset_names",
     "register_model",
@@ -230,6 +237,7 @@ __all__ = [
     "resolve_config",
     "run_tables",
     "score_run",
+    "score_together",
     "search",
     "search_gallery",
     "shard_of",
@@ -316,6 +324,7 @@ _MODULES = {
         "evaluate = evaluate_run",
         "EvaluateJob",
         "score_run",
+        "score_together",
         "search",
         "search_gallery",
         "SearchJob",
@@ -324,6 +333,8 @@ _MODULES = {
     "train.loop": ("train",),
     "train.material": ("Material", "open_material"),
     "train.models": ("Dimensions", "Encoded", "ImageBatch", "register_model", "RetrievalModel"),
+    "train.reports.comparison": ("compare_runs", "Comparison"),
+    "train.reports.comparison_plots": ("plot_comparison",),
     "train.reports.tables": ("run_tables", "TablesJob"),
     "train.runs": ("open_run", "Run"),
 }

@@ -58,7 +58,8 @@ def train(
     """Train a model.
 
     The folder then holds ``best.pt`` (the model with the greatest sum of recalls on the validation split), ``last.pt``,
-    ``config.toml``, ``log.jsonl``, and made of it ``metrics.csv`` and ``curves.png``. Under ``torchrun`` every process calls this with the same job.
+    ``config.toml``, ``log.jsonl``, and made of the latter ``metrics.csv`` and ``curves.png``. Under ``torchrun`` every process
+    calls this with the same job.
 
     Args:
         job: what to train.

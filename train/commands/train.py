@@ -68,7 +68,8 @@ def train(
     preset that it [b]extends[/b], or is a default.
 
     Training stops early by the sum of recalls on the validation split. OUTPUT then holds best.pt, last.pt, config.toml,
-    log.jsonl, and made of this metrics.csv and curves.png. A run that was stopped continues with --resume, on a CPU to the same weights.
+    log.jsonl, and made of the latter metrics.csv and curves.png. A run that was stopped continues with --resume, on a CPU to the
+    same weights.
     """
     from train.config.presets import preset_names
     from train.config.sections import resolve, to_toml

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from statistics import mean, stdev
 from typing import Any
 
@@ -198,7 +199,8 @@ def _read(name: str, location: str, folder: Folder) -> ComparedRun:
     files = [file for file in (LAST, BEST, CONFIG, LOG) if folder.size(file) is not None]
     if not files:
         raise DatasetError(
-            f"{location!r} is not a run: it has none of {LAST}, {BEST}, {CONFIG} and {LOG}. Give folders that imagepivot train wrote"
+            f"{location!r} is not a run: it has none of {LAST}, {BEST}, {CONFIG} and {LOG}. Give folders that "
+            "imagepivot train wrote"
         )
     checkpoint = read_checkpoint(folder, files[0]) if files[0] in (LAST, BEST) else None
     text = checkpoint.config if checkpoint else folder.read(CONFIG).decode(errors="replace") if CONFIG in files else ""
@@ -237,7 +239,8 @@ def _groups(runs: Sequence[ComparedRun]) -> tuple[SeedGroup, ...]:
 
 def _common_name(names: Sequence[str]) -> str:
     """Return what names begin with, without a number, or the word seed, that it ends in."""
-    common = os.path.commonprefix(list(names)).rstrip("0123456789/-_. ")  # noqa: PTH100 -- of text, not of paths
+    alike = takewhile(lambda characters: len(set(characters)) == 1, zip(*names, strict=False))
+    common = "".join(characters[0] for characters in alike).rstrip("0123456789/-_. ")
     return common.removesuffix("seed").rstrip("/-_. ") or "all"
 
 
@@ -255,7 +258,9 @@ def _notes(runs: Sequence[ComparedRun]) -> list[str]:
                     *(tuple(portions), *(found[direction].get("queries") for direction in ("image_to_text", "text_to_image"))),
                 )
         if len(set(measured.values())) > 1:
-            notes.append(f"{language}: the runs were not measured on the same captions, so that their scores cannot be compared")
+            notes.append(
+                f"{language}: the runs were not measured on the same captions, so that their scores cannot be compared"
+            )
     if any(run.state == "unfinished" for run in runs) and len(runs) > 1:
         notes.append("unfinished runs are shown as far as they have come")
     return notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from matplotlib.lines import Line2D
 
@@ -58,7 +59,8 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
     labels: dict[str, int] = {}
     for run in comparison.runs:
         number = labels.setdefault(comparison.label(run), len(labels))
-        style, thin = style_of(number), {"linewidth": 0.9, "alpha": 0.8} if run.name in grouped else {}
+        style = style_of(number)
+        thin: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.8} if run.name in grouped else {}
         draw_series(losses, *run.history.loss, style, smooth=True, offset=number, **thin)
         for language, panel in recalls.items():
             draw_series(panel, *run.history.sum_of_recalls(language), style, offset=number, **thin)
@@ -71,10 +73,11 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
         panel.set_xlabel("step")
         panel.set_xlim(0, 1.02 * max(last, 1))
         panel.set_ylim(bottom=0)
-        if not any(len(line.get_xdata()) for line in panel.lines):
+        if not any(line.get_path().vertices.size for line in panel.lines):
             panel.text(0.5, 0.5, "nothing logged yet", ha="center", transform=panel.transAxes, fontsize=SMALL, color=GREY)
     handles = [
-        Line2D([], [], **style_of(number)._asdict(), markersize=4, linewidth=1.2, label=label) for label, number in labels.items()
+        Line2D([], [], **style_of(number)._asdict(), markersize=4, linewidth=1.2, label=label)
+        for label, number in labels.items()
     ]
     columns = max(1, min(6, 110 // (max(map(len, labels)) + 8)))
     if count < len(panels) and len(handles) <= _LINES_OF_A_PANEL:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
@@ -12,7 +14,7 @@ from train.runs.plotting import GREY, SMALL, TINY, draw_series, fit_percent, is_
 __all__ = ["draw_curves"]
 
 _DIRECTIONS = {"image_to_text": "image to text", "text_to_image": "text to image"}
-_CUTOFFS = {10: "-", 5: (0, (5, 1.5)), 1: (0, (1.2, 1.2))}
+_CUTOFFS: dict[int, Any] = {10: "-", 5: (0, (5, 1.5)), 1: (0, (1.2, 1.2))}
 
 
 def draw_curves(history: History, folder: Folder, name: str) -> None:
@@ -32,12 +34,14 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
     rate.set_ylabel("learning rate")
     rate.set_ylim(bottom=0)
     rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
-    rate.yaxis.get_offset_text().set_size(TINY)
+    rate.yaxis.get_offset_text().set_fontsize(TINY)
     for panel, (direction, words) in zip(recalls, _DIRECTIONS.items(), strict=True):
         for number, language in enumerate(history.languages):
             style = style_of(number)
             for cutoff, dashes in _CUTOFFS.items():
-                draw_series(panel, *history.recall(language, direction, cutoff), style._replace(linestyle=dashes), offset=number)
+                draw_series(
+                    panel, *history.recall(language, direction, cutoff), style._replace(linestyle=dashes), offset=number
+                )
         panel.set_ylabel(f"validation recall, {words} (%)")
         panel.set_xlabel("step")
         fit_percent(panel)
@@ -63,7 +67,13 @@ def _draw_losses(panel: Axes, history: History) -> None:
             draw_series(panel, *training[name], style_of(number), smooth=True, pale=True, offset=number, label=label)
         if name in validation:
             draw_series(
-                panel, *validation[name], style_of(number), offset=number, label=f"{label}, validation", mfc="white", linewidth=0.7
+                panel,
+                *validation[name],
+                style_of(number),
+                offset=number,
+                label=f"{label}, validation",
+                mfc="white",
+                linewidth=0.7,
             )
     panel.set_ylabel("loss per query")
     panel.set_ylim(bottom=0)
@@ -81,5 +91,7 @@ def _handles(history: History) -> list[Line2D]:
     ]
     cutoffs = [Line2D([], [], color=GREY, linestyle=dashes, linewidth=1.2, label=f"R@{k}") for k, dashes in _CUTOFFS.items()]
     assert history.best is not None
-    best = Line2D([], [], color=GREY, marker="|", markersize=9, linestyle="", label=f"best model, step {history.best['step']:,}")
+    best = Line2D(
+        [], [], color=GREY, marker="|", markersize=9, linestyle="", label=f"best model, step {history.best['step']:,}"
+    )
     return [*languages, *cutoffs, best]

@@ -101,10 +101,12 @@ class History:
         timed = [entry for entry in self.of("timing") if _is_number(entry.get("steps_per_second"))]
         laps = [(entry, entry["steps"] / entry["steps_per_second"]) for entry in timed if entry["steps_per_second"] > 0]
         seconds = sum(time for _, time in laps)
-        return {f"{name}_per_second": sum(lap[name] for lap, _ in laps) / seconds for name in ("steps", "pairs")} if laps else None
+        return (
+            {f"{name}_per_second": sum(lap[name] for lap, _ in laps) / seconds for name in ("steps", "pairs")} if laps else None
+        )
 
     def to_csv(self) -> str:
-        """Return what was logged of steps and evaluations as a table with a row for each; a column is empty where it does not apply.
+        """Return what was logged of steps and evaluations as a table with a row for each.
 
         Times are left out: the tables of two runs of the same configuration and seed are equal.
         """
@@ -169,8 +171,8 @@ def parse_entries(data: bytes, source: str) -> list[tuple[bytes, dict[str, Any]]
                 raise TypeError(f"step is {entry['step']!r}, event is {entry['event']!r}")
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise DatasetError(
-                f"{source}, line {number}, is damaged ({type(error).__name__}: {error}): delete this line, or the whole file, which "
-                "is only for people, and give the same command again"
+                f"{source}, line {number}, is damaged ({type(error).__name__}: {error}): delete this line, or the whole file, "
+                "which is only for people, and give the same command again"
             ) from error
         found.append((line + b"\n", entry))
     return found

@@ -9,8 +9,8 @@ Each line of ``log.jsonl`` is an object with a ``step``, whose ``event`` is
 * ``timing``, after each evaluation: speed, and where the time went, see `Stopwatch`,
 * ``left_out``: images without features, before the first step.
 
-Lines of ``timing`` are the only ones that depend on a clock: without them, a run that was killed and resumed leaves the same lines as
-an uninterrupted one. ``metrics.csv`` and ``curves.png`` are made of the other lines alone, and can be made again at any time.
+Lines of ``timing`` are the only ones that depend on a clock: without them, a run that was killed and resumed leaves the same
+lines as an uninterrupted one. ``metrics.csv`` and ``curves.png`` are made of the other lines alone, and can be made again at any time.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class RunLog:
         self._drawn, self._cost = time.monotonic(), _FIRST_SECONDS
         # Only looked for: it is imported when there is something to draw.
         if curves and find_spec("matplotlib") is None:
-            raise UsageError("matplotlib is not installed: pip install 'imagepivot[train]', or leave the picture out with --no-curves")
+            raise UsageError(
+                "matplotlib is not installed: pip install 'imagepivot[train]', or leave the picture out with --no-curves"
+            )
         with storage_errors(self._path):
             data = path.read_bytes() if step and path.exists() else b""
         kept = [line for line, entry in parse_entries(data, self._path) if entry["step"] <= step]

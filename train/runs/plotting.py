@@ -11,7 +11,19 @@ from matplotlib.ticker import MaxNLocator
 
 from schemas.storage import Folder
 
-__all__ = ["GREY", "SMALL", "TINY", "Style", "draw_series", "fit_percent", "is_smoothed", "new_figure", "running_mean", "save", "style_of"]
+__all__ = [
+    "GREY",
+    "SMALL",
+    "TINY",
+    "Style",
+    "draw_series",
+    "fit_percent",
+    "is_smoothed",
+    "new_figure",
+    "running_mean",
+    "save",
+    "style_of",
+]
 
 SMALL, TINY = 8, 7
 """Sizes of text, in points: of labels, and of what stands inside a panel."""
@@ -39,7 +51,9 @@ def style_of(number: int) -> Style:
     return Style(*(choices[number % len(choices)] for choices in (_COLOURS, _DASHES, _MARKERS)))
 
 
-def new_figure(rows: int, columns: int, *, width: float = 7.2, height: float = 2.5, **options: Any) -> tuple[Figure, list[Axes]]:
+def new_figure(
+    rows: int, columns: int, *, width: float = 7.2, height: float = 2.5, **options: Any
+) -> tuple[Figure, list[Axes]]:
     """Return a figure, and its panels row by row.
 
     Args:
