@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from schemas.errors import UsageError
 from schemas.storage import Folder
 from train.reports.comparison import Comparison
-from train.runs.plotting import GREY, SMALL, TINY, draw_series, is_smoothed, new_figure, save, style_of
+from train.runs.plotting import SMALL, TINY, draw_series, is_smoothed, mark_empty, new_figure, plain, save, style_of
 
 __all__ = ["FORMATS", "picture_place", "plot_comparison"]
 
@@ -67,16 +67,15 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
     smoothed = any(is_smoothed(run.history.loss.values) for run in comparison.runs)
     losses.set_ylabel("loss per query" + (" (running mean)" if smoothed else ""))
     for language, panel in recalls.items():
-        panel.set_ylabel(f"validation recalls, {language} (sum)")
+        panel.set_ylabel(f"validation recalls, {plain(language)} (sum)")
     last = max(run.history.last_step for run in comparison.runs)
     for panel in panels[:count]:
         panel.set_xlabel("step")
         panel.set_xlim(0, 1.02 * max(last, 1))
         panel.set_ylim(bottom=0)
-        if not any(line.get_path().vertices.size for line in panel.lines):
-            panel.text(0.5, 0.5, "nothing logged yet", ha="center", transform=panel.transAxes, fontsize=SMALL, color=GREY)
+        mark_empty(panel)
     handles = [
-        Line2D([], [], **style_of(number)._asdict(), markersize=4, linewidth=1.2, label=label)
+        Line2D([], [], **style_of(number)._asdict(), markersize=4, linewidth=1.2, label=plain(label))
         for label, number in labels.items()
     ]
     columns = max(1, min(6, 110 // (max(map(len, labels)) + 8)))

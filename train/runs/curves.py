@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from schemas.storage import Folder
 from train.runs.history import History
-from train.runs.plotting import GREY, SMALL, TINY, draw_series, fit_percent, is_smoothed, new_figure, save, style_of
+from train.runs.plotting import GREY, TINY, draw_series, fit_percent, is_smoothed, mark_empty, new_figure, plain, save, style_of
 
 __all__ = ["draw_curves"]
 
@@ -50,8 +50,7 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
             panel.axvline(history.best["step"], color=GREY, linewidth=0.8, zorder=1)
         figure.legend(handles=_handles(history), loc="outside lower center", ncols=8, fontsize=TINY, frameon=False)
     for panel in (losses, rate, *recalls):
-        if not panel.lines:
-            panel.text(0.5, 0.5, "nothing logged yet", ha="center", transform=panel.transAxes, fontsize=SMALL, color=GREY)
+        mark_empty(panel)
     losses.set_xlim(0, 1.02 * max(history.last_step, 1))
     save(figure, folder, name)
 
@@ -62,7 +61,7 @@ def _draw_losses(panel: Axes, history: History) -> None:
     looks = {name: name.removeprefix("c2i/") for name in {**training, **validation}}
     order = list(dict.fromkeys([*history.languages, *looks.values()]))
     for name in sorted(looks, key=lambda name: order.index(looks[name])):
-        number, label = order.index(looks[name]), name.replace("/", ", ")
+        number, label = order.index(looks[name]), plain(name.replace("/", ", "))
         if name in training:
             draw_series(panel, *training[name], style_of(number), smooth=True, pale=True, offset=number, label=label)
         if name in validation:
@@ -86,7 +85,7 @@ def _draw_losses(panel: Axes, history: History) -> None:
 def _handles(history: History) -> list[Line2D]:
     """Return the lines of a legend for both panels of recalls: languages, cutoffs, and the step of the best model."""
     languages = [
-        Line2D([], [], color=style.color, marker=style.marker, markersize=4, linewidth=1.2, label=language)
+        Line2D([], [], color=style.color, marker=style.marker, markersize=4, linewidth=1.2, label=plain(language))
         for language, style in ((language, style_of(number)) for number, language in enumerate(history.languages))
     ]
     cutoffs = [Line2D([], [], color=GREY, linestyle=dashes, linewidth=1.2, label=f"R@{k}") for k, dashes in _CUTOFFS.items()]

@@ -118,7 +118,9 @@ class History:
                 row = {}
                 for path, value in _leaves(entry):
                     name = ".".join(path)
-                    row[name] = " ".join(item or "mixed" for item in value) if isinstance(value, list) else value
+                    # The language of captions in several is null.
+                    texts = ["mixed" if item is None else str(item) for item in value] if isinstance(value, list) else []
+                    row[name] = " ".join(texts) if isinstance(value, list) else value
                     sections.setdefault(path[0], {})[name] = None
                 rows.append(row)
         text = io.StringIO()

@@ -10,7 +10,8 @@ Each line of ``log.jsonl`` is an object with a ``step``, whose ``event`` is
 * ``left_out``: images without features, before the first step.
 
 Lines of ``timing`` are the only ones that depend on a clock: without them, a run that was killed and resumed leaves the same
-lines as an uninterrupted one. ``metrics.csv`` and ``curves.png`` are made of the other lines alone, and can be made again at any time.
+lines as an uninterrupted one. ``metrics.csv`` and ``curves.png`` are made of the other lines alone, and can be made again at any
+time.
 """
 
 from __future__ import annotations

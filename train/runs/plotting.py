@@ -19,7 +19,9 @@ __all__ = [
     "draw_series",
     "fit_percent",
     "is_smoothed",
+    "mark_empty",
     "new_figure",
+    "plain",
     "running_mean",
     "save",
     "style_of",
@@ -88,7 +90,7 @@ def draw_series(
     offset: int = 0,
     **options: Any,
 ) -> None:
-    """Draw a line with a few markers.
+    """Draw a line with a few markers; nothing where there are no values.
 
     Args:
         panel: where.
@@ -100,6 +102,8 @@ def draw_series(
         offset: number of the line, by which markers are shifted so that those of several lines do not meet.
         options: for ``Axes.plot``, such as the label.
     """
+    if not values:
+        return
     if smooth and is_smoothed(values):
         if pale:
             panel.plot(steps, values, color=style.color, linewidth=0.5, alpha=0.25, zorder=1.5)
@@ -126,6 +130,17 @@ def running_mean(values: Sequence[float]) -> list[float]:
         near = min(reach, place, len(values) - 1 - place)
         means.append((sums[place + near + 1] - sums[place - near]) / (2 * near + 1))
     return means
+
+
+def plain(text: str) -> str:
+    """Return a label for matplotlib, which takes dollars for mathematics, and hides what begins with an underscore."""
+    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
+def mark_empty(panel: Axes) -> None:
+    """Say in a panel without lines that it has none."""
+    if not panel.lines:
+        panel.text(0.5, 0.5, "nothing logged yet", ha="center", transform=panel.transAxes, fontsize=SMALL, color=GREY)
 
 
 def fit_percent(panel: Axes) -> None:
