@@ -176,6 +176,7 @@ class _Loop:
         self.device = device
         self.watch = watch
         self.standing = Standing()
+        self.stopwatch = Stopwatch()
         self.sampler = material.sampler(config, job.seed)
         self.model = build_model(config.model, start.dimensions, job.seed).to(device)
         self.optimizer = torch.optim.Adam(
@@ -228,7 +229,7 @@ class _Loop:
         schedule, epoch_steps = self.config.schedule, self.sampler.epoch_steps
         evaluate_every = schedule.evaluate_every or epoch_steps
         self._stop_if_over()
-        self.stopwatch = Stopwatch()
+        self.stopwatch.begin()
         while not self.standing.stopped:
             done = self._step()
             step = self.standing.step

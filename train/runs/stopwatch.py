@@ -18,9 +18,10 @@ class Stopwatch:
     """
 
     def __init__(self) -> None:
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin the first lap, or begin the lap again."""
         self._started = time.perf_counter()
         self._spent = {"data": 0.0, "evaluation": 0.0, "checkpoints": 0.0, "curves": 0.0}
         self._steps = self._pairs = 0
@@ -57,5 +58,5 @@ class Stopwatch:
             "pairs_per_second": round(self._pairs / stepping, 1),
             "shares": {part: round(time / seconds, 4) for part, time in spent.items()},
         }
-        self._begin()
+        self.begin()
         return lap
