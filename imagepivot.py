@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from train.evaluation import embed_gallery as embed_gallery
     from train.evaluation import evaluate_run as evaluate
     from train.evaluation import score_run as score_run
+    from train.evaluation import score_together as score_together
     from train.evaluation import search as search
     from train.evaluation import search_gallery as search_gallery
     from train.jobs import TrainJob as TrainJob
@@ -125,6 +126,9 @@ if TYPE_CHECKING:
     from train.models import ImageBatch as ImageBatch
     from train.models import RetrievalModel as RetrievalModel
     from train.models import register_model as register_model
+    from train.reports.comparison import Comparison as Comparison
+    from train.reports.comparison import compare_runs as compare_runs
+    from train.reports.comparison_plots import plot_comparison as plot_comparison
     from train.reports.gold_ranks import gold_ranks as gold_ranks
     from train.reports.published import presets_of_table as presets_of_table
     from train.reports.tables import TablesJob as TablesJob
@@ -140,6 +144,7 @@ __all__ = [
     "CaptionKey",
     "CaptionsJob",
     "CommitDataset",
+    "Comparison",
     "Config",
     "Corpus",
     "CountTokens",
@@ -204,6 +209,7 @@ __all__ = [
     "collate_pairs",
     "commit_tasks",
     "compare_datasets",
+    "compare_runs",
     "decode_image",
     "draw_view",
     "embed",
@@ -226,6 +232,7 @@ __all__ = [
     "open_run",
     "open_shard",
     "plan_work",
+    "plot_comparison",
     "prepare_captions",
     "preset_names",
     "presets_of_table",
@@ -234,6 +241,7 @@ __all__ = [
     "resolve_config",
     "run_tables",
     "score_run",
+    "score_together",
     "search",
     "search_gallery",
     "shard_of",
@@ -320,6 +328,7 @@ _MODULES = {
         "evaluate = evaluate_run",
         "EvaluateJob",
         "score_run",
+        "score_together",
         "search",
         "search_gallery",
         "SearchJob",
@@ -328,6 +337,8 @@ _MODULES = {
     "train.loop": ("train",),
     "train.material": ("Material", "open_material"),
     "train.models": ("Dimensions", "Encoded", "ImageBatch", "register_model", "RetrievalModel"),
+    "train.reports.comparison": ("compare_runs", "Comparison"),
+    "train.reports.comparison_plots": ("plot_comparison",),
     "train.reports.gold_ranks": ("gold_ranks",),
     "train.reports.published": ("presets_of_table",),
     "train.reports.tables": ("run_tables", "TablesJob"),

@@ -35,6 +35,7 @@ class TrainJob:
             the same; ``max_steps``, ``max_epochs`` and ``patience`` may differ.
         save_every: steps between two checkpoints; one is also written after each evaluation.
         tensorboard: also write events for TensorBoard.
+        curves: draw ``curves.png`` at the end, and at evaluations as long as that takes a hundredth of the time.
         memory_map: folder for a copy of the features that is mapped into memory, and that all runs with this folder share.
         allow_missing_features: leave out the captions of images that lack features, in training and validation, instead of
             raising an error.
@@ -53,6 +54,7 @@ class TrainJob:
     resume: bool = False
     save_every: int = 500
     tensorboard: bool = False
+    curves: bool = True
     memory_map: str | None = None
     allow_missing_features: bool = False
 

@@ -30,17 +30,18 @@ from train.models.catalogue import build_model
 from train.objectives.terms import Objective, terms_of
 from train.progress import Report
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
-from train.runs.logs import LOG, RunLog
+from train.runs.logs import CONFIG, CURVES, LOG, METRICS, RunLog
 from train.runs.restoring import restore_model, restore_optimizer, restore_sampler
 from train.runs.resuming import check_same_run, checkpoint_to_resume
+from train.runs.stopwatch import Stopwatch
 from train.schedules import learning_rate, steps_in_all, stop_reason
 
 __all__ = ["Remark", "train"]
 
-CONFIG = "config.toml"
 _LOG_EVERY = 10
 
-_LEFT_BEHIND = re.compile(rf"\.({'|'.join(map(re.escape, (BEST, LAST, CONFIG, LOG)))}){re.escape(TEMPORARY_MARK)}\d+")
+_OURS = (BEST, LAST, CONFIG, LOG, METRICS, CURVES)
+_LEFT_BEHIND = re.compile(rf"\.({'|'.join(map(re.escape, _OURS))}){re.escape(TEMPORARY_MARK)}\d+")
 """Temporary names of the files that a run writes; nothing else in its folder belongs to it."""
 
 Watch = Callable[[Report], None]
@@ -59,7 +60,8 @@ def train(
     """Train a model.
 
     The folder then holds ``best.pt`` (the model with the greatest sum of recalls on the validation split), ``last.pt``,
-    ``config.toml`` and ``log.jsonl``. Under ``torchrun`` every process calls this with the same job.
+    ``config.toml``, ``log.jsonl``, and made of the latter ``metrics.csv`` and ``curves.png``. Under ``torchrun`` every process
+    calls this with the same job.
 
     Args:
         job: what to train.
@@ -181,6 +183,7 @@ class _Loop:
         self.device = device
         self.watch = watch
         self.standing = Standing()
+        self.stopwatch = Stopwatch()
         self.sampler = material.sampler(config, job.seed)
         self.model = build_model(config.model, start.dimensions, job.seed).to(device)
         optimizer = torch.optim.AdamW if config.optimizer.decoupled else torch.optim.Adam
@@ -218,7 +221,14 @@ class _Loop:
         for path in self.folder.local_path.glob(".*"):
             if _LEFT_BEHIND.fullmatch(path.name) and path.is_file():  # A process was killed while it wrote this file.
                 path.unlink()
-        with RunLog(self.folder.local_path, step=self.standing.step, tensorboard=self.job.tensorboard) as log:
+        with RunLog(
+            self.folder.local_path,
+            step=self.standing.step,
+            tensorboard=self.job.tensorboard,
+            curves=self.job.curves,
+            config=self.start.config,
+            more={"seed": self.start.seed, "precision": self.start.precision},
+        ) as log:
             self.folder.write(CONFIG, self.start.config.encode())
             if self.standing.step and self.standing.best_step == self.standing.step:
                 self._save(BEST)  # A process may have been killed between writing last.pt and best.pt.
@@ -233,6 +243,7 @@ class _Loop:
         schedule, epoch_steps = self.config.schedule, self.sampler.epoch_steps
         evaluate_every = schedule.evaluate_every or epoch_steps
         self._stop_if_over()
+        self.stopwatch.begin()
         while not self.standing.stopped:
             done = self._step()
             step = self.standing.step
@@ -252,6 +263,10 @@ class _Loop:
                 self._save(LAST)
             if evaluates and self.standing.stale == 0:
                 self._save(BEST)  # After last.pt, which holds the same model, so that best.pt is never there alone.
+            if evaluates and log is not None:
+                log.write("timing", step, self.stopwatch.lap())
+                with self.stopwatch.measure("curves"):
+                    log.refresh()
             if asked:
                 interruption.agreed = asked
                 say(f"stopped at step {step:,}; {LAST} holds it, the same command with --resume goes on")
@@ -266,22 +281,25 @@ class _Loop:
             group["lr"] = learning_rate(
                 config, step=self.standing.step, epoch=self.sampler.epoch, epoch_steps=self.sampler.epoch_steps
             )
-        batch = self.sampler.next()
-        rows = self.processes.rows(len(batch.images))
+        with self.stopwatch.measure("data"):
+            batch = self.sampler.next()
+            inputs = self.material.inputs(batch, self.device, self.processes.rows(len(batch.images)))
         hinges = "sum" if self.standing.step < config.loss.warmup_steps else config.loss.hinges
         self.optimizer.zero_grad()
-        loss, terms = self.objective(self.material.inputs(batch, self.device, rows), hinges)
+        loss, terms = self.objective(inputs, hinges)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.gradient_clipping or torch.inf)
         self.optimizer.step()
         self.standing = replace(self.standing, step=self.standing.step + 1)
+        self.stopwatch.count(batch.pairs)
         return _Step(batch, loss.detach(), terms, norm)
 
     def _evaluate(self, log: RunLog | None, done: _Step) -> None:
         """Measure recalls on the validation split; only the first process does, and tells the others the score."""
         score = 0.0
         if log is not None:
-            results = self.material.evaluate(self.model)
+            with self.stopwatch.measure("evaluation"):
+                results = self.material.evaluate(self.model)
             monitored = self.config.schedule.monitor or self.config.data.languages
             score = sum(results[language].sum_of_recalls for language in monitored)
             by_language = {language: retrieval.to_dict() for language, retrieval in results.items()}
@@ -334,7 +352,8 @@ class _Loop:
         if name == LAST:
             optimizer, sampler = self.optimizer.state_dict(), self.sampler.state()
             checkpoint = replace(checkpoint, standing=self.standing, optimizer=optimizer, sampler=sampler)
-        write_checkpoint(self.folder, name, checkpoint)
+        with self.stopwatch.measure("checkpoints"):
+            write_checkpoint(self.folder, name, checkpoint)
         if name == LAST:
             say(_kept(self.standing.step))
 

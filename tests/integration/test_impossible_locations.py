@@ -42,6 +42,7 @@ LINES = {
     "diff": "diff features features",
     "view": "view features photos --image 1 -o drawing.png",
     "evaluate": "evaluate run --captions encoded --features features",
+    "compare": "compare run",
     "embed": "embed run OUT --features features --captions encoded",
     "search": "search run dog --tokenized --features features",
     "tables": "tables kadar2018 OUT --captions encoded --features features --vocabulary vocabulary --rows bilingual --seeds 1",

@@ -181,6 +181,7 @@ def train_toy(toy: Corpus, tmp_path: Path) -> Callable[..., Result]:
     """Train on the toy; keyword arguments are fields of `TrainJob`."""
 
     def run(text: str = CONFIG, name: str = "run", *, corpus: Corpus = toy, **fields) -> Result:
+        fields = {"curves": False, **fields}  # Drawing takes longer than such a training.
         return train(TrainJob(from_toml(text, "test"), corpus, str(tmp_path / name), device="cpu", **fields))
 
     return run
@@ -190,7 +191,7 @@ def train_toy(toy: Corpus, tmp_path: Path) -> Callable[..., Result]:
 def finished_run(toy: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A run of `CONFIG` with the default seed, and the result of its training; read-only."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    return folder, train(TrainJob(from_toml(CONFIG, "test"), toy, str(folder), device="cpu"))
+    return folder, train(TrainJob(from_toml(CONFIG, "test"), toy, str(folder), device="cpu", curves=False))
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def test_a_log(disk):
         fill(folder)
         with pytest.raises(DatasetError, match=rf"cannot use '.*/{LOG}': {FULL}"):
             log.write("step", 20, {"text": "x" * 100_000})
-    (folder / "ballast").unlink()
+        (folder / "ballast").unlink()
     with RunLog(folder, step=20, tensorboard=False) as log:
         log.write("step", 30, {})
     assert [json.loads(line)["step"] for line in (folder / LOG).read_text().splitlines()] == [10, 30]
@@ -103,6 +103,7 @@ def test_events_for_tensorboard(disk, capfd):
         fill(folder)
         with pytest.raises(DatasetError, match=rf"cannot use '.*/tensorboard/events.*': {FULL}"):
             log._events.write({f"loss/{number}": 1.0 for number in range(1000)}, 10)
+        (folder / "ballast").unlink()
     assert capfd.readouterr() == ("", "")  # No thread has an end of its own.
 
 

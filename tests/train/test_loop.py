@@ -8,7 +8,7 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, UsageError
 from schemas.storage import Folder
-from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, weights
+from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, lasting_log, weights
 from train.config.sections import from_toml
 from train.data.corpus import Corpus
 from train.distributed import Processes
@@ -151,6 +151,37 @@ def test_the_rate_of_each_epoch_is_used(train_toy, tmp_path):
     # 14 steps per epoch: step 10 is in the first, 20 in the second, 30 in the third, 40 too.
     rates = [line["learning_rate"] for line in events(tmp_path / "run", "step")]
     assert rates == pytest.approx([0.01, 0.005, 0.0025, 0.0025])
+
+
+# --- what is seen of it ----------------------------------------------------------------------------------------------
+
+
+def test_times_are_lines_of_their_own(train_toy, tmp_path):
+    train_toy(PARALLEL)
+    laps = events(tmp_path / "run", "timing")
+    assert [lap["step"] for lap in laps] == [17, 34, 44]
+    assert [lap["steps"] for lap in laps] == [17, 17, 10]
+    # 40 images, nine a batch, with a caption in each of two languages.
+    assert [lap["pairs"] for lap in laps] == [2 * (3 * 40 + 18), 2 * (22 + 2 * 40 + 36), 2 * (4 + 40 + 36)]
+    for lap in laps:
+        assert sum(lap["shares"].values()) == pytest.approx(1, abs=1e-3)
+        assert min(lap[name] for name in ("seconds", "steps_per_second", "pairs_per_second")) > 0
+    assert lasting_log(tmp_path / "run").count(b"second") == 0
+
+
+def test_an_interrupted_run_shows_how_far_it_came(toy, tmp_path):
+    def watch(report):
+        if report.step == 40:
+            raise KeyboardInterrupt
+
+    job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        train(job, watch)
+    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    assert [row.split(",")[:2] for row in rows[1:]] == [
+        *(["step", "10"], ["evaluation", "17"], ["step", "20"], ["step", "30"], ["evaluation", "34"], ["step", "40"])
+    ]
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 # --- errors before anything is trained -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The commands ``evaluate``, ``embed`` and ``search``: turn arguments into work with a trained run."""
+"""The commands ``evaluate``, ``compare``, ``embed`` and ``search``: turn arguments into work with trained runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run."
 
 @app.command(epilog="Example: imagepivot evaluate runs/c2c --captions encoded --features features")
 def evaluate(
-    run: RunFolder,
+    run: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Folder of a run; of several, an ensemble.", show_default=False)
+    ],
     captions: Captions,
     features: Features,
     split: Annotated[str, typer.Option("--split", help="Splits, e.g. [i]val[/i]; the test images of 2016 if not given.")] = "",
@@ -53,14 +55,15 @@ def evaluate(
 ) -> None:
     """Measure what a run retrieves: R@1, R@5, R@10 and median rank, from image to text and from text to image.
 
-    If an image has several captions, the best-ranked one counts. Equal scores count against the model.
+    If an image has several captions, the best-ranked one counts. Equal scores count against the model. Several runs are evaluated
+    as one, an ensemble: the score of an image and a caption is the mean of theirs.
     """
     from train.evaluation.scoring import EvaluateJob, evaluate_run
     from train.progress import Counter
     from train.reports.score_tables import score_table
 
     job = EvaluateJob(
-        run=run,
+        run=tuple(run),
         captions=captions,
         features=features,
         splits=several(split),
@@ -79,7 +82,40 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps([score.to_dict() for score in scores], indent=2))
     else:
-        console.print(score_table(scores, title=escape(run)))
+        console.print(score_table(scores, title=escape(run[0] if len(run) == 1 else f"mean scores of {', '.join(run)}")))
+
+
+@app.command(epilog="Example: imagepivot compare runs/c2c runs/bilingual --output comparison.png")
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)],
+    output: Annotated[
+        str, typer.Option("--output", help="Draw them too: a file .png, .pdf or .svg, or a folder for comparison.png.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Put runs side by side: what differs in their configurations, how far they came, and their scores.
+
+    The scores are those on the validation split, at the best step. Runs that differ in their seeds alone are also averaged. Runs
+    may be of any kinds and languages, and still be training.
+    """
+    from train.reports.comparison import compare_runs
+
+    if output:
+        from train.reports.comparison_plots import picture_place, plot_comparison
+
+        picture_place(output)  # A name that it cannot have shows before anything is read.
+    comparison = compare_runs(runs)
+    if as_json:
+        typer.echo(json.dumps(comparison.to_dict(), ensure_ascii=False, indent=2))
+    else:
+        from train.reports.comparison_tables import comparison_tables
+
+        for number, table in enumerate(comparison_tables(comparison)):
+            console.print(*([] if number == 0 else [""]), table, sep="\n")
+    for note in comparison.notes:
+        remark(note)
+    if output:
+        remark(f"written: {plot_comparison(comparison, output)}", style="")
 
 
 @app.command(epilog="Example: imagepivot embed runs/c2c embeddings --features features --captions encoded")

@@ -56,6 +56,7 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard/--no-tensorboard", help="Write events for TensorBoard into OUTPUT.")
     ] = True,
+    curves: Annotated[bool, typer.Option("--curves/--no-curves", help="Draw OUTPUT/curves.png.")] = True,
     memory_map: MemoryMap = "",
     allow_missing_features: AllowMissingFeatures = False,
     list_presets: Annotated[bool, typer.Option("--list-presets", help="List the presets.")] = False,
@@ -67,9 +68,9 @@ def train(
     CONFIG is a preset, which is a row of a paper's table, or a TOML file of your own: any value that it leaves out comes from the
     preset that it [b]extends[/b], or is a default.
 
-    Training stops early by the sum of recalls on the validation split. OUTPUT then holds best.pt, last.pt, config.toml and
-    log.jsonl. Ctrl-C stops after the current step and saves it; pressed again, it stops at once. A run that was stopped
-    continues with --resume, on a CPU to the same weights.
+    Training stops early by the sum of recalls on the validation split. OUTPUT then holds best.pt, last.pt, config.toml,
+    log.jsonl, and made of the latter metrics.csv and curves.png. Ctrl-C stops after the current step and saves it; pressed again,
+    it stops at once. A run that was stopped continues with --resume, on a CPU to the same weights.
     """
     from train.config.presets import preset_names
     from train.config.sections import resolve, to_toml
@@ -100,6 +101,7 @@ def train(
         resume=resume,
         save_every=save_every,
         tensorboard=tensorboard,
+        curves=curves,
         memory_map=memory_map or None,
         allow_missing_features=allow_missing_features,
     )

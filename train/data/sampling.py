@@ -50,6 +50,11 @@ class Batch:
     images: np.ndarray
     languages: tuple[str | None, ...]
 
+    @property
+    def pairs(self) -> int:
+        """Number of pairs: of an image and a caption, or for ``c2c`` of two captions."""
+        return len(self.images) * (1 if self.task == "c2c" else len(self.captions))
+
 
 class Sampler(Protocol):
     """An endless source of batches."""

@@ -10,9 +10,9 @@ from train.evaluation.evaluating import (
     sum_of_recalls,
 )
 from train.evaluation.folds import chance_in_folds, evaluate_folds
-from train.evaluation.matching import check_captions, check_features, check_vectors
+from train.evaluation.matching import check_captions, check_features, check_members, check_vectors
 from train.evaluation.metrics import CUTOFFS, Direction, Ranks, Retrieval, Scores, ranks_of, retrieval
-from train.evaluation.scoring import EvaluateJob, Score, evaluate_run, score_run
+from train.evaluation.scoring import EvaluateJob, Score, evaluate_run, score_run, score_together
 from train.evaluation.searching import (
     Gallery,
     Hit,
@@ -41,6 +41,7 @@ __all__ = [
     "chance_in_folds",
     "check_captions",
     "check_features",
+    "check_members",
     "check_vectors",
     "embed",
     "embed_gallery",
@@ -55,6 +56,7 @@ __all__ = [
     "read_gallery",
     "retrieval",
     "score_run",
+    "score_together",
     "search",
     "search_gallery",
     "sum_of_recalls",

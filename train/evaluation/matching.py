@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from schemas.dataset import Dataset
-from schemas.errors import UsageError
+from schemas.errors import DatasetError, UsageError
 from train.data.features import extractor_fingerprint
 from train.data.splits import check_fingerprints
 from train.runs.run import Run
 
-__all__ = ["check_captions", "check_features", "check_vectors"]
+__all__ = ["check_captions", "check_features", "check_members", "check_vectors"]
 
 
 def check_captions(run: Run, captions: Dataset) -> None:
@@ -40,6 +42,33 @@ def check_vectors(run: Run) -> None:
             f"{run.folder.location!r} holds a model of the kind {run.config.model.kind!r}, which compares an image with a caption "
             "part by part and has no vector of either: there is nothing to embed or to search in. imagepivot evaluate scores it"
         )
+
+
+def check_members(runs: Sequence[Run]) -> list[str]:
+    """Check that runs can be one ensemble: they read the same captions and features, in a language that all know.
+
+    Returns:
+        The languages that all know, in the order of the first run.
+
+    Raises:
+        DatasetError: a run was trained with another vocabulary or extractor than the first one.
+        UsageError: no language is known to all.
+    """
+    first = runs[0]
+    meanings = {"vocabulary": "captions in the ids of another vocabulary", "extractor": "features of another extractor"}
+    for run in runs[1:]:
+        for name, meaning in meanings.items():
+            if run.fingerprints[name] != first.fingerprints[name]:
+                raise DatasetError(
+                    f"{run.folder.location!r} was trained with {meaning} than {first.folder.location!r} (fingerprint "
+                    f"{run.fingerprints[name][:12]}..., not {first.fingerprints[name][:12]}...): the runs of an ensemble read the "
+                    "same datasets. Leave one of them out"
+                )
+    common = [language for language in first.model.languages if all(language in run.model.languages for run in runs)]
+    if not common:
+        known = "; ".join(f"{run.folder.location!r} knows {', '.join(run.model.languages)}" for run in runs)
+        raise UsageError(f"no language is known to all runs of the ensemble: {known}. Give runs that share one")
+    return common
 
 
 def _check(run: Run, name: str, fingerprint: str, dataset: Dataset) -> None:

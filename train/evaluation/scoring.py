@@ -1,4 +1,4 @@
-"""``imagepivot evaluate``: recall and median rank of a run on a split, by language and portion."""
+"""``imagepivot evaluate``: recall and median rank of a run, or an ensemble of runs, on a split, by language and portion."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from train.data.splits import TEST_SPLITS, LeftOut, TrainingData, open_data
 from train.devices import check_device_name, resolve_device
 from train.evaluation.evaluating import Count, count_nothing
 from train.evaluation.folds import chance_in_folds, evaluate_folds
+from train.evaluation.matching import check_members
 from train.evaluation.metrics import Retrieval
+from train.models.retrieval_model import RetrievalModel
 from train.runs.run import Run, open_run
 
-__all__ = ["EvaluateJob", "Score", "evaluate_run", "portions_in", "score_run"]
+__all__ = ["EvaluateJob", "Score", "evaluate_run", "portions_in", "score_run", "score_together"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class EvaluateJob:
     """One evaluation, as ``imagepivot evaluate`` runs it.
 
     Attributes:
-        run: folder of the run.
+        run: folder of the run; or of several, an ensemble, whose scores are the means of theirs.
         captions: folder of encoded captions.
         features: folder of image features.
         splits: splits to evaluate on, each of which must hold captions; if empty, those of ``TEST_SPLITS`` that do.
@@ -36,10 +38,10 @@ class EvaluateJob:
         folds: rank within each of so many folds of the images, and return the means; see `train.evaluation.evaluate_folds`.
 
     Raises:
-        UsageError: the name of the device is unknown, or the number of folds is impossible.
+        UsageError: the name of the device is unknown, the number of folds is impossible, or no run is given, or one twice.
     """
 
-    run: str
+    run: str | tuple[str, ...]
     captions: str
     features: str
     splits: tuple[str, ...] = ()
@@ -50,10 +52,20 @@ class EvaluateJob:
     allow_missing_features: bool = False
     folds: int = 1
 
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Folders of the runs, one or several."""
+        return (self.run,) if isinstance(self.run, str) else tuple(self.run)
+
     def __post_init__(self) -> None:
         check_device_name(self.device)
         if self.folds < 1:
             raise UsageError(f"--folds is {self.folds}, expected 1 or more")
+        if not self.runs:
+            raise UsageError("there is no run to evaluate: give the folder of one, or of several")
+        for number, run in enumerate(self.runs):
+            if run in self.runs[:number]:
+                raise UsageError(f"{run!r} is given twice: its scores would count twice. Leave it out once")
 
 
 @dataclass(frozen=True)
@@ -92,9 +104,10 @@ class Score:
 
 
 def evaluate_run(job: EvaluateJob, count: Count = count_nothing) -> list[Score]:
-    """Open a run and evaluate it; takes, returns and raises what `score_run` does, and raises what `open_run` does."""
-    return score_run(
-        open_run(job.run, device=resolve_device(job.device)),
+    """Open runs and evaluate them; takes, returns and raises what `score_together` does, and raises what `open_run` does."""
+    device = resolve_device(job.device)
+    return score_together(
+        [open_run(run, device=device) for run in job.runs],
         captions=job.captions,
         features=job.features,
         splits=job.splits,
@@ -120,14 +133,44 @@ def score_run(
     allow_missing_features: bool = False,
     folds: int = 1,
 ) -> list[Score]:
-    """Evaluate an open run. The captions of each split and portion are a test of their own and are never mixed.
+    """Evaluate an open run; takes, returns and raises what `score_together` does, for one run."""
+    return score_together(
+        [run],
+        captions=captions,
+        features=features,
+        splits=splits,
+        languages=languages,
+        portion=portion,
+        memory_map=memory_map,
+        count=count,
+        allow_missing_features=allow_missing_features,
+        folds=folds,
+    )
+
+
+def score_together(
+    runs: Sequence[Run],
+    *,
+    captions: str,
+    features: str,
+    splits: Sequence[str] = (),
+    languages: Sequence[str] = (),
+    portion: str = "",
+    memory_map: str | None = None,
+    count: Count = count_nothing,
+    allow_missing_features: bool = False,
+    folds: int = 1,
+) -> list[Score]:
+    """Evaluate open runs as an ensemble: the score of an image and a caption is the mean of theirs.
+
+    The captions of each split and portion are a test of their own and are never mixed.
 
     Args:
-        run: the run.
+        runs: the runs, one or several; on the same device.
         captions: folder of encoded captions.
         features: folder of image features.
         splits: as in `EvaluateJob`.
-        languages: as in `EvaluateJob`.
+        languages: as in `EvaluateJob`; of an ensemble, those that all runs know if empty.
         portion: as in `EvaluateJob`.
         memory_map: folder for a copy of the features that is mapped into memory, and that all runs with this folder share.
         count: counts the captions and images that are embedded, for a display of progress.
@@ -139,41 +182,42 @@ def score_run(
 
     Raises:
         DatasetError: the captions are in the ids of another vocabulary, the features come from another extractor, images lack
-            features, or there is no such split.
-        UsageError: the run does not know a language, there are no captions of the split, language or portion, or fewer images than
+            features, there is no such split, or the runs were trained with different vocabularies or extractors.
+        UsageError: a run does not know a language, there are no captions of the split, language or portion, or fewer images than
             folds.
     """
-    known = run.model.languages
+    known = check_members(runs)
+    who, knows = ("this run", "the run knows") if len(runs) == 1 else ("the ensemble", "all its runs know")
     unknown = [language for language in languages if language not in known]
     if unknown:
-        raise UsageError(
-            f"--languages names {', '.join(unknown)}, but this run knows only {', '.join(known)}: give some of these"
-        )
+        raise UsageError(f"--languages names {', '.join(unknown)}, but {who} knows only {', '.join(known)}: give some of these")
     labels = labels_of(open_dataset(captions, kind="encoded"))
     chosen = _chosen_splits(labels, splits, captions)
     portions_of = {split: portions_in(labels, split, languages or sorted(known), portion) for split in chosen}
     empty = [split for split in chosen if not portions_of[split]]
     if len(empty) == len(chosen) or (splits and empty):
-        raise UsageError(f"nothing to evaluate: {_listing(labels, empty)}, but the run knows only {', '.join(known)}")
+        raise UsageError(f"nothing to evaluate: {_listing(labels, empty)}, but {knows} only {', '.join(known)}")
     lacking = [language for language in languages if not any(language in portions for portions in portions_of.values())]
     if lacking:
         raise UsageError(f"nothing to evaluate in {', '.join(lacking)}: {_listing(labels, chosen)}")
     scores: list[Score] = []
     for split, portions in portions_of.items():
         if portions:
-            data = open_data(
-                captions,
-                features,
-                split=split,
-                portions=portions,
-                l2=run.config.data.l2_features,
-                memory_map=memory_map,
-                expected={name: run.fingerprints[name] for name in ("vocabulary", "extractor")},
-                allow_missing_features=allow_missing_features,
-            )
-            scores += [
-                _score(run, data, language, name, folds, count) for language, names in portions.items() for name in names
-            ]
+            data = {
+                l2: open_data(
+                    captions,
+                    features,
+                    split=split,
+                    portions=portions,
+                    l2=l2,
+                    memory_map=memory_map,
+                    expected={name: runs[0].fingerprints[name] for name in ("vocabulary", "extractor")},
+                    allow_missing_features=allow_missing_features,
+                )
+                for l2 in dict.fromkeys(run.config.data.l2_features for run in runs)
+            }
+            members = [(run.model, data[run.config.data.l2_features]) for run in runs]
+            scores += [_score(members, language, name, folds, count) for language, names in portions.items() for name in names]
     return scores
 
 
@@ -213,17 +257,21 @@ def _listing(labels: Collection[tuple[str, str, str]], splits: Sequence[str]) ->
     )
 
 
-def _score(run: Run, data: TrainingData, language: str, portion: str, folds: int, count: Count) -> Score:
+def _score(
+    members: Sequence[tuple[RetrievalModel, TrainingData]], language: str, portion: str, folds: int, count: Count
+) -> Score:
+    data = members[0][1]
     captions = data.captions
     chosen = captions.select(
         (captions.languages == captions.language_names.index(language))
         & (captions.portions == captions.portion_names.index(portion))
     )
+    of_portion = [(model, replace(own, captions=chosen)) for model, own in members]  # All have the same captions.
     return Score(
         language=language,
         portion=portion,
         split=captions.split,
-        retrieval=evaluate_folds([(run.model, replace(data, captions=chosen))], folds, count=count)[language],
+        retrieval=evaluate_folds(of_portion, folds, count=count)[language],
         chance=chance_in_folds(chosen, language, folds),
         left_out=data.left_out,
         folds=folds,

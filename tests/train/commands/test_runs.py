@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import typer
 from schemas import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from tests.train.trainings import CONFIG
 from train.commands import options, runs, tables
 from train.data.splits import open_data
-from train.evaluation.scoring import score_run
+from train.evaluation.scoring import score_run, score_together
 from train.evaluation.searching import embed_gallery, search_gallery
 from train.reports import row_runs
+from train.reports.comparison import compare_runs
 from train.runs.run import open_run
 
 
@@ -73,6 +76,32 @@ def test_evaluate_in_folds(command, write_run, toy):
     scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["val"], folds=3)
     assert json.loads(command(*arguments, "--json")[0]) == [score.to_dict() for score in scores]
     assert "means over 3 folds of the images" in " ".join(command(*arguments)[0].split())
+
+
+def test_evaluate_takes_an_ensemble(command, write_run, toy):
+    folders = [write_run("a", seed=0), write_run("b", seed=1)]
+    arguments = ("--captions", toy.captions, "--features", toy.features, "--split", "test", "--device", "cpu")
+    scores = score_together([open_run(run) for run in folders], captions=toy.captions, features=toy.features, splits=["test"])
+    assert json.loads(command("evaluate", *folders, *arguments, "--json")[0]) == [score.to_dict() for score in scores]
+    table, _ = command("evaluate", *folders, *arguments)
+    assert f"mean scores of {folders[0]}, {folders[1]}" in " ".join(table.split())
+
+
+def test_compare(command, finished_run, train_toy, tmp_path):
+    train_toy(CONFIG.replace("words = 4", "words = 5"), "wide")
+    folders = (finished_run[0], tmp_path / "wide")
+    comparison = compare_runs([str(folder) for folder in folders])
+    out, notes = command("compare", *folders, "--json", "--output", tmp_path / "pictures")
+    assert json.loads(out) == comparison.to_dict()
+    assert notes == f"written: {tmp_path}/pictures/comparison.png\n"
+    assert (tmp_path / "pictures" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    out, notes = command("compare", *folders)
+    assert re.search(r"model\.words +4 +5 *\n", out)
+    assert notes == ""
+    with pytest.raises(
+        UsageError, match=r"--output is '.*/a\.jpg', expected a folder, or a file that ends in \.png, \.pdf, \.svg"
+    ):
+        command("compare", *folders, "--output", tmp_path / "a.jpg")
 
 
 def test_the_scores_fit_into_80_columns(command, write_run, toy, monkeypatch):

@@ -7,8 +7,8 @@ import pytest
 
 from schemas.errors import DatasetError, UsageError
 from train.data.splits import open_data
-from train.evaluation.evaluating import evaluate
-from train.evaluation.scoring import EvaluateJob, evaluate_run, score_run
+from train.evaluation.evaluating import evaluate, evaluate_together
+from train.evaluation.scoring import EvaluateJob, evaluate_run, score_run, score_together
 from train.runs.run import open_run
 
 
@@ -155,3 +155,62 @@ def test_captions_without_features_are_left_out(run, toy, gappy):
     assert comparable.retrieval.text_to_image.queries == 24
     whole = score_run(run, captions=toy.captions, features=toy.features, splits=["test"], allow_missing_features=True)
     assert all(score.left_out is None and "left_out" not in score.to_dict() for score in whole)
+
+
+# --- ensembles -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(write_run):
+    """Two runs with other weights; one takes features of length 1."""
+    return [open_run(write_run("a", seed=0)), open_run(write_run("b", seed=1, l2=True))]
+
+
+def test_an_ensemble_has_the_mean_of_the_scores(pair, toy):
+    data = {"captions": toy.captions, "features": toy.features, "splits": ["test"]}
+    scores = score_together(pair, **data)
+    assert scores != score_run(pair[0], **data)
+    assert scores != score_run(pair[1], **data)
+    for score in scores:
+        chosen = {"split": "test", "languages": [score.language], "portions": [score.portion]}
+        members = [
+            (run.model, open_data(toy.captions, toy.features, **chosen, l2=l2))
+            for run, l2 in zip(pair, (False, True), strict=True)
+        ]
+        assert score.retrieval == evaluate_together(members)[score.language]
+
+
+def test_an_ensemble_of_one_is_the_run(pair, toy):
+    data = {"captions": toy.captions, "features": toy.features, "splits": ["test"]}
+    assert score_together(pair[:1], **data) == score_run(pair[0], **data)
+
+
+def test_a_job_takes_several_runs(pair, toy):
+    folders = tuple(run.folder.location for run in pair)
+    job = EvaluateJob(folders, toy.captions, toy.features, splits=("val",), device="cpu")
+    assert evaluate_run(job) == score_together(pair, captions=toy.captions, features=toy.features, splits=["val"])
+    with pytest.raises(UsageError, match="there is no run to evaluate"):
+        replace(job, run=())
+    with pytest.raises(UsageError, match="is given twice: its scores would count twice"):
+        replace(job, run=(*folders, folders[0]))
+
+
+def test_an_ensemble_is_scored_in_the_languages_that_all_know(pair, write_run, toy):
+    data = {"captions": toy.captions, "features": toy.features, "splits": ["test"]}
+    german = open_run(write_run("german", languages=("de",)))
+    assert {score.language for score in score_together([*pair, german], **data)} == {"de"}
+    with pytest.raises(UsageError, match="--languages names en, but the ensemble knows only de: give some of these"):
+        score_together([*pair, german], **data, languages=["de", "en"])
+    french = open_run(write_run("french", languages=("fr",)))
+    with pytest.raises(UsageError, match=r"no language is known to all runs .*/german' knows de; .*/french' knows fr"):
+        score_together([german, french], **data)
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [("vocabulary", "captions in the ids of another vocabulary"), ("extractor", "features of another extractor")],
+)
+def test_runs_that_read_other_data_are_no_ensemble(pair, toy, name, meaning):
+    other = replace(pair[1], fingerprints={**pair[1].fingerprints, name: "0" * 64})
+    with pytest.raises(DatasetError, match=rf"/b' was trained with {meaning} than '.*/a' \(fingerprint 000000000000"):
+        score_together([pair[0], other], captions=toy.captions, features=toy.features, splits=["test"])

@@ -1,10 +1,14 @@
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from schemas.errors import DatasetError, UsageError
-from train.runs.logs import LOG, RunLog
+from train.runs import logs
+from train.runs.history import History
+from train.runs.logs import CURVES, LOG, METRICS, RunLog
 
 
 def steps(folder):
@@ -15,10 +19,13 @@ def test_lines(tmp_path):
     with RunLog(tmp_path, step=0, tensorboard=False) as log:
         log.write("step", 10, {"loss": 1.5})
         assert steps(tmp_path) == [10]  # Written at once, not at the end.
-        log.write("evaluation", 20, {"score": 3.0, "en": {"é": [1, 2]}})
+        log.write("evaluation", 20, {"score": 3.0, "en": {"é": [1, None]}})
     first, second = (json.loads(line) for line in (tmp_path / LOG).read_text(encoding="utf-8").splitlines())
     assert first == {"event": "step", "step": 10, "loss": 1.5}
-    assert second == {"event": "evaluation", "step": 20, "score": 3.0, "en": {"é": [1, 2]}}
+    assert second == {"event": "evaluation", "step": 20, "score": 3.0, "en": {"é": [1, None]}}
+    assert (tmp_path / METRICS).read_text(
+        encoding="utf-8"
+    ) == "event,step,loss,score,en.é\nstep,10,1.5,,\nevaluation,20,,3.0,1 mixed\n"
 
 
 def test_lines_of_steps_to_be_repeated_are_dropped(tmp_path):
@@ -43,7 +50,7 @@ def test_kept_lines_are_on_disk_before_anything_is_written(tmp_path):
     with RunLog(tmp_path, step=20, tensorboard=False) as log:
         log.write("step", 30, {})
     assert steps(tmp_path) == [10, 20, 30]
-    assert [path.name for path in tmp_path.iterdir()] == [LOG]
+    assert {path.name for path in tmp_path.iterdir()} == {LOG, METRICS}
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"event": "step"}', '{"step": "x"}', "\x00\x00", "", "\udcff"])
@@ -70,7 +77,7 @@ def test_events_for_tensorboard(tmp_path):
         log.write("step", 10, {"loss": 1.5, "name": "no curve"})
         log.write("evaluation", 10, {"en": {"text_to_image": {"recall_at_1": 12.0}}})
     events = reading.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert set(events.Tags()["scalars"]) == {"step/loss", "evaluation/en/text_to_image/recall_at_1"}
+    assert set(events.Tags()["scalars"]) == {"step/loss", "evaluation/en/text_to_image/recall_at_1"}  # No score, no best one.
     assert [(scalar.step, scalar.value) for scalar in events.Scalars("step/loss")] == [(10, 1.5)]
 
 
@@ -79,3 +86,122 @@ def test_missing_tensorboard_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"pip install 'imagepivot\[train\]', or leave its events out with --no-tensorboard"):
         RunLog(tmp_path, step=0, tensorboard=True)
     assert not (tmp_path / LOG).exists()
+
+
+def test_configuration_and_best_scores_for_tensorboard(tmp_path):
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.plugins.hparams import api_pb2, metadata
+
+    config = """
+description = "left out"
+[data]
+portions = { en = ["comparable"] }
+[loss]
+margin = 0.2
+hinges = "max"
+[schedule]
+bucket = true
+"""
+    with RunLog(tmp_path, step=0, tensorboard=True, config=config, more={"seed": 3}) as log:
+        for step, score in ((10, 100.0), (20, 300.0), (30, 300.0)):
+            log.write("evaluation", step, {"score": score, "en": {"sum_of_recalls": score}})
+    events = reading.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    (text,) = events.Tensors("config")
+    (shown,) = text.tensor_proto.string_val
+    assert '    hinges = "max"\n' in shown.decode()  # A block of code.
+    start, end = (events.SummaryMetadata(f"_hparams_/session_{name}_info").plugin_data.content for name in ("start", "end"))
+    found = metadata.parse_session_start_info_plugin_data(start).hparams
+    values = {name: getattr(value, value.WhichOneof("kind")) for name, value in found.items()}
+    assert values == {
+        "data.portions": '{ "en" = ["comparable"] }',
+        "loss.margin": 0.2,
+        "loss.hinges": "max",
+        "schedule.bucket": True,
+        "seed": 3,
+    }
+    assert metadata.parse_session_end_info_plugin_data(end).status == api_pb2.STATUS_SUCCESS
+    best = {tag: [(scalar.step, scalar.value) for scalar in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert best["best/score"] == best["best/en/sum_of_recalls"] == [(20, 300.0)]  # Of equal ones the first.
+    assert best["best/step"] == [(20, 20.0)]
+
+
+def test_a_process_that_fails_says_so_to_tensorboard(tmp_path):
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.plugins.hparams import api_pb2, metadata
+
+    with pytest.raises(KeyboardInterrupt), RunLog(tmp_path, step=0, tensorboard=True):
+        raise KeyboardInterrupt
+    events = reading.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    end = events.SummaryMetadata("_hparams_/session_end_info").plugin_data.content
+    assert metadata.parse_session_end_info_plugin_data(end).status == api_pb2.STATUS_FAILURE
+
+
+# --- table and picture -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", [None, KeyboardInterrupt, DatasetError("the disk is full")])
+def test_table_and_picture_are_written_however_it_ends(tmp_path, ending):
+    def work():
+        with RunLog(tmp_path, step=0, tensorboard=False, curves=True) as log:
+            log.write("step", 10, {"loss": 1.5})
+            if ending is not None:
+                raise ending
+
+    if ending is None:
+        work()
+    else:
+        with pytest.raises(ending if isinstance(ending, type) else type(ending)):
+            work()
+    assert (tmp_path / METRICS).read_text() == "event,step,loss\nstep,10,1.5\n"
+    assert (tmp_path / CURVES).read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_error_is_not_hidden_by_another_at_the_end(tmp_path):
+    (tmp_path / METRICS).mkdir()
+    with pytest.raises(DatasetError, match="the first"), RunLog(tmp_path, step=0, tensorboard=False):
+        raise DatasetError("the first")
+    with pytest.raises(DatasetError, match=r"metrics\.csv"), RunLog(tmp_path, step=0, tensorboard=False):
+        pass
+
+
+def test_pictures_take_a_hundredth_of_the_time(tmp_path, monkeypatch):
+    now, drawn = [0.0], []
+
+    def read(folder):
+        drawn.append(now[0])
+        now[0] += 3.0  # What a picture takes.
+        return History(())
+
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(logs, "read_history", read)
+    with RunLog(tmp_path, step=0, tensorboard=False) as log:
+        for _ in range(1000):
+            now[0] += 1.0
+            log.refresh()
+    # Two seconds are expected of the first one, three measured from then on; the last one is that of the end.
+    assert drawn == [200.0, 503.0, 806.0, 1009.0]
+
+
+def test_missing_matplotlib_is_an_error_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError, match=r"pip install 'imagepivot\[train\]', or leave the picture out with --no-curves"):
+        RunLog(tmp_path, step=0, tensorboard=False, curves=True)
+    assert not (tmp_path / LOG).exists()
+
+
+@pytest.mark.slow
+def test_matplotlib_is_not_imported_before_there_is_something_to_draw(tmp_path):
+    script = (
+        "import sys, pathlib\n"
+        "import train.loop\n"
+        "from train.runs.logs import RunLog\n"
+        "with RunLog(pathlib.Path(sys.argv[1]), step=0, tensorboard=False, curves=True) as log:\n"
+        "    log.write('step', 10, {})\n"
+        "    log.refresh()\n"
+        "    print('matplotlib' in sys.modules)\n"
+        "print('matplotlib' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\nTrue\n"

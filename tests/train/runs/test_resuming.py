@@ -11,7 +11,7 @@ import torch
 from schemas.errors import DatasetError, UsageError
 from schemas.output import hold
 from schemas.storage import Folder
-from tests.train.trainings import CONFIG, PARALLEL, assert_equal, contents, weights
+from tests.train.trainings import CONFIG, PARALLEL, assert_equal, contents, lasting_log, weights
 from train.runs.checkpoints import BEST, LAST, read_checkpoint, write_checkpoint
 
 KILLED = """
@@ -61,19 +61,23 @@ def test_a_killed_run_resumes_to_the_same_weights(toy, train_toy, tmp_path, text
     left = read_checkpoint(Folder(str(output)), LAST).standing.step
     assert 0 < left < step  # Killed in the middle, so that steps are done again.
 
-    resumed = train_toy(text, "killed", resume=True, seed=5, save_every=4)
-    undisturbed = train_toy(text, "undisturbed", seed=5, save_every=100)
+    resumed = train_toy(text, "killed", resume=True, seed=5, save_every=4, curves=True)
+    undisturbed = train_toy(text, "undisturbed", seed=5, save_every=100, curves=True)
     assert resumed.standing == undisturbed.standing
     for name in (LAST, BEST):
         ours, expected = (read_checkpoint(Folder(str(tmp_path / run)), name) for run in ("killed", "undisturbed"))
         for key in ours.__dataclass_fields__:
             assert_equal(getattr(ours, key), getattr(expected, key))
-    assert (output / "log.jsonl").read_bytes() == (tmp_path / "undisturbed" / "log.jsonl").read_bytes()
+    assert lasting_log(output) == lasting_log(tmp_path / "undisturbed")
+    for name in ("metrics.csv", "curves.png"):
+        assert (output / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
     assert {path.name for path in output.iterdir()} == {
         "best.pt",
         "last.pt",
         "log.jsonl",
         "config.toml",
+        "metrics.csv",
+        "curves.png",
     }  # Nothing half-written.
 
 

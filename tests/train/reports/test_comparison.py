@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from statistics import mean, stdev
+
+import pytest
+from rich.console import Console
+
+from schemas.errors import DatasetError, UsageError
+from tests.train.runs.test_history import HISTORY, retrieval
+from tests.train.trainings import CONFIG, ENGLISH, events
+from train.reports.comparison import MEASURES, SUM, ComparedRun, Comparison, SeedGroup, compare_runs
+from train.reports.comparison_plots import picture_place, plot_comparison
+from train.reports.comparison_tables import comparison_tables
+from train.runs.history import History
+
+
+@pytest.fixture
+def runs(train_toy, finished_run, tmp_path):
+    """A run, the same with another seed, and one with another configuration and one language."""
+    shutil.copytree(finished_run[0], tmp_path / "both" / "seed-0")
+    train_toy(name="both/seed-1", seed=1)
+    train_toy(ENGLISH.replace("0.01", "0.02"), name="english")
+    return [str(tmp_path / name) for name in ("both/seed-0", "both/seed-1", "english")]
+
+
+def printed(comparison: Comparison, width: int = 80) -> list[str]:
+    console = Console(width=width, record=True, quiet=True)
+    with console.capture() as capture:
+        console.quiet = False
+        for table in comparison_tables(comparison):
+            console.print(table)
+    return [" ".join(line.split()) for line in capture.get().splitlines()]
+
+
+def test_only_what_differs_is_listed(runs):
+    comparison = compare_runs(runs)
+    assert comparison.differences == {
+        "data.portions": ({"en": ["comparable"], "de": ["comparable"]},) * 2 + ({"en": ["comparable"]},),
+        "loss.c2c_probability": (0.5, 0.5, 0.0),
+        "optimizer.learning_rate": (0.01, 0.01, 0.02),
+        "seed": (0, 1, 0),
+    }
+    assert [run.name for run in comparison.runs] == ["both/seed-0", "both/seed-1", "english"]
+    assert [run.state for run in comparison.runs] == ["steps"] * 3
+    assert comparison.notes == ()
+
+
+def test_scores_are_those_of_the_best_step(runs, tmp_path):
+    comparison = compare_runs(runs)
+    assert comparison.languages == ("en", "de")
+    for run in comparison.runs:
+        best = max(events(tmp_path / run.name, "evaluation"), key=lambda line: line["score"])
+        scores = run.scores("en")
+        assert set(scores) == {*MEASURES, SUM}
+        assert scores["text_to_image", "recall_at_5"] == best["en"]["text_to_image"]["recall_at_5"]
+        assert scores[SUM] == best["en"]["sum_of_recalls"]
+        assert run.speed["steps_per_second"] > 0
+    assert comparison.runs[2].scores("de") == {}
+
+
+def test_runs_that_differ_in_their_seeds_alone_are_a_group(runs):
+    comparison = compare_runs(runs)
+    (group,) = comparison.groups
+    assert (group.name, [run.name for run in group.runs]) == ("both", ["both/seed-0", "both/seed-1"])
+    values = [run.scores("de")["image_to_text", "recall_at_10"] for run in group.runs]
+    assert group.mean("de")["image_to_text", "recall_at_10"] == mean(values)
+    assert group.deviation("de")["image_to_text", "recall_at_10"] == stdev(values)
+    assert group.mean("fr") == {}
+    assert [comparison.label(run) for run in comparison.runs] == ["both (2 seeds)", "both (2 seeds)", "english"]
+
+
+def test_the_tables(runs):
+    lines = printed(compare_runs(runs))
+    assert "both (2 seeds) english" in lines
+    assert "seed 0, 1 0" in lines
+    assert "optimizer.learning_rate 0.01 0.02" in lines
+    assert sum(line.startswith("both/seed-") for line in lines) == 4  # Of progress, and the second ones of the languages.
+    scores = compare_runs(runs).runs[2].scores("en")
+    row = " ".join(f"{scores[pair]:.{0 if pair[1] == 'median_rank' else 1}f}" for pair in (*MEASURES, SUM))
+    assert f"english {row}" in lines
+    assert any(line.startswith("both, mean of 2 ") for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_plain_values(runs):
+    values = json.loads(json.dumps(compare_runs(runs).to_dict()))
+    assert [run["settings"]["seed"] for run in values["runs"]] == [0, 1, 0]
+    assert values["runs"][2]["best"]["en"]["text_to_image"]["queries"] == 36
+    assert values["groups"][0]["runs"] == ["both/seed-0", "both/seed-1"]
+    assert set(values["groups"][0]["mean"]["de"]) == {"image_to_text", "text_to_image", "sum_of_recalls"}
+    assert values["differences"]["seed"] == [0, 1, 0]
+
+
+# --- runs that are not whole -------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint(runs, tmp_path):
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    shutil.copy(tmp_path / "english" / "config.toml", begun)
+    (begun / "log.jsonl").write_text('{"event": "step", "step": 10, "loss": 1.0, "terms": {"c2i/en": 1.0}}\n{"eve')
+    comparison = compare_runs([*runs[2:], str(begun)])
+    assert comparison.differences == {}  # Its seed and data are not known.
+    run = comparison.runs[1]
+    assert (run.state, run.history.last_step, run.scores("en"), dict(run.speed)) == ("unfinished", 10, {}, {})
+    assert comparison.notes == ("unfinished runs are shown as far as they have come",)
+    assert "begun unfinished 10 – – – –" in printed(comparison)
+    assert plot_comparison(comparison, tmp_path / "a.png") == str(tmp_path / "a.png")
+
+
+def test_a_run_that_was_interrupted(train_toy, finished_run, tmp_path):
+    train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"), "short")
+    comparison = compare_runs([str(finished_run[0]), str(tmp_path / "short")])
+    assert comparison.differences == {"schedule.max_steps": (44, 20)}
+
+
+def test_a_copy_without_its_last_checkpoint_or_log(copied_run, finished_run, tmp_path):
+    (copied_run / "last.pt").unlink()
+    (copied_run / "log.jsonl").unlink()
+    comparison = compare_runs([str(finished_run[0]), str(copied_run)])
+    assert comparison.differences == {}
+    assert comparison.runs[1].history == History(())
+
+
+def test_what_is_no_run(finished_run, copied_run, tmp_path):
+    with pytest.raises(UsageError, match="there is nothing to compare"):
+        compare_runs([])
+    with pytest.raises(DatasetError, match=r"is not a run: it has none of last\.pt, best\.pt, config\.toml and log\.jsonl"):
+        compare_runs([str(tmp_path / "nothing")])
+    with pytest.raises(UsageError, match="is given twice"):
+        compare_runs([str(finished_run[0]), f"{finished_run[0]}/"])
+    (copied_run / "last.pt").unlink()
+    (copied_run / "best.pt").unlink()
+    (copied_run / "config.toml").write_text("[loss")
+    with pytest.raises(DatasetError, match=r"run/config\.toml is damaged \(not TOML"):
+        compare_runs([str(copied_run)])
+
+
+def test_scores_on_other_captions_are_not_compared():
+    settings = {"data.portions": {"en": ["comparable"]}, "data.validation_split": "val", "data: captions": "a", "seed": 0}
+    run = ComparedRun("a", "runs/a", settings, "steps", HISTORY)
+    entry = {"event": "evaluation", "step": 5, "score": 1.0, "en": retrieval(1.0)}
+    entry["en"]["text_to_image"]["queries"] = 10
+    others = {
+        "captions": replace(run, settings={**settings, "data: captions": "b"}),
+        "split": replace(run, settings={**settings, "data.validation_split": "test"}),
+        "portions": replace(run, settings={**settings, "data.portions": {"en": ["translation"]}}),
+        "queries": replace(run, history=History((entry,))),
+    }
+    from train.reports.comparison import _notes
+
+    for name, other in others.items():
+        assert [note.partition(":")[0] for note in _notes([run, replace(other, name="b")])] == ["en"], name
+    assert _notes([run, replace(run, name="b")]) == []
+
+
+# --- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_picture(monkeypatch, tmp_path):
+    figures = []
+    monkeypatch.setattr("train.reports.comparison_plots.save", lambda figure, folder, name: figures.append(figure))
+    runs = tuple(ComparedRun(f"x/seed-{n}", f"x/{n}", {"seed": n}, "steps", HISTORY) for n in range(2))
+    runs += (ComparedRun("other", "other", {"seed": 0, "loss.margin": 1}, "unfinished", History(HISTORY.entries[:4])),)
+    plot_comparison(Comparison(runs, {}, (SeedGroup("x", runs[:2]),)), tmp_path / "a.png")
+    losses, english, german, last = figures[0].axes
+    assert [panel.get_ylabel() for panel in (losses, english, german)] == [
+        *("loss per query", "validation recalls, en (sum)", "validation recalls, de (sum)")
+    ]
+    assert [len(panel.lines) for panel in (losses, english, german)] == [3, 3, 2]
+    assert list(english.lines[0].get_ydata()) == [12.0, 18.0]
+    looks = [(line.get_color(), line.get_marker()) for line in losses.lines]
+    assert looks[0] == looks[1] != looks[2]
+    assert [text.get_text() for text in last.get_legend().texts] == ["x (2 seeds)", "other"]
+
+
+@pytest.mark.parametrize(
+    ("output", "folder", "name"),
+    [
+        ("a.png", ".", "a.png"),
+        ("/a.pdf", "/", "a.pdf"),
+        ("x/y/a.svg", "x/y", "a.svg"),
+        ("x", "x", "comparison.png"),
+        ("x/y.png/", "x/y.png", "comparison.png"),
+        ("gs://bucket/a.png", "gs://bucket", "a.png"),
+    ],
+)
+def test_the_place_of_the_picture(output, folder, name):
+    found = picture_place(output)
+    assert (found[0].location, found[1]) == (folder, name)
+    with pytest.raises(UsageError, match=r"--output is 'a\.jpeg', expected a folder"):
+        picture_place("a.jpeg")

@@ -1,0 +1,137 @@
+import json
+
+import pytest
+
+from schemas.errors import DatasetError
+from schemas.storage import Folder
+from train.runs.history import History, Series, numbers_in, read_history
+
+
+def retrieval(recall: float) -> dict:
+    directions = {
+        name: {"recall_at_1": recall, "recall_at_5": recall + 1, "recall_at_10": recall + 2, "median_rank": 3, "queries": 9}
+        for name in ("image_to_text", "text_to_image")
+    }
+    return {**directions, "sum_of_recalls": 6 * recall + 6}
+
+
+ENTRIES = (
+    {"event": "left_out", "step": 0, "images": 3},
+    {
+        "event": "step",
+        "step": 10,
+        "loss": 3.0,
+        "terms": {"c2c": 3.0},
+        "task": "c2c",
+        "languages": [None, "de"],
+        "learning_rate": 0.1,
+    },
+    {
+        "event": "step",
+        "step": 20,
+        "loss": 2.0,
+        "terms": {"c2i/en": 2.0},
+        "task": "c2i",
+        "languages": ["en"],
+        "learning_rate": 0.2,
+    },
+    {"event": "evaluation", "step": 20, "score": 50.0, "en": retrieval(1.0)},
+    {
+        "event": "timing",
+        "step": 20,
+        "steps": 20,
+        "pairs": 200,
+        "seconds": 3.0,
+        "steps_per_second": 10.0,
+        "pairs_per_second": 100.0,
+    },
+    {
+        "event": "step",
+        "step": 30,
+        "loss": 1.0,
+        "terms": {"c2c": 1.0},
+        "task": "c2c",
+        "languages": [None, None],
+        "learning_rate": 0.3,
+    },
+    {"event": "evaluation", "step": 40, "score": 50.0, "en": retrieval(2.0), "de": retrieval(4.0)},
+    {
+        "event": "timing",
+        "step": 40,
+        "steps": 20,
+        "pairs": 100,
+        "seconds": 5.0,
+        "steps_per_second": 5.0,
+        "pairs_per_second": 25.0,
+    },
+    {"event": "validation", "step": 40, "loss": 1.5, "terms": {"c2i/en": 1.5}},
+)
+HISTORY = History(ENTRIES)
+
+
+def test_series():
+    assert HISTORY.losses() == {"c2c": Series((10, 30), (3.0, 1.0)), "c2i/en": Series((20,), (2.0,))}
+    assert HISTORY.losses("validation") == {"c2i/en": Series((40,), (1.5,))}
+    assert HISTORY.loss == Series((10, 20, 30), (3.0, 2.0, 1.0))
+    assert HISTORY.learning_rate == Series((10, 20, 30), (0.1, 0.2, 0.3))
+    assert HISTORY.scores == Series((20, 40), (50.0, 50.0))
+    assert HISTORY.languages == ("en", "de")
+    assert HISTORY.recall("en", "text_to_image", 10) == Series((20, 40), (3.0, 4.0))
+    assert HISTORY.recall("de", "image_to_text", 1) == Series((40,), (4.0,))
+    assert HISTORY.sum_of_recalls("en") == Series((20, 40), (12.0, 18.0))
+    assert HISTORY.last_step == 40
+
+
+def test_of_equal_scores_the_first_is_the_best():
+    assert HISTORY.best == ENTRIES[3]
+    assert History(()).best is None
+
+
+def test_the_speed_is_that_over_all_laps():
+    # 20 steps in 2 seconds and 20 in 4.
+    assert HISTORY.speed == {"steps_per_second": pytest.approx(40 / 6), "pairs_per_second": pytest.approx(300 / 6)}
+    assert History(ENTRIES[:3]).speed is None
+
+
+def test_the_table_has_a_row_for_each_step_and_evaluation_and_no_times():
+    header, *rows = (line.split(",") for line in HISTORY.to_csv().splitlines())
+    assert header[:9] == ["event", "step", "loss", "terms.c2c", "terms.c2i/en", "task", "languages", "learning_rate", "score"]
+    assert header[9:12] == ["en.image_to_text.recall_at_1", "en.image_to_text.recall_at_5", "en.image_to_text.recall_at_10"]
+    table = [dict(zip(header, row, strict=True)) for row in rows]
+    assert [(row["event"], row["step"]) for row in table] == [
+        *(("step", "10"), ("step", "20"), ("evaluation", "20"), ("step", "30"), ("evaluation", "40"), ("validation", "40"))
+    ]
+    assert [row["languages"] for row in table] == ["mixed de", "en", "", "mixed mixed", "", ""]
+    assert [row["terms.c2i/en"] for row in table] == ["", "2.0", "", "", "", "1.5"]
+    assert [row["de.sum_of_recalls"] for row in table] == ["", "", "", "", "30.0", ""]
+    assert not [name for name in header if "second" in name or "images" in name]
+
+
+def test_an_empty_log_is_an_empty_table(tmp_path):
+    assert read_history(Folder(str(tmp_path))) == History(())
+    assert History(()).to_csv() == "event,step\n"
+
+
+def test_the_losses_of_version_0_1_were_sums_and_are_not_shown():
+    old = History(({"event": "step", "step": 10, "loss": 392.4, "gradient_norm": 27.8, "learning_rate": 0.002},))
+    assert (old.losses(), old.loss, old.learning_rate) == ({}, Series((), ()), Series((10,), (0.002,)))
+
+
+def test_other_values_than_expected_are_passed_over():
+    strange = {"score": "high", "en": {"image_to_text": 3}, "de": retrieval(1.0)["image_to_text"]}
+    history = History(({"event": "evaluation", "step": 1, **strange}, {"event": "step", "step": 2, "terms": [1]}))
+    assert (history.best, history.languages, history.losses()) == (None, (), {})
+
+
+def test_a_log_that_is_being_written_is_read_up_to_its_last_whole_line(tmp_path):
+    lines = "".join(json.dumps(entry) + "\n" for entry in ENTRIES)
+    (tmp_path / "log.jsonl").write_text(lines + '{"event": "st')
+    assert read_history(Folder(str(tmp_path))) == HISTORY
+    (tmp_path / "log.jsonl").write_text(lines + "[]\n")
+    with pytest.raises(DatasetError, match=rf"log\.jsonl, line {len(ENTRIES) + 1}, is damaged"):
+        read_history(Folder(str(tmp_path)))
+
+
+def test_numbers_have_their_paths_as_names():
+    values = {"a": 1, "b": {"c": 2.5, "d": {"e": 3}}, "f": "text", "g": [4], "h": None}
+    assert numbers_in(values) == {"a": 1.0, "b/c": 2.5, "b/d/e": 3.0}

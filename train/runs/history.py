@@ -1,0 +1,209 @@
+"""The log of a run, read: the series that pictures and tables show, and the table ``metrics.csv``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from schemas.errors import DatasetError
+from schemas.storage import Folder
+
+__all__ = ["LOG", "History", "Series", "numbers_in", "parse_entries", "read_history"]
+
+LOG = "log.jsonl"
+
+_DIRECTIONS = ("image_to_text", "text_to_image")
+_CUTOFFS = (1, 5, 10)
+_WITHOUT_CLOCK = ("step", "evaluation", "validation")
+
+
+class Series(NamedTuple):
+    """A quantity over a training.
+
+    Attributes:
+        steps: the steps at which it was logged, ascending.
+        values: its values at these steps.
+    """
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run has logged.
+
+    Attributes:
+        entries: the lines of its log, see `train.runs.logs`.
+    """
+
+    entries: tuple[Mapping[str, Any], ...]
+
+    def of(self, event: str) -> Iterator[Mapping[str, Any]]:
+        """Yield the entries of an event, see `train.runs.logs`."""
+        return (entry for entry in self.entries if entry["event"] == event)
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was logged; 0 if there is none."""
+        return max((entry["step"] for entry in self.entries), default=0)
+
+    @property
+    def best(self) -> Mapping[str, Any] | None:
+        """The evaluation with the greatest score, of equal ones the first, as the run chooses; None if there is none."""
+        evaluations = [entry for entry in self.of("evaluation") if _is_number(entry.get("score"))]
+        return max(evaluations, key=lambda entry: entry["score"], default=None)
+
+    def losses(self, event: str = "step") -> dict[str, Series]:
+        """Return the terms of the objective, per query, by name; logs of version 0.1 have none.
+
+        Args:
+            event: ``step``, or ``validation`` for those on the validation split, where they were measured.
+        """
+        terms = sorted({name for entry in self.of(event) for name in _mapping(entry, "terms")})
+        return {name: self._series(event, "terms", name) for name in terms}
+
+    @property
+    def loss(self) -> Series:
+        """The loss of the batches, per query; that of version 0.1 is another quantity, and not among them."""
+        return History(tuple(entry for entry in self.of("step") if "terms" in entry))._series("step", "loss")
+
+    @property
+    def learning_rate(self) -> Series:
+        """The learning rate."""
+        return self._series("step", "learning_rate")
+
+    @property
+    def scores(self) -> Series:
+        """The sum of recalls of the monitored languages on the validation split, which the run maximises."""
+        return self._series("evaluation", "score")
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Names of what was evaluated in both directions: the languages, in the order of the log."""
+        return tuple(dict.fromkeys(name for entry in self.of("evaluation") for name in entry if _is_retrieval(entry[name])))
+
+    def recall(self, language: str, direction: str, cutoff: int) -> Series:
+        """Return R@1, R@5 or R@10 of a language on the validation split, in percent."""
+        return self._series("evaluation", language, direction, f"recall_at_{cutoff}")
+
+    def sum_of_recalls(self, language: str) -> Series:
+        """Return the sum of the six recalls of a language on the validation split, 0 to 600."""
+        return self._series("evaluation", language, "sum_of_recalls")
+
+    @property
+    def speed(self) -> dict[str, float] | None:
+        """Steps and pairs per second while training, over all that was timed; None if nothing was."""
+        timed = [entry for entry in self.of("timing") if _is_number(entry.get("steps_per_second"))]
+        laps = [(entry, entry["steps"] / entry["steps_per_second"]) for entry in timed if entry["steps_per_second"] > 0]
+        seconds = sum(time for _, time in laps)
+        return (
+            {f"{name}_per_second": sum(lap[name] for lap, _ in laps) / seconds for name in ("steps", "pairs")} if laps else None
+        )
+
+    def to_csv(self) -> str:
+        """Return what was logged of steps and evaluations as a table with a row for each.
+
+        Times are left out: the tables of two runs of the same configuration and seed are equal.
+        """
+        rows = []
+        # Columns of a section, such as the terms, stand together, in the order in which they were first logged.
+        sections: dict[str, dict[str, None]] = {"event": {"event": None}, "step": {"step": None}}
+        for entry in self.entries:
+            if entry["event"] in _WITHOUT_CLOCK:
+                row = {}
+                for path, value in _leaves(entry):
+                    name = ".".join(path)
+                    # The language of captions in several is null.
+                    texts = ["mixed" if item is None else str(item) for item in value] if isinstance(value, list) else []
+                    row[name] = " ".join(texts) if isinstance(value, list) else value
+                    sections.setdefault(path[0], {})[name] = None
+                rows.append(row)
+        text = io.StringIO()
+        table = csv.DictWriter(text, [name for section in sections.values() for name in section], lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+        return text.getvalue()
+
+    def _series(self, event: str, *path: str) -> Series:
+        points = []
+        for entry in self.of(event):
+            value: Any = entry
+            for name in path:
+                value = value.get(name) if isinstance(value, Mapping) else None
+            if _is_number(value):
+                points.append((entry["step"], float(value)))
+        return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
+
+
+def read_history(folder: Folder) -> History:
+    """Read the log of a run, also of one that is still training; without a log there is nothing in it.
+
+    Raises:
+        DatasetError: a line is damaged, or the file cannot be read.
+    """
+    if folder.size(LOG) is None:
+        return History(())
+    return History(tuple(entry for _, entry in parse_entries(folder.read(LOG), folder.path_of(LOG))))
+
+
+def parse_entries(data: bytes, source: str) -> list[tuple[bytes, dict[str, Any]]]:
+    """Parse a log. A killed process may leave half a line at the end, which is dropped.
+
+    Args:
+        data: the bytes of ``log.jsonl``.
+        source: its location, for messages.
+
+    Returns:
+        Each line, as it is, and its content.
+
+    Raises:
+        DatasetError: a line is damaged.
+    """
+    found = []
+    # Bytes rather than text, whose lines also end at characters that a name may hold.
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        try:
+            entry = json.loads(line)
+            if not isinstance(entry["step"], int) or not isinstance(entry["event"], str):
+                raise TypeError(f"step is {entry['step']!r}, event is {entry['event']!r}")
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise DatasetError(
+                f"{source}, line {number}, is damaged ({type(error).__name__}: {error}): delete this line, or the whole file, "
+                "which is only for people, and give the same command again"
+            ) from error
+        found.append((line + b"\n", entry))
+    return found
+
+
+def numbers_in(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers in nested values, by their paths, such as ``en/text_to_image/recall_at_1``."""
+    return {"/".join(path): float(value) for path, value in _leaves(values) if isinstance(value, (int, float))}
+
+
+def _leaves(values: Mapping[str, Any], *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, *path, name)
+        else:
+            yield (*path, name), value
+
+
+def _mapping(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = entry.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_retrieval(value: Any) -> bool:
+    measures = [f"recall_at_{cutoff}" for cutoff in _CUTOFFS]
+    return isinstance(value, Mapping) and all(
+        _is_number(_mapping(value, direction).get(measure)) for direction in _DIRECTIONS for measure in measures
+    )
