@@ -25,13 +25,13 @@ from train.distributed import Processes, join_processes
 from train.jobs import Result, TrainJob
 from train.material import TrainingMaterial, open_material
 from train.models.catalogue import build_model
-from train.objectives.terms import Objective, terms_of
+from train.objectives.terms import Objective, per_query, terms_of
 from train.progress import Report
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
 from train.runs.logs import LOG, RunLog
 from train.runs.restoring import restore_model, restore_optimizer, restore_sampler
 from train.runs.resuming import check_same_run, checkpoint_to_resume
-from train.schedules import learning_rate, steps_in_all, stop_reason
+from train.schedules import learning_rate, steps_in_all, steps_per_epoch, stop_reason
 
 __all__ = ["Remark", "train"]
 
@@ -128,20 +128,23 @@ class _Step:
     """What a step did.
 
     Attributes:
-        batch: its batch.
-        loss: the objective.
-        terms: the losses that it is the weighted sum of, by name.
+        batches: its batches.
+        losses: the objective of each batch, and the losses that it is the weighted sum of, by name.
         norm: norm of the gradient before it was clipped.
     """
 
-    batch: Batch
-    loss: Tensor
-    terms: Mapping[str, Tensor]
+    batches: tuple[Batch, ...]
+    losses: tuple[tuple[Tensor, Mapping[str, Tensor]], ...]
     norm: Tensor
 
-    def per_query(self, loss: Tensor) -> float:
-        """Return the mean of a loss over its queries, the rows in both directions; the last batch of an epoch may be smaller."""
-        return float(loss) / (2 * len(self.batch.images))
+    @property
+    def loss(self) -> Tensor:
+        """The objective, the sum over the batches."""
+        return torch.stack([loss for loss, _ in self.losses]).sum()
+
+    def per_query(self) -> tuple[float, dict[str, float]]:
+        """Return objective and losses as means over their queries; the last batch of an epoch may be smaller."""
+        return per_query((batch, *losses) for batch, losses in zip(self.batches, self.losses, strict=True))
 
 
 class _Loop:
@@ -175,6 +178,7 @@ class _Loop:
         self.watch = watch
         self.standing = Standing()
         self.sampler = material.sampler(config, job.seed)
+        self.epoch_steps = steps_per_epoch(config.schedule, self.sampler.epoch_steps)
         self.model = build_model(config.model, start.dimensions, job.seed).to(device)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(),
@@ -216,7 +220,7 @@ class _Loop:
             return self._run(log)
 
     def _run(self, log: RunLog | None) -> Standing:
-        schedule, epoch_steps = self.config.schedule, self.sampler.epoch_steps
+        schedule, epoch_steps = self.config.schedule, self.epoch_steps
         evaluate_every = schedule.evaluate_every or epoch_steps
         self._stop_if_over()
         while not self.standing.stopped:
@@ -238,22 +242,25 @@ class _Loop:
         return self.standing
 
     def _step(self) -> _Step:
-        """Train on one batch."""
-        config = self.config
+        """Train on the batches of a step: their gradients add up, as those of the queries of a batch do."""
+        config, epoch = self.config, self.sampler.epoch
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(
-                config, step=self.standing.step, epoch=self.sampler.epoch, epoch_steps=self.sampler.epoch_steps
-            )
-        batch = self.sampler.next()
-        rows = self.processes.rows(len(batch.images))
+            group["lr"] = learning_rate(config, step=self.standing.step, epoch=epoch, epoch_steps=self.epoch_steps)
         hinges = "sum" if self.standing.step < config.loss.warmup_steps else config.loss.hinges
         self.optimizer.zero_grad()
-        loss, terms = self.objective(self.material.inputs(batch, self.device, rows), hinges)
-        loss.backward()
+        batches, losses = [], []
+        while len(batches) < config.schedule.accumulate and self.sampler.epoch == epoch:
+            batch = self.sampler.next()
+            rows = self.processes.rows(len(batch.images))
+            loss, terms = self.objective(self.material.inputs(batch, self.device, rows), hinges)
+            # Several processes exchange the gradients of each batch: the encoders of another may be others.
+            loss.backward()
+            batches.append(batch)
+            losses.append((loss.detach(), terms))
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.gradient_clipping or torch.inf)
         self.optimizer.step()
         self.standing = replace(self.standing, step=self.standing.step + 1)
-        return _Step(batch, loss.detach(), terms, norm)
+        return _Step(tuple(batches), tuple(losses), norm)
 
     def _evaluate(self, log: RunLog | None, done: _Step) -> None:
         """Measure recalls on the validation split; only the first process does, and tells the others the score."""
@@ -267,7 +274,7 @@ class _Loop:
         self.standing = self.standing.evaluated(self.processes.agree(score, self.device))
         if log is not None:
             scores = {language: retrieval.sum_of_recalls for language, retrieval in results.items()}
-            self.watch(self._report(done.per_query(done.loss), scores))
+            self.watch(self._report(done.per_query()[0], scores))
 
     def _check_finite(self, done: _Step) -> None:
         """Stop a training that has diverged.
@@ -282,15 +289,15 @@ class _Loop:
             )
 
     def _log_step(self, log: RunLog, done: _Step) -> None:
-        loss = done.per_query(done.loss)
+        loss, terms = done.per_query()
         log.write(
             "step",
             self.standing.step,
             {
                 "loss": loss,
-                "terms": {name: done.per_query(value) for name, value in done.terms.items()},
-                "task": done.batch.task,
-                "languages": list(done.batch.languages),
+                "terms": terms,
+                "task": "+".join(dict.fromkeys(batch.task for batch in done.batches)),
+                "languages": list(dict.fromkeys(language for batch in done.batches for language in batch.languages)),
                 "gradient_norm": float(done.norm),
                 "learning_rate": self.optimizer.param_groups[0]["lr"],
             },
@@ -298,11 +305,11 @@ class _Loop:
         self.watch(self._report(loss, {}))
 
     def _report(self, loss: float, scores: dict[str, float]) -> Report:
-        standing, limit = self.standing, steps_in_all(self.config.schedule, self.sampler.epoch_steps)
+        standing, limit = self.standing, steps_in_all(self.config.schedule, self.epoch_steps)
         return Report(standing.step, limit, self.sampler.epoch, loss, scores, standing.best_score)
 
     def _stop_if_over(self) -> None:
-        reason = stop_reason(self.standing, self.config.schedule, self.sampler.epoch_steps)
+        reason = stop_reason(self.standing, self.config.schedule, self.epoch_steps)
         self.standing = replace(self.standing, stopped=reason)
 
     def _save(self, name: str) -> None:
