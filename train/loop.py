@@ -180,6 +180,7 @@ class _Loop:
         self.sampler = material.sampler(config, job.seed)
         self.epoch_steps = steps_per_epoch(config.schedule, self.sampler.epoch_steps)
         self.model = build_model(config.model, start.dimensions, job.seed).to(device)
+        self.terms = terms_of(config.loss, self.model)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(),
             lr=config.optimizer.learning_rate,
@@ -199,7 +200,7 @@ class _Loop:
             restore_optimizer(self.optimizer, before.optimizer, source)
             restore_sampler(self.sampler, before.sampler, source)
             self.standing = replace(before.standing, stopped="")
-        objective = Objective(self.model, terms_of(self.config.loss, self.model), whole=self.processes.whole)
+        objective = Objective(self.model, self.terms, whole=self.processes.whole)
         if self.job.compile:
             objective.compile()
         self.objective = self.processes.wrap(objective)
@@ -266,15 +267,18 @@ class _Loop:
         """Measure recalls on the validation split; only the first process does, and tells the others the score."""
         score = 0.0
         if log is not None:
-            results = self.material.evaluate(self.model)
+            validation = self.material.evaluate(self.model, self.config, self.terms)
+            results = validation.retrieval
             monitored = self.config.schedule.monitor or self.config.data.languages
             score = sum(results[language].sum_of_recalls for language in monitored)
             by_language = {language: retrieval.to_dict() for language, retrieval in results.items()}
             log.write("evaluation", self.standing.step, {"score": score, **by_language})
+            if validation.loss is not None:
+                log.write("validation", self.standing.step, {"loss": validation.loss, "terms": dict(validation.terms)})
         self.standing = self.standing.evaluated(self.processes.agree(score, self.device))
         if log is not None:
             scores = {language: retrieval.sum_of_recalls for language, retrieval in results.items()}
-            self.watch(self._report(done.per_query()[0], scores))
+            self.watch(replace(self._report(done.per_query()[0], scores), validation_loss=validation.loss))
 
     def _check_finite(self, done: _Step) -> None:
         """Stop a training that has diverged.

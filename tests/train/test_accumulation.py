@@ -107,7 +107,7 @@ def test_a_step_is_that_of_a_training_by_hand(toy, train_toy, tmp_path, text, ac
                 epochs = sampler.epoch
                 break
         norm = reference.learn(losses)
-    assert 0 < epochs
+    assert epochs > 0
     (line,) = events(tmp_path / "run", "step")
     assert line["loss"] == pytest.approx(float(sum(losses).detach()) / queries, rel=1e-4)
     assert line["gradient_norm"] == pytest.approx(norm, rel=1e-4)

@@ -124,7 +124,8 @@ def per_query(batches: Iterable[tuple[Batch, Tensor, Mapping[str, Tensor]]]) -> 
     """Return the objective and the losses of batches as means over their queries, the rows in both directions.
 
     Args:
-        batches: each with its objective and losses, as `named_losses` returns them; a loss is averaged over the batches that have it.
+        batches: each with its objective and losses, as `named_losses` returns them; a loss is averaged over the batches that have
+            it.
     """
     sums: dict[str, tuple[float, int]] = {}
     for batch, loss, terms in batches:

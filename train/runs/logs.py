@@ -2,8 +2,9 @@
 
 Each line of ``log.jsonl`` is an object whose ``event`` is ``step`` (every few steps: the loss and the terms
 that it consists of, per query; task and languages of the batch; norm of the gradient before clipping; learning rate),
-``evaluation`` (recalls on the validation split) or ``left_out`` (images without features, before the first step). It holds no
-times, so that a run that was killed and resumed leaves the same lines as an uninterrupted one.
+``evaluation`` (recalls on the validation split), ``validation`` (loss and terms there, per query), ``left_out`` (images without
+features, before the first step) or ``started_from`` (what was taken from another run, before the first step). It holds no times, so
+that a run that was killed and resumed leaves the same lines as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class RunLog:
         """Write a line; numbers in ``values`` become curves in TensorBoard.
 
         Args:
-            event: ``step``, ``evaluation`` or ``left_out``.
+            event: ``step``, ``evaluation``, ``validation``, ``left_out`` or ``started_from``.
             step: the step of the event.
             values: plain values, for JSON; may be nested.
 
