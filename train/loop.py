@@ -31,6 +31,8 @@ from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_check
 from train.runs.logs import LOG, RunLog
 from train.runs.restoring import restore_model, restore_optimizer, restore_sampler
 from train.runs.resuming import check_same_run, checkpoint_to_resume
+from train.runs.run import Run, open_run
+from train.runs.starting import provenance, start_model
 from train.schedules import learning_rate, steps_in_all, steps_per_epoch, stop_reason
 
 __all__ = ["Remark", "train"]
@@ -62,7 +64,8 @@ def train(
     Args:
         job: what to train.
         watch: receives a report every few steps and after each evaluation.
-        remark: receives a sentence about the captions that are left out, for each split that lacks features.
+        remark: receives a sentence about the captions that are left out, for each split that lacks features, and about what was
+            taken from another run.
         material: what to train on, instead of the job's corpus.
 
     Raises:
@@ -78,6 +81,7 @@ def train(
     folder = Folder(job.output)
     with join_processes(device) as processes, _held(folder, processes), computing(job.precision, device):
         before = checkpoint_to_resume(folder, resume=job.resume)
+        source = open_run(job.start_from) if job.start_from else None
         material = material or _material(job)
         start = Checkpoint(
             config=to_toml(job.config),
@@ -90,12 +94,16 @@ def train(
             precision=job.precision,
             standing=Standing(),
             left_out={left_out.split: left_out.to_dict() for left_out in material.left_out},
+            started_from={} if source is None else provenance(source),
         )
         if before is not None:
             check_same_run(before, start, folder)
+            start = replace(start, started_from=before.started_from)
         loop = _Loop(job, material, start, processes, device, watch)
-        loop.begin(before)
+        taken = loop.begin(before, source)
         if processes.is_first:
+            if taken:
+                remark(taken)
             for left_out in material.left_out:
                 remark(left_out.remark)
         return Result(job.output, loop.run(), material.left_out)
@@ -190,8 +198,13 @@ class _Loop:
             fused=True,
         )
 
-    def begin(self, before: Checkpoint | None) -> None:
-        """Restore the state in which an earlier process stopped, if there was one, and build the objective."""
+    def begin(self, before: Checkpoint | None, source: Run | None) -> str:
+        """Restore the state in which an earlier process stopped, or take the weights of another run, and build the objective.
+
+        Returns:
+            What was taken from another run, in words.
+        """
+        taken = ""
         if before is not None:
             assert before.optimizer is not None
             assert before.sampler is not None
@@ -200,10 +213,14 @@ class _Loop:
             restore_optimizer(self.optimizer, before.optimizer, source)
             restore_sampler(self.sampler, before.sampler, source)
             self.standing = replace(before.standing, stopped="")
+        elif source is not None:
+            began = start_model(self.model, self.start.tokens, source)
+            self.start, taken = replace(self.start, started_from=began.to_dict()), began.remark
         objective = Objective(self.model, self.terms, whole=self.processes.whole)
         if self.job.compile:
             objective.compile()
         self.objective = self.processes.wrap(objective)
+        return taken
 
     def run(self) -> Standing:
         """Train to the end."""
@@ -218,6 +235,8 @@ class _Loop:
                 self._save(BEST)  # A process may have been killed between writing last.pt and best.pt.
             for left_out in self.material.left_out if not self.standing.step else ():
                 log.write("left_out", 0, left_out.to_dict())
+            if self.start.started_from and not self.standing.step:
+                log.write("started_from", 0, self.start.started_from)
             return self._run(log)
 
     def _run(self, log: RunLog | None) -> Standing:

@@ -5,7 +5,6 @@ Letters: ``I`` images, ``C`` captions, ``D`` feature width, ``E`` embedding widt
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,10 +31,10 @@ from train.data.features import check_finite, feature_spec, unit_vectors
 from train.devices import check_device_name, resolve_device
 from train.evaluation.evaluating import Count, count_nothing, encode_captions, encode_images
 from train.evaluation.matching import check_captions, check_features, check_vectors
-from train.models.retrieval_model import RetrievalModel
+from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
 
-__all__ = ["EmbedJob", "embed", "embed_run", "embed_shard", "weights_digest"]
+__all__ = ["EmbedJob", "embed", "embed_run", "embed_shard"]
 
 _KEY = ("image_id", "language", "portion", "index", "split")
 
@@ -82,15 +81,6 @@ class EmbedJob:
     def name(self) -> str:
         """What the embedding is called in the datasets: the last component of the run's folder."""
         return self.run.rstrip("/").rpartition("/")[2] or "run"
-
-
-def weights_digest(model: RetrievalModel) -> str:
-    """Return the SHA-256, hexadecimal, of a model's parameters in the order of their names."""
-    digest = hashlib.sha256()
-    for name, values in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(values.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def embed_shard(
@@ -225,7 +215,7 @@ def _write(run: Run, task: _Task, *, name: str, overwrite: bool) -> Manifest:
     """Write a dataset with as many shards as its source, or complete it."""
     spec = FeatureSpec(name=name, shape=(run.model.width,), source=run.config.description)
     model = EmbeddingModel(
-        weights_sha256=weights_digest(run.model),
+        weights_sha256=weights_digest(run.model.state_dict()),
         similarity=run.model.similarity,
         languages=run.model.languages if task.kind == "embeddings" else None,
     )

@@ -15,9 +15,10 @@ from schemas.features import FeatureSpec
 from schemas.manifest import MANIFEST_NAME
 from schemas.validation import validate
 from train.data.batches import CaptionBatch
-from train.evaluation.embedding import EmbedJob, embed, embed_run, weights_digest
+from train.evaluation.embedding import EmbedJob, embed, embed_run
 from train.evaluation.searching import embed_gallery, read_gallery
 from train.models.retrieval_model import ImageBatch
+from train.runs.checkpoints import weights_digest
 from train.runs.run import open_run
 
 
@@ -106,7 +107,7 @@ def test_only_images_or_only_captions(run, toy, tmp_path):
 def test_another_model_is_another_dataset(run, write_run, job):
     embed(job)
     other = open_run(write_run("other", seed=1))
-    assert weights_digest(other.model) != weights_digest(run.model)
+    assert weights_digest(other.model.state_dict()) != weights_digest(run.model.state_dict())
     with pytest.raises(DatasetError, match="holds another dataset"):
         embed_run(other, job.output, name=job.name, features=job.features)
 
