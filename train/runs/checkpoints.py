@@ -215,7 +215,8 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
             raise damaged(location, f"{name} is of type {type(content[name]).__name__}")
     if not _maps(content.setdefault("left_out", {}), dict):
         raise damaged(location, f"left_out is {content['left_out']!r}")
-    if not isinstance(content.setdefault("started_from", {}), dict):
+    start = content.setdefault("started_from", {})
+    if not isinstance(start, dict) or (start and not all(isinstance(start.get(key), str) for key in ("run", "weights_sha256"))):
         raise damaged(location, f"started_from is {content['started_from']!r}")
     if not _maps(content["model"], Tensor):
         raise damaged(location, "model does not map names to tensors")
