@@ -198,7 +198,7 @@ class _Loop:
             fused=True,
         )
 
-    def begin(self, before: Checkpoint | None, source: Run | None) -> str:
+    def begin(self, before: Checkpoint | None, other: Run | None) -> str:
         """Restore the state in which an earlier process stopped, or take the weights of another run, and build the objective.
 
         Returns:
@@ -213,8 +213,8 @@ class _Loop:
             restore_optimizer(self.optimizer, before.optimizer, source)
             restore_sampler(self.sampler, before.sampler, source)
             self.standing = replace(before.standing, stopped="")
-        elif source is not None:
-            began = start_model(self.model, self.start.tokens, source)
+        elif other is not None:
+            began = start_model(self.model, self.start.tokens, other)
             self.start, taken = replace(self.start, started_from=began.to_dict()), began.remark
         objective = Objective(self.model, self.terms, whole=self.processes.whole)
         if self.job.compile:
@@ -268,7 +268,8 @@ class _Loop:
             group["lr"] = learning_rate(config, step=self.standing.step, epoch=epoch, epoch_steps=self.epoch_steps)
         hinges = "sum" if self.standing.step < config.loss.warmup_steps else config.loss.hinges
         self.optimizer.zero_grad()
-        batches, losses = [], []
+        batches: list[Batch] = []
+        losses: list[tuple[Tensor, Mapping[str, Tensor]]] = []
         while len(batches) < config.schedule.accumulate and self.sampler.epoch == epoch:
             batch = self.sampler.next()
             rows = self.processes.rows(len(batch.images))

@@ -47,16 +47,22 @@ def evaluate(
     device: Device = "auto",
     memory_map: MemoryMap = "",
     allow_missing_features: AllowMissingFeatures = False,
+    across_languages: Annotated[
+        bool,
+        typer.Option("--across-languages", help="Also rank captions among those of the same images in each other language."),
+    ] = False,
     as_json: AsJson = False,
     log_json: LogJson = False,
 ) -> None:
     """Measure what a run retrieves: R@1, R@5, R@10 and median rank, from image to text and from text to image.
 
-    If an image has several captions, the best-ranked one counts. Equal scores count against the model.
+    If an image has several captions, the best-ranked one counts. Equal scores count against the model. Means over languages
+    follow.
     """
+    from train.evaluation.averaging import evaluation_report
     from train.evaluation.scoring import EvaluateJob, evaluate_run
     from train.progress import Counter
-    from train.reports.score_tables import score_table
+    from train.reports.score_tables import across_table, average_table, score_table
 
     job = EvaluateJob(
         run=run,
@@ -68,6 +74,7 @@ def evaluate(
         device=device,
         memory_map=memory_map or None,
         allow_missing_features=allow_missing_features,
+        across_languages=across_languages,
     )
     with Counter(notes, "evaluate", unit="vectors", log_json=log_json) as count:
         scores = evaluate_run(job, count)
@@ -75,9 +82,11 @@ def evaluate(
     for left_out in dict.fromkeys(score.left_out for score in scores if score.left_out is not None):
         remark(left_out.remark)
     if as_json:
-        typer.echo(json.dumps([score.to_dict() for score in scores], indent=2))
-    else:
-        console.print(score_table(scores, title=escape(run)))
+        typer.echo(json.dumps(evaluation_report(scores), indent=2))
+        return
+    for table in (score_table(scores, title=escape(run)), average_table(scores), across_table(scores)):
+        if table is not None:
+            console.print(table)
 
 
 @app.command(epilog="Example: imagepivot embed runs/c2c embeddings --features features --captions encoded")

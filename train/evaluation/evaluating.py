@@ -32,6 +32,8 @@ __all__ = [
     "evaluate_encoded",
     "evaluate_together",
     "evaluating",
+    "mean_scores",
+    "scores_between",
     "sum_of_recalls",
 ]
 
@@ -206,23 +208,29 @@ def _by_language(
             continue
         chosen, image_of_caption = np.unique(captions.images[rows], return_inverse=True)
         sources = [
-            _scores(model, encoded[torch.from_numpy(chosen).long().to(model.device)], captions_of(number, language, rows))
+            scores_between(
+                model, encoded[torch.from_numpy(chosen).long().to(model.device)], captions_of(number, language, rows)
+            )
             for number, (model, encoded) in enumerate(zip(models, images, strict=True))
         ]
         owners = torch.from_numpy(image_of_caption).long().to(models[0].device)
-        results[language] = retrieval(_mean(sources), len(chosen), owners)
+        results[language] = retrieval(mean_scores(sources), len(chosen), owners)
     return results
 
 
-def _scores(model: RetrievalModel, images: Encoded, captions: Encoded) -> Scores:
+def scores_between(model: RetrievalModel, first: Encoded, second: Encoded) -> Scores:
+    """Return the scores of a model as a source for `train.evaluation.ranks_of`."""
+
     def scores(rows: slice, columns: Tensor) -> Tensor:
         with evaluating(model):
-            return model.scores(images[rows], captions[columns])
+            return model.scores(first[rows], second[columns])
 
     return scores
 
 
-def _mean(sources: Sequence[Scores]) -> Scores:
+def mean_scores(sources: Sequence[Scores]) -> Scores:
+    """Return the mean of sources of scores as a source."""
+
     def scores(rows: slice, columns: Tensor) -> Tensor:
         total = sources[0](rows, columns)
         for source in sources[1:]:

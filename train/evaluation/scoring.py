@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from train.data.captions import labels_of
+from train.data.captions import Captions, labels_of
 from train.data.splits import TEST_SPLITS, LeftOut, TrainingData, open_data
 from train.devices import check_device_name, resolve_device
+from train.evaluation.across_languages import AcrossLanguages, evaluate_across_languages
 from train.evaluation.evaluating import Count, chance, count_nothing, evaluate
 from train.evaluation.metrics import Retrieval
 from train.runs.run import Run, open_run
@@ -32,6 +35,7 @@ class EvaluateJob:
         memory_map: folder for a copy of features that do not fit into memory.
         allow_missing_features: leave out the captions of images that lack features instead of raising an error. Fewer images
             are easier to retrieve from.
+        across_languages: also rank the captions in each language among those of the same images in the others.
 
     Raises:
         UsageError: the name of the device is unknown.
@@ -46,6 +50,7 @@ class EvaluateJob:
     device: str = "auto"
     memory_map: str | None = None
     allow_missing_features: bool = False
+    across_languages: bool = False
 
     def __post_init__(self) -> None:
         check_device_name(self.device)
@@ -62,6 +67,7 @@ class Score:
         retrieval: recalls and median ranks.
         chance: recalls that a random order reaches, by direction; see `train.evaluation.chance`.
         left_out: the images of the split that lack features and were left out; None if there are none.
+        across_languages: by language, what these captions find among its captions; empty unless it was requested.
     """
 
     language: str
@@ -70,9 +76,11 @@ class Score:
     retrieval: Retrieval
     chance: Mapping[str, tuple[float, ...]]
     left_out: LeftOut | None = None
+    across_languages: Mapping[str, AcrossLanguages] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
+        across = {language: result.to_dict() for language, result in self.across_languages.items()}
         return {
             "language": self.language,
             "portion": self.portion,
@@ -80,6 +88,7 @@ class Score:
             **self.retrieval.to_dict(),
             "chance": {direction: list(recalls) for direction, recalls in self.chance.items()},
             **({"left_out": self.left_out.to_dict()} if self.left_out else {}),
+            **({"across_languages": across} if across else {}),
         }
 
 
@@ -95,6 +104,7 @@ def evaluate_run(job: EvaluateJob, count: Count = count_nothing) -> list[Score]:
         memory_map=job.memory_map,
         count=count,
         allow_missing_features=job.allow_missing_features,
+        across_languages=job.across_languages,
     )
 
 
@@ -109,6 +119,7 @@ def score_run(
     memory_map: str | None = None,
     count: Count = count_nothing,
     allow_missing_features: bool = False,
+    across_languages: bool = False,
 ) -> list[Score]:
     """Evaluate an open run. The captions of each split and portion are a test of their own and are never mixed.
 
@@ -122,6 +133,7 @@ def score_run(
         memory_map: folder for a copy of features that do not fit into memory.
         count: counts the captions and images that are embedded, for a display of progress.
         allow_missing_features: as in `EvaluateJob`.
+        across_languages: as in `EvaluateJob`.
 
     Returns:
         One score per split, language and portion.
@@ -129,7 +141,8 @@ def score_run(
     Raises:
         DatasetError: the captions are in the ids of another vocabulary, the features come from another extractor, images lack
             features, or there is no such split.
-        UsageError: the run does not know a language, or there are no captions of the split, language or portion.
+        UsageError: the run does not know a language; there are no captions of the split, language or portion, or, with
+            ``across_languages``, none of the same images in two languages.
     """
     known = run.model.languages
     unknown = [language for language in languages if language not in known]
@@ -159,7 +172,13 @@ def score_run(
                 expected={name: run.fingerprints[name] for name in ("vocabulary", "extractor")},
                 allow_missing_features=allow_missing_features,
             )
-            scores += [_score(run, data, language, name, count) for language, names in portions.items() for name in names]
+            found = [_score(run, data, language, name, count) for language, names in portions.items() for name in names]
+            scores += _ranked_across_languages(run, data, found, count) if across_languages else found
+    if across_languages and not any(score.across_languages for score in scores):
+        raise UsageError(
+            "nothing to rank across languages: no portion has captions of the same images in two of the languages that are "
+            "evaluated. Leave --across-languages out, or choose others with --languages, --portion and --split"
+        )
     return scores
 
 
@@ -201,10 +220,7 @@ def _listing(labels: Collection[tuple[str, str, str]], splits: Sequence[str]) ->
 
 def _score(run: Run, data: TrainingData, language: str, portion: str, count: Count) -> Score:
     captions = data.captions
-    chosen = captions.select(
-        (captions.languages == captions.language_names.index(language))
-        & (captions.portions == captions.portion_names.index(portion))
-    )
+    chosen = captions.select((captions.languages == captions.language_names.index(language)) & _of_portion(captions, portion))
     return Score(
         language=language,
         portion=portion,
@@ -213,3 +229,18 @@ def _score(run: Run, data: TrainingData, language: str, portion: str, count: Cou
         chance=chance(chosen, language),
         left_out=data.left_out,
     )
+
+
+def _ranked_across_languages(run: Run, data: TrainingData, scores: Sequence[Score], count: Count) -> list[Score]:
+    """Return scores with what captions find in the other languages of their portion."""
+    captions = data.captions
+    found: dict[tuple[str, str], dict[str, AcrossLanguages]] = {}
+    for portion in dict.fromkeys(score.portion for score in scores):
+        chosen = replace(data, captions=captions.select(_of_portion(captions, portion)))
+        for (query, other), result in evaluate_across_languages([(run.model, chosen)], count=count).items():
+            found.setdefault((query, portion), {})[other] = result
+    return [replace(score, across_languages=found.get((score.language, score.portion), {})) for score in scores]
+
+
+def _of_portion(captions: Captions, portion: str) -> np.ndarray:
+    return captions.portions == captions.portion_names.index(portion)
