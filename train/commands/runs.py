@@ -105,6 +105,9 @@ def embed(
     ] = "",
     device: Device = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another dataset in OUTPUT.")] = False,
+    allow_missing_features: Annotated[
+        bool, typer.Option("--allow-missing-features", help="Embed what has features of --splits, and say what has none.")
+    ] = False,
     log_json: LogJson = False,
 ) -> None:
     """Write the embeddings of images and captions into shards.
@@ -125,10 +128,11 @@ def embed(
         overwrite=overwrite,
         splits=several(splits),
         languages=several(languages),
+        allow_missing_features=allow_missing_features,
     )
     total = sum(open_dataset(source).manifest.rows for source in (features, captions) if source)
     with Counter(notes, "embed", unit="vectors", total=total, log_json=log_json) as count:
-        manifests = embedding.embed(job, count)
+        manifests = embedding.embed(job, count, remark)
         count.settle()
     record_written(manifests)
     for manifest in manifests:

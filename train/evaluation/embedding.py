@@ -5,6 +5,7 @@ Letters: ``I`` images, ``C`` captions, ``D`` feature width, ``E`` embedding widt
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +37,12 @@ from train.runs.run import Run, open_run
 
 __all__ = ["EmbedJob", "embed", "embed_run", "embed_shard"]
 
+Remark: TypeAlias = Callable[[str], None]
+
+_NAMED = 5
 _KEY = ("image_id", "language", "portion", "index", "split")
+
+logger = logging.getLogger(__name__)
 
 _Columns: TypeAlias = dict[str, Any]
 _Rows: TypeAlias = Callable[[int], tuple[_Columns, dict[str, int]]]
@@ -56,6 +62,8 @@ class EmbedJob:
         overwrite: replace datasets with another fingerprint.
         splits: only captions of these splits, and only images that have one; all if empty.
         languages: only captions in these languages; all that the run knows if empty.
+        allow_missing_features: embed the images of ``splits`` that have features where others lack them, instead of raising an
+            error.
 
     Raises:
         UsageError: there is nothing to embed, a selection has no captions to choose from, or the name of the device is unknown.
@@ -69,6 +77,7 @@ class EmbedJob:
     overwrite: bool = False
     splits: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
+    allow_missing_features: bool = False
 
     def __post_init__(self) -> None:
         if not self.features and not self.captions:
@@ -99,7 +108,7 @@ def embed_shard(
     ).values
 
 
-def embed(job: EmbedJob, count: Count = count_nothing) -> list[Manifest]:
+def embed(job: EmbedJob, count: Count = count_nothing, remark: Remark = logger.warning) -> list[Manifest]:
     """Open a run and embed images and captions with it; returns and raises what `embed_run` does, and what `open_run` raises."""
     run = open_run(job.run, device=resolve_device(job.device))
     return embed_run(
@@ -112,6 +121,8 @@ def embed(job: EmbedJob, count: Count = count_nothing) -> list[Manifest]:
         count=count,
         splits=job.splits,
         languages=job.languages,
+        allow_missing_features=job.allow_missing_features,
+        remark=remark,
     )
 
 
@@ -126,6 +137,8 @@ def embed_run(
     count: Count = count_nothing,
     splits: Sequence[str] = (),
     languages: Sequence[str] = (),
+    allow_missing_features: bool = False,
+    remark: Remark = logger.warning,
 ) -> list[Manifest]:
     """Embed images and captions with the model of an open run, one output shard per input shard.
 
@@ -142,6 +155,8 @@ def embed_run(
         count: counts the images and captions, for a display of progress.
         splits: as in `EmbedJob`.
         languages: as in `EmbedJob`.
+        allow_missing_features: as in `EmbedJob`.
+        remark: receives a sentence about the images that lack features, for each split that has such.
 
     Returns:
         Manifests of the datasets: kind ``features`` in ``images``, kind ``embeddings`` in ``captions``.
@@ -149,7 +164,7 @@ def embed_run(
     Raises:
         UsageError: the run does not know a language, or its model makes no vectors.
         DatasetError: an input is of the wrong kind, or has another vocabulary or extractor than the run was trained with; there
-            are no such captions; or the output holds something that must not be lost.
+            are no such captions; images of ``splits`` lack features; or the output holds something that must not be lost.
     """
     check_vectors(run)
     images = open_dataset(features, kind="features") if features else None
@@ -159,6 +174,9 @@ def embed_run(
     if encoded is not None:
         check_captions(run, encoded)
         _check_selection(run, encoded, splits, languages)
+    if images is not None and encoded is not None:
+        for split in splits:
+            _check_images(images, encoded, split, allow_missing_features, remark)
     tasks = []
     if images is not None:
         chosen = _images_of(encoded, splits) if encoded is not None and splits else None
@@ -194,6 +212,22 @@ def _images_of(captions: Dataset, splits: Sequence[str]) -> pa.Array:
     """Return the ids of the images that have captions in some splits."""
     shards = captions.shards(["image_id", "split"])
     return pa.concat_arrays([pc.unique(table.filter(_is_in(table["split"], splits))["image_id"]) for table in shards])
+
+
+def _check_images(features: Dataset, captions: Dataset, split: str, allow_missing: bool, remark: Remark) -> None:
+    """Check that all images of a split have features, or say which ones do not."""
+    ids = _images_of(captions, [split]).unique()
+    missing = sorted(ids.filter(pc.invert(pc.is_in(ids, pa.array(features.image_ids(), ids.type)))).to_pylist())
+    if not missing:
+        return
+    names = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
+    found = f"{len(missing):,} of {len(ids):,} images of split {split!r}: {names}"
+    if not allow_missing:
+        raise DatasetError(
+            f"{features.folder.location!r} lacks the features of {found}. Extract them, or embed the other images with "
+            "--allow-missing-features (allow_missing_features=True)"
+        )
+    remark(f"not embedded for lack of features: {found}")
 
 
 def _is_in(labels: pa.ChunkedArray, values: Sequence[str]) -> pa.ChunkedArray:

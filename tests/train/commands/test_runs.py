@@ -255,3 +255,21 @@ def test_embed_takes_splits_and_languages(command, write_run, toy, tmp_path):
     assert len(images) == 21
     with pytest.raises(DatasetError, match="holds another dataset"):
         command(*arguments, "--splits", "val")
+
+
+def test_embed_says_which_images_it_lacks(command, write_run, gappy, tmp_path):
+    arguments = (
+        "embed",
+        write_run(),
+        tmp_path / "e",
+        "--features",
+        gappy.features,
+        "--captions",
+        gappy.captions,
+        "--splits",
+        "test",
+    )
+    with pytest.raises(DatasetError, match="--allow-missing-features"):
+        command(*arguments)
+    _, notes = command(*arguments, "--allow-missing-features")
+    assert notes == "not embedded for lack of features: 1 of 9 images of split 'test': test-004\n"
