@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from train.evaluation import EmbedJob as EmbedJob
     from train.evaluation import EvaluateJob as EvaluateJob
     from train.evaluation import SearchJob as SearchJob
+    from train.evaluation import averages as averages
     from train.evaluation import embed as embed
     from train.evaluation import embed_gallery as embed_gallery
     from train.evaluation import evaluate_run as evaluate
@@ -204,6 +205,7 @@ __all__ = [
     "Vocabulary",
     "VocabularyJob",
     "WebdatasetLayout",
+    "averages",
     "build_vocabulary",
     "cancel_job",
     "collate_pairs",
@@ -322,6 +324,7 @@ _MODULES = {
     "train.data.batches": ("CaptionBatch",),
     "train.data.torch_datasets": ("collate_pairs", "PairDataset", "PairStream"),
     "train.evaluation": (
+        "averages",
         "embed",
         "embed_gallery",
         "EmbedJob",

@@ -68,7 +68,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "objectives": {"config", "data", "models"},
         "schedules": {"config", "runs"},
         "runs": {"config", "models"},
-        "evaluation": {"config", "data", "devices", "models", "runs"},
+        "evaluation": {"config", "data", "devices", "models", "objectives", "runs"},
         "material": {"config", "data", "evaluation", "models", "objectives"},
         "jobs": {"config", "data", "devices", "runs"},
         "loop": {

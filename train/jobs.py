@@ -39,6 +39,8 @@ class TrainJob:
         memory_map: folder for a copy of the features that is mapped into memory, and that all runs with this folder share.
         allow_missing_features: leave out the captions of images that lack features, in training and validation, instead of
             raising an error.
+        start_from: folder of a run whose best weights take the place of drawn ones; see `train.runs.starting`. A run that is
+            resumed takes nothing again: then it must be the same run, or may be left out.
 
     Raises:
         UsageError: a value is missing or impossible.
@@ -57,6 +59,7 @@ class TrainJob:
     curves: bool = True
     memory_map: str | None = None
     allow_missing_features: bool = False
+    start_from: str = ""
 
     def __post_init__(self) -> None:
         datasets = {} if self.corpus is None else vars(self.corpus)
@@ -70,10 +73,19 @@ class TrainJob:
             raise UsageError(f"seed is {self.seed}, expected 0 or more")
         if self.save_every < 1:
             raise UsageError(f"save_every is {self.save_every}, expected 1 or more")
+        if self.start_from and Folder(self.start_from).path_of("") == Folder(self.output).path_of(""):
+            raise UsageError(
+                f"--from {self.start_from!r} is OUTPUT itself: name another run, or continue this one with --resume"
+            )
         check_device_name(self.device)
         check_precision_name(self.precision)
         if not Folder(self.output).is_local:
             raise UsageError(f"{self.output!r} is not a local folder: train into one, and copy the run when it is done")
+        source = Folder(self.start_from) if self.start_from else None
+        if source is not None and source.is_local and source.local_path == Folder(self.output).local_path:
+            raise UsageError(
+                f"--from {self.start_from!r} is OUTPUT itself: name another run, or continue this one with --resume"
+            )
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,16 @@ from train.interruption import Interruption, held_back
 from train.jobs import DivergedError, Result, TrainJob
 from train.material import TrainingMaterial, open_material
 from train.models.catalogue import build_model
-from train.objectives.terms import Objective, terms_of
+from train.objectives.terms import Objective, per_query, terms_of
 from train.progress import Report
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
 from train.runs.logs import CONFIG, CURVES, LOG, METRICS, RunLog
 from train.runs.restoring import restore_model, restore_optimizer, restore_sampler
 from train.runs.resuming import check_same_run, checkpoint_to_resume
+from train.runs.run import Run, open_run
+from train.runs.starting import provenance, start_model
 from train.runs.stopwatch import Stopwatch
-from train.schedules import learning_rate, steps_in_all, stop_reason
+from train.schedules import learning_rate, steps_in_all, steps_per_epoch, stop_reason
 
 __all__ = ["Remark", "train"]
 
@@ -66,8 +68,8 @@ def train(
     Args:
         job: what to train.
         watch: receives a report every few steps and after each evaluation.
-        remark: receives a sentence about the captions that are left out, for each split that lacks features, and about features of
-            zeros or of wild norms.
+        remark: receives a sentence about the captions that are left out, for each split that lacks features, about features of
+            zeros or of wild norms, and about what was taken from another run.
         material: what to train on, instead of the job's corpus.
 
     Raises:
@@ -85,6 +87,7 @@ def train(
     folder = Folder(job.output)
     with join_processes(device) as processes, _held(folder, processes), computing(job.precision, device):
         before = checkpoint_to_resume(folder, resume=job.resume)
+        source = open_run(job.start_from) if job.start_from else None
         material = material or _material(job)
         start = Checkpoint(
             config=to_toml(job.config),
@@ -97,13 +100,16 @@ def train(
             precision=job.precision,
             standing=Standing(),
             left_out={left_out.split: left_out.to_dict() for left_out in material.left_out},
+            started_from={} if source is None else provenance(source),
         )
         if before is not None:
             check_same_run(before, start, folder)
+            start = replace(start, started_from=before.started_from)
         loop = _Loop(job, material, start, processes, device, watch)
-        loop.begin(before)
+        taken = loop.begin(before, source)
         if processes.is_first:
-            for sentence in (*(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)):
+            remarks = [*(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)]
+            for sentence in (taken, *remarks) if taken else remarks:
                 remark(sentence)
         with held_back() as interruption:
             standing = loop.run(interruption)
@@ -137,20 +143,23 @@ class _Step:
     """What a step did.
 
     Attributes:
-        batch: its batch.
-        loss: the objective.
-        terms: the losses that it is the weighted sum of, by name.
+        batches: its batches.
+        losses: the objective of each batch, and the losses that it is the weighted sum of, by name.
         norm: norm of the gradient before it was clipped.
     """
 
-    batch: Batch
-    loss: Tensor
-    terms: Mapping[str, Tensor]
+    batches: tuple[Batch, ...]
+    losses: tuple[tuple[Tensor, Mapping[str, Tensor]], ...]
     norm: Tensor
 
-    def per_query(self, loss: Tensor) -> float:
-        """Return the mean of a loss over its queries, the rows in both directions; the last batch of an epoch may be smaller."""
-        return float(loss) / (2 * len(self.batch.images))
+    @property
+    def loss(self) -> Tensor:
+        """The objective, the sum over the batches."""
+        return torch.stack([loss for loss, _ in self.losses]).sum()
+
+    def per_query(self) -> tuple[float, dict[str, float]]:
+        """Return objective and losses as means over their queries; the last batch of an epoch may be smaller."""
+        return per_query((batch, *losses) for batch, losses in zip(self.batches, self.losses, strict=True))
 
 
 class _Loop:
@@ -185,7 +194,9 @@ class _Loop:
         self.standing = Standing()
         self.stopwatch = Stopwatch()
         self.sampler = material.sampler(config, job.seed)
+        self.epoch_steps = steps_per_epoch(config.schedule, self.sampler.epoch_steps)
         self.model = build_model(config.model, start.dimensions, job.seed).to(device)
+        self.terms = terms_of(config.loss, self.model)
         optimizer = torch.optim.AdamW if config.optimizer.decoupled else torch.optim.Adam
         self.optimizer = optimizer(
             self.model.parameters(),
@@ -196,8 +207,13 @@ class _Loop:
             fused=True,
         )
 
-    def begin(self, before: Checkpoint | None) -> None:
-        """Restore the state in which an earlier process stopped, if there was one, and build the objective."""
+    def begin(self, before: Checkpoint | None, other: Run | None) -> str:
+        """Restore the state in which an earlier process stopped, or take the weights of another run, and build the objective.
+
+        Returns:
+            What was taken from another run, in words.
+        """
+        taken = ""
         if before is not None:
             assert before.optimizer is not None
             assert before.sampler is not None
@@ -209,10 +225,14 @@ class _Loop:
             say(_kept(self.standing.step))
         else:
             say("stopped before the first checkpoint: nothing is kept")
-        objective = Objective(self.model, terms_of(self.config.loss, self.model), whole=self.processes.whole)
+        if before is None and other is not None:
+            began = start_model(self.model, self.start.tokens, other)
+            self.start, taken = replace(self.start, started_from=began.to_dict()), began.remark
+        objective = Objective(self.model, self.terms, whole=self.processes.whole)
         if self.job.compile:
             objective.compile()
         self.objective = self.processes.wrap(objective)
+        return taken
 
     def run(self, interruption: Interruption) -> Standing:
         """Train to the end, or until the step after which an interruption stops all processes."""
@@ -237,10 +257,12 @@ class _Loop:
                     log.write("left_out", 0, left_out.to_dict())
                 for odd in self.material.odd_features:
                     log.write("odd_features", 0, odd.to_dict())
+                if self.start.started_from:
+                    log.write("started_from", 0, self.start.started_from)
             return self._run(log, interruption)
 
     def _run(self, log: RunLog | None, interruption: Interruption) -> Standing:
-        schedule, epoch_steps = self.config.schedule, self.sampler.epoch_steps
+        schedule, epoch_steps = self.config.schedule, self.epoch_steps
         evaluate_every = schedule.evaluate_every or epoch_steps
         self._stop_if_over()
         self.stopwatch.begin()
@@ -275,39 +297,46 @@ class _Loop:
         return self.standing
 
     def _step(self) -> _Step:
-        """Train on one batch."""
-        config = self.config
+        """Train on the batches of a step: their gradients add up, as those of the queries of a batch do."""
+        config, epoch = self.config, self.sampler.epoch
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(
-                config, step=self.standing.step, epoch=self.sampler.epoch, epoch_steps=self.sampler.epoch_steps
-            )
-        with self.stopwatch.measure("data"):
-            batch = self.sampler.next()
-            inputs = self.material.inputs(batch, self.device, self.processes.rows(len(batch.images)))
+            group["lr"] = learning_rate(config, step=self.standing.step, epoch=epoch, epoch_steps=self.epoch_steps)
         hinges = "sum" if self.standing.step < config.loss.warmup_steps else config.loss.hinges
         self.optimizer.zero_grad()
-        loss, terms = self.objective(inputs, hinges)
-        loss.backward()
+        batches: list[Batch] = []
+        losses: list[tuple[Tensor, Mapping[str, Tensor]]] = []
+        while len(batches) < config.schedule.accumulate and self.sampler.epoch == epoch:
+            with self.stopwatch.measure("data"):
+                batch = self.sampler.next()
+                inputs = self.material.inputs(batch, self.device, self.processes.rows(len(batch.images)))
+            loss, terms = self.objective(inputs, hinges)
+            # Several processes exchange the gradients of each batch: the encoders of another may be others.
+            loss.backward()
+            batches.append(batch)
+            losses.append((loss.detach(), terms))
+            self.stopwatch.count(batch.pairs)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.gradient_clipping or torch.inf)
         self.optimizer.step()
         self.standing = replace(self.standing, step=self.standing.step + 1)
-        self.stopwatch.count(batch.pairs)
-        return _Step(batch, loss.detach(), terms, norm)
+        return _Step(tuple(batches), tuple(losses), norm)
 
     def _evaluate(self, log: RunLog | None, done: _Step) -> None:
         """Measure recalls on the validation split; only the first process does, and tells the others the score."""
         score = 0.0
         if log is not None:
             with self.stopwatch.measure("evaluation"):
-                results = self.material.evaluate(self.model)
+                validation = self.material.evaluate(self.model, self.config, self.terms)
+            results = validation.retrieval
             monitored = self.config.schedule.monitor or self.config.data.languages
             score = sum(results[language].sum_of_recalls for language in monitored)
             by_language = {language: retrieval.to_dict() for language, retrieval in results.items()}
             log.write("evaluation", self.standing.step, {"score": score, **by_language})
+            if validation.loss is not None:
+                log.write("validation", self.standing.step, {"loss": validation.loss, "terms": dict(validation.terms)})
         self.standing = self.standing.evaluated(self.processes.agree(score, self.device))
         if log is not None:
             scores = {language: retrieval.sum_of_recalls for language, retrieval in results.items()}
-            self.watch(self._report(done.per_query(done.loss), scores))
+            self.watch(replace(self._report(done.per_query()[0], scores), validation_loss=validation.loss))
 
     def _check_finite(self, done: _Step) -> None:
         """Stop a training that has diverged.
@@ -322,15 +351,15 @@ class _Loop:
             )
 
     def _log_step(self, log: RunLog, done: _Step) -> None:
-        loss = done.per_query(done.loss)
+        loss, terms = done.per_query()
         log.write(
             "step",
             self.standing.step,
             {
                 "loss": loss,
-                "terms": {name: done.per_query(value) for name, value in done.terms.items()},
-                "task": done.batch.task,
-                "languages": list(done.batch.languages),
+                "terms": terms,
+                "task": "+".join(dict.fromkeys(batch.task for batch in done.batches)),
+                "languages": list(dict.fromkeys(language for batch in done.batches for language in batch.languages)),
                 "gradient_norm": float(done.norm),
                 "learning_rate": self.optimizer.param_groups[0]["lr"],
             },
@@ -338,11 +367,11 @@ class _Loop:
         self.watch(self._report(loss, {}))
 
     def _report(self, loss: float, scores: dict[str, float]) -> Report:
-        standing, limit = self.standing, steps_in_all(self.config.schedule, self.sampler.epoch_steps)
+        standing, limit = self.standing, steps_in_all(self.config.schedule, self.epoch_steps)
         return Report(standing.step, limit, self.sampler.epoch, loss, scores, standing.best_score)
 
     def _stop_if_over(self) -> None:
-        reason = stop_reason(self.standing, self.config.schedule, self.sampler.epoch_steps)
+        reason = stop_reason(self.standing, self.config.schedule, self.epoch_steps)
         self.standing = replace(self.standing, stopped=reason)
 
     def _save(self, name: str) -> None:

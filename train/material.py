@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,11 +21,10 @@ from train.data.corpus import Corpus
 from train.data.norms import OddFeatures, odd_features
 from train.data.sampling import Batch, ImageSampler, Sampler, TaskSampler
 from train.data.splits import LeftOut, TrainingData, open_data
-from train.evaluation.evaluating import evaluate
-from train.evaluation.metrics import Retrieval
+from train.evaluation.validating import Validation, validate
 from train.models.dimensions import Dimensions
 from train.models.retrieval_model import ImageBatch, RetrievalModel
-from train.objectives.terms import Inputs
+from train.objectives.terms import Inputs, Term
 
 __all__ = ["Material", "TrainingMaterial", "build_sampler", "frequent_tokens", "inputs_of", "open_material", "tokens_of"]
 
@@ -63,8 +62,8 @@ class TrainingMaterial(Protocol):
     def inputs(self, batch: Batch, device: torch.device, rows: slice) -> Inputs:
         """Return the inputs of the model for some rows of a batch."""
 
-    def evaluate(self, model: RetrievalModel) -> Mapping[str, Retrieval]:
-        """Measure a model on the validation split, by language."""
+    def evaluate(self, model: RetrievalModel, config: Config, terms: Sequence[Term]) -> Validation:
+        """Measure recalls, by language, and the losses of an objective's terms on the validation split."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +112,9 @@ class Material:
         """Return the inputs of the model for some rows of a batch."""
         return inputs_of(self.training, batch, device, rows)
 
-    def evaluate(self, model: RetrievalModel) -> Mapping[str, Retrieval]:
-        """Measure a model on the validation split, by language."""
-        return evaluate(model, self.validation)
+    def evaluate(self, model: RetrievalModel, config: Config, terms: Sequence[Term]) -> Validation:
+        """Measure recalls, by language, and the losses of an objective's terms on the validation split."""
+        return validate(model, self.validation, config, terms)
 
 
 def open_material(

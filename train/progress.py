@@ -33,6 +33,7 @@ class Report:
         loss: loss of the last batch, per query.
         scores: sum of recalls on the validation split by language; empty except directly after an evaluation.
         best: greatest sum of recalls so far, over all monitored languages; -1 before the first evaluation.
+        validation_loss: loss on the validation split, per query; None except directly after an evaluation that measures it.
     """
 
     step: int
@@ -41,6 +42,7 @@ class Report:
     loss: float
     scores: dict[str, float]
     best: float
+    validation_loss: float | None = None
 
     @property
     def line(self) -> str:
@@ -52,7 +54,8 @@ class Report:
     def evaluation(self) -> str:
         """Scores of the evaluation in a few words."""
         scores = ", ".join(f"{language} {score:.1f}" for language, score in self.scores.items())
-        return f"step {self.step:,}: sum of recalls {scores}; best {self.best:.1f}"
+        loss = "" if self.validation_loss is None else f"; validation loss {self.validation_loss:.4f}"
+        return f"step {self.step:,}: sum of recalls {scores}; best {self.best:.1f}{loss}"
 
 
 class _Display:
@@ -128,7 +131,7 @@ class ProgressLine(_Display):
         """Show a report."""
         self._now = time.monotonic()
         first_step, first_time = self._first = self._first or (report.step, self._now)
-        more = {"epoch": report.epoch, "loss": report.loss, "scores": report.scores, "best": report.best}
+        more = {name: getattr(report, name) for name in ("epoch", "loss", "scores", "best", "validation_loss")}
         self._last = snapshot = Snapshot(
             "train", "steps", {"steps": report.step}, self._now - first_time, report.steps, first_step, more=more
         )

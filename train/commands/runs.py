@@ -50,17 +50,22 @@ def evaluate(
     memory_map: MemoryMap = "",
     allow_missing_features: AllowMissingFeatures = False,
     folds: Annotated[int, typer.Option("--folds", help="Means over so many folds of the images; 5 for COCO's 1K.")] = 1,
+    across_languages: Annotated[
+        bool,
+        typer.Option("--across-languages", help="Also rank captions among those of the same images in each other language."),
+    ] = False,
     as_json: AsJson = False,
     log_json: LogJson = False,
 ) -> None:
     """Measure what a run retrieves: R@1, R@5, R@10 and median rank, from image to text and from text to image.
 
     If an image has several captions, the best-ranked one counts. Equal scores count against the model. Several runs are evaluated
-    as one, an ensemble: the score of an image and a caption is the mean of theirs.
+    as one, an ensemble: the score of an image and a caption is the mean of theirs. Means over languages follow.
     """
+    from train.evaluation.averaging import evaluation_report
     from train.evaluation.scoring import EvaluateJob, evaluate_run
     from train.progress import Counter
-    from train.reports.score_tables import score_table
+    from train.reports.score_tables import across_table, average_table, score_table
 
     job = EvaluateJob(
         run=tuple(run),
@@ -73,6 +78,7 @@ def evaluate(
         memory_map=memory_map or None,
         allow_missing_features=allow_missing_features,
         folds=folds,
+        across_languages=across_languages,
     )
     with Counter(notes, "evaluate", unit="vectors", log_json=log_json) as count:
         scores = evaluate_run(job, count)
@@ -80,9 +86,12 @@ def evaluate(
     for left_out in dict.fromkeys(score.left_out for score in scores if score.left_out is not None):
         remark(left_out.remark)
     if as_json:
-        typer.echo(json.dumps([score.to_dict() for score in scores], indent=2))
-    else:
-        console.print(score_table(scores, title=escape(run[0] if len(run) == 1 else f"mean scores of {', '.join(run)}")))
+        typer.echo(json.dumps(evaluation_report(scores), indent=2))
+        return
+    title = escape(run[0] if len(run) == 1 else f"mean scores of {', '.join(run)}")
+    for table in (score_table(scores, title=title), average_table(scores), across_table(scores)):
+        if table is not None:
+            console.print(table)
 
 
 @app.command(epilog="Example: imagepivot compare runs/c2c runs/bilingual --output comparison.png")
@@ -134,6 +143,9 @@ def embed(
     ] = "",
     device: Device = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another dataset in OUTPUT.")] = False,
+    allow_missing_features: Annotated[
+        bool, typer.Option("--allow-missing-features", help="Embed what has features of --splits, and say what has none.")
+    ] = False,
     log_json: LogJson = False,
 ) -> None:
     """Write the embeddings of images and captions into shards.
@@ -154,10 +166,11 @@ def embed(
         overwrite=overwrite,
         splits=several(splits),
         languages=several(languages),
+        allow_missing_features=allow_missing_features,
     )
     total = sum(open_dataset(source).manifest.rows for source in (features, captions) if source)
     with Counter(notes, "embed", unit="vectors", total=total, log_json=log_json) as count:
-        manifests = embedding.embed(job, count)
+        manifests = embedding.embed(job, count, remark)
         count.settle()
     record_written(manifests)
     for manifest in manifests:

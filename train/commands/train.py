@@ -49,6 +49,12 @@ def train(
     precision: Precision = "fp32",
     compile: Annotated[bool, typer.Option("--compile", help="Compile model and loss; needs a GPU.")] = False,  # noqa: A002
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUTPUT, if there is one.")] = False,
+    start_from: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="RUN", help="Start from the best weights of another run; its words and languages may differ."
+        ),
+    ] = "",
     max_steps: Annotated[
         int | None, typer.Option("--max-steps", min=1, help="Maximum of steps: short for [i]--set schedule.max_steps=N[/i].")
     ] = None,
@@ -104,6 +110,7 @@ def train(
         curves=curves,
         memory_map=memory_map or None,
         allow_missing_features=allow_missing_features,
+        start_from=start_from,
     )
     with leaving(Left("stopped before training began; nothing was changed")), ProgressLine(notes, log_json=log_json) as watch:
         standing = loop.train(job, watch, remark).standing

@@ -144,6 +144,8 @@ class ScheduleConfig:
         batch_size: pairs per batch; for batches of ``images``, images per batch.
         bucket: for ``tasks``, put captions of similar length into a batch, which then takes fewer time steps; see
             `train.data.ShuffledRows`.
+        accumulate: number of batches whose gradients are added up for a step, after which steps, epochs, learning rates and
+            evaluations count; the last step of an epoch takes what is left. Negatives are those of each batch.
         evaluate_every: steps between two evaluations on the validation split; 0 means one at the end of each epoch.
         patience: number of evaluations without a better sum of recalls after which training stops; 0 means never.
         monitor: languages whose recalls are added up; all if empty.
@@ -159,6 +161,7 @@ class ScheduleConfig:
     batches: Literal["tasks", "images"] = "tasks"
     batch_size: int = 128
     bucket: bool = False
+    accumulate: int = 1
     evaluate_every: int = 0
     patience: int = 10
     monitor: tuple[str, ...] = ()
@@ -170,7 +173,7 @@ class ScheduleConfig:
     rate_warmup_steps: int = 0
 
     def __post_init__(self) -> None:
-        positive("schedule", self, "batch_size", "decay_factor")
+        positive("schedule", self, "batch_size", "accumulate", "decay_factor")
         not_negative("schedule", self, "evaluate_every", "patience", "max_epochs", "max_steps", "decay_epochs")
         not_negative("schedule", self, "rate_warmup_steps")
         require(

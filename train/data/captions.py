@@ -66,6 +66,11 @@ class Captions:
             return np.zeros(0, np.int64)
         return np.flatnonzero(self.languages == self.language_names.index(language))
 
+    def language_of(self, rows: np.ndarray) -> str | None:
+        """Return the language of some rows; None if they are in several."""
+        languages = np.unique(self.languages[rows])
+        return self.language_names[languages[0]] if len(languages) == 1 else None
+
     def select(self, rows: np.ndarray) -> Captions:
         """Return the captions in the given rows, in their order; ``image_ids`` and names stay as they are.
 

@@ -239,11 +239,7 @@ class TaskSampler:
         assert self._pairs is not None
         chosen = self._shuffled_pairs.next()
         sides = self._pairs.first[chosen].astype(np.int64), self._pairs.second[chosen].astype(np.int64)
-        return Batch("c2c", sides, self._captions.images[sides[0]], tuple(self._language(side) for side in sides))
-
-    def _language(self, rows: np.ndarray) -> str | None:
-        languages = np.unique(self._captions.languages[rows])
-        return self._captions.language_names[languages[0]] if len(languages) == 1 else None
+        return Batch("c2c", sides, self._captions.images[sides[0]], tuple(self._captions.language_of(side) for side in sides))
 
 
 class ImageSampler:

@@ -1,5 +1,7 @@
 """What a trained model retrieves: metrics, scores, embeddings, search."""
 
+from train.evaluation.across_languages import AcrossLanguages, evaluate_across_languages
+from train.evaluation.averaging import Average, averages, evaluation_report
 from train.evaluation.embedding import EmbedJob, embed, embed_run
 from train.evaluation.evaluating import (
     chance,
@@ -11,7 +13,7 @@ from train.evaluation.evaluating import (
 )
 from train.evaluation.folds import chance_in_folds, evaluate_folds
 from train.evaluation.matching import check_captions, check_features, check_members, check_vectors
-from train.evaluation.metrics import CUTOFFS, Direction, Ranks, Retrieval, Scores, ranks_of, retrieval
+from train.evaluation.metrics import CUTOFFS, Direction, Ranks, Retrieval, Scores, ranks_between, ranks_of, retrieval
 from train.evaluation.scoring import EvaluateJob, Score, evaluate_run, score_run, score_together
 from train.evaluation.searching import (
     Gallery,
@@ -23,9 +25,12 @@ from train.evaluation.searching import (
     search,
     search_gallery,
 )
+from train.evaluation.validating import Validation, validate
 
 __all__ = [
     "CUTOFFS",
+    "AcrossLanguages",
+    "Average",
     "Direction",
     "EmbedJob",
     "EvaluateJob",
@@ -37,6 +42,8 @@ __all__ = [
     "Scores",
     "SearchJob",
     "Tokenize",
+    "Validation",
+    "averages",
     "chance",
     "chance_in_folds",
     "check_captions",
@@ -49,9 +56,12 @@ __all__ = [
     "encode_captions",
     "encode_images",
     "evaluate",
+    "evaluate_across_languages",
     "evaluate_folds",
     "evaluate_run",
     "evaluate_together",
+    "evaluation_report",
+    "ranks_between",
     "ranks_of",
     "read_gallery",
     "retrieval",
@@ -60,4 +70,5 @@ __all__ = [
     "search",
     "search_gallery",
     "sum_of_recalls",
+    "validate",
 ]

@@ -5,7 +5,7 @@ Letters: ``I`` images, ``C`` captions, ``D`` feature width, ``E`` embedding widt
 
 from __future__ import annotations
 
-import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,12 +32,17 @@ from train.data.features import check_finite, feature_spec, unit_vectors
 from train.devices import check_device_name, resolve_device
 from train.evaluation.evaluating import Count, count_nothing, encode_captions, encode_images
 from train.evaluation.matching import check_captions, check_features, check_vectors
-from train.models.retrieval_model import RetrievalModel
+from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
 
-__all__ = ["EmbedJob", "embed", "embed_run", "embed_shard", "weights_digest"]
+__all__ = ["EmbedJob", "embed", "embed_run", "embed_shard"]
 
+Remark: TypeAlias = Callable[[str], None]
+
+_NAMED = 5
 _KEY = ("image_id", "language", "portion", "index", "split")
+
+logger = logging.getLogger(__name__)
 
 _Columns: TypeAlias = dict[str, Any]
 _Rows: TypeAlias = Callable[[int], tuple[_Columns, dict[str, int]]]
@@ -57,6 +62,8 @@ class EmbedJob:
         overwrite: replace datasets with another fingerprint.
         splits: only captions of these splits, and only images that have one; all if empty.
         languages: only captions in these languages; all that the run knows if empty.
+        allow_missing_features: embed the images of ``splits`` that have features where others lack them, instead of raising an
+            error.
 
     Raises:
         UsageError: there is nothing to embed, a selection has no captions to choose from, or the name of the device is unknown.
@@ -70,6 +77,7 @@ class EmbedJob:
     overwrite: bool = False
     splits: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
+    allow_missing_features: bool = False
 
     def __post_init__(self) -> None:
         if not self.features and not self.captions:
@@ -82,15 +90,6 @@ class EmbedJob:
     def name(self) -> str:
         """What the embedding is called in the datasets: the last component of the run's folder."""
         return self.run.rstrip("/").rpartition("/")[2] or "run"
-
-
-def weights_digest(model: RetrievalModel) -> str:
-    """Return the SHA-256, hexadecimal, of a model's parameters in the order of their names."""
-    digest = hashlib.sha256()
-    for name, values in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(values.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def embed_shard(
@@ -109,7 +108,7 @@ def embed_shard(
     ).values
 
 
-def embed(job: EmbedJob, count: Count = count_nothing) -> list[Manifest]:
+def embed(job: EmbedJob, count: Count = count_nothing, remark: Remark = logger.warning) -> list[Manifest]:
     """Open a run and embed images and captions with it; returns and raises what `embed_run` does, and what `open_run` raises."""
     run = open_run(job.run, device=resolve_device(job.device))
     return embed_run(
@@ -122,6 +121,8 @@ def embed(job: EmbedJob, count: Count = count_nothing) -> list[Manifest]:
         count=count,
         splits=job.splits,
         languages=job.languages,
+        allow_missing_features=job.allow_missing_features,
+        remark=remark,
     )
 
 
@@ -136,6 +137,8 @@ def embed_run(
     count: Count = count_nothing,
     splits: Sequence[str] = (),
     languages: Sequence[str] = (),
+    allow_missing_features: bool = False,
+    remark: Remark = logger.warning,
 ) -> list[Manifest]:
     """Embed images and captions with the model of an open run, one output shard per input shard.
 
@@ -152,6 +155,8 @@ def embed_run(
         count: counts the images and captions, for a display of progress.
         splits: as in `EmbedJob`.
         languages: as in `EmbedJob`.
+        allow_missing_features: as in `EmbedJob`.
+        remark: receives a sentence about the images that lack features, for each split that has such.
 
     Returns:
         Manifests of the datasets: kind ``features`` in ``images``, kind ``embeddings`` in ``captions``.
@@ -159,7 +164,7 @@ def embed_run(
     Raises:
         UsageError: the run does not know a language, or its model makes no vectors.
         DatasetError: an input is of the wrong kind, or has another vocabulary or extractor than the run was trained with; there
-            are no such captions; or the output holds something that must not be lost.
+            are no such captions; images of ``splits`` lack features; or the output holds something that must not be lost.
     """
     check_vectors(run)
     images = open_dataset(features, kind="features") if features else None
@@ -169,6 +174,9 @@ def embed_run(
     if encoded is not None:
         check_captions(run, encoded)
         _check_selection(run, encoded, splits, languages)
+    if images is not None and encoded is not None:
+        for split in splits:
+            _check_images(images, encoded, split, allow_missing_features, remark)
     tasks = []
     if images is not None:
         chosen = _images_of(encoded, splits) if encoded is not None and splits else None
@@ -206,6 +214,22 @@ def _images_of(captions: Dataset, splits: Sequence[str]) -> pa.Array:
     return pa.concat_arrays([pc.unique(table.filter(_is_in(table["split"], splits))["image_id"]) for table in shards])
 
 
+def _check_images(features: Dataset, captions: Dataset, split: str, allow_missing: bool, remark: Remark) -> None:
+    """Check that all images of a split have features, or say which ones do not."""
+    ids = _images_of(captions, [split]).unique()
+    missing = sorted(ids.filter(pc.invert(pc.is_in(ids, pa.array(features.image_ids(), ids.type)))).to_pylist())
+    if not missing:
+        return
+    names = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
+    found = f"{len(missing):,} of {len(ids):,} images of split {split!r}: {names}"
+    if not allow_missing:
+        raise DatasetError(
+            f"{features.folder.location!r} lacks the features of {found}. Extract them, or embed the other images with "
+            "--allow-missing-features (allow_missing_features=True)"
+        )
+    remark(f"not embedded for lack of features: {found}")
+
+
 def _is_in(labels: pa.ChunkedArray, values: Sequence[str]) -> pa.ChunkedArray:
     return pc.is_in(labels.cast(pa.string()), pa.array(values, pa.string()))
 
@@ -225,7 +249,7 @@ def _write(run: Run, task: _Task, *, name: str, overwrite: bool) -> Manifest:
     """Write a dataset with as many shards as its source, or complete it."""
     spec = FeatureSpec(name=name, shape=(run.model.width,), source=run.config.description)
     model = EmbeddingModel(
-        weights_sha256=weights_digest(run.model),
+        weights_sha256=weights_digest(run.model.state_dict()),
         similarity=run.model.similarity,
         languages=run.model.languages if task.kind == "embeddings" else None,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -23,12 +23,18 @@ from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 
 __all__ = [
     "Count",
+    "EncodedSplit",
     "chance",
     "count_nothing",
     "encode_captions",
     "encode_images",
+    "encode_split",
     "evaluate",
+    "evaluate_encoded",
     "evaluate_together",
+    "evaluating",
+    "mean_scores",
+    "scores_between",
     "sum_of_recalls",
 ]
 
@@ -43,7 +49,7 @@ def count_nothing(done: int) -> None:
 
 
 @contextmanager
-def _evaluating(model: RetrievalModel) -> Iterator[torch.device]:
+def evaluating(model: RetrievalModel) -> Iterator[torch.device]:
     """Put a model into evaluation mode without gradients inside the block, and yield its device.
 
     Mixed precision is off: in bfloat16 so many scores are equal that ranks would say little.
@@ -72,7 +78,7 @@ def encode_images(
         The images, in their order, on the model's device.
     """
     parts = []
-    with _evaluating(model) as device:
+    with evaluating(model) as device:
         for start in range(0, max(len(features), 1), batch_size):  # No images have a shape, too.
             batch = np.array(features[start : start + batch_size], np.float32)
             parts.append(model.encode_images(ImageBatch(torch.from_numpy(batch).to(device))))
@@ -99,7 +105,7 @@ def encode_captions(
     """
     by_length = np.argsort(captions.lengths, kind="stable")
     parts = []
-    with _evaluating(model) as device:
+    with evaluating(model) as device:
         for start in range(0, max(len(captions), 1), batch_size):
             batch = replace(captions, rows=captions.rows[by_length[start : start + batch_size]])
             parts.append(model.encode_captions(batch, language))
@@ -132,33 +138,100 @@ def evaluate_together(
     Returns:
         Retrieval by language, in the order of ``data.captions.language_names``; a language without captions is left out.
     """
-    captions = members[0][1].captions
     images = [encode_images(model, data.features, batch_size=batch_size, count=count) for model, data in members]
+
+    def captions_of(number: int, language: str, rows: np.ndarray) -> Encoded:
+        model, data = members[number]
+        batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)
+        return encode_captions(model, batch, language, batch_size=batch_size, count=count)
+
+    return _by_language([model for model, _ in members], members[0][1].captions, images, captions_of)
+
+
+@dataclass(frozen=True)
+class EncodedSplit:
+    """A split as a model encodes it.
+
+    Attributes:
+        images: the images, in the order of the features.
+        captions: the captions, in the order of `Captions`.
+    """
+
+    images: Encoded
+    captions: Encoded
+
+
+def encode_split(
+    model: RetrievalModel, data: TrainingData, *, batch_size: int = _BATCH, count: Count = count_nothing
+) -> EncodedSplit:
+    """Encode all images and captions of a split; arguments as those of `evaluate`."""
+    captions = data.captions
+    rows = [captions.rows_of(language) for language in captions.language_names]
+    batches = [CaptionBatch(captions.token_ids, captions.offsets, of_language) for of_language in rows]
+    encoded = Encoded.concatenate(
+        [
+            encode_captions(model, batch, language, batch_size=batch_size, count=count)
+            for batch, language in zip(batches, captions.language_names, strict=True)
+        ]
+    )
+    back = torch.from_numpy(np.argsort(np.concatenate(rows), kind="stable")).to(model.device)
+    return EncodedSplit(encode_images(model, data.features, batch_size=batch_size, count=count), encoded[back])
+
+
+def evaluate_encoded(model: RetrievalModel, data: TrainingData, encoded: EncodedSplit) -> dict[str, Retrieval]:
+    """Measure a split that is encoded already; returns what `evaluate` does."""
+    return _by_language(
+        [model],
+        data.captions,
+        [encoded.images],
+        lambda number, language, rows: encoded.captions[torch.from_numpy(rows).to(model.device)],
+    )
+
+
+def _by_language(
+    models: Sequence[RetrievalModel],
+    captions: Captions,
+    images: Sequence[Encoded],
+    captions_of: Callable[[int, str, np.ndarray], Encoded],
+) -> dict[str, Retrieval]:
+    """Measure retrieval for each language, with the mean of the models' scores.
+
+    Args:
+        models: the models.
+        captions: captions of the split.
+        images: the images, as each model encodes them.
+        captions_of: from the number of a model, a language and rows of ``captions`` to these captions as the model encodes them.
+    """
     results = {}
     for language in captions.language_names:
         rows = captions.rows_of(language)
         if not len(rows):
             continue
         chosen, image_of_caption = np.unique(captions.images[rows], return_inverse=True)
-        sources = []
-        for (model, data), encoded in zip(members, images, strict=True):
-            batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)
-            of_language = encode_captions(model, batch, language, batch_size=batch_size, count=count)
-            sources.append(_scores(model, encoded[torch.from_numpy(chosen).long().to(model.device)], of_language))
-        owners = torch.from_numpy(image_of_caption).long().to(members[0][0].device)
-        results[language] = retrieval(_mean(sources), len(chosen), owners)
+        sources = [
+            scores_between(
+                model, encoded[torch.from_numpy(chosen).long().to(model.device)], captions_of(number, language, rows)
+            )
+            for number, (model, encoded) in enumerate(zip(models, images, strict=True))
+        ]
+        owners = torch.from_numpy(image_of_caption).long().to(models[0].device)
+        results[language] = retrieval(mean_scores(sources), len(chosen), owners)
     return results
 
 
-def _scores(model: RetrievalModel, images: Encoded, captions: Encoded) -> Scores:
+def scores_between(model: RetrievalModel, first: Encoded, second: Encoded) -> Scores:
+    """Return the scores of a model as a source for `train.evaluation.ranks_of`."""
+
     def scores(rows: slice, columns: Tensor) -> Tensor:
-        with _evaluating(model):
-            return model.scores(images[rows], captions[columns])
+        with evaluating(model):
+            return model.scores(first[rows], second[columns])
 
     return scores
 
 
-def _mean(sources: Sequence[Scores]) -> Scores:
+def mean_scores(sources: Sequence[Scores]) -> Scores:
+    """Return the mean of sources of scores as a source."""
+
     def scores(rows: slice, columns: Tensor) -> Tensor:
         total = sources[0](rows, columns)
         for source in sources[1:]:

@@ -20,7 +20,17 @@ from math import comb, floor, isqrt
 import torch
 from torch import Tensor
 
-__all__ = ["CUTOFFS", "Direction", "Ranks", "Retrieval", "Scores", "chance_recall", "ranks_of", "retrieval"]
+__all__ = [
+    "CUTOFFS",
+    "Direction",
+    "Ranks",
+    "Retrieval",
+    "Scores",
+    "chance_recall",
+    "ranks_between",
+    "ranks_of",
+    "retrieval",
+]
 
 Scores = Callable[[slice, Tensor], Tensor]
 """A source of scores: from rows, a slice of the images, and columns, int64 numbers of captions, to their scores
@@ -87,9 +97,14 @@ class Retrieval:
         """Sum of the six recalls, 0 to 600, which early stopping monitors."""
         return sum(self.image_to_text.recalls) + sum(self.text_to_image.recalls)
 
+    @property
+    def mean_recall(self) -> float:
+        """Mean of the six recalls, 0 to 100, which papers call mR."""
+        return self.sum_of_recalls / 6
+
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
-        return {**asdict(self), "sum_of_recalls": self.sum_of_recalls}
+        return {**asdict(self), "mean_recall": self.mean_recall, "sum_of_recalls": self.sum_of_recalls}
 
 
 @dataclass(frozen=True)
@@ -106,11 +121,7 @@ class Ranks:
 
 
 def ranks_of(scores: Scores, images: int, image_of_caption: Tensor, *, scores_at_once: int = _SCORES_AT_ONCE) -> Ranks:
-    """Rank all queries in both directions.
-
-    The score matrix is cut into tiles: strips of images, and the captions of the images in a strip. Those in which captions meet
-    their own images come first, since other scores are compared with theirs. So each score is computed once, however many there
-    are, and memory holds one tile.
+    """Rank all queries in both directions; see `ranks_between`, of which this is the case of one row per image.
 
     Args:
         scores: see `Scores`.
@@ -125,53 +136,90 @@ def ranks_of(scores: Scores, images: int, image_of_caption: Tensor, *, scores_at
         raise ValueError(
             f"captions belong to images {int(image_of_caption.min())} to {int(image_of_caption.max())} of {images}"
         )
-    owner, order = image_of_caption.sort(stable=True)  # The captions of a strip of images are adjacent.
-    counts = torch.bincount(owner, minlength=images)
-    strips = _strips(counts.tolist(), scores_at_once)
-    image_to_text, text_to_image = (torch.zeros(size, dtype=torch.int64, device=owner.device) for size in (images, len(owner)))
-    own: list[Tensor] = []  # By strip: the score of each caption with its own image.
-    best: list[Tensor] = []  # By strip: the greatest of these scores of each image.
+    rows = torch.arange(images, device=image_of_caption.device)
+    return Ranks(*ranks_between(scores, rows, image_of_caption, scores_at_once=scores_at_once))
+
+
+def ranks_between(
+    scores: Scores, row_images: Tensor, column_images: Tensor, *, scores_at_once: int = _SCORES_AT_ONCE
+) -> tuple[Tensor, Tensor]:
+    """Rank items among others, in both directions; right are all that belong to the same image.
+
+    The best-ranked right item counts; the others are neither right nor wrong. The score matrix is cut into tiles: strips of images,
+    and what belongs to the images of a strip. Those in which items meet their own images come first, since other scores are
+    compared with theirs. So each score is computed once, however many there are, and memory holds one tile.
+
+    Args:
+        scores: see `Scores`; rows are captions, too, where captions are ranked among captions.
+        row_images: int64, the image of each row, from 0 and ascending.
+        column_images: int64, the image of each column, from 0.
+        scores_at_once: maximum number of scores to hold; more only where those of a single image are more.
+
+    Returns:
+        int64, the rank of each row and of each column; 0 where nothing belongs to the same image.
+
+    Raises:
+        ValueError: the images of the rows do not ascend.
+    """
+    if len(row_images) and bool((row_images.diff() < 0).any()):
+        raise ValueError("the images of the rows do not ascend")
+    device = row_images.device
+    owner, order = column_images.sort(stable=True)  # The columns of a strip of images are adjacent.
+    images = 1 + max((int(numbers.max()) for numbers in (row_images, column_images) if len(numbers)), default=-1)
+    in_rows, in_columns = (torch.bincount(numbers, minlength=images) for numbers in (row_images, column_images))
+    first_row = in_rows.cumsum(0) - in_rows
+    strips = _strips(in_rows.tolist(), in_columns.tolist(), scores_at_once)
+    row_ranks, column_ranks = (torch.zeros(len(numbers), dtype=torch.int64, device=device) for numbers in (row_images, owner))
+    best_of_rows: list[Tensor] = []  # By strip: the greatest score of each row with its own image.
+    best_of_columns: list[Tensor] = []
 
     def compare(a: int, b: int, tile: Tensor) -> None:
-        rows, columns = strips[a][0], strips[b][1]
-        image_to_text[rows] += (~(tile < best[a][:, None])).sum(1)
-        text_to_image[columns] += (~(tile < own[b])).sum(0)  # This counts the right image too: ranks count from 1.
+        row_ranks[strips[a][0]] += (~(tile < best_of_rows[a][:, None])).sum(1)
+        column_ranks[strips[b][1]] += (~(tile < best_of_columns[b])).sum(0)
 
     for number, (rows, columns) in enumerate(strips):
         tile = scores(rows, order[columns])
-        places = owner[columns] - rows.start
-        own.append(tile[places, torch.arange(len(places), device=places.device)])
-        # A score that is not a number loses against every other.
-        worst = tile.new_full((tile.shape[0],), -torch.inf)
-        best.append(worst.scatter_reduce(0, places, own[number].nan_to_num(nan=-torch.inf), "amax"))
+        # The scores of items of the same image, one after the other, with their places in the tile.
+        partners = in_rows[owner[columns]]
+        right = torch.repeat_interleave(torch.arange(len(partners), device=device), partners)
+        number_of_partner = torch.arange(len(right), device=device) - (partners.cumsum(0) - partners)[right]
+        left = first_row[owner[columns]][right] - rows.start + number_of_partner
+        own = tile[left, right]
+        for places, size, best, ranks, part in (
+            (left, tile.shape[0], best_of_rows, row_ranks, rows),
+            (right, tile.shape[1], best_of_columns, column_ranks, columns),
+        ):
+            # A score that is not a number loses against every other.
+            worst = tile.new_full((size,), -torch.inf)
+            best.append(worst.scatter_reduce(0, places, own.nan_to_num(nan=-torch.inf), "amax"))
+            # Items of the same image do not count against each other.
+            ranks[part] -= torch.zeros(size, dtype=torch.int64, device=device).index_add(
+                0, places, (~(own < best[number][places])).long()
+            )
         compare(number, number, tile)
-        # The captions of an image do not count against each other.
-        image_to_text[rows] -= torch.zeros_like(worst, dtype=torch.int64).index_add(
-            0, places, (~(own[number] < best[number][places])).long()
-        )
     for a, b in permutations(range(len(strips)), 2):
         compare(a, b, scores(strips[a][0], order[strips[b][1]]))
-    return Ranks(
-        image_to_text=(image_to_text + 1) * (counts > 0),
-        text_to_image=torch.empty_like(text_to_image).index_copy(0, order, text_to_image),
-    )
+    row_ranks = (row_ranks + 1) * (in_columns[row_images] > 0)
+    column_ranks = (column_ranks + 1) * (in_rows[owner] > 0)
+    return row_ranks, torch.empty_like(column_ranks).index_copy(0, order, column_ranks)
 
 
-def _strips(captions: Sequence[int], scores_at_once: int) -> list[tuple[slice, slice]]:
-    """Cut images into strips, and return for each its images and its captions, as slices.
+def _strips(rows: Sequence[int], columns: Sequence[int], scores_at_once: int) -> list[tuple[slice, slice]]:
+    """Cut images into strips, and return for each its rows and its columns, as slices.
 
     Args:
-        captions: number of captions of each image.
-        scores_at_once: maximum number of scores of a strip's images with another's captions, if possible.
+        rows: number of rows of each image.
+        columns: number of columns of each image.
+        scores_at_once: maximum number of scores of a strip's rows with another's columns, if possible.
     """
-    side = isqrt(scores_at_once) if len(captions) * sum(captions) > scores_at_once else max(len(captions), sum(captions))
-    strips, image, caption, held = [], 0, 0, 0
-    for number, count in enumerate(captions):
-        if number > image and (number - image == side or held + count > side):
-            strips.append((slice(image, number), slice(caption, caption + held)))
-            image, caption, held = number, caption + held, 0
-        held += count
-    return [*strips, (slice(image, len(captions)), slice(caption, caption + held))] if captions else []
+    side = isqrt(scores_at_once) if sum(rows) * sum(columns) > scores_at_once else max(sum(rows), sum(columns))
+    strips, row, column, height, width = [], 0, 0, 0, 0
+    for more_rows, more_columns in zip(rows, columns, strict=True):
+        if height + width and max(height + more_rows, width + more_columns) > side:
+            strips.append((slice(row, row + height), slice(column, column + width)))
+            row, column, height, width = row + height, column + width, 0, 0
+        height, width = height + more_rows, width + more_columns
+    return [*strips, (slice(row, row + height), slice(column, column + width))] if height + width else strips
 
 
 def retrieval(scores: Scores, images: int, image_of_caption: Tensor, *, scores_at_once: int = _SCORES_AT_ONCE) -> Retrieval:

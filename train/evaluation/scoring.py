@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from train.data.captions import labels_of
+from train.data.captions import Captions, labels_of
 from train.data.splits import TEST_SPLITS, LeftOut, TrainingData, open_data
 from train.devices import check_device_name, resolve_device
+from train.evaluation.across_languages import AcrossLanguages, evaluate_across_languages
 from train.evaluation.evaluating import Count, count_nothing
 from train.evaluation.folds import chance_in_folds, evaluate_folds
 from train.evaluation.matching import check_members
@@ -36,6 +39,7 @@ class EvaluateJob:
         allow_missing_features: leave out the captions of images that lack features instead of raising an error. Fewer images
             are easier to retrieve from.
         folds: rank within each of so many folds of the images, and return the means; see `train.evaluation.evaluate_folds`.
+        across_languages: also rank the captions in each language among those of the same images in the others.
 
     Raises:
         UsageError: the name of the device is unknown, the number of folds is impossible, or no run is given, or one twice.
@@ -51,6 +55,7 @@ class EvaluateJob:
     memory_map: str | None = None
     allow_missing_features: bool = False
     folds: int = 1
+    across_languages: bool = False
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -80,6 +85,7 @@ class Score:
         chance: recalls that a random order reaches, by direction; see `train.evaluation.chance`.
         left_out: the images of the split that lack features and were left out; None if there are none.
         folds: number of folds that the images were ranked in, and that the numbers are means over.
+        across_languages: by language, what these captions find among its captions; empty unless it was requested.
     """
 
     language: str
@@ -89,9 +95,11 @@ class Score:
     chance: Mapping[str, tuple[float, ...]]
     left_out: LeftOut | None = None
     folds: int = 1
+    across_languages: Mapping[str, AcrossLanguages] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
+        across = {language: result.to_dict() for language, result in self.across_languages.items()}
         return {
             "language": self.language,
             "portion": self.portion,
@@ -100,6 +108,7 @@ class Score:
             "chance": {direction: list(recalls) for direction, recalls in self.chance.items()},
             **({"folds": self.folds} if self.folds > 1 else {}),
             **({"left_out": self.left_out.to_dict()} if self.left_out else {}),
+            **({"across_languages": across} if across else {}),
         }
 
 
@@ -117,6 +126,7 @@ def evaluate_run(job: EvaluateJob, count: Count = count_nothing) -> list[Score]:
         count=count,
         allow_missing_features=job.allow_missing_features,
         folds=job.folds,
+        across_languages=job.across_languages,
     )
 
 
@@ -132,6 +142,7 @@ def score_run(
     count: Count = count_nothing,
     allow_missing_features: bool = False,
     folds: int = 1,
+    across_languages: bool = False,
 ) -> list[Score]:
     """Evaluate an open run; takes, returns and raises what `score_together` does, for one run."""
     return score_together(
@@ -145,6 +156,7 @@ def score_run(
         count=count,
         allow_missing_features=allow_missing_features,
         folds=folds,
+        across_languages=across_languages,
     )
 
 
@@ -160,6 +172,7 @@ def score_together(
     count: Count = count_nothing,
     allow_missing_features: bool = False,
     folds: int = 1,
+    across_languages: bool = False,
 ) -> list[Score]:
     """Evaluate open runs as an ensemble: the score of an image and a caption is the mean of theirs.
 
@@ -176,6 +189,7 @@ def score_together(
         count: counts the captions and images that are embedded, for a display of progress.
         allow_missing_features: as in `EvaluateJob`.
         folds: as in `EvaluateJob`.
+        across_languages: as in `EvaluateJob`.
 
     Returns:
         One score per split, language and portion.
@@ -183,8 +197,8 @@ def score_together(
     Raises:
         DatasetError: the captions are in the ids of another vocabulary, the features come from another extractor, images lack
             features, there is no such split, or the runs were trained with different vocabularies or extractors.
-        UsageError: a run does not know a language, there are no captions of the split, language or portion, or fewer images than
-            folds.
+        UsageError: a run does not know a language; there are no captions of the split, language or portion, fewer images than
+            folds, or, with ``across_languages``, none of the same images in two languages.
     """
     known = check_members(runs)
     who, knows = ("this run", "the run knows") if len(runs) == 1 else ("the ensemble", "all its runs know")
@@ -217,7 +231,13 @@ def score_together(
                 for l2 in dict.fromkeys(run.config.data.l2_features for run in runs)
             }
             members = [(run.model, data[run.config.data.l2_features]) for run in runs]
-            scores += [_score(members, language, name, folds, count) for language, names in portions.items() for name in names]
+            found = [_score(members, language, name, folds, count) for language, names in portions.items() for name in names]
+            scores += _ranked_across_languages(members, found, count) if across_languages else found
+    if across_languages and not any(score.across_languages for score in scores):
+        raise UsageError(
+            "nothing to rank across languages: no portion has captions of the same images in two of the languages that are "
+            "evaluated. Leave --across-languages out, or choose others with --languages, --portion and --split"
+        )
     return scores
 
 
@@ -262,10 +282,7 @@ def _score(
 ) -> Score:
     data = members[0][1]
     captions = data.captions
-    chosen = captions.select(
-        (captions.languages == captions.language_names.index(language))
-        & (captions.portions == captions.portion_names.index(portion))
-    )
+    chosen = captions.select((captions.languages == captions.language_names.index(language)) & _of_portion(captions, portion))
     of_portion = [(model, replace(own, captions=chosen)) for model, own in members]  # All have the same captions.
     return Score(
         language=language,
@@ -276,3 +293,21 @@ def _score(
         left_out=data.left_out,
         folds=folds,
     )
+
+
+def _ranked_across_languages(
+    members: Sequence[tuple[RetrievalModel, TrainingData]], scores: Sequence[Score], count: Count
+) -> list[Score]:
+    """Return scores with what captions find in the other languages of their portion."""
+    captions = members[0][1].captions
+    found: dict[tuple[str, str], dict[str, AcrossLanguages]] = {}
+    for portion in dict.fromkeys(score.portion for score in scores):
+        chosen = captions.select(_of_portion(captions, portion))
+        of_portion = [(model, replace(own, captions=chosen)) for model, own in members]
+        for (query, other), result in evaluate_across_languages(of_portion, count=count).items():
+            found.setdefault((query, portion), {})[other] = result
+    return [replace(score, across_languages=found.get((score.language, score.portion), {})) for score in scores]
+
+
+def _of_portion(captions: Captions, portion: str) -> np.ndarray:
+    return captions.portions == captions.portion_names.index(portion)

@@ -19,10 +19,11 @@ from schemas.storage import Folder
 from schemas.vocabulary import UNK
 from train.data.batches import CaptionBatch
 from train.devices import check_device_name, resolve_device
-from train.evaluation.embedding import embed_shard, weights_digest
+from train.evaluation.embedding import embed_shard
 from train.evaluation.evaluating import Count, count_nothing, encode_captions
 from train.evaluation.matching import check_features, check_vectors
 from train.models.retrieval_model import Encoded
+from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
 
 __all__ = ["Gallery", "Hit", "SearchJob", "Tokenize", "embed_gallery", "read_gallery", "search", "search_gallery"]
@@ -168,7 +169,7 @@ def read_gallery(run: Run, folder: str) -> Gallery:
     # Told apart by whether there is anything: what is damaged there must not be taken for something that is not there.
     dataset = open_dataset(images if Folder(images).children() else folder, kind="features")
     model = FeaturesParameters.from_json(dataset.manifest.parameters).model
-    if model is None or model.weights_sha256 != weights_digest(run.model):
+    if model is None or model.weights_sha256 != weights_digest(run.model.state_dict()):
         raise DatasetError(
             f"{folder!r} does not hold images as this run embeds them: they are another model's, or features that no model has "
             "seen. Embed them again with imagepivot embed, or give --features"

@@ -65,6 +65,7 @@ class WordTable(nn.Embedding):
 
     def __init__(self, vocabulary_size: int, width: int, *, ids: Sequence[int] | None = None) -> None:
         super().__init__(vocabulary_size if ids is None else len(ids), width)
+        self.ids = range(vocabulary_size) if ids is None else tuple(ids)
         self.rows: Tensor | None
         self.register_buffer("rows", None if ids is None else _rows(vocabulary_size, ids), persistent=False)
         # VSE++ (`model.py`, `EncoderText`).

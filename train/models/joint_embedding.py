@@ -6,7 +6,7 @@ embedding width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,12 @@ class JointEmbedding(RetrievalModel):
         """
         with torch.autocast(a.values.device.type, enabled=False):
             return SIMILARITIES[self.similarity](a.values.float(), b.values.float())
+
+    def modules_by_language(self) -> Mapping[str, Sequence[str]]:
+        """Return the languages of each sentence encoder."""
+        if self._shared:
+            return {"sentences.0": self.languages}
+        return {f"sentences.{number}": (language,) for number, language in enumerate(self.languages)}
 
     def _embedding(self, encoded: Tensor) -> Encoded:
         """Place encoder outputs ``[B, E]`` in the joint space."""

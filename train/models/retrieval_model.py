@@ -7,7 +7,7 @@ parts of an image or caption, ``E`` width of a vector.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,6 +105,13 @@ class RetrievalModel(nn.Module):
     @abstractmethod
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
         """Return how alike images and captions, or captions and captions, are: ``[A, B]``, float32; more is more alike."""
+
+    def modules_by_language(self) -> Mapping[str, Sequence[str]]:
+        """Return the languages that a module reads, by its name, for modules that read captions and not those of every language.
+
+        A training that starts from another run looks for the modules of its languages there; by default none are told apart.
+        """
+        return {}
 
     @property
     def device(self) -> torch.device:

@@ -12,7 +12,7 @@ Letters in shapes: ``B`` rows in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from train.config.sections import LossConfig
 from train.data.batches import CaptionBatch
+from train.data.sampling import Batch
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.objectives.ranking import ranking_loss
 
-__all__ = ["Inputs", "Objective", "Term", "Views", "terms_of"]
+__all__ = ["Inputs", "Objective", "Term", "Views", "named_losses", "per_query", "terms_of"]
 
 Whole = Callable[[Encoded, int], Encoded]
 """From this process's rows and the number of rows in the batch to all rows."""
@@ -108,6 +109,33 @@ def _captions_and_captions(rank: _Rank, views: Views, hinges: str) -> Iterator[t
         yield "" if one is None or other is None else f"{one}-{other}", rank(views, first, second, hinges)
 
 
+def named_losses(terms: Sequence[Term], views: Views, hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Return the objective of a batch, a scalar, and the losses that it is the weighted sum of, by name, such as ``c2i/en``."""
+    named = [
+        (f"{term.name}/{name}" if name else term.name, term.weight, value)
+        for term in terms
+        for name, value in term.losses(views, hinges)
+    ]
+    total = torch.stack([weight * value for _, weight, value in named]).sum()
+    return total, {name: value.detach() for name, _, value in named}
+
+
+def per_query(batches: Iterable[tuple[Batch, Tensor, Mapping[str, Tensor]]]) -> tuple[float, dict[str, float]]:
+    """Return the objective and the losses of batches as means over their queries, the rows in both directions.
+
+    Args:
+        batches: each with its objective and losses, as `named_losses` returns them; a loss is averaged over the batches that have
+            it.
+    """
+    sums: dict[str, tuple[float, int]] = {}
+    for batch, loss, terms in batches:
+        for name, value in {"": loss, **terms}.items():
+            total, queries = sums.get(name, (0.0, 0))
+            sums[name] = total + float(value), queries + 2 * len(batch.images)
+    means = {name: total / queries for name, (total, queries) in sums.items()}
+    return means.pop(""), means
+
+
 class Objective(nn.Module):
     """The loss of a batch.
 
@@ -130,14 +158,7 @@ class Objective(nn.Module):
             inputs: inputs of the model.
             hinges: ``sum`` or ``max``.
         """
-        views = self._views(inputs)
-        named = [
-            (f"{term.name}/{name}" if name else term.name, term.weight, value)
-            for term in self.terms
-            for name, value in term.losses(views, hinges)
-        ]
-        total = torch.stack([weight * value for _, weight, value in named]).sum()
-        return total, {name: value.detach() for name, _, value in named}
+        return named_losses(self.terms, self._views(inputs), hinges)
 
     def _views(self, inputs: Inputs) -> Views:
         count = len(inputs.numbers)

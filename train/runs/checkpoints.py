@@ -8,6 +8,7 @@ writes and does not compare: that is done here, so that a flipped bit is found.
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import struct
 import zipfile
@@ -26,7 +27,7 @@ from schemas.storage import Folder
 from train.config.strict_toml import build
 from train.models.dimensions import Dimensions
 
-__all__ = ["BEST", "LAST", "Checkpoint", "Standing", "damaged", "read_checkpoint", "write_checkpoint"]
+__all__ = ["BEST", "LAST", "Checkpoint", "Standing", "damaged", "read_checkpoint", "weights_digest", "write_checkpoint"]
 
 BEST, LAST = "best.pt", "last.pt"
 
@@ -82,6 +83,7 @@ class Checkpoint:
         optimizer: state of the optimizer; None in ``best.pt``.
         sampler: state of the sampler; None in ``best.pt``.
         left_out: by split, the images that lacked features and were left out; see `train.data.LeftOut`.
+        started_from: the run that its initial weights come from, see `train.runs.starting.Start`; empty if they were drawn.
     """
 
     config: str
@@ -96,6 +98,16 @@ class Checkpoint:
     optimizer: Mapping[str, Any] | None = None
     sampler: Mapping[str, Any] | None = None
     left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    started_from: Mapping[str, Any] = field(default_factory=dict)
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256, hexadecimal, of parameters in the order of their names."""
+    digest = hashlib.sha256()
+    for name, values in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(values.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def write_checkpoint(folder: Folder, name: str, checkpoint: Checkpoint) -> None:
@@ -190,7 +202,7 @@ def _upgraded(content: dict[str, Any], location: str) -> dict[str, Any]:
 def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
     """Check the types of everything in a checkpoint, and return it."""
     known = {item.name for item in fields(Checkpoint)}
-    needed = known - {"optimizer", "sampler", "left_out"}
+    needed = known - {"optimizer", "sampler", "left_out", "started_from"}
     if problems := [f"{name} is missing" for name in sorted(needed - content.keys())]:
         raise damaged(location, problems[0])
     if unknown := sorted(map(str, content.keys() - known)):
@@ -203,6 +215,9 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
             raise damaged(location, f"{name} is of type {type(content[name]).__name__}")
     if not _maps(content.setdefault("left_out", {}), dict):
         raise damaged(location, f"left_out is {content['left_out']!r}")
+    start = content.setdefault("started_from", {})
+    if not isinstance(start, dict) or (start and not all(isinstance(start.get(key), str) for key in ("run", "weights_sha256"))):
+        raise damaged(location, f"started_from is {content['started_from']!r}")
     if not _maps(content["model"], Tensor):
         raise damaged(location, "model does not map names to tensors")
     if not _maps(content["fingerprints"], str) or set(content["fingerprints"]) != set(_FINGERPRINTS):

@@ -5,9 +5,10 @@ Each line of ``log.jsonl`` is an object with a ``step``, whose ``event`` is
 * ``step``, every few steps: the loss and the terms that it consists of, per query; task and languages of the batch; norm of the
   gradient before clipping; learning rate,
 * ``evaluation``: recalls on the validation split,
-* ``validation``: loss and terms there, per query, where they are measured,
+* ``validation``: loss and terms there, per query,
 * ``timing``, after each evaluation: speed, and where the time went, see `Stopwatch`,
-* before the first step ``left_out``: images without features, and ``odd_features``: images with features of zeros or of wild norms.
+* before the first step ``left_out``: images without features, ``odd_features``: images with features of zeros or of wild norms,
+  and ``started_from``: what was taken from another run.
 
 Lines of ``timing`` are the only ones that depend on a clock: without them, a run that was killed and resumed leaves the same
 lines as an uninterrupted one. ``metrics.csv`` and ``curves.png`` are made of the other lines alone, and can be made again at any
@@ -109,7 +110,7 @@ class RunLog:
         """Write a line; numbers in ``values`` become curves in TensorBoard.
 
         Args:
-            event: ``step``, ``evaluation``, ``validation``, ``timing``, ``left_out`` or ``odd_features``.
+            event: ``step``, ``evaluation``, ``validation``, ``timing``, ``left_out``, ``odd_features`` or ``started_from``.
             step: the step of the event.
             values: plain values, for JSON; may be nested.
 

@@ -69,6 +69,11 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder) -> None:
         was, now = (str(checkpoint.left_out.get(split, {}).get("images", 0)) for checkpoint in (old, new))
         if old.left_out.get(split) != new.left_out.get(split):
             changes.append(f"images without features in split {split!r}: were {was}, now {now if now != was else 'others'}")
+    starts = old.started_from, new.started_from
+    # Left out, it is that of the run: nothing is taken again.
+    if starts[1] and starts[0].get("weights_sha256") != starts[1]["weights_sha256"]:
+        names = [f"{start['run']} ({start['weights_sha256'][:12]}...)" if start else "nothing" for start in starts]
+        changes.append("--from: was {}, now {}".format(*names))
     if changes:
         raise DatasetError(
             f"{folder.location!r} holds another run ({'; '.join(changes[:3])}), which cannot be resumed with these values. Give "

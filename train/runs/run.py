@@ -36,6 +36,7 @@ class Run:
         precision: precision that it was trained in.
         standing: how far it was trained.
         left_out: by split, the images that lacked features and that it was trained and chosen without.
+        started_from: the run that its initial weights came from, see `train.runs.starting.Start`; empty if they were drawn.
     """
 
     folder: Folder
@@ -48,6 +49,7 @@ class Run:
     precision: str
     standing: Standing
     left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    started_from: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def text(self) -> TextRecipe | None:
@@ -98,4 +100,5 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
         precision=stored.precision,
         standing=stored.standing,
         left_out=stored.left_out,
+        started_from=stored.started_from,
     )

@@ -15,6 +15,7 @@ from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import CONFIG
 from train.commands import options, runs, tables
 from train.data.splits import open_data
+from train.evaluation.averaging import averages, evaluation_report
 from train.evaluation.scoring import score_run, score_together
 from train.evaluation.searching import embed_gallery, search_gallery
 from train.reports import row_runs
@@ -58,9 +59,9 @@ def test_evaluate_prints_the_scores(command, write_run, toy):
         "cpu",
     )
     scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
-    assert json.loads(command(*arguments, "--json")[0]) == [score.to_dict() for score in scores]
-    assert json.loads(command(*arguments, "--json", "--portion", "translation")[0]) == [scores[-1].to_dict()]
-    assert json.loads(command(*arguments, "--json", "--languages", "de")[0]) == [
+    assert json.loads(command(*arguments, "--json")[0]) == evaluation_report(scores)
+    assert json.loads(command(*arguments, "--json", "--portion", "translation")[0])["scores"] == [scores[-1].to_dict()]
+    assert json.loads(command(*arguments, "--json", "--languages", "de")[0])["scores"] == [
         score.to_dict() for score in scores if score.language == "de"
     ]
     table, _ = command(*arguments)
@@ -112,6 +113,40 @@ def test_the_scores_fit_into_80_columns(command, write_run, toy, monkeypatch):
     assert max(map(len, lines)) <= 80
     assert "…" not in out
     assert len([line for line in lines if " images " in line or " texts " in line]) == 6, "one line for each score"
+
+
+def test_evaluate_prints_means_and_captions_across_languages(command, write_run, toy, monkeypatch):
+    monkeypatch.setattr(options.console, "_width", 80)
+    folder = write_run(languages=("en", "de", "fr"))
+    arguments = (
+        "evaluate",
+        folder,
+        "--captions",
+        toy.captions,
+        "--features",
+        toy.features,
+        "--split",
+        "test",
+        "--device",
+        "cpu",
+    )
+    out, _ = command(*arguments, "--across-languages")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"], across_languages=True)
+    for average in averages(scores):
+        (line,) = (line for line in out.splitlines() if f"{average.portion} mean test" in line)
+        assert line.split()[-2:] == [f"{average.mean_recall:.1f}", f"{average.sum_of_recalls:.1f}"]
+    for score in scores:
+        (line,) = (line for line in out.splitlines() if f"{score.portion} {score.language} test" in line)
+        assert line.split()[-2:] == [f"{score.retrieval.mean_recall:.1f}", f"{score.retrieval.sum_of_recalls:.1f}"]
+        for language, found in score.across_languages.items():
+            below = out.partition("captions among captions")[2].partition(f"{score.portion} test")[2]
+            line = next(line for line in below.splitlines() if f"{score.language} to {language}" in line)
+            assert f"{found.direction.recall_at_10:.1f} ({found.chance[2]:.1f})" in line
+            assert line.split()[-1] == str(found.direction.median_rank)
+    assert json.loads(command(*arguments, "--across-languages", "--json")[0]) == evaluation_report(scores)
+    assert " to de" not in command(*arguments)[0]
 
 
 def test_work_with_a_run_counts_what_it_embeds(command, write_run, toy, tmp_path, monkeypatch):
@@ -265,7 +300,7 @@ def test_evaluate_says_what_it_leaves_out(command, write_run, gappy):
         command(*arguments, "--device", "cpu")
     out, notes = command(*arguments, "--device", "cpu", "--allow-missing-features", "--json")
     assert notes == "left out of split 'test': 6 captions of 1 images without features: test-004\n"
-    assert {score["left_out"]["images"] for score in json.loads(out)} == {1}
+    assert {score["left_out"]["images"] for score in json.loads(out)["scores"]} == {1}
 
 
 def test_tables_say_what_they_leave_out_once(command, toy_2016, without_features, tmp_path):
@@ -291,3 +326,21 @@ def test_embed_takes_splits_and_languages(command, write_run, toy, tmp_path):
     assert len(images) == 21
     with pytest.raises(DatasetError, match="holds another dataset"):
         command(*arguments, "--splits", "val")
+
+
+def test_embed_says_which_images_it_lacks(command, write_run, gappy, tmp_path):
+    arguments = (
+        "embed",
+        write_run(),
+        tmp_path / "e",
+        "--features",
+        gappy.features,
+        "--captions",
+        gappy.captions,
+        "--splits",
+        "test",
+    )
+    with pytest.raises(DatasetError, match="--allow-missing-features"):
+        command(*arguments)
+    _, notes = command(*arguments, "--allow-missing-features")
+    assert notes == "not embedded for lack of features: 1 of 9 images of split 'test': test-004\n"

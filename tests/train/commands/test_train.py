@@ -103,3 +103,12 @@ def test_it_says_what_it_leaves_out(command, datasets, gappy, tmp_path):
     assert "left out of split 'train': 21 captions of 7 images without features: train-003, train-005, train-007, " in output
     assert "left out of split 'val': 6 captions of 2 images without features: val-002, val-009\n" in output
     assert open_run(tmp_path / "run").left_out["val"]["images"] == 2
+
+
+def test_it_starts_from_another_run(command, datasets, tmp_path):
+    (tmp_path / "small.toml").write_text(SMALL)
+    given = [str(tmp_path / "small.toml"), *datasets, "--device", "cpu", "--no-tensorboard", "--max-steps", "3"]
+    command(*given, str(tmp_path / "first"))
+    output = command(*given, str(tmp_path / "second"), "--from", str(tmp_path / "first"))
+    assert f"started from '{tmp_path / 'first'}' (best.pt, step 3): 7 of 7 parameters taken, with the vectors of " in output
+    assert open_run(tmp_path / "second").started_from["run"] == str(tmp_path / "first")

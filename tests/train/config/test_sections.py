@@ -64,6 +64,7 @@ def test_every_key_is_read_and_written():
     [schedule]
     batches = "images"
     batch_size = 4
+    accumulate = 2
     evaluate_every = 6
     patience = 0
     monitor = ["pt-BR"]

@@ -15,9 +15,10 @@ from schemas.features import FeatureSpec
 from schemas.manifest import MANIFEST_NAME
 from schemas.validation import validate
 from train.data.batches import CaptionBatch
-from train.evaluation.embedding import EmbedJob, embed, embed_run, weights_digest
+from train.evaluation.embedding import EmbedJob, embed, embed_run
 from train.evaluation.searching import embed_gallery, read_gallery
 from train.models.retrieval_model import ImageBatch
+from train.runs.checkpoints import weights_digest
 from train.runs.run import open_run
 
 
@@ -106,7 +107,7 @@ def test_only_images_or_only_captions(run, toy, tmp_path):
 def test_another_model_is_another_dataset(run, write_run, job):
     embed(job)
     other = open_run(write_run("other", seed=1))
-    assert weights_digest(other.model) != weights_digest(run.model)
+    assert weights_digest(other.model.state_dict()) != weights_digest(run.model.state_dict())
     with pytest.raises(DatasetError, match="holds another dataset"):
         embed_run(other, job.output, name=job.name, features=job.features)
 
@@ -248,3 +249,25 @@ def test_embeddings_that_are_damaged_are_not_looked_for_elsewhere(run, job):
     Path(job.output, "images", MANIFEST_NAME).write_text("{}")
     with pytest.raises(DatasetError, match=f"/images/{MANIFEST_NAME} is not the manifest of a dataset"):
         read_gallery(run, job.output)
+
+
+def test_images_of_a_split_that_lack_features_are_an_error_or_named(job, gappy, caplog):
+    some = replace(job, features=gappy.features, splits=("test", "val"))
+    for split in (("test",), ("val", "test")):
+        with pytest.raises(
+            DatasetError, match=r"lacks the features of [12] of (9|12) images of split '(test|val)': (test-004|val-002)"
+        ):
+            embed(replace(some, splits=split))
+    assert not Path(job.output).exists()
+    embed(replace(some, allow_missing_features=True))
+    assert caplog.messages == [
+        "not embedded for lack of features: 1 of 9 images of split 'test': test-004",
+        "not embedded for lack of features: 2 of 12 images of split 'val': val-002, val-009",
+    ]
+    written = open_dataset(f"{job.output}/images")
+    assert len(written) == 9 + 12 - 3
+    assert not {"test-004", "val-002", "val-009"} & set(written.image_ids())
+    # Captions need no features.
+    assert "test-004" in open_dataset(f"{job.output}/captions").table(["image_id"])["image_id"].to_pylist()
+    # Without a choice of splits, images are embedded as they are.
+    embed(replace(job, output=f"{job.output}-all", features=gappy.features))

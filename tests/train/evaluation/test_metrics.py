@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from train.evaluation.metrics import Direction, Retrieval, Scores, chance_recall, ranks_of, retrieval
+from train.evaluation.metrics import Direction, Retrieval, Scores, chance_recall, ranks_between, ranks_of, retrieval
 
 
 def dot(images: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
@@ -189,3 +189,57 @@ def test_uneven_numbers_of_captions_are_ranked_in_tiles_of_bounded_size():
     )
     assert max(sizes) <= 4 * 40  # Strips of four images or four captions, or one image with all of its captions.
     assert sum(sizes) == 12 * len(owner)
+
+
+# --- items of the same images on both sides ----------------------------------------------------------------------------
+
+
+def plain_ranks_between(scores: list[list[float]], rows: list[int], columns: list[int]) -> tuple[list[int], list[int]]:
+    """Compute ranks by the definition: of each right item by itself, then the best of them."""
+
+    def ranks(scores: list[list[float]], queries: list[int], items: list[int]) -> list[int]:
+        found = []
+        for query, row in zip(queries, scores, strict=True):
+            wrong = [score for score, image in zip(row, items, strict=True) if image != query]
+            right = [score for score, image in zip(row, items, strict=True) if image == query]
+            found.append(min((1 + sum(not other < score for other in wrong) for score in right), default=0))
+        return found
+
+    return ranks(scores, rows, columns), ranks([list(column) for column in zip(*scores, strict=True)], columns, rows)
+
+
+@pytest.mark.parametrize("similarity", [dot, order])
+@pytest.mark.parametrize("scores_at_once", [1, 7, 40, 10**6])
+@pytest.mark.parametrize(
+    ("rows", "columns", "images", "values"), [(1, 1, 1, 3), (12, 9, 4, 3), (23, 23, 7, 2), (20, 31, 9, 40), (9, 2, 3, 3)]
+)
+def test_ranks_between_captions_equal_the_definition(similarity, scores_at_once, rows, columns, images, values):
+    generator = torch.Generator().manual_seed(rows * 100 + columns)
+    left = torch.randint(values, (rows, 3), generator=generator).float()
+    right = torch.randint(values, (columns, 3), generator=generator).float()
+    if values == 40:
+        left[3, 1], right[5] = torch.nan, torch.nan
+    of_rows = torch.randint(images, (rows,), generator=generator).sort().values
+    of_columns = torch.randint(images, (columns,), generator=generator)
+    asked = torch.zeros(rows, columns, dtype=torch.int64)
+
+    def watched(chosen: slice, others: torch.Tensor) -> torch.Tensor:
+        asked[chosen, others] += 1
+        return similarity(left[chosen], right[others])
+
+    found = ranks_between(watched, of_rows, of_columns, scores_at_once=scores_at_once)
+    expected = plain_ranks_between(similarity(left, right).tolist(), of_rows.tolist(), of_columns.tolist())
+    assert tuple(ranks.tolist() for ranks in found) == expected
+    assert (asked == 1).all()
+
+
+def test_rows_must_stand_in_the_order_of_their_images():
+    with pytest.raises(ValueError, match="the images of the rows do not ascend"):
+        ranks_between(between(torch.ones(2, 1), torch.ones(1, 1)), torch.tensor([1, 0]), torch.tensor([0]))
+
+
+def test_the_mean_recall_is_a_sixth_of_the_sum():
+    one = Direction(recall_at_1=1, recall_at_5=2, recall_at_10=3, median_rank=50, queries=7)
+    two = Direction(recall_at_1=10, recall_at_5=20, recall_at_10=30, median_rank=5, queries=7)
+    both = Retrieval(image_to_text=one, text_to_image=two)
+    assert both.mean_recall == (1 + 2 + 3 + 10 + 20 + 30) / 6 == both.to_dict()["mean_recall"]

@@ -3,7 +3,7 @@ import io
 import pickle
 import re
 import zipfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ CHECKPOINT = Checkpoint(
     precision="fp32",
     standing=Standing(step=7, best_score=12.5, best_step=3, stale=2, stopped="steps"),
     left_out={"train": {"images": 2, "first": ["a", "b"]}},
+    started_from={"run": "runs/first", "weights_sha256": "a" * 64, "words": {"sentences.0": [3, 5]}},
     optimizer={"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.999)}]},
     sampler={"step": 2**40, "languages": {"en": {"epoch": 1, "position": 2}}},
 )
@@ -49,6 +50,7 @@ def test_a_checkpoint_survives_a_round_trip(folder):
         "sampler",
         "dimensions",
         "left_out",
+        "started_from",
     ):
         assert getattr(stored, name) == getattr(CHECKPOINT, name), name
     assert stored.model["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -273,3 +275,10 @@ def test_what_ends_a_write_is_not_hidden(folder, monkeypatch, error, number):
         write_checkpoint(folder, LAST, CHECKPOINT)
     assert folder.read(LAST) == before
     assert folder.names() == [LAST]
+
+
+@pytest.mark.parametrize("start", [7, "a run", {"run": "x"}, {"run": "x", "weights_sha256": 3}])
+def test_a_source_that_is_none_is_damage(folder, start):
+    write_checkpoint(folder, LAST, replace(CHECKPOINT, started_from=start))
+    with pytest.raises(DatasetError, match=r"last\.pt is damaged, or not a checkpoint \(started_from is "):
+        read_checkpoint(folder, LAST)

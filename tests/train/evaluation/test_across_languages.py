@@ -1,0 +1,171 @@
+"""Captions among captions of the same images, against loops over single captions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.errors import UsageError
+from train.data.batches import CaptionBatch
+from train.data.splits import open_data
+from train.evaluation.across_languages import AcrossLanguages, evaluate_across_languages
+from train.evaluation.metrics import Direction
+from train.evaluation.scoring import EvaluateJob, evaluate_run, score_run
+from train.models.retrieval_model import Encoded
+from train.runs.run import open_run
+
+PORTIONS = {"de": ["comparable"], "en": ["comparable"], "fr": ["translation"]}
+
+
+@pytest.fixture
+def data(toy):
+    return open_data(toy.captions, toy.features, split="test", portions=PORTIONS)
+
+
+def by_hand(models, data, query: str, other: str) -> AcrossLanguages:
+    """Rank each caption by itself; the model's scores go from the language that comes first in it to the other."""
+    captions, turned = data.captions, models[0].languages.index(query) > models[0].languages.index(other)
+    images = {name: captions.images[captions.rows_of(name)].tolist() for name in (query, other)}
+    common = set(images[query]) & set(images[other])
+    rows = {name: [row for row in captions.rows_of(name).tolist() if captions.images[row] in common] for name in images}
+
+    def caption(model, row, language):
+        with torch.no_grad():
+            return model.encode_captions(CaptionBatch(captions.token_ids, captions.offsets, np.array([row])), language)
+
+    ranks, at_random = [], [[], [], []]
+    for row in rows[query]:
+        wrong, right = [], []
+        for candidate in rows[other]:
+            total = 0.0
+            for model in models:
+                pair = caption(model, row, query), caption(model, candidate, other)
+                with torch.no_grad():
+                    total += float(model.scores(*(reversed(pair) if turned else pair)))
+            (right if captions.images[candidate] == captions.images[row] else wrong).append(total / len(models))
+        ranks.append(min(1 + sum(score >= found for score in wrong) for found in right))
+        for cutoff, hits in zip((1, 5, 10), at_random, strict=True):
+            missed = 1.0  # All of the first places go to wrong captions.
+            for place in range(min(cutoff, len(rows[other]))):
+                missed *= max(0, len(wrong) - place) / (len(rows[other]) - place)
+            hits.append(100 * (1 - missed))
+    recalls = [100 * sum(rank <= cutoff for rank in ranks) / len(ranks) for cutoff in (1, 5, 10)]
+    middle = sorted(ranks)[(len(ranks) - 1) // 2], sorted(ranks)[len(ranks) // 2]
+    chance = tuple(sum(hits) / len(hits) for hits in at_random)
+    return AcrossLanguages(Direction(*recalls, median_rank=sum(middle) // 2, queries=len(ranks)), chance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("similarity", ["cosine", "order"])
+@pytest.mark.parametrize("languages", [("en", "de", "fr"), ("fr", "en", "de")])
+def test_ranks_are_those_of_single_captions(write_run, data, similarity, languages):
+    model = open_run(write_run(languages=languages, similarity=similarity)).model
+    found = evaluate_across_languages([(model, data)])
+    assert set(found) == set(permutations(("de", "en", "fr"), 2))
+    for (query, other), result in found.items():
+        expected = by_hand([model], data, query, other)
+        assert result.direction == expected.direction, (query, other)
+        assert result.chance == pytest.approx(expected.chance)
+    assert found["en", "de"].direction.queries == 27
+
+
+def test_images_without_captions_in_both_languages_take_no_part(write_run, data):
+    captions = data.captions
+    english = captions.language_names.index("en")
+    shuffled = np.random.default_rng(0).permutation(len(captions))
+    few = captions.select(shuffled).select((captions.languages != english)[shuffled] | (captions.images < 3)[shuffled])
+    model = open_run(write_run(languages=("en", "de", "fr"))).model
+    found = evaluate_across_languages([(model, replace(data, captions=few))])
+    assert {pair: result.direction.queries for pair, result in found.items()} == {
+        ("en", "de"): 9,
+        ("de", "en"): 6,
+        ("en", "fr"): 9,
+        ("fr", "en"): 3,
+        ("de", "fr"): 18,
+        ("fr", "de"): 9,
+    }
+    only = captions.select((captions.languages != english) | (captions.images < 3))
+    assert found == evaluate_across_languages([(model, replace(data, captions=only))])
+    assert found["de", "en"].direction == by_hand([model], replace(data, captions=only), "de", "en").direction
+
+
+def test_languages_without_a_common_image_are_left_out(write_run, data):
+    captions = data.captions
+    english, french = (captions.language_names.index(name) for name in ("en", "fr"))
+    apart = captions.select(
+        (captions.languages == english) & (captions.images < 4) | (captions.languages == french) & (captions.images >= 4)
+    )
+    model = open_run(write_run(languages=("en", "de", "fr"))).model
+    assert evaluate_across_languages([(model, replace(data, captions=apart))]) == {}
+
+
+def test_an_ensemble_ranks_by_the_mean(write_run, data):
+    models = [open_run(write_run(f"run-{seed}", languages=("en", "fr"), seed=seed)).model for seed in range(2)]
+    fewer = replace(data, captions=data.captions.select(data.captions.languages != data.captions.language_names.index("de")))
+    found = evaluate_across_languages([(model, fewer) for model in models])
+    for pair in (("en", "fr"), ("fr", "en")):
+        assert found[pair].direction == by_hand(models, fewer, *pair).direction
+
+
+def test_a_model_without_vectors_is_asked_for_its_scores(write_run, data):
+    model = open_run(write_run(languages=("en", "de", "fr"))).model
+    expected = evaluate_across_languages([(model, data)])
+
+    class Parts(type(model)):
+        """The same similarity, of captions that are several vectors: each half of the embedding is a part."""
+
+        vectors = False
+
+        def encode_captions(self, captions, language):
+            whole = super().encode_captions(captions, language).values
+            return Encoded(torch.stack(whole.chunk(2, dim=1), dim=1), torch.ones(len(whole), 2, dtype=torch.bool))
+
+        def scores(self, a, b):
+            return torch.einsum("ake,bke->ab", a.values, b.values)
+
+    model.__class__ = Parts
+    found = evaluate_across_languages([(model, data)])
+    assert {pair: result.direction for pair, result in found.items()} == {
+        pair: result.direction for pair, result in expected.items()
+    }
+
+
+# --- of a run ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_score_holds_them_on_request(write_run, toy):
+    folder = write_run(languages=("en", "de", "fr"))
+    job = EvaluateJob(folder, toy.captions, toy.features, splits=("val", "test"), device="cpu")
+    plain, scores = evaluate_run(job), evaluate_run(replace(job, across_languages=True))
+    assert [replace(score, across_languages={}) for score in scores] == plain
+    assert all("across_languages" not in score.to_dict() for score in plain)
+    model = open_run(folder).model
+    for score in scores:
+        # Portions are not mixed: French has translations alone, German comparable captions alone.
+        others = {
+            ("de", "comparable"): ["en"],
+            ("en", "comparable"): ["de"],
+            ("en", "translation"): ["fr"],
+            ("fr", "translation"): ["en"],
+        }
+        (other,) = others[score.language, score.portion]
+        data = open_data(
+            toy.captions, toy.features, split=score.split, languages=[score.language, other], portions=[score.portion]
+        )
+        assert score.across_languages == {other: evaluate_across_languages([(model, data)])[score.language, other]}
+        plain_values = score.to_dict()["across_languages"][other]
+        assert plain_values["recall_at_5"] == score.across_languages[other].direction.recall_at_5
+        assert plain_values["chance"] == list(score.across_languages[other].chance)
+
+
+def test_one_language_is_not_ranked_across(write_run, toy):
+    run = open_run(write_run(languages=("en", "de", "fr")))
+    for choice in ({"languages": ["de"]}, {"languages": ["de", "fr"]}):
+        with pytest.raises(
+            UsageError, match="nothing to rank across languages: no portion has captions of the same images in two"
+        ):
+            score_run(run, captions=toy.captions, features=toy.features, splits=["test"], across_languages=True, **choice)

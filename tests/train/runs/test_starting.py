@@ -1,0 +1,293 @@
+"""Trainings that start from the weights of another run, row by row."""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+from schemas.errors import DatasetError, UsageError
+from schemas.storage import Folder
+from tests.train.conftest import write_toy
+from tests.train.trainings import CONFIG, ENGLISH, ORDER, assert_equal, events, weights
+from train.config import models as config_models
+from train.config.models import ModelConfig, VseConfig
+from train.config.sections import from_toml
+from train.data.corpus import Corpus
+from train.jobs import TrainJob
+from train.loop import train
+from train.material import open_material
+from train.models import catalogue
+from train.models.catalogue import build_model, register_model
+from train.models.retrieval_model import Encoded, RetrievalModel
+from train.runs.checkpoints import BEST, LAST, read_checkpoint, weights_digest
+from train.runs.run import open_run
+from train.runs.starting import start_model
+
+SHORT = {"max_steps = 44": "max_steps = 6", "evaluate_every = 17": "evaluate_every = 3"}
+UNSHARED = ORDER.replace("c2c_probability = 0.5", "")
+FROZEN = {"learning_rate = 0.01": "learning_rate = 1e-30", "max_steps = 44": "max_steps = 1"}
+
+
+def changed(text: str, changes: dict[str, str]) -> str:
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def languages(text: str, portions: str) -> str:
+    return re.sub(r"portions = .*", f"portions = {portions}", text)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory) -> Corpus:
+    """Datasets with other captions, so that words have other ids, and some are in one vocabulary only."""
+    return write_toy(tmp_path_factory.mktemp("other-words"), seed=3)
+
+
+@pytest.fixture
+def source(train_toy, tmp_path):
+    """A run of some configuration, opened."""
+
+    def opened(text: str = CONFIG):
+        train_toy(changed(text, SHORT), "source")
+        return open_run(tmp_path / "source")
+
+    return opened
+
+
+def started(text: str, corpus: Corpus, run, seed: int = 1):
+    """A new model before and after it took what it finds in a run, its tokens, and what it says of that."""
+    config = from_toml(text, "test")
+    material = open_material(config, corpus, seed=seed)
+    drawn, model = (build_model(config.model, material.dimensions, seed) for _ in range(2))
+    return drawn, model, material.vocabulary.tokens, start_model(model, material.vocabulary.tokens, run)
+
+
+def vectors(encoder, tokens) -> dict[str, list[float]]:
+    """The vector of each word of an encoder."""
+    rows = encoder.words.rows
+    if rows is None:
+        return {token: encoder.words.weight[n].tolist() for n, token in enumerate(tokens)}
+    unknown = int(rows[3])
+    own = [n for n in range(len(tokens)) if n == 3 or int(rows[n]) != unknown]
+    return {tokens[n]: encoder.words.weight[rows[n]].tolist() for n in own}
+
+
+def assert_started(encoder, drawn, tokens, theirs, their_tokens) -> tuple[int, int]:
+    """Check an encoder: its reader is theirs, and of its words those that they have; return how many these are, and of how many."""
+    assert_equal(dict(encoder.reader.state_dict()), dict(theirs.reader.state_dict()))
+    found, before, known = vectors(encoder, tokens), vectors(drawn, tokens), vectors(theirs, their_tokens)
+    assert found == {token: known.get(token, vector) for token, vector in before.items()}
+    return len(found.keys() & known.keys()), len(found)
+
+
+def test_words_are_matched_by_token(source, other):
+    run = source()
+    drawn, model, tokens, start = started(CONFIG, other, run)
+    assert tokens != run.vocabulary.tokens  # Otherwise this test shows nothing.
+    counts = assert_started(model.sentences[0], drawn.sentences[0], tokens, run.model.sentences[0], run.vocabulary.tokens)
+    assert counts[0] > 4
+    assert start.words == {"sentences.0.words.weight": counts}
+    assert_equal(dict(model.images.state_dict()), dict(run.model.images.state_dict()))
+    assert (start.drawn, start.modules) == ((), {})
+    assert set(start.taken) == set(model.state_dict())
+    assert start.remark.endswith(f"7 of 7 parameters taken, with the vectors of {counts[0]} of {counts[1]} words")
+
+
+def test_words_that_one_vocabulary_lacks_stay_as_drawn(source, toy):
+    text = CONFIG.replace("[model]", "min_count = 14\n[model]")
+    run = source(text)
+    drawn, model, tokens, start = started(CONFIG, toy, run)
+    counts = assert_started(model.sentences[0], drawn.sentences[0], tokens, run.model.sentences[0], run.vocabulary.tokens)
+    assert 4 < counts[0] < counts[1] == len(tokens)
+    assert start.words == {"sentences.0.words.weight": counts}
+
+
+def test_languages_are_matched_by_name(source, other):
+    run = source(UNSHARED)
+    text = languages(UNSHARED, '{ fr = ["translation"], de = ["comparable"] }')
+    drawn, model, tokens, start = started(text, other, run)
+    french, german = model.sentences
+    counts = assert_started(german, drawn.sentences[1], tokens, run.model.sentences[1], run.vocabulary.tokens)
+    assert_equal(dict(french.state_dict()), dict(drawn.sentences[0].state_dict()))
+    assert start.words == {"sentences.1.words.weight": counts}
+    assert start.modules == {"sentences.0": ("fr",)}
+    assert set(start.drawn) == {f"sentences.0.{name}" for name in french.state_dict()}
+    assert start.remark.endswith("; as drawn: sentences.0 (fr)")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (languages(ENGLISH, '{ en = ["comparable"] }'), CONFIG),
+        (CONFIG, languages(ENGLISH, '{ de = ["comparable"] }')),
+        (CONFIG, UNSHARED.replace('"order"', '"cosine"')),
+    ],
+    ids=["one language to two", "two to one", "shared to one each"],
+)
+def test_an_encoder_of_one_of_the_languages_is_taken(source, toy, before, after):
+    run = source(before)
+    drawn, model, tokens, start = started(after, toy, run)
+    for ours, first in zip(model.sentences, drawn.sentences, strict=True):
+        assert_started(ours, first, tokens, run.model.sentences[0], run.vocabulary.tokens)
+    assert start.modules == {}
+
+
+def test_an_encoder_of_no_common_language_is_not(source, toy):
+    run = source(languages(ENGLISH, '{ en = ["comparable"] }'))
+    drawn, model, _, start = started(languages(ENGLISH, '{ de = ["comparable"] }'), toy, run)
+    assert_equal(dict(model.sentences.state_dict()), dict(drawn.sentences.state_dict()))
+    assert_equal(dict(model.images.state_dict()), dict(run.model.images.state_dict()))
+    assert start.modules == {"sentences.0": ("de",)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"embedding = 6": "embedding = 7"},
+            r"images\.weight is \[7, 8\], there \[6, 8\]; .*; and [0-9]+ more\), so that its weights",
+        ),
+        ({"words = 4": "words = 5"}, r"sentences\.0\.words\.weight is \[[0-9]+, 5\], there \[[0-9]+, 4\]"),
+        ({"words = 4": 'words = 4\nreader = "bilstm"'}, r"sentences\.0\.reader\.lstm\.weight_ih_l0 is not there"),
+    ],
+)
+def test_other_parameters_are_named(source, toy, change, message):
+    run = source()
+    before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    with pytest.raises(UsageError, match=rf"its model has other parameters \(.*{message}"):
+        started(changed(CONFIG, change), toy, run)
+    assert_equal(dict(run.model.state_dict()), before)
+
+
+def test_parameters_that_only_the_other_model_has_are_named(source, toy):
+    run = source()
+    run.model.extra = torch.nn.Linear(1, 1)
+    with pytest.raises(UsageError, match=r"\(extra\.weight is only there; extra\.bias is only there\)"):
+        started(CONFIG, toy, run)
+
+
+def test_encoders_of_several_languages_do_not_become_one(source, toy):
+    run = source(UNSHARED)
+    with pytest.raises(
+        UsageError, match=r"reads en, de with an encoder each, of which this model has one for all \(sentences\.0\)"
+    ):
+        started(CONFIG, toy, run)
+
+
+@dataclass(frozen=True)
+class Bag(ModelConfig):
+    kind: ClassVar[str] = "bag"
+    width: int = 3
+
+
+class BagModel(RetrievalModel):
+    """A model whose word vectors are torch's own."""
+
+    similarity = "dot"
+
+    def __init__(self, config, dimensions):
+        super().__init__()
+        self.languages, self.width = dimensions.languages, config.width
+        self.images = torch.nn.Linear(*dimensions.feature_shape, config.width)
+        self.words = torch.nn.EmbeddingBag(dimensions.vocabulary_size, config.width, padding_idx=0)
+
+    def encode_images(self, images):
+        return Encoded(self.images(images.features))
+
+    def encode_captions(self, captions, language):
+        return Encoded(self.words(torch.from_numpy(captions.padded(0))))
+
+    def scores(self, a, b):
+        return a.values @ b.values.T
+
+
+def test_embeddings_of_ones_own_are_matched_by_token(source, other, monkeypatch):
+    monkeypatch.setattr(config_models, "_SECTIONS", {VseConfig.kind: VseConfig})
+    monkeypatch.setattr(catalogue, "_BUILDERS", dict(catalogue._BUILDERS))
+    register_model(Bag, BagModel)
+    text = re.sub(r"embedding = 6\nwords = 4", 'kind = "bag"', CONFIG).replace("c2c_probability = 0.5", "")
+    run = source(text)
+    drawn, model, tokens, start = started(text, other, run)
+    known = dict(zip(run.vocabulary.tokens, run.model.words.weight.tolist(), strict=True))
+    expected = [known.get(token, vector) for token, vector in zip(tokens, drawn.words.weight.tolist(), strict=True)]
+    assert model.words.weight.tolist() == expected
+    assert start.words == {"words.weight": (len(known.keys() & set(tokens)), len(tokens))}
+
+
+# --- trainings -------------------------------------------------------------------------------------------------------
+
+
+def train_from(corpus: Corpus, folder: Path, text: str = CONFIG, **fields):
+    remarks = []
+    job = TrainJob(from_toml(text, "test"), corpus, str(folder), device="cpu", seed=1, **fields)
+    return train(job, remark=remarks.append), remarks
+
+
+def test_a_training_starts_from_the_best_weights_and_says_so(toy, finished_run, tmp_path):
+    source, _ = finished_run
+    assert not torch.equal(weights(source, BEST)["images.weight"], weights(source, LAST)["images.weight"])
+    folder = tmp_path / "run"
+    _, remarks = train_from(toy, folder, changed(CONFIG, FROZEN), start_from=str(source))
+    for name, value in weights(source, BEST).items():
+        torch.testing.assert_close(weights(folder)[name], value, rtol=0, atol=1e-20)
+    assert remarks == [
+        f"started from '{source}' (best.pt, step {open_run(source).step}): 7 of 7 parameters taken, with the vectors of "
+        f"{len(open_run(source).vocabulary)} of {len(open_run(source).vocabulary)} words"
+    ]
+    run = open_run(folder)
+    assert run.started_from["weights_sha256"] == weights_digest(weights(source, BEST))
+    assert run.started_from["fingerprints"] == open_run(source).fingerprints
+    (line,) = events(folder, "started_from")
+    assert line == {"event": "started_from", "step": 0, **run.started_from}
+    assert line["taken"] == list(weights(source))
+    assert open_run(source).started_from == {}
+
+
+@pytest.mark.slow
+def test_it_resumes_bit_for_bit_and_takes_nothing_again(toy, finished_run, tmp_path):
+    source = shutil.copytree(finished_run[0], tmp_path / "source")
+    begun = {"start_from": str(source)}
+    train_from(toy, tmp_path / "whole", **begun)
+    for name, resumed in (("again", begun), ("without", {})):
+        train_from(toy, tmp_path / name, changed(CONFIG, {"max_steps = 44": "max_steps = 17"}), **begun)
+        _, remarks = train_from(toy, tmp_path / name, resume=True, **resumed)
+        assert remarks == []
+        for checkpoint in (BEST, LAST):
+            ours, expected = (read_checkpoint(Folder(str(tmp_path / run)), checkpoint) for run in (name, "whole"))
+            for key in ours.__dataclass_fields__:
+                assert_equal(getattr(ours, key), getattr(expected, key))
+        assert (tmp_path / name / "log.jsonl").read_bytes() == (tmp_path / "whole" / "log.jsonl").read_bytes()
+    train_from(toy, tmp_path / "drawn")
+    assert not torch.equal(weights(tmp_path / "drawn")["images.weight"], weights(tmp_path / "whole")["images.weight"])
+    moved = shutil.move(source, tmp_path / "moved")  # The same run at another place is the same run.
+    assert train_from(toy, tmp_path / "whole", resume=True, start_from=str(moved))[0].standing.step == 44
+
+
+def test_another_source_is_another_run(toy, finished_run, train_toy, tmp_path):
+    source = str(finished_run[0])
+    train_toy(changed(CONFIG, SHORT), "source", seed=9)
+    text = changed(CONFIG, SHORT)
+    train_from(toy, tmp_path / "run", text, start_from=source)
+    with pytest.raises(
+        DatasetError, match=rf"holds another run \(--from: was {source} \([0-9a-f]{{12}}\.\.\.\), now .*source "
+    ):
+        train_from(toy, tmp_path / "run", text, resume=True, start_from=str(tmp_path / "source"))
+    train_from(toy, tmp_path / "drawn", text)
+    with pytest.raises(DatasetError, match=rf"holds another run \(--from: was nothing, now {source} "):
+        train_from(toy, tmp_path / "drawn", text, resume=True, start_from=source)
+
+
+def test_a_source_that_is_no_run_is_refused_before_anything_is_written(toy, finished_run, tmp_path):
+    with pytest.raises(DatasetError, match=r"nowhere' is not a run: it holds no best\.pt"):
+        train_from(toy, tmp_path / "run", start_from=str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match="its model has other parameters"):
+        train_from(toy, tmp_path / "run", CONFIG.replace("words = 4", "words = 5"), start_from=str(finished_run[0]))
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.suffix in (".pt", ".toml", ".jsonl")]
+    with pytest.raises(UsageError, match=r"--from '.*run/' is OUTPUT itself: name another run"):
+        train_from(toy, tmp_path / "run", start_from=f"{tmp_path}/run/")

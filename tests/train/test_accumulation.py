@@ -1,0 +1,180 @@
+"""Steps over several batches, against a training that is written down here in float64."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from schemas.errors import DatasetError, UsageError
+from schemas.storage import Folder
+from tests.train.test_distributed import SCRIPT
+from tests.train.trainings import CONFIG, ENGLISH, ORDER, assert_equal, contents, events, weights
+from train.config.sections import from_toml
+from train.jobs import TrainJob
+from train.loop import train
+from train.material import build_sampler, open_material
+from train.models.catalogue import build_model
+from train.runs.checkpoints import LAST, read_checkpoint
+
+RATE, EPSILON, CLIPPING = 0.01, 1e-3, 3.0
+SETTINGS = f"learning_rate = {RATE}\nepsilon = {EPSILON}\ngradient_clipping = {CLIPPING}\n"
+
+
+def several(text: str, accumulate: int) -> str:
+    return text.replace("[schedule]", f"[schedule]\naccumulate = {accumulate}")
+
+
+class Reference:
+    """The model ``vse``, its loss and Adam, in float64 and from the papers' formulas.
+
+    Args:
+        start: initial weights.
+        units: width of the embeddings.
+        words: width of the word vectors.
+    """
+
+    def __init__(self, start: dict[str, Tensor], units: int, words: int) -> None:
+        self.weights = {name: value.double().requires_grad_() for name, value in start.items()}
+        self.gru = torch.nn.GRU(words, units, batch_first=True).double()
+        self.moments = {name: (torch.zeros_like(value), torch.zeros_like(value)) for name, value in self.weights.items()}
+        self.step = 0
+
+    def caption(self, ids: list[int]) -> Tensor:
+        prefix = "sentences.0.reader.gru."
+        given = {name.removeprefix(prefix): value for name, value in self.weights.items() if name.startswith(prefix)}
+        states, _ = torch.func.functional_call(self.gru, given, (self.weights["sentences.0.words.weight"][ids][None],))
+        return states[0, -1] / states[0, -1].norm()
+
+    def image(self, features: np.ndarray) -> Tensor:
+        vector = self.weights["images.weight"] @ torch.from_numpy(features).double() + self.weights["images.bias"]
+        return vector / vector.norm()
+
+    def loss(self, a: list[Tensor], b: list[Tensor], images: list[int]) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for r in range(len(a)):
+            for c in range(len(a)):
+                if images[c] != images[r]:
+                    total = total + (0.2 - a[r] @ b[r] + a[r] @ b[c]).clamp_min(0)
+                    total = total + (0.2 - a[r] @ b[r] + a[c] @ b[r]).clamp_min(0)
+        return total
+
+    def learn(self, losses: list[Tensor]) -> float:
+        """Do a step of Adam on the sum of the losses of several batches; return the norm of the gradient."""
+        gradients = torch.autograd.grad(sum(losses), list(self.weights.values()), allow_unused=True)
+        norm = float(torch.sqrt(sum((gradient**2).sum() for gradient in gradients if gradient is not None)))
+        self.step += 1
+        for (name, value), gradient in zip(self.weights.items(), gradients, strict=True):
+            gradient = (torch.zeros_like(value) if gradient is None else gradient) * min(1.0, CLIPPING / norm)
+            first, second = self.moments[name]
+            first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+            self.moments[name] = first, second
+            change = (first / (1 - 0.9**self.step)) / ((second / (1 - 0.999**self.step)).sqrt() + EPSILON)
+            self.weights[name] = (value - RATE * change).detach().requires_grad_()
+        return norm
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "accumulate"), [(ENGLISH, 4), (CONFIG, 5)], ids=["one language", "tasks"])
+def test_a_step_is_that_of_a_training_by_hand(toy, train_toy, tmp_path, text, accumulate):
+    text = several(text, accumulate).replace("learning_rate = 0.01\n", SETTINGS).replace("max_steps = 44", "max_steps = 10")
+    train_toy(text)
+    config = from_toml(text, "test")
+    material = open_material(config, toy, seed=0)
+    captions, features = material.training.captions, material.training.features.array
+    sampler = build_sampler(config, captions, 0)
+    reference = Reference(dict(build_model(config.model, material.dimensions, 0).state_dict()), 6, 4)
+    epochs = 0
+    for _ in range(10):
+        losses, queries, named = [], 0, {}
+        while len(losses) < accumulate:
+            batch = sampler.next()
+            sides = [
+                [reference.caption(captions.token_ids[slice(*captions.offsets[row : row + 2])].tolist()) for row in rows]
+                for rows in batch.captions
+            ]
+            a, b = sides if batch.task == "c2c" else ([reference.image(features[n]) for n in batch.images], sides[0])
+            losses.append(reference.loss(a, b, batch.images.tolist()))
+            queries += 2 * len(batch.images)
+            name = "c2c/en-de" if batch.task == "c2c" else f"c2i/{batch.languages[0]}"
+            named.setdefault(name, []).append((float(losses[-1].detach()), 2 * len(batch.images)))
+            if sampler.epoch > epochs:  # An epoch ends with a step of what is left.
+                epochs = sampler.epoch
+                break
+        norm = reference.learn(losses)
+    assert epochs > 0
+    (line,) = events(tmp_path / "run", "step")
+    assert line["loss"] == pytest.approx(float(sum(losses).detach()) / queries, rel=1e-4)
+    assert line["gradient_norm"] == pytest.approx(norm, rel=1e-4)
+    assert line["terms"] == {
+        name: pytest.approx(sum(loss for loss, _ in parts) / sum(count for _, count in parts), rel=1e-4)
+        for name, parts in named.items()
+    }
+    assert set(line["task"].split("+")) == {name.partition("/")[0] for name in named}
+    for name, value in weights(tmp_path / "run").items():
+        torch.testing.assert_close(value.double(), reference.weights[name].detach(), rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_steps_and_epochs_are_those_of_the_optimizer(train_toy, tmp_path):
+    text = several(ENGLISH, 4).replace("evaluate_every = 17", "").replace("max_steps = 44", "max_epochs = 3")
+    result = train_toy(text + "decay_epochs = 1\ndecay_factor = 0.5")
+    # 14 batches an epoch: steps of 4, 4, 4 and 2 batches.
+    assert (result.standing.step, result.standing.stopped) == (12, "epochs")
+    assert [line["step"] for line in events(tmp_path / "run", "evaluation")] == [4, 8, 12]
+    assert [line["learning_rate"] for line in events(tmp_path / "run", "step")] == pytest.approx([0.0025])
+    assert read_checkpoint(Folder(str(tmp_path / "run")), LAST).sampler["step"] == 42
+
+
+def test_one_batch_a_step_is_the_default(finished_run, train_toy, tmp_path):
+    train_toy(several(CONFIG, 1))
+    assert contents(tmp_path / "run") == contents(finished_run[0])
+
+
+@pytest.mark.slow
+def test_it_resumes_bit_for_bit(train_toy, tmp_path):
+    text = several(CONFIG, 3)
+    train_toy(text, "whole")
+    train_toy(text.replace("max_steps = 44", "max_steps = 20"), "parts")
+    train_toy(text, "parts", resume=True)
+    assert_equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+    with pytest.raises(DatasetError, match=r"holds another run \(schedule\.accumulate: was 3, now 2"):
+        train_toy(several(CONFIG, 2), "parts", resume=True)
+
+
+def test_no_batch_is_refused():
+    with pytest.raises(UsageError, match=r"schedule\.accumulate is 0, expected more than 0"):
+        from_toml(several(CONFIG, 0), "test")
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_two_processes_train_the_model_of_one(toy, tmp_path):
+    """With an encoder for each language, of which the batches of a step use different ones."""
+    text = several(ORDER.replace("c2c_probability = 0.5", ""), 3).replace("max_steps = 44", "max_steps = 12")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    torchrun = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    arguments = [toy.captions, toy.features, toy.vocabulary, str(tmp_path / "two"), text]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, *arguments],
+            env={**torchrun, "RANK": str(rank)},
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    train(TrainJob(from_toml(text, "test"), toy, str(tmp_path / "one"), device="cpu"))
+    printed = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert printed[0] == printed[1]
+    one, two = (weights(tmp_path / name) for name in ("one", "two"))
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
