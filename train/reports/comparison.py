@@ -171,7 +171,7 @@ def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
     if not locations:
         raise UsageError("there is nothing to compare: give the folders of runs")
     opened = [Folder(location) for location in locations]
-    paths = [str(folder.local_path.resolve()) if folder.is_local else folder.location for folder in opened]
+    paths = [str(folder.local_path) if folder.is_local else folder.location for folder in opened]
     for number, path in enumerate(paths):
         if path in paths[:number]:
             raise UsageError(f"{locations[number]!r} is given twice: leave it out once")

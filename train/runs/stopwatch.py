@@ -54,8 +54,8 @@ class Stopwatch:
             "steps": self._steps,
             "pairs": self._pairs,
             "seconds": round(seconds, 3),
-            "steps_per_second": round(self._steps / stepping, 3),
-            "pairs_per_second": round(self._pairs / stepping, 1),
+            "steps_per_second": float(f"{self._steps / stepping:.4g}"),
+            "pairs_per_second": float(f"{self._pairs / stepping:.4g}"),
             "shares": {part: round(time / seconds, 4) for part, time in spent.items()},
         }
         self.begin()

@@ -45,18 +45,21 @@ def test_a_run_from_a_file(command, datasets, tmp_path):
     (tmp_path / "small.toml").write_text(SMALL)
     settings = ["--set", "model.embedding=5", "--set", "loss.hinges = max", "--max-steps", "12", "--seed", "7"]
     given = [str(tmp_path / "small.toml"), str(tmp_path / "run"), *datasets, "--device", "cpu"]
-    output = command(*given, *settings, "--no-tensorboard")
+    output = command(*given, *settings, "--no-tensorboard", "--no-curves")
     assert "12 steps in" in output
     assert "ended by steps; best sum of recalls" in output
     run = open_run(tmp_path / "run")
     assert (run.model.width, run.config.loss.hinges, run.step, run.seed) == (5, "max", 12, 7)
     assert not (tmp_path / "run" / "tensorboard").exists()
+    assert not (tmp_path / "run" / "curves.png").exists()
+    assert (tmp_path / "run" / "metrics.csv").read_text().startswith("event,step,loss,terms.")
     assert from_toml((tmp_path / "run" / "config.toml").read_text(), "run") == run.config
 
     with pytest.raises(UsageError, match="holds a run: give --resume"):
         command(*given, *settings)
     assert "20 steps in" in command(*given, *settings, "--max-steps", "20", "--resume")
     assert (tmp_path / "run" / "tensorboard").is_dir()
+    assert (tmp_path / "run" / "curves.png").is_file()
 
 
 def test_presets_are_listed(command):
