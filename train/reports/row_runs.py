@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
@@ -21,11 +21,9 @@ from train.loop import train
 from train.material import Material, open_material
 from train.reports.failures import Failure, read_failure, write_failure
 from train.reports.results import failure_file, read_result, result_file, write_result
+from train.reports.table_jobs import TablesJob
 from train.runs.checkpoints import LAST
 from train.runs.run import open_run
-
-if TYPE_CHECKING:
-    from train.reports.tables import TablesJob
 
 __all__ = ["Task", "train_and_measure"]
 

@@ -17,6 +17,8 @@ from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.vocabulary import SPECIALS
 from train.config.sections import resolve
+from train.data.captions import read_captions
+from train.data.regimes import one_caption_per_image
 from train.evaluation.scoring import score_run
 from train.reports.failures import Failure, write_failure
 from train.reports.published import rows_of_paper
@@ -208,35 +210,33 @@ def test_the_report_has_means_deviations_and_published_numbers(finished):
     assert "6 runs" in markdown
 
 
-def counted(corpus, portions: dict[str, tuple[str, ...]]) -> tuple[int, dict[str, int]]:
-    """Count the words that occur four times in training captions, of all languages together, and the captions by language."""
-    words, captions = Counter(), Counter()
-    for row in open_dataset(corpus.captions).table().to_pylist():
-        if row["split"] == "train" and row["portion"] in portions.get(row["language"], ()):
-            captions[row["language"]] += 1
-            words.update(row["token_ids"])
-    return sum(count >= 4 for token, count in words.items() if token >= len(SPECIALS)), dict(captions)
+def counted(corpus, data) -> tuple[int, dict[str, int]]:
+    """Count the words that occur four times in a row's training captions, of all languages together, and the captions."""
+    captions = read_captions(open_dataset(corpus.captions), split="train", portions=data.portions)
+    if data.captions_per_image == "one":
+        captions = one_caption_per_image(captions, seed=0)
+    words = Counter(captions.token_ids.tolist())
+    languages = Counter(captions.language_names[number] for number in captions.languages.tolist())
+    frequent = sum(count >= 4 for token, count in words.items() if token >= len(SPECIALS))
+    return frequent, {language: languages[language] for language in data.portions}
 
 
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
     """Each row keeps the words that are frequent in its own captions, whatever the joint vocabulary holds."""
-    comparable, translation = ("comparable",), ("translation",)
     rows = {
-        "monolingual-en": {"en": comparable},
-        "monolingual-translation-cs": {"cs": translation},
-        "multi-translation-c2c": dict.fromkeys(("en", "de", "fr", "cs"), translation),
-        "multi-comparable": {"en": comparable, "de": comparable, "fr": translation, "cs": translation},
+        row: resolve(f"kadar2018/{row}").data
+        for row in ("monolingual-en", "monolingual-translation-cs", "multi-translation-c2c", "multi-comparable")
     }
     job = replace(job_of(four_languages, tmp_path, rows=tuple(rows), seeds=1), paper="kadar2018")
-    assert {row: resolve(f"kadar2018/{row}").data.portions for row in rows} == rows
+    assert set().union(*(data.portions for data in rows.values())) == {"en", "de", "fr", "cs"}
     assert run_tables(job) == ()
     kept = {}
-    for row, portions in rows.items():
+    for row, data in rows.items():
         result = json.loads((tmp_path / f"results/kadar2018/{row}/seed-0.json").read_text())
-        kept[row], captions = counted(four_languages, portions)
-        assert result["words"] == {"+".join(portions): kept[row]}
+        kept[row], captions = counted(four_languages, data)
+        assert result["words"] == {"+".join(data.portions): kept[row]}
         assert result["captions"] == captions
         assert result["vocabulary"] == 120
         assert (result["feature"], result["untrained"], result["recipe"], result["steps"]) == ("toy", False, "raw", 4)
@@ -256,7 +256,7 @@ def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
         if line.runs
     }
     tested = {(language, "translation") for language in ("en", "de", "fr", "cs")} | {("en", "comparable"), ("de", "comparable")}
-    assert measured == {(row, *pair) for row, portions in rows.items() for pair in tested if pair[0] in portions}
+    assert measured == {(row, *pair) for row, data in rows.items() for pair in tested if pair[0] in data.portions}
     titles = [section.title for section in report.further]
     assert "Table 6 (comparable captions), not in the paper" in titles
     further = [(line.row.preset, line.row.language, line.row.portion) for section in report.further for line in section.lines]

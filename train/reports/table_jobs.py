@@ -1,0 +1,77 @@
+"""What ``imagepivot tables`` is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from schemas.errors import UsageError
+from schemas.storage import Folder
+from train.data.corpus import Corpus
+from train.devices import check_device_name, check_precision_name
+from train.reports.published import rows_of_paper
+
+__all__ = ["TablesJob"]
+
+
+@dataclass(frozen=True)
+class TablesJob:
+    """The rows of a paper's tables to train, as ``imagepivot tables`` runs them.
+
+    Attributes:
+        paper: ``gella2017`` or ``kadar2018``.
+        output: local folder for runs, results and the report; kept as an absolute path.
+        corpus: folders of captions, features and vocabulary.
+        seeds: number of runs per row, with seeds 0, 1, ...
+        rows: patterns of presets, such as ``bilingual*``; all rows if empty.
+        overrides: values in the configurations, as `train.config.resolve` takes them.
+        workers: number of runs at a time; 0 means one per GPU, or one per core if there is no GPU.
+        device: a name that `train.devices.resolve_device` knows; ``auto`` and ``cuda`` use all GPUs.
+        precision: a name that `train.devices.check_precision` knows.
+        memory_map: folder for a copy of features that do not fit into memory, which all runs share.
+        allow_missing_features: leave out the captions of images that lack features instead of raising an error.
+
+    Raises:
+        UsageError: a value is impossible.
+    """
+
+    paper: str
+    output: str
+    corpus: Corpus
+    seeds: int = 10
+    rows: tuple[str, ...] = ()
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    workers: int = 0
+    device: str = "auto"
+    precision: str = "fp32"
+    memory_map: str | None = None
+    allow_missing_features: bool = False
+
+    def __post_init__(self) -> None:
+        rows_of_paper(self.paper)
+        if self.seeds < 1:
+            raise UsageError(f"--seeds is {self.seeds}, expected 1 or more")
+        if self.workers < 0:
+            raise UsageError(f"--workers is {self.workers}, expected 0 or more")
+        check_device_name(self.device)
+        check_precision_name(self.precision)
+        if not Folder(self.output).is_local:
+            raise UsageError(f"{self.output!r} is not a local folder: train into one, and copy it when it is done")
+        # "~" is resolved once, for everything that is written there.
+        object.__setattr__(self, "output", str(Folder(self.output).local_path))
+
+    def presets(self) -> list[str]:
+        """Return the presets of the selected rows, each once, in the order of the tables.
+
+        Raises:
+            UsageError: a pattern matches no row.
+        """
+        names = list(dict.fromkeys(row.preset for row in rows_of_paper(self.paper)))
+        chosen: list[str] = []
+        for pattern in self.rows or ("*",):
+            matches = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{self.paper}/{pattern}")]
+            if not matches:
+                raise UsageError(f"--rows {pattern!r} matches no row of {self.paper}: its rows are {', '.join(names)}")
+            chosen += matches
+        return [name for name in names if name in chosen]
