@@ -43,12 +43,9 @@ class OddFeatures:
     def remark(self) -> str:
         """What was found, in one sentence."""
         of_zeros = f"{self.zero:,} have a feature of zeros" if self.zero else ""
-        of_wild_norm = (
-            f"{self.wild:,} {'one' if self.zero else 'have a feature'} whose norm is more than {WILD_FACTOR:g} times the median of {self.median:.3g}, or less than a "
-            f"{WILD_FACTOR:g}th of it"
-            if self.wild
-            else ""
-        )
+        what = "one" if self.zero else "have a feature"
+        bounds = f"more than {WILD_FACTOR:g} times the median of {self.median:.3g}, or less than a {WILD_FACTOR:g}th of it"
+        of_wild_norm = f"{self.wild:,} {what} whose norm is {bounds}" if self.wild else ""
         found = " and ".join(part for part in (of_zeros, of_wild_norm) if part)
         return (
             f"odd features in split {self.split!r}: of {self.images:,} images {found}, for example {self.example}; they are used "
