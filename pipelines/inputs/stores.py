@@ -16,8 +16,9 @@ from functools import lru_cache
 from typing import Any
 
 from schemas.filesystems import filesystem_of, storage_errors
+from schemas.s3 import settings_of
 from schemas.storage import Folder
-from schemas.stores import bucket_of, settings_of
+from schemas.stores import bucket_of
 
 __all__ = ["read_object"]
 
