@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import calendar
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -22,6 +24,7 @@ __all__ = [
     "Written",
     "in_parts",
     "size_of",
+    "version_of",
 ]
 
 ANY = ""
@@ -139,6 +142,11 @@ class Bucket(ABC):
 def size_of(data: bytes | Path) -> int:
     """Return the size of what is to be written."""
     return len(data) if isinstance(data, bytes) else data.stat().st_size
+
+
+def version_of(modified: datetime) -> str:
+    """Return a modification time, in UTC, as nanoseconds."""
+    return str((calendar.timegm(modified.utctimetuple()) * 10**6 + modified.microsecond) * 1000)
 
 
 def in_parts(data: bytes | Path, part_bytes: int, send: Callable[[int, bytes], _T]) -> list[_T]:

@@ -24,6 +24,7 @@ from schemas.buckets import (
     Written,
     in_parts,
     size_of,
+    version_of,
 )
 from schemas.filesystems import filesystem_of
 
@@ -68,7 +69,7 @@ class GoogleBucket(Bucket):
                 **self._patient,
             )
             blobs = list(next(found.pages, ()))
-        objects = [StoredObject(blob.name, blob.size, str(blob.generation), _nanoseconds(blob.updated)) for blob in blobs]
+        objects = [StoredObject(blob.name, blob.size, str(blob.generation), version_of(blob.updated)) for blob in blobs]
         return Page(objects, sorted(found.prefixes), found.next_page_token or "")
 
     def head(self, key: str) -> Written | None:
@@ -155,10 +156,6 @@ class GoogleBucket(Bucket):
     def _discard(self, part: Any) -> None:
         with suppress(Exception):  # What counts is what became of the upload; the next run deletes what is left.
             part.delete(**self._patient)
-
-
-def _nanoseconds(time: Any) -> str:
-    return str(int(time.timestamp() * 1000) * 10**6)
 
 
 def _client(address: str) -> tuple[Any, Any]:

@@ -26,6 +26,7 @@ from schemas.buckets import (
     Written,
     in_parts,
     size_of,
+    version_of,
 )
 from schemas.filesystems import filesystem_of
 
@@ -91,7 +92,7 @@ class S3Bucket(Bucket):
         with _store_errors():
             page = self._client.list_objects_v2(**asked)
         objects = [
-            StoredObject(found["Key"], found["Size"], found["ETag"], str(int(found["LastModified"].timestamp() * 1000) * 10**6))
+            StoredObject(found["Key"], found["Size"], found["ETag"], version_of(found["LastModified"]))
             for found in page.get("Contents", ())
         ]
         folders = [found["Prefix"] for found in page.get("CommonPrefixes", ())]

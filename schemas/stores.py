@@ -13,19 +13,23 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from schemas.buckets import ANY, PART_BYTES, Bucket, RefusedError, StoredObject
+from schemas.buckets import ANY, PART_BYTES, Bucket, Page, RefusedError, StoredObject
 from schemas.filesystems import filesystem_of
 from schemas.locations import STORE
 
 __all__ = ["ANY", "PART_BYTES", "StoredObject", "bucket_of", "delete", "has_tags", "objects", "put", "read", "tag_of"]
 
 _CONFLICT_SECONDS = 0.2
+_PARALLEL_LISTINGS = 8
+_FEW_FOLDERS = 10  # Of the thousand objects of a page, then, a folder holds a hundred or more.
 
 
 def has_tags(location: str) -> bool:
@@ -50,16 +54,40 @@ def bucket_of(location: str) -> str:
 
 
 def objects(location: str) -> Iterator[StoredObject]:
-    """Yield the objects below a folder, page by page."""
-    bucket, prefix, after = _bucket(bucket_of(location)), _key(location, ""), ""
-    while True:
-        page = bucket.page(prefix, after=after, by_folder=False)
-        for found in page.objects:
-            if not found.name.endswith("/"):  # Which some tools write in place of a folder.
-                yield found._replace(name=found.name.removeprefix(prefix))
-        if not page.next:
-            return
-        after = page.next
+    """Yield the objects below a folder, in no particular order, page by page; a few pages are in memory.
+
+    A store sends a page after the other. Where the first one is full, and what is in it lies in a few folders, the folders are
+    listed side by side. Many small folders are not: each would take a request of its own.
+    """
+    bucket, prefix = _bucket(bucket_of(location)), _key(location, "")
+    todo, running = deque([(prefix, "")]), set[Future[tuple[Page, list[tuple[str, str]]]]]()
+    with ThreadPoolExecutor(_PARALLEL_LISTINGS, thread_name_prefix="listing") as pool:
+        while todo or running:
+            while todo and len(running) < _PARALLEL_LISTINGS:
+                running.add(pool.submit(_listed, bucket, *todo.popleft()))
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            pages = [future.result() for future in done]
+            for _, more in pages:
+                todo.extend(more)
+            for page, _ in pages:
+                for found in page.objects:
+                    if not found.name.endswith("/"):  # Which some tools write in place of a folder.
+                        yield found._replace(name=found.name.removeprefix(prefix))
+
+
+def _listed(bucket: Bucket, prefix: str, after: str) -> tuple[Page, list[tuple[str, str]]]:
+    """Return a page of a listing, and where it goes on: in what prefixes, after what."""
+    page = bucket.page(prefix, after=after, by_folder=False)
+    if not page.next:
+        return page, []
+    seen = {
+        found.name.removeprefix(prefix).partition("/")[0] for found in page.objects if "/" in found.name.removeprefix(prefix)
+    }
+    if not after and 1 <= len(seen) <= _FEW_FOLDERS:
+        folders = bucket.page(prefix, after="", by_folder=True)
+        if not folders.next:
+            return folders, [(folder, "") for folder in folders.folders]
+    return page, [(prefix, page.next)]
 
 
 def tag_of(location: str, name: str) -> str | None:

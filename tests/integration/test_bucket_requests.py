@@ -16,13 +16,14 @@ from schemas.storage import Folder
 from schemas.summary import SUMMARY_NAME
 from schemas.survey import Survey
 from schemas.writing import commit, write_dataset
-from tests.stores import PACKAGES, emulator, far_away, is_installed, use
+from tests.stores import PACKAGES, Requests, emulator, far_away, is_installed, use
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
 
 SECONDS = 0.1  # Long enough that what can be under way at once is, on a busy machine, too.
 IMAGES, SHARDS = 48, 12
 LARGE = 3 << 20
+PAGE = 20
 # pyarrow asks S3 for the size of every object before it reads it; Google's store is read in streams.
 READING = {"s3": 2, "gs": 1}
 
@@ -63,6 +64,48 @@ def test_an_image_takes_one_request_and_many_are_under_way_at_once(store):
     assert len(asked) == len(files)
     assert {request.method for request in asked.all} == {"GET"}
     assert asked.at_once >= 12  # Of 32: a busy machine starts threads slowly.
+
+
+@pytest.fixture
+def small_pages(monkeypatch):
+    """Stores send a thousand objects at most; emulators would take long to hold as many."""
+    for module in ("schemas.s3", "schemas.google_storage"):
+        monkeypatch.setattr(f"{module}.PAGE_OBJECTS", PAGE)
+
+
+def listed_in(store, folders: dict[str, int]) -> tuple[list[str], list[str], Requests]:
+    """Put objects into folders; return their names, those that a listing gives, and what the store was asked for it."""
+    folder = Folder(store.address(f"listed/{'-'.join(map(str, folders.values()))}"))
+    names = [f"{name}{number:03d}.jpg" for name, count in folders.items() for number in range(count)]
+    upload(folder.location, dict.fromkeys(names, b"x"))
+    store.asked()
+    found = [entry.name for entry in folder.entries()]
+    return sorted(names), sorted(found), store.asked()
+
+
+def test_a_listing_is_asked_for_once_and_page_by_page(store, small_pages):
+    names, found, asked = listed_in(store, {"": 2 * PAGE + 3})
+    assert found == names
+    assert len(asked) == 3
+    assert asked.at_once == 1
+    entries = Folder(store.address(f"listed/{2 * PAGE + 3}")).entries()
+    next(entries)
+    assert len(store.asked()) == 1  # The next page is not asked for before this one is used.
+
+
+def test_large_folders_are_listed_side_by_side(store, small_pages):
+    folders = {"": 3, "a/": 2 * PAGE, "b/": 2 * PAGE, "b/deep/": 5, "c d/": PAGE, "ü/": 1}
+    names, found, asked = listed_in(store, folders)
+    assert found == names
+    assert asked.at_once >= 3
+    # A page of everything, the names of the folders; two pages of each large one, and what lies in what.
+    assert len(asked) <= 2 + sum(-(-count // PAGE) + 2 for count in folders.values())
+
+
+def test_many_small_folders_are_listed_together(store, small_pages):
+    names, found, asked = listed_in(store, {f"{number:02d}/": 1 for number in range(3 * PAGE)})
+    assert found == names
+    assert len(asked) == 3
 
 
 def test_an_image_that_is_missing_says_the_same_wherever_it_lies(store):
