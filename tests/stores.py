@@ -182,10 +182,12 @@ class Requests(NamedTuple):
     Attributes:
         all: the requests, in the order of their arrival.
         at_once: the greatest number of requests that were under way at the same time.
+        answered: bytes of all answers, with their headers.
     """
 
     all: list[Request]
     at_once: int
+    answered: int
 
     def __len__(self) -> int:
         return len(self.all)
@@ -199,7 +201,7 @@ class FarStore(Store):
         """Return what was asked since the last call."""
         with urllib.request.urlopen(self.url + _ASKED.replace(" ", "%20"), timeout=30) as answer:
             found = json.load(answer)
-        return Requests([Request(*each) for each in found["all"]], found["at_once"])
+        return Requests([Request(*each) for each in found["all"]], found["at_once"], found["answered"])
 
     def cut(self, how: str, seconds: float, *, after: int) -> None:
         """Cut the network for some seconds, from a request on.
@@ -238,7 +240,7 @@ class _Proxy:
         self._remembers = remembers
         self._answers: dict[tuple[str, ...], bytes] = {}
         self._all: list[Request] = []
-        self._now = self._at_once = 0
+        self._now = self._at_once = self._answered = 0
         self._how, self._cut_seconds, self._cut_after = "", 0.0, 0
         self._cut_until = 0.0
 
@@ -274,6 +276,7 @@ class _Proxy:
                             writer.write(answer[: len(answer) // 2])
                             break
                         writer.write(answer)
+                        self._answered += len(answer)
                     finally:
                         self._now -= 1
                 await writer.drain()
@@ -292,9 +295,9 @@ class _Proxy:
         return max(0.0, self._cut_until - time.monotonic())
 
     def _taken(self) -> bytes:
-        taken = json.dumps({"all": self._all, "at_once": self._at_once}).encode()
+        taken = json.dumps({"all": self._all, "at_once": self._at_once, "answered": self._answered}).encode()
         self._cut_after -= len(self._all)
-        self._all, self._at_once = [], 0
+        self._all, self._at_once, self._answered = [], 0, 0
         return taken
 
     async def _ask(self, method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:

@@ -1,13 +1,20 @@
 """How many requests object stores are asked, and how many at once, by a proxy that counts and delays them."""
 
+import io
 import os
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 
+from extractors import ExtractorRequest
+from pipelines.features.extract import extract_features
+from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import open_images
+from pipelines.running.runner import Execution
 from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAME
 from schemas.output import Output
@@ -16,6 +23,7 @@ from schemas.storage import Folder
 from schemas.summary import SUMMARY_NAME
 from schemas.survey import Survey
 from schemas.writing import commit, write_dataset
+from tests.fake_extractors import use_colours
 from tests.stores import PACKAGES, Requests, emulator, far_away, is_installed, use
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -106,6 +114,43 @@ def test_many_small_folders_are_listed_together(store, small_pages):
     names, found, asked = listed_in(store, {f"{number:02d}/": 1 for number in range(3 * PAGE)})
     assert found == names
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize("source", ["photos", "tars"])
+def test_a_run_lists_a_bucket_once_and_reads_it_once(running, monkeypatch, tmp_path, source):
+    """Tars are read a second time, whatever the number of shards: their headers say what is in them."""
+    use(running[0].environment, monkeypatch)
+    use_colours(monkeypatch)
+    folder, images = Folder(running[0].address(f"run/{source}")), {}
+    for number in range(24):
+        data = io.BytesIO()
+        Image.effect_noise((100, 100), number).save(data, "png")
+        images[f"{number:02d}.png"] = data.getvalue()
+    if source == "tars":
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            for name, data in images.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+        images = {"a.tar": packed.getvalue()}
+    upload(folder.location, images)
+    far = running[1]
+    use(far.environment, monkeypatch)
+    images_of = open_images(far.address(f"run/{source}"))
+    far.asked()
+    job = FeaturesJob(
+        images_of, str(tmp_path / "f"), ExtractorRequest("resnet50-pool", weights="random:0"), device="cpu", shards=8
+    )
+    manifest = extract_features(job, Execution(workers=1))
+    asked = far.asked()
+    assert manifest.statistics["images"] == 24
+    listings = [request for request in asked.all if request.path.partition("?")[0].endswith(("/o", "/bucket", "/bucket/"))]
+    assert len(listings) == 1
+    if source == "photos":
+        assert len(asked) == 1 + 24
+    else:
+        assert asked.answered <= 2.2 * sum(map(len, images.values()))
 
 
 def test_an_image_that_is_missing_says_the_same_wherever_it_lies(store):
