@@ -121,6 +121,10 @@ class Bucket(ABC):
         """Return content and tag of an object; None if there is none."""
 
     @abstractmethod
+    def part(self, key: str, start: int, stop: int) -> bytes | None:
+        """Return a range of the bytes of an object, which has some there; None if there is no object."""
+
+    @abstractmethod
     def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
         """Write an object, and return its tag.
 

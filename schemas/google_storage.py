@@ -90,6 +90,16 @@ class GoogleBucket(Bucket):
                     continue  # Replaced or deleted since.
         return None
 
+    def part(self, key: str, start: int, stop: int) -> bytes | None:
+        """Return a range of the bytes of an object; None if there is no object."""
+        from google.api_core.exceptions import NotFound
+
+        with _store_errors():
+            try:
+                return self._bucket.blob(key).download_as_bytes(start=start, end=stop - 1, **self._patient)
+            except NotFound:
+                return None
+
     def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
         """Write an object, see `Bucket.write`."""
         from google.api_core.exceptions import PreconditionFailed

@@ -113,10 +113,18 @@ class S3Bucket(Bucket):
 
     def get(self, key: str) -> tuple[bytes, str] | None:
         """Return content and tag of an object; None if there is none."""
+        return self._get(key)
+
+    def part(self, key: str, start: int, stop: int) -> bytes | None:
+        """Return a range of the bytes of an object; None if there is no object."""
+        found = self._get(key, Range=f"bytes={start}-{stop - 1}")
+        return None if found is None else found[0]
+
+    def _get(self, key: str, **options: str) -> tuple[bytes, str] | None:
         from botocore.exceptions import ClientError
 
         def get() -> tuple[bytes, str]:
-            found = self._client.get_object(Bucket=self._bucket, Key=key)
+            found = self._client.get_object(Bucket=self._bucket, Key=key, **options)
             return found["Body"].read(), found["ETag"]
 
         with _store_errors():

@@ -25,7 +25,19 @@ from schemas.buckets import ANY, PART_BYTES, Bucket, Page, RefusedError, StoredO
 from schemas.filesystems import filesystem_of
 from schemas.locations import STORE
 
-__all__ = ["ANY", "PART_BYTES", "StoredObject", "bucket_of", "delete", "has_tags", "objects", "put", "read", "tag_of"]
+__all__ = [
+    "ANY",
+    "PART_BYTES",
+    "StoredObject",
+    "bucket_of",
+    "delete",
+    "has_tags",
+    "objects",
+    "put",
+    "read",
+    "read_part",
+    "tag_of",
+]
 
 _CONFLICT_SECONDS = 0.2
 _PARALLEL_LISTINGS = 8
@@ -99,6 +111,18 @@ def tag_of(location: str, name: str) -> str | None:
 def read(location: str, name: str) -> tuple[bytes, str] | None:
     """Return content and tag of an object; None if there is none."""
     return _bucket(bucket_of(location)).get(_key(location, name))
+
+
+def read_part(location: str, name: str, start: int, stop: int) -> bytes:
+    """Return a range of the bytes of an object, which has some there, in one request.
+
+    Raises:
+        FileNotFoundError: there is no such object.
+    """
+    found = _bucket(bucket_of(location)).part(_key(location, name), start, stop)
+    if found is None:
+        raise FileNotFoundError(name)
+    return found
 
 
 def put(location: str, name: str, data: bytes | Path, replaces: str | None = ANY) -> str | None:
