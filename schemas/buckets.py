@@ -103,6 +103,10 @@ class Bucket(ABC):
     """A bucket; any number of threads may ask it at once. What fails is tried again, up to a limit, and is then an OSError."""
 
     @abstractmethod
+    def exists(self) -> bool:
+        """Whether there is such a bucket."""
+
+    @abstractmethod
     def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
         """Return a page of the objects whose keys begin with a prefix.
 

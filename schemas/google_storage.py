@@ -56,6 +56,11 @@ class GoogleBucket(Bucket):
             self._client, self._bucket = _client(address)
         self._patient = {"timeout": _TIMEOUT, "retry": _retry()}
 
+    def exists(self) -> bool:
+        """Whether there is such a bucket."""
+        with _store_errors():
+            return self._bucket.exists(**self._patient)
+
     def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
         """Return a page of a listing, see `Bucket.page`."""
         with _store_errors():
@@ -173,7 +178,19 @@ def _client(address: str) -> tuple[Any, Any]:
     import google.auth
     from google.auth.credentials import AnonymousCredentials
     from google.cloud import storage
+    from requests import exceptions
     from requests.adapters import HTTPAdapter
+
+    class Adapter(HTTPAdapter):
+        """Takes no answer whose headers broke off: it would count as an empty one."""
+
+        def send(self, *arguments: Any, **options: Any) -> Any:
+            answer = super().send(*arguments, **options)
+            if answer.status_code in (200, 206) and not {"content-length", "transfer-encoding"} & {
+                *map(str.lower, answer.headers)
+            }:
+                raise exceptions.ConnectionError("the answer broke off", request=answer.request)
+            return answer
 
     filesystem, name = filesystem_of(address)
     # What pickling would keep of a file system: pyarrow tells its settings in no other way.
@@ -184,7 +201,7 @@ def _client(address: str) -> tuple[Any, Any]:
     client = storage.Client(project="none", credentials=credentials, client_options=options)  # No object is in a project.
     client._bucket_metadata_cache = None  # It asks for the bucket in the background, for the sake of traces.
     for scheme in ("http://", "https://"):
-        client._http.mount(scheme, HTTPAdapter(pool_connections=_CONNECTIONS, pool_maxsize=_CONNECTIONS))
+        client._http.mount(scheme, Adapter(pool_connections=_CONNECTIONS, pool_maxsize=_CONNECTIONS))
     return client, client.bucket(name.rstrip("/"))
 
 

@@ -82,6 +82,19 @@ class S3Bucket(Bucket):
     def __init__(self, address: str) -> None:
         self._client, self._bucket = _client(address)
 
+    def exists(self) -> bool:
+        """Whether there is such a bucket."""
+        from botocore.exceptions import ClientError
+
+        with _store_errors():
+            try:
+                self._client.head_bucket(Bucket=self._bucket)
+            except ClientError as error:
+                if _status_of(error) != 404:
+                    raise
+                return False
+        return True
+
     def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
         """Return a page of a listing, see `Bucket.page`."""
         asked: dict[str, Any] = {"Bucket": self._bucket, "Prefix": prefix, "MaxKeys": PAGE_OBJECTS}

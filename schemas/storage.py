@@ -298,7 +298,11 @@ class Folder:
         bucket = root.lstrip("/").partition("/")[0]
         with storage_errors(self.location):
             try:
-                exists = filesystem.get_file_info(bucket).type != fs.FileType.NotFound
+                exists = (
+                    stores.has_bucket(self.location)
+                    if self.has_tags
+                    else filesystem.get_file_info(bucket).type != fs.FileType.NotFound
+                )
             except OSError as error:
                 if not access_denied(error):
                     raise

@@ -31,6 +31,7 @@ __all__ = [
     "StoredObject",
     "bucket_of",
     "delete",
+    "has_bucket",
     "has_tags",
     "objects",
     "put",
@@ -63,6 +64,11 @@ def bucket_of(location: str) -> str:
     """Return the address of the bucket of a location, with the options behind it."""
     scheme, bucket, _, options = cast("re.Match[str]", STORE.fullmatch(location)).groups(default="")
     return f"{scheme}://{bucket}{options}"
+
+
+def has_bucket(location: str) -> bool:
+    """Return whether the bucket of a location exists."""
+    return _bucket(bucket_of(location)).exists()
 
 
 def objects(location: str) -> Iterator[StoredObject]:
