@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pyarrow import fs
 
+from schemas import stores
 from schemas.filesystems import filesystem_of, storage_errors
 from schemas.locations import is_remote
 
@@ -36,6 +37,10 @@ def entries_of(location: str, on_link: Callable[[str], None]) -> Iterator[Entry]
         on_link: gets the name of each link to a folder: such links are not followed, because they may lead back.
     """
     filesystem, root = filesystem_of(location)
+    if stores.has_tags(location):
+        with storage_errors(location):
+            yield from (Entry(found.name, found.size, found.version) for found in stores.objects(location))
+        return
     if not is_remote(location):
         yield from _walk(root, "", on_link)
         return

@@ -5,7 +5,7 @@ the next one has ended. On GPUs two attempts need not agree in every bit, and a 
 shard is three files, which name each other's digests: those of two attempts must not mix, and what is committed must not change.
 So an attempt notes what lies there when it begins, and publishes only if that still lies there when it ends: the first one wins.
 
-On a disk whoever publishes holds a lock. S3 has none, but writes that fail where something else lies than was seen; see
+On a disk whoever publishes holds a lock. A store has none, but writes that fail where something else lies than was seen; see
 `schemas.stores`. There an attempt first claims the shard: a claim takes the place of the record that was there when it began, or
 of none, and at the end its own record that of the claim. What it writes between, it writes only as long as the claim is there, in
 place of what it saw there meanwhile. Whoever comes to a stop in between may be overtaken, and then finds another claim or record.
@@ -38,8 +38,8 @@ __all__ = ["Attempt", "LostError", "publish_manifest", "publishing"]
 def publishing(folder: Folder) -> Iterator[None]:
     """Let nobody else publish a shard of this folder, or commit, while the block runs.
 
-    An object store cannot be locked. Google's has no tags here either (see `schemas.stores`): there, shard and record of two
-    attempts that end within the same moment may still mix.
+    An object store cannot be locked. Where it has no tags here either (see `schemas.stores`), shard and record of two attempts
+    that end within the same moment may still mix.
     """
     if not folder.is_local:
         yield

@@ -1,7 +1,7 @@
 """A folder of files, local or in an object store, in which every file is written completely or not at all.
 
-``pyarrow.fs`` serves local paths and ``gs://`` and ``s3://`` addresses; `schemas.stores` writes to S3. A file is always written to
-a temporary name first: locally beside its target and then renamed; for an object store in the local temporary folder and then
+``pyarrow.fs`` serves local paths and ``gs://`` and ``s3://`` addresses; `schemas.stores` writes to stores. A file is always written
+to a temporary name first: locally beside its target and then renamed; for an object store in the local temporary folder and then
 uploaded whole.
 """
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from schemas import stores
+from schemas.buckets import TEMPORARY_MARK
 from schemas.errors import DatasetError
 from schemas.filesystems import access_denied, filesystem_of, storage_errors
 from schemas.listings import Entry, entries_of
@@ -35,9 +36,6 @@ __all__ = [
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
-
-TEMPORARY_MARK = ".tmp-"
-"""Marks the names of files that are not complete yet."""
 
 _PARALLEL_READS = 32
 """Files of a store that are read at once: they wait for the network, not for this machine."""
@@ -199,6 +197,14 @@ class Folder:
         with storage_errors(self.path_of(name)), (self.stream if self.is_google else self.open)(name) as file:
             return file.read()
 
+    def read_part(self, name: str, start: int, size: int) -> bytes:
+        """Return bytes of a file from a place on; fewer where it ends before."""
+        if size and self.has_tags:
+            with storage_errors(self.path_of(name)):
+                return stores.read_part(self.location, name, start, start + size)
+        with storage_errors(self.path_of(name)), self.open(name) as file:
+            return bytes(file.read_at(size, start))
+
     def write(self, name: str, data: bytes) -> None:
         """Write a file completely or not at all."""
         with self.replace(name) as file:
@@ -207,8 +213,8 @@ class Folder:
     def create(self, name: str, data: bytes) -> bool:
         """Write a new file completely or not at all; of any number that create it at once, exactly one succeeds.
 
-        In Google's store, whose client in pyarrow takes no conditions, two that create the same file in the same moment may both
-        seem to succeed, and the later one's data stays.
+        In a store without tags here, see `schemas.stores`, two that create the same file in the same moment may both seem to
+        succeed, and the later one's data stays.
 
         Returns:
             Whether it was written; False where the file exists already.
@@ -292,7 +298,11 @@ class Folder:
         bucket = root.lstrip("/").partition("/")[0]
         with storage_errors(self.location):
             try:
-                exists = filesystem.get_file_info(bucket).type != fs.FileType.NotFound
+                exists = (
+                    stores.has_bucket(self.location)
+                    if self.has_tags
+                    else filesystem.get_file_info(bucket).type != fs.FileType.NotFound
+                )
             except OSError as error:
                 if not access_denied(error):
                     raise

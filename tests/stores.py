@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs, quote, unquote, unquote_plus
 
 if TYPE_CHECKING:
     import pytest
@@ -71,12 +73,23 @@ def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None
     import schemas.stores
 
     schemas.filesystems._connect.cache_clear()
-    schemas.stores._client.cache_clear()
+    schemas.stores._bucket.cache_clear()
     pipelines.inputs.stores._s3_store.cache_clear()
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+
+
+def untagged(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return files of a dataset without the tags that a store has put into them; no two writes to Google's store share any."""
+    return {name: _without_tags(data) if name.startswith(".records/") else data for name, data in files.items()}
+
+
+def _without_tags(data: bytes) -> bytes:
+    first, _, rest = data.partition(b"\n")
+    content = {key: value for key, value in json.loads(first).items() if key not in ("tags", "record_sha256")}
+    return json.dumps(content).encode() + rest
 
 
 def is_installed(scheme: str) -> bool:
@@ -93,6 +106,9 @@ def free_port() -> int:
 def emulator(scheme: str, environment: Mapping[str, str] = {}) -> Iterator[Store]:
     """Start an emulator with an empty bucket, and end it.
 
+    That of Google's store ignores conditions and sends listings as one page. A proxy before it, `_GoogleProxy`, does both as Google
+    documents it: what passes there was never seen by the store itself.
+
     Args:
         scheme: ``s3`` or ``gs``.
         environment: further variables of the emulator; with any, the bucket is not made.
@@ -106,7 +122,12 @@ def emulator(scheme: str, environment: Mapping[str, str] = {}) -> Iterator[Store
     with _process("-m", *arguments, url=store.url, environment={**store.environment, **environment}):
         if not environment:
             _make_bucket(store)
-        yield store
+        if scheme == "s3":
+            yield store
+            return
+        before = Store(scheme, free_port())
+        with _process(__file__, str(before.port), port, "0", "", "google", url=before.url, environment={}):
+            yield before
 
 
 def _make_bucket(store: Store) -> None:
@@ -161,10 +182,12 @@ class Requests(NamedTuple):
     Attributes:
         all: the requests, in the order of their arrival.
         at_once: the greatest number of requests that were under way at the same time.
+        answered: bytes of all answers, with their headers.
     """
 
     all: list[Request]
     at_once: int
+    answered: int
 
     def __len__(self) -> int:
         return len(self.all)
@@ -178,7 +201,7 @@ class FarStore(Store):
         """Return what was asked since the last call."""
         with urllib.request.urlopen(self.url + _ASKED.replace(" ", "%20"), timeout=30) as answer:
             found = json.load(answer)
-        return Requests([Request(*each) for each in found["all"]], found["at_once"])
+        return Requests([Request(*each) for each in found["all"]], found["at_once"], found["answered"])
 
     def cut(self, how: str, seconds: float, *, after: int) -> None:
         """Cut the network for some seconds, from a request on.
@@ -204,7 +227,7 @@ def far_away(store: Store, seconds: float, *, remembers: str = "") -> Iterator[F
         remembers: end of the names of objects that the proxy gives again without the store: emulators are slower than stores.
     """
     far = FarStore(store.scheme, free_port())
-    arguments = (__file__, str(far.port), str(store.port), str(seconds), remembers)
+    arguments = (__file__, str(far.port), str(store.port), str(seconds), remembers, "any")
     with _process(*arguments, url=far.url, environment={}):
         far.asked()
         yield far
@@ -217,7 +240,7 @@ class _Proxy:
         self._remembers = remembers
         self._answers: dict[tuple[str, ...], bytes] = {}
         self._all: list[Request] = []
-        self._now = self._at_once = 0
+        self._now = self._at_once = self._answered = 0
         self._how, self._cut_seconds, self._cut_after = "", 0.0, 0
         self._cut_until = 0.0
 
@@ -253,9 +276,12 @@ class _Proxy:
                             writer.write(answer[: len(answer) // 2])
                             break
                         writer.write(answer)
+                        self._answered += len(answer)
                     finally:
                         self._now -= 1
                 await writer.drain()
+                if headers.get("connection") == "close":
+                    break
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -269,9 +295,9 @@ class _Proxy:
         return max(0.0, self._cut_until - time.monotonic())
 
     def _taken(self) -> bytes:
-        taken = json.dumps({"all": self._all, "at_once": self._at_once}).encode()
+        taken = json.dumps({"all": self._all, "at_once": self._at_once, "answered": self._answered}).encode()
         self._cut_after -= len(self._all)
-        self._all, self._at_once = [], 0
+        self._all, self._at_once, self._answered = [], 0, 0
         return taken
 
     async def _ask(self, method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
@@ -299,6 +325,63 @@ class _Proxy:
         return answer
 
 
+class _GoogleProxy(_Proxy):
+    """Answers as Google's store does where its emulator does not: ``ifGenerationMatch`` counts, and listings come in pages.
+
+    All that changes an object passes one by one; before what has a condition, the emulator is asked for the object's generation.
+    The condition of an upload in several requests counts for the first and for the last of them.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._changing = asyncio.Lock()
+        self._uploads: dict[str, str] = {}
+
+    async def _ask(self, method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
+        place, _, query = path.partition("?")
+        asked = {name: values[0] for name, values in parse_qs(query).items()}
+        if method == "GET":
+            answer = await super()._ask(method, path, headers, body)
+            is_listing = re.fullmatch(r"(/storage/v1)?/b/[^/]+/o", place) and answer.startswith(b"HTTP/1.1 200")
+            return _page(answer, asked) if is_listing and "maxResults" in asked else answer
+        async with self._changing:
+            name = self._object_of(place, asked, body)
+            if "ifGenerationMatch" in asked and asked["ifGenerationMatch"] != await self._generation(name):
+                return _answer("HTTP/1.1 412 Precondition Failed", {"content-type": "application/json"}, b"{}")
+            answer = await super()._ask(method, path, headers, body)
+            if upload := re.search(rb"upload_id=([^&\s]+)", answer.partition(b"\r\n\r\n")[0]):
+                self._uploads[unquote_plus(upload.group(1).decode())] = name
+            return answer
+
+    def _object_of(self, place: str, asked: dict[str, str], body: bytes) -> str:
+        if "upload_id" in asked:
+            return self._uploads[asked["upload_id"]]
+        if place.startswith("/upload/"):
+            return asked.get("name") or json.loads(re.search(rb"\{.*?\}(?=\s*(\r\n--|$))", body, re.DOTALL).group())["name"]
+        return unquote(place.partition("/o/")[2].removesuffix("/compose"))
+
+    async def _generation(self, name: str) -> str:
+        answer = await super()._ask("GET", f"/storage/v1/b/bucket/o/{quote(name, safe='')}", {}, b"")
+        head, _, data = answer.partition(b"\r\n\r\n")
+        return json.loads(data)["generation"] if b" 200 " in head.partition(b"\r\n")[0] else "0"
+
+
+def _page(answer: bytes, asked: Mapping[str, str]) -> bytes:
+    """Cut a page out of a listing; objects and folders count alike."""
+    head, _, data = answer.partition(b"\r\n\r\n")
+    whole = json.loads(data)
+    found = {item["name"]: item for item in whole.get("items") or ()} | dict.fromkeys(whole.get("prefixes") or ())
+    names = sorted(name for name in found if name > asked.get("pageToken", ""))
+    page = names[: int(asked["maxResults"])]
+    items = [found[name] for name in page if found[name] is not None]
+    cut = {"kind": whole["kind"], "items": items, "prefixes": [name for name in page if found[name] is None]}
+    if len(names) > len(page):
+        cut["nextPageToken"] = page[-1]
+    line, headers = _parsed(head)
+    headers.pop("content-length", None)
+    return _answer(line, headers, json.dumps(cut).encode())
+
+
 def _parsed(head: bytes) -> tuple[str, dict[str, str]]:
     first, *lines = head.decode("latin-1").split("\r\n")
     return first, {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
@@ -324,11 +407,11 @@ def _answer(line: str, headers: Mapping[str, str], data: bytes, length: str | No
     return _head(line, {**headers, **counted}) + data
 
 
-async def _main(port: int, store: int, seconds: float, remembers: str) -> None:
-    proxy = _Proxy(store, seconds, remembers)
+async def _main(port: int, store: int, seconds: float, remembers: str, kind: str) -> None:
+    proxy = {"any": _Proxy, "google": _GoogleProxy}[kind](store, seconds, remembers)
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", port, limit=_LARGEST_HEAD, backlog=1000)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]))
+    asyncio.run(_main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:]))

@@ -20,7 +20,8 @@ __all__ = ["run", "wants_events"]
 _MODELS = frozenset({"torch", "torchvision", "PIL", "safetensors"})
 _EXTRAS = {
     "extractors": _MODELS,
-    "pipelines": _MODELS | {"apache_beam", "sacremoses", "ijson", "urllib3", "obstore", "botocore", "grpc", "packaging"},
+    "pipelines": _MODELS
+    | {"apache_beam", "sacremoses", "ijson", "urllib3", "obstore", "botocore", "google", "grpc", "packaging"},
     "train": frozenset({"torch", "matplotlib", "tensorboard"}),
     "hdf5": frozenset({"h5py"}),
     "heif": frozenset({"pillow_heif"}),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,10 +26,10 @@ import extractors
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
 from pipelines.features.forward import Tally, refuse_duplicates
 from pipelines.features.job import FeaturesJob
-from pipelines.features.references import Piece, pieces_of, refs_of
+from pipelines.features.references import Piece, folder_of_references, pieces_of, refs_of
 from pipelines.features.shards import make_shard
 from pipelines.features.workers import count_gpus, decoding_threads, devices_of_worker
-from pipelines.inputs.images import ImageRef, ImageSource, Listing
+from pipelines.inputs.images import ImageRef, ImageSource, KeptRefs, Listing, kept_refs
 from pipelines.running.accelerators import Accelerator
 from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.jobs import CommitDataset, run_job
@@ -38,6 +37,7 @@ from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution, run_pipeline
 from schemas.errors import InputError, UsageError
 from schemas.fingerprints import Identity
+from schemas.locations import is_remote
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.parameters import FeaturesParameters
@@ -152,9 +152,9 @@ def _counts(tally: Tally) -> dict[str, int]:
 
 
 def _list_images(
-    _start: bytes, images: ImageSource, shards: int, finished: frozenset[int], folder: str | None
+    _start: bytes, images: ImageSource, shards: int, finished: frozenset[int], folder: str | None, kept: str
 ) -> Iterator[tuple[int, Piece]]:
-    return pieces_of(images.refs(), shards, left_out=finished, folder=folder)
+    return pieces_of(kept_refs(kept) if kept else images.refs(), shards, left_out=finished, folder=folder)
 
 
 @dataclass(eq=False)
@@ -170,6 +170,7 @@ class ExtractFeatures(beam.PTransform):
         check: what the first worker on another machine checks; None on this one.
         accelerator: the GPUs of workers on other machines, each a single process; None for workers without, or of other kinds.
         folder: where all workers see the same local disk, a folder on it for references to images.
+        kept: likewise, the file of a listing that need not be made again; empty to list the images on a worker.
     """
 
     job: FeaturesJob
@@ -180,9 +181,10 @@ class ExtractFeatures(beam.PTransform):
     check: FirstWorker | None = None
     accelerator: Accelerator | None = None
     folder: str | None = None
+    kept: str = ""
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
-        """List the images on a worker, group the references by shard, and write each shard in one call."""
+        """List the images on a worker, unless the listing was kept, group the references by shard, and write each in one call."""
         shards = self.output.identity.shards
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
         # Only the launcher compares states: the graph, which holds the output, grows with the shards as little as it can.
@@ -193,7 +195,7 @@ class ExtractFeatures(beam.PTransform):
         refs = (
             begin
             | "Start" >> Begin([b""], self.check, hints)
-            | "ListImages" >> beam.FlatMap(_list_images, self.job.images, shards, self.finished, self.folder)
+            | "ListImages" >> beam.FlatMap(_list_images, self.job.images, shards, self.finished, self.folder, self.kept)
         )
         return (
             (refs, begin | "EveryShard" >> beam.Create(todo))
@@ -204,7 +206,7 @@ class ExtractFeatures(beam.PTransform):
 
 
 def list_images(job: FeaturesJob) -> Listing:
-    """List the images of a job once, by the shards that it will have.
+    """List the images of a job once, by the shards that it will have; a listing of a store is kept for the workers of this machine.
 
     Raises:
         UsageError: the shards would be too large.
@@ -213,7 +215,9 @@ def list_images(job: FeaturesJob) -> Listing:
     ids = array("Q")  # Eight bytes per image: the ids themselves would take ten times as much.
     folder = Folder(job.output)
     known = known_shards(job.shards, folder, overwrite=job.overwrite)
-    listing = Listing.of(_remember_ids(job.images.refs(), ids), known or MOST_CHOSEN)
+    kept = KeptRefs() if is_remote(job.images.location) else None
+    refs = job.images.refs() if kept is None else kept.passing(job.images.refs())
+    listing = replace(Listing.of(_remember_ids(refs, ids), known or MOST_CHOSEN), kept=kept)
     if not listing.count:
         raise InputError(
             f"no images found in {job.images.location!r}: check the path; a folder is searched for known extensions"
@@ -306,6 +310,7 @@ def extract_features(
     gpus = 0
     if execution.accelerator is not None:  # Without a GPU there, no worker may fall back to its CPU.
         job, gpus = replace(job, device="cuda"), execution.accelerator.count
+    listing = listing or list_images(job)
     output, execution, extraction = _prepare(job, execution, meter, listing)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
@@ -313,7 +318,7 @@ def extract_features(
         extract = replace(extraction, finished=finished, check=check, folder=folder)
         _ = pipeline | "ExtractFeatures" >> extract | "CommitDataset" >> commit
 
-    with _folder_of_references(execution) as folder:
+    with folder_of_references(execution.is_local) as folder:
         return run_job(
             output,
             build,
@@ -350,10 +355,11 @@ def extract_task(
     if job.task is None:
         raise UsageError("the job has no task, e.g. Task(0, 64): extract_features makes the whole dataset")
     job.check_execution(execution)
+    listing = listing or list_images(job)
     output, execution, extraction = _prepare(job, execution, meter, listing)
 
     def run(finished: frozenset[int]) -> None:
-        with _folder_of_references(execution) as folder:
+        with folder_of_references(execution.is_local) as folder:
             extract = replace(extraction, finished=finished, folder=folder)
             run_pipeline(lambda pipeline: pipeline | "ExtractFeatures" >> extract, execution)
 
@@ -368,25 +374,17 @@ def extract_task(
     )
 
 
-@contextmanager
-def _folder_of_references(execution: Execution) -> Iterator[str | None]:
-    """Yield a temporary folder that all workers of a local run see; None for workers elsewhere."""
-    if not execution.is_local:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="imagepivot-references-", ignore_cleanup_errors=True) as folder:
-        yield folder
-
-
 def _prepare(
-    job: FeaturesJob, execution: Execution, meter: Meter, listing: Listing | None
+    job: FeaturesJob, execution: Execution, meter: Meter, listing: Listing
 ) -> tuple[Output, Execution, ExtractFeatures]:
     """Return what a job writes, how it runs, and the transform for all of its shards."""
-    output = plan_features(job, listing or list_images(job))
+    output = plan_features(job, listing)
     if execution.is_local:
         job.check_device()  # Before anything in the folder is replaced.
     if execution.is_local and not execution.workers:
         execution = replace(execution, workers=max(1, count_gpus(job)))
     workers = execution.local_workers if execution.is_local else 1
     threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
-    return output, execution, ExtractFeatures(job, output, meter=meter, threads=threads, accelerator=execution.accelerator)
+    kept = listing.kept.path if listing.kept is not None and execution.is_local else ""
+    extraction = ExtractFeatures(job, output, meter=meter, threads=threads, accelerator=execution.accelerator, kept=kept)
+    return output, execution, extraction

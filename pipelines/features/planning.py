@@ -15,7 +15,7 @@ from pipelines.features.forward import Tally, extract_shard
 from pipelines.features.job import FeaturesJob
 from pipelines.features.reuse import plan_reuse
 from pipelines.features.workers import count_gpus, decoding_threads
-from pipelines.inputs.images import ImageRef, Listing
+from pipelines.inputs.images import ImageRef, Listing, kept_refs
 from pipelines.running.progress import bound_by
 from schemas.keys import shard_of
 from schemas.kinds import schema_of, vector_bytes
@@ -98,7 +98,7 @@ def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
     stored = frozenset() if job.overwrite else survey.usable() - finished
     wanted = range(output.shards) if job.task is None else job.task.shards(output.shards)
     refs: dict[int, list[ImageRef]] = {number: [] for number in stored}
-    for ref in job.images.refs() if stored else ():
+    for ref in _refs(job, listing) if stored else ():
         if (number := shard_of(ref.image_id, output.shards)) in refs:
             refs[number].append(ref)
     todo = []
@@ -117,7 +117,9 @@ def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
             todo.append(ShardPlan(number, listing.counts[number]))
     todo = [shard for shard in todo if shard.images or shard.dropped or shard.number not in stored]
     rate, bottleneck = (
-        _measure(job, output, frozenset(shard.number for shard in todo)) if any(s.images for s in todo) else (None, None)
+        _measure(job, listing, output, frozenset(shard.number for shard in todo))
+        if any(s.images for s in todo)
+        else (None, None)
     )
     return WorkPlan(tuple(todo), len(wanted) - len(todo), vector_bytes(output.schema), rate, bottleneck)
 
@@ -138,13 +140,17 @@ def _survey(job: FeaturesJob, output: Output) -> Survey:
     return survey
 
 
-def _measure(job: FeaturesJob, output: Output, shards: frozenset[int]) -> tuple[float | None, str | None]:
+def _refs(job: FeaturesJob, listing: Listing) -> Iterator[ImageRef]:
+    return job.images.refs() if listing.kept is None else kept_refs(listing.kept.path)
+
+
+def _measure(job: FeaturesJob, listing: Listing, output: Output, shards: frozenset[int]) -> tuple[float | None, str | None]:
     """Measure images per second, of all GPUs together, and what bounds them. The first batch warms up and is not counted."""
     extractor, workers = job.extractor.load(job.device), max(1, count_gpus(job))
     batch_size = job.batch_size or extractor.description.batch_size
 
     def sample() -> Iterator[ImageRef]:
-        chosen = (ref for ref in job.images.refs() if shard_of(ref.image_id, output.shards) in shards)
+        chosen = (ref for ref in _refs(job, listing) if shard_of(ref.image_id, output.shards) in shards)
         return islice(chosen, _MEASURED_BATCHES * batch_size)
 
     tally, times = Tally(), []

@@ -6,7 +6,9 @@ holds some bytes for an image and not its names.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -15,10 +17,11 @@ from uuid import uuid4
 import pyarrow as pa
 
 from pipelines.inputs.images.base import ImageRef
+from pipelines.inputs.images.kept import REFS_SCHEMA
 from pipelines.running.places import Place, from_ipc, read_place, to_ipc, write_places
 from schemas.keys import shard_of
 
-__all__ = ["Piece", "pieces_of", "refs_of"]
+__all__ = ["Piece", "folder_of_references", "pieces_of", "refs_of"]
 
 Piece: TypeAlias = bytes | Place
 """References to images of one shard, as bytes or as their place."""
@@ -29,9 +32,15 @@ _GATHERED = 1 << 17
 _FIRST = 1 << 13
 """References that are gathered first, and that travel as they are: most listings are no longer."""
 
-_SCHEMA = pa.schema(
-    [("image_id", pa.string()), ("uri", pa.string()), ("bytes", pa.int64()), ("offset", pa.int64()), ("version", pa.string())]
-)
+
+@contextmanager
+def folder_of_references(is_local: bool) -> Iterator[str | None]:
+    """Yield a temporary folder that all workers of a local run see; None for workers elsewhere."""
+    if not is_local:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="imagepivot-references-", ignore_cleanup_errors=True) as folder:
+        yield folder
 
 
 def pieces_of(
@@ -72,7 +81,9 @@ def refs_of(pieces: Iterable[Piece]) -> list[ImageRef]:
 
 def _packed(refs: list[ImageRef]) -> bytes:
     columns = zip(*refs, strict=True)
-    return to_ipc(pa.table([pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)], _SCHEMA))
+    return to_ipc(
+        pa.table([pa.array(column, field.type) for column, field in zip(columns, REFS_SCHEMA, strict=True)], REFS_SCHEMA)
+    )
 
 
 def _table(piece: Piece) -> pa.Table:

@@ -21,6 +21,7 @@ import ijson
 import pyarrow as pa
 from pyarrow import fs
 
+from pipelines.inputs.stores import open_ranges
 from schemas.errors import DatasetError, InputError
 from schemas.filesystems import filesystem_of, storage_errors
 from schemas.locations import absolute_location, check_location, check_regular, is_remote
@@ -45,6 +46,7 @@ __all__ = [
 PathKind = Literal["file", "folder", "nothing"]
 
 _CHUNK = 1 << 18
+_REMOTE_CHUNK = 4 << 20  # What a request reads.
 _HEX2 = rb"[0-9a-fA-F]{2}"
 # The JSON escapes that matter here, each matched whole: anything but \u, a surrogate pair, half a pair.
 _ESCAPE = re.compile(
@@ -96,8 +98,8 @@ def open_input(folder: Folder, name: str, *, decompress: bool = True) -> Iterato
     location = folder.path_of(name)
     with input_errors(location):
         try:
-            with folder.stream(name) as raw:
-                stored = io.BufferedReader(raw, _CHUNK)
+            with _stream(folder, name) as raw:
+                stored = io.BufferedReader(raw, _CHUNK if folder.is_local else _REMOTE_CHUNK)
                 if decompress and name.endswith(".gz"):
                     with gzip.GzipFile(fileobj=stored) as unzipped:
                         yield cast("BinaryIO", io.BufferedReader(unzipped, _CHUNK))
@@ -108,6 +110,10 @@ def open_input(folder: Folder, name: str, *, decompress: bool = True) -> Iterato
                 f"{location!r} is not a whole gzip file ({error}): it was probably cut short while it was copied, or is not "
                 f"compressed at all; fetch it again, or name it without '.gz'"
             ) from error
+
+
+def _stream(folder: Folder, name: str) -> Any:
+    return open_ranges(folder, name) if folder.location.startswith("s3://") and folder.has_tags else folder.stream(name)
 
 
 @contextmanager
@@ -125,6 +131,8 @@ def open_seekable(folder: Folder, name: str) -> pa.NativeFile:
         InputError: the file is missing or cannot be read.
     """
     with input_errors(folder.path_of(name)):
+        if folder.location.startswith("s3://") and folder.has_tags:
+            return pa.PythonFile(open_ranges(folder, name), mode="r")
         return folder.open(name)
 
 

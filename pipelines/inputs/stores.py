@@ -8,6 +8,7 @@ do.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import time
 from collections.abc import Callable
@@ -16,10 +17,11 @@ from functools import lru_cache
 from typing import Any
 
 from schemas.filesystems import filesystem_of, storage_errors
+from schemas.s3 import settings_of
 from schemas.storage import Folder
-from schemas.stores import bucket_of, settings_of
+from schemas.stores import bucket_of
 
-__all__ = ["read_object"]
+__all__ = ["open_ranges", "read_object"]
 
 _CREDENTIALS_SECONDS = 300  # botocore renews its own; it is asked again after this time.
 _RETRY_SECONDS = 15
@@ -40,6 +42,54 @@ def read_object(folder: Folder, name: str) -> bytes:
         return _read_s3(folder, name) if folder.location.startswith("s3://") else folder.read(name)
     except FileNotFoundError as error:  # Without the name: messages become rows of failures, wherever the images lie.
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+
+
+def open_ranges(folder: Folder, name: str) -> io.RawIOBase:
+    """Open a file in S3 for reading, each read by a request of its own: one that breaks off is made again, alone.
+
+    pyarrow's own file gives up where an answer breaks off in its middle.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DatasetError: the store cannot be read.
+    """
+    size = folder.size(name)
+    if size is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    return _Ranges(folder, name, size)
+
+
+class _Ranges(io.RawIOBase):
+    def __init__(self, folder: Folder, name: str, size: int) -> None:
+        self._folder = folder
+        self._name = name
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def size(self) -> int:
+        return self._size
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        count = min(len(buffer), self._size - self._position)
+        if count <= 0:
+            return 0
+        data = self._folder.read_part(self._name, self._position, count)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
 
 def _read_s3(folder: Folder, name: str) -> bytes:

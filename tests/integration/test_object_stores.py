@@ -1,6 +1,5 @@
 """The commands against object stores: S3 by moto's server, Google Cloud Storage by an emulator, each a process on loopback."""
 
-import json
 import signal
 import tarfile
 import time
@@ -23,7 +22,7 @@ from schemas.summary import SUMMARY_NAME
 from schemas.validation import validate
 from tests.builders import write_rows
 from tests.integration.processes import start, wait_for
-from tests.stores import PACKAGES, emulator, free_port, is_installed, use
+from tests.stores import PACKAGES, emulator, free_port, is_installed, untagged, use
 
 pytest.importorskip("timm", reason="a small model of timm's makes many runs possible")
 
@@ -66,17 +65,6 @@ def upload(folder: Path, location: str) -> None:
 def bytes_of(location) -> dict[str, bytes]:
     folder = Folder(str(location))
     return {name: folder.read(name) for name in folder.names()}
-
-
-def untagged(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return files of a dataset in S3 as they are elsewhere: there, records name no tags."""
-    return {name: plain_record(data) if name.startswith(".records/") else data for name, data in files.items()}
-
-
-def plain_record(data: bytes) -> bytes:
-    first, _, rest = data.partition(b"\n")
-    content = {key: value for key, value in json.loads(first).items() if key not in ("tags", "record_sha256")}
-    return json.dumps(content).encode() + rest
 
 
 ROWS = [(f"image{number}", language, text) for number in range(8) for language, text in (("en", "A dog."), ("de", "Ein Hund."))]

@@ -30,7 +30,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def bucket(monkeypatch):
-    """An object store in memory, behind ``gs://bucket``: no folders, and no partial writes seen by others."""
+    """An object store in memory, without tags, behind ``gs://bucket``: no folders, and no partial writes seen by others."""
     store = MemoryFileSystem()
     store.store, store.pseudo_dirs = {}, ["", "/bucket"]
     wrapped = fs.PyFileSystem(fs.FSSpecHandler(store))
@@ -38,6 +38,7 @@ def bucket(monkeypatch):
         monkeypatch.setattr(
             module, "filesystem_of", lambda location: (wrapped, "/" + location.removeprefix("gs://").rstrip("/"))
         )
+    monkeypatch.setattr(schemas.stores, "has_tags", lambda location: False)
     return store
 
 

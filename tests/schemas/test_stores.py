@@ -1,8 +1,9 @@
-"""How S3 is reached and what its answers mean; tests/integration/test_overlapping_attempts.py writes to an emulator of it."""
+"""How stores are reached and what their answers mean; tests/integration/test_overlapping_attempts.py writes to emulators."""
 
 import pytest
 
-from schemas import stores
+from schemas import s3, stores
+from schemas.s3 import S3Bucket
 from schemas.stores import bucket_of, has_tags
 
 
@@ -18,10 +19,16 @@ def test_all_of_a_bucket_is_written_through_one_client(location, bucket):
     assert bucket_of(location) == bucket
 
 
-def test_tags_are_s3s_where_botocore_is_installed(monkeypatch):
-    assert [has_tags(location) for location in ("s3://b/x", "gs://b/x", "/x")] == [True, False, False]
-    monkeypatch.setattr(stores, "find_spec", lambda name: None)
-    assert not has_tags("s3://b/x")
+@pytest.mark.parametrize(("missing", "tags"), [("", "s3 gs gcs"), ("botocore", "gs gcs"), ("google", "s3")])
+def test_there_are_tags_where_the_client_of_a_store_is_installed(monkeypatch, missing, tags):
+    monkeypatch.setattr(stores, "_is_installed", lambda name: name.partition(".")[0] != missing)
+    assert [scheme for scheme in ("s3", "gs", "gcs", "file") if has_tags(f"{scheme}://b/x")] == tags.split()
+    assert not has_tags("/x")
+
+
+def test_a_module_within_no_package_is_not_installed():
+    assert stores._is_installed.__wrapped__("schemas.stores")
+    assert not stores._is_installed.__wrapped__("no.such.module")
 
 
 @pytest.fixture
@@ -47,7 +54,8 @@ def answers(monkeypatch):
             return {"ETag": "there", "Metadata": {"imagepivot-writer": self.writer}}
 
     client = Client()
-    monkeypatch.setattr(stores, "_client", lambda address: (client, "b"))
+    monkeypatch.setattr(s3, "_client", lambda address: (client, "b"))
+    monkeypatch.setattr(stores, "_bucket", S3Bucket)
     monkeypatch.setattr(stores, "_key", lambda location, name: name)
     monkeypatch.setattr(stores, "_CONFLICT_SECONDS", 0)
     return client
@@ -81,14 +89,73 @@ def test_a_store_that_stays_busy_is_given_up(monkeypatch):
     from botocore.exceptions import ClientError
 
     now, calls = [0.0], []
-    monkeypatch.setattr(stores.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(stores.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(s3.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(s3.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
     def busy():
         calls.append(now[0])
         raise ClientError({"Error": {}, "ResponseMetadata": {"HTTPStatusCode": 503}}, "PutObject")
 
     with pytest.raises(ClientError, match="PutObject"):
-        stores._patiently(busy)
+        s3._patiently(busy)
     assert calls[:4] == [0.0, 0.25, 0.75, 1.75]
     assert 15 <= calls[-1] <= 19
+
+
+@pytest.fixture
+def google(monkeypatch):
+    """A bucket of Google's store with one object, and who wrote it, in which every write gets the next of some answers."""
+    from google.api_core.exceptions import PreconditionFailed
+
+    from schemas.google_storage import GoogleBucket
+
+    class Bucket:
+        def __init__(self):
+            self.failures, self.conditions, self.there = [], [], (7, "another")
+
+    class Blob:
+        metadata = generation = None
+
+        def upload_from_file(self, file, *, if_generation_match=None, **rest):
+            bucket.conditions.append(if_generation_match)
+            failure = bucket.failures.pop(0) if bucket.failures else ""
+            if failure == "lost":
+                bucket.there = (8, self.metadata["imagepivot-writer"])
+            if failure == "deleted":
+                bucket.there = None
+            if failure:
+                raise PreconditionFailed("conditionNotMet")
+            self.generation = 9
+
+    bucket = Bucket()
+
+    def get_blob(key, **rest):
+        if bucket.there is None:
+            return None
+        found = Blob()
+        found.generation, found.metadata = bucket.there[0], {"imagepivot-writer": bucket.there[1]}
+        return found
+
+    bucket.blob, bucket.get_blob = lambda key: Blob(), get_blob
+    monkeypatch.setattr("schemas.google_storage._client", lambda address: (None, bucket))
+    monkeypatch.setattr(stores, "_bucket", GoogleBucket)
+    monkeypatch.setattr(stores, "_key", lambda location, name: name)
+    return bucket
+
+
+@pytest.mark.parametrize(
+    ("replaces", "failures", "tag", "conditions"),
+    [
+        ("", [], "9", [None]),
+        (None, [], "9", [0]),
+        (None, ["there"], None, [0]),
+        ("7", [], "9", [7]),
+        ("6", ["there"], None, [6]),
+        ("7", ["lost"], "8", [7]),  # Our own write, whose answer was lost.
+        ("7", ["deleted"], "9", [7, 0]),  # What it replaces was deleted.
+    ],
+)
+def test_what_becomes_of_a_write_to_google(google, replaces, failures, tag, conditions):
+    google.failures = list(failures)
+    assert stores.put("gs://b/x", "a", b"1", replaces) == tag
+    assert google.conditions == conditions

@@ -184,8 +184,7 @@ class ImagesInTars(_Archives):
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one member, read from its position in the tar."""
-        with self.folder.open(_tar_of(ref.uri)) as file:
-            data = bytes(file.read_at(ref.bytes, ref.offset))
+        data = self.folder.read_part(_tar_of(ref.uri), ref.offset, ref.bytes)
         if len(data) != ref.bytes:
             raise OSError(errno.EIO, "the archive ends before the image does")
         return data

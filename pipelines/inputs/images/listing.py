@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipelines.inputs.images.base import ImageRef
+from pipelines.inputs.images.kept import KeptRefs
 from schemas.fingerprints import sum_digests
 from schemas.keys import shard_of
 
@@ -25,11 +26,13 @@ class Listing:
         shards: digest of each shard's images by id, uri and size, 64 hexadecimal digits.
         states: the same by id, uri, size and version. It changes with modification times, so it is for comparing on one machine
             and never part of a dataset.
+        kept: the list itself, in a file of this machine; None where listing it again costs little.
     """
 
     counts: tuple[int, ...]
     shards: tuple[str, ...]
     states: tuple[str, ...]
+    kept: KeptRefs | None = field(default=None, compare=False, repr=False)
 
     @property
     def count(self) -> int:
@@ -59,6 +62,7 @@ class Listing:
             tuple(sum(self.counts[number::shards]) for number in range(shards)),
             tuple(sum_digests(self.shards[number::shards]) for number in range(shards)),
             tuple(sum_digests(self.states[number::shards]) for number in range(shards)),
+            self.kept,
         )
 
 

@@ -1,0 +1,281 @@
+"""Buckets of S3 and of stores that speak its language, through botocore; see `schemas.stores`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from schemas.buckets import (
+    ANY,
+    PAGE_OBJECTS,
+    PART_BYTES,
+    PATIENCE_SECONDS,
+    WRITER,
+    Bucket,
+    Page,
+    RefusedError,
+    StoredObject,
+    Written,
+    in_parts,
+    size_of,
+    version_of,
+)
+from schemas.filesystems import filesystem_of
+
+__all__ = ["S3Bucket", "Settings", "settings_of"]
+
+_MOST_PARTS = 10_000
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0
+_CONNECT_SECONDS, _READ_SECONDS = 10, 60
+_REFUSALS = (404, 409, 412, 501)
+_BUSY = (429, 500, 502, 503, 504)
+_T = TypeVar("_T")
+_REGION = "us-east-1"  # What AWS's own tools take where nothing names a region, as for endpoints of other makers.
+
+
+class Settings(NamedTuple):
+    """How a bucket of S3 is reached, as pyarrow finds it in an address and the environment.
+
+    Attributes:
+        bucket: its name.
+        endpoint: another address than the cloud's own; empty for that.
+        region: its region.
+        anonymous: whether requests are not signed.
+        keys: access key and secret key, where the address holds them.
+    """
+
+    bucket: str
+    endpoint: str
+    region: str
+    anonymous: bool
+    keys: tuple[str, str] | None
+
+
+def settings_of(address: str) -> Settings:
+    """Return how the bucket of S3 with an address is reached."""
+    filesystem, bucket = filesystem_of(address)
+    # What pickling would keep of a file system: pyarrow tells its settings in no other way.
+    found = filesystem.__reduce__()[1][0]
+    endpoint = found["endpoint_override"]
+    if endpoint and "://" not in endpoint:
+        endpoint = f"{found['scheme']}://{endpoint}"
+    region = found["region"] or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or _REGION
+    keys = (found["access_key"], found["secret_key"]) if found["access_key"] else None
+    return Settings(bucket.rstrip("/"), endpoint, region, found["anonymous"], keys)
+
+
+class S3Bucket(Bucket):
+    """A bucket of S3; tags are ETags.
+
+    Args:
+        address: its address, with pyarrow's options.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._client, self._bucket = _client(address)
+
+    def exists(self) -> bool:
+        """Whether there is such a bucket."""
+        from botocore.exceptions import ClientError
+
+        with _store_errors():
+            try:
+                self._client.head_bucket(Bucket=self._bucket)
+            except ClientError as error:
+                if _status_of(error) != 404:
+                    raise
+                return False
+        return True
+
+    def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
+        """Return a page of a listing, see `Bucket.page`."""
+        asked: dict[str, Any] = {"Bucket": self._bucket, "Prefix": prefix, "MaxKeys": PAGE_OBJECTS}
+        if after:
+            asked["ContinuationToken"] = after
+        if by_folder:
+            asked["Delimiter"] = "/"
+        with _store_errors():
+            page = self._client.list_objects_v2(**asked)
+        objects = [
+            StoredObject(found["Key"], found["Size"], found["ETag"], version_of(found["LastModified"]))
+            for found in page.get("Contents", ())
+        ]
+        folders = [found["Prefix"] for found in page.get("CommonPrefixes", ())]
+        return Page(objects, folders, page["NextContinuationToken"] if page["IsTruncated"] else "")
+
+    def head(self, key: str) -> Written | None:
+        """Return what an object is; None if there is none."""
+        from botocore.exceptions import ClientError
+
+        with _store_errors():
+            try:
+                found = self._client.head_object(Bucket=self._bucket, Key=key)
+            except ClientError as error:
+                if _status_of(error) != 404:
+                    raise
+                return None
+        return Written(found["ETag"], found["Metadata"].get(WRITER, ""))
+
+    def get(self, key: str) -> tuple[bytes, str] | None:
+        """Return content and tag of an object; None if there is none."""
+        return self._get(key)
+
+    def part(self, key: str, start: int, stop: int) -> bytes | None:
+        """Return a range of the bytes of an object; None if there is no object."""
+        found = self._get(key, Range=f"bytes={start}-{stop - 1}")
+        return None if found is None else found[0]
+
+    def _get(self, key: str, **options: str) -> tuple[bytes, str] | None:
+        from botocore.exceptions import ClientError
+
+        def get() -> tuple[bytes, str]:
+            found = self._client.get_object(Bucket=self._bucket, Key=key, **options)
+            return found["Body"].read(), found["ETag"]
+
+        with _store_errors():
+            try:
+                return _patiently(get)
+            except ClientError as error:
+                if _status_of(error) != 404 or _code_of(error) == "NoSuchBucket":
+                    raise
+                return None
+
+    def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
+        """Write an object, see `Bucket.write`; the condition of an upload in parts counts when the last one is there."""
+        from botocore.exceptions import ClientError
+
+        condition = {} if replaces == ANY else {"IfNoneMatch": "*"} if replaces is None else {"IfMatch": replaces}
+        with _store_errors():
+            try:
+                return self._upload(key, data, condition, writer)
+            except ClientError as error:
+                status, code = _status_of(error), _code_of(error)
+                if code != "NoSuchUpload" and (not condition or status not in _REFUSALS or code == "NoSuchBucket"):
+                    raise
+                raise RefusedError(status) from error
+
+    def delete(self, key: str, tag: str) -> None:
+        """Delete an object if it still has a tag."""
+        from botocore.exceptions import ClientError
+
+        with _store_errors():
+            try:
+                self._client.delete_object(Bucket=self._bucket, Key=key, IfMatch=tag)
+            except ClientError as error:
+                if _status_of(error) not in (404, 409, 412):
+                    raise
+
+    def _upload(self, key: str, data: bytes | Path, condition: dict[str, str], writer: str) -> str:
+        client, place, size = self._client, {"Bucket": self._bucket, "Key": key}, size_of(data)
+        if size <= PART_BYTES:
+            body = data if isinstance(data, bytes) else data.read_bytes()
+            return client.put_object(**place, **_body(body), **condition, Metadata={WRITER: writer})["ETag"]
+        upload = {**place, "UploadId": client.create_multipart_upload(**place, Metadata={WRITER: writer})["UploadId"]}
+
+        def send(number: int, part: bytes) -> dict[str, Any]:
+            return {"PartNumber": number, "ETag": client.upload_part(**upload, **_body(part), PartNumber=number)["ETag"]}
+
+        try:
+            parts = in_parts(data, max(PART_BYTES, -(-size // _MOST_PARTS)), send)
+            return client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **condition)["ETag"]
+        except BaseException:
+            with suppress(Exception):  # What counts is why the upload failed.
+                client.abort_multipart_upload(**upload)
+            raise
+
+
+def _status_of(error: Any) -> int:
+    return error.response["ResponseMetadata"]["HTTPStatusCode"]
+
+
+def _code_of(error: Any) -> str:
+    return error.response["Error"].get("Code", "")
+
+
+def _body(data: bytes) -> dict[str, Any]:
+    """Return a body with the digest that the store compares it with."""
+    digest = hashlib.md5(data, usedforsecurity=False).digest()
+    return {"Body": data, "ContentMD5": base64.b64encode(digest).decode()}
+
+
+def _client(address: str) -> tuple[Any, str]:
+    """Return a client for a bucket, and the bucket's name."""
+    from botocore import UNSIGNED
+    from botocore.config import Config
+    from botocore.session import get_session
+
+    settings = settings_of(address)
+    options: dict[str, Any] = {"signature_version": UNSIGNED} if settings.anonymous else {}
+    if settings.endpoint:
+        options["s3"] = {"addressing_style": "path"}
+    config = Config(
+        connect_timeout=_CONNECT_SECONDS,
+        read_timeout=_READ_SECONDS,
+        retries={"mode": "standard", "total_max_attempts": 1},  # `_patiently` tries again.
+        max_pool_connections=64,
+        request_checksum_calculation="when_required",  # Stores of other makers know no others than MD5.
+        response_checksum_validation="when_required",
+        **options,
+    )
+    keys = dict(zip(("aws_access_key_id", "aws_secret_access_key"), settings.keys or (), strict=False))
+    endpoint = {"endpoint_url": settings.endpoint} if settings.endpoint else {}
+    client = get_session().create_client("s3", region_name=settings.region, config=config, **endpoint, **keys)
+    return _PatientClient(client), settings.bucket
+
+
+class _PatientClient:
+    """A client whose calls are made again where the network or the store fails."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(_patiently, getattr(self._client, name))
+
+
+def _patiently(function: Callable[..., _T], **arguments: Any) -> _T:
+    """Call a function again, with longer and longer pauses, while the network is cut or the store is busy, up to a limit."""
+    from botocore.exceptions import ClientError, HTTPClientError, IncompleteReadError
+    from botocore.parsers import ResponseParserError
+
+    until, pause = time.monotonic() + PATIENCE_SECONDS, _FIRST_PAUSE
+    while True:
+        try:
+            return function(**arguments)
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] not in _BUSY or time.monotonic() >= until:
+                raise
+        except (HTTPClientError, IncompleteReadError, ResponseParserError):
+            if time.monotonic() >= until:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    """Turn errors of botocore into OSErrors in the words of pyarrow's, which `schemas.filesystems` knows."""
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError, NoCredentialsError
+    from botocore.parsers import ResponseParserError
+
+    try:
+        yield
+    except ClientError as error:
+        code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", error.response["Error"]["Code"]).upper()
+        status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+        meaning = {401: "ACCESS_DENIED ", 403: "ACCESS_DENIED ", 503: "UNAVAILABLE "}.get(status, "")
+        raise OSError(f"AWS Error {meaning}{code}: {error}") from error
+    except NoCredentialsError as error:
+        raise OSError(f"AWS Error ACCESS_DENIED: {error}") from error
+    except (HTTPClientError, IncompleteReadError, ResponseParserError) as error:
+        raise OSError(f"AWS Error NETWORK_CONNECTION: {error}") from error
+    except BotoCoreError as error:
+        raise OSError(f"AWS Error: {error}") from error
