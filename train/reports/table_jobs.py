@@ -20,7 +20,7 @@ class TablesJob:
     """The rows of a paper's tables to train, as ``imagepivot tables`` runs them.
 
     Attributes:
-        paper: ``gella2017`` or ``kadar2018``.
+        paper: one of `train.reports.published.PAPERS`.
         output: local folder for runs, results and the report; kept as an absolute path.
         corpus: folders of captions, features and vocabulary.
         seeds: number of runs per row, with seeds 0, 1, ...
@@ -29,7 +29,7 @@ class TablesJob:
         workers: number of runs at a time; 0 means one per GPU, or one per core if there is no GPU.
         device: a name that `train.devices.resolve_device` knows; ``auto`` and ``cuda`` use all GPUs.
         precision: a name that `train.devices.check_precision` knows.
-        memory_map: folder for a copy of features that do not fit into memory, which all runs share.
+        memory_map: folder for a copy of the features that is mapped into memory, and that all runs share.
         allow_missing_features: leave out the captions of images that lack features instead of raising an error.
 
     Raises:
