@@ -39,7 +39,11 @@ def entries_of(location: str, on_link: Callable[[str], None]) -> Iterator[Entry]
     filesystem, root = filesystem_of(location)
     if stores.has_tags(location):
         with storage_errors(location):
-            yield from (Entry(found.name, found.size, found.version) for found in stores.objects(location))
+            try:
+                yield from (Entry(found.name, found.size, found.version) for found in stores.objects(location))
+            except OSError as error:
+                if "NO_SUCH_BUCKET" not in str(error):
+                    raise
         return
     if not is_remote(location):
         yield from _walk(root, "", on_link)

@@ -244,6 +244,7 @@ class _PatientClient:
 def _patiently(function: Callable[..., _T], **arguments: Any) -> _T:
     """Call a function again, with longer and longer pauses, while the network is cut or the store is busy, up to a limit."""
     from botocore.exceptions import ClientError, HTTPClientError, IncompleteReadError
+    from botocore.exceptions import ConnectionError as NoConnectionError
     from botocore.parsers import ResponseParserError
 
     until, pause = time.monotonic() + PATIENCE_SECONDS, _FIRST_PAUSE
@@ -253,7 +254,7 @@ def _patiently(function: Callable[..., _T], **arguments: Any) -> _T:
         except ClientError as error:
             if error.response["ResponseMetadata"]["HTTPStatusCode"] not in _BUSY or time.monotonic() >= until:
                 raise
-        except (HTTPClientError, IncompleteReadError, ResponseParserError):
+        except (NoConnectionError, HTTPClientError, IncompleteReadError, ResponseParserError):
             if time.monotonic() >= until:
                 raise
         time.sleep(pause)
@@ -264,6 +265,7 @@ def _patiently(function: Callable[..., _T], **arguments: Any) -> _T:
 def _store_errors() -> Iterator[None]:
     """Turn errors of botocore into OSErrors in the words of pyarrow's, which `schemas.filesystems` knows."""
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError, NoCredentialsError
+    from botocore.exceptions import ConnectionError as NoConnectionError
     from botocore.parsers import ResponseParserError
 
     try:
@@ -275,7 +277,7 @@ def _store_errors() -> Iterator[None]:
         raise OSError(f"AWS Error {meaning}{code}: {error}") from error
     except NoCredentialsError as error:
         raise OSError(f"AWS Error ACCESS_DENIED: {error}") from error
-    except (HTTPClientError, IncompleteReadError, ResponseParserError) as error:
+    except (NoConnectionError, HTTPClientError, IncompleteReadError, ResponseParserError) as error:
         raise OSError(f"AWS Error NETWORK_CONNECTION: {error}") from error
     except BotoCoreError as error:
         raise OSError(f"AWS Error: {error}") from error
