@@ -109,11 +109,8 @@ class _Worker:
 def _killed(code: int | None) -> Failure:
     """Describe the end of a process by its exit code, which is minus the number of a signal."""
     if code is None or code == -signal.SIGKILL:
-        how = "was killed, probably because memory ran out: give fewer --workers"
-    elif code < 0:
-        how = f"was ended by {signal.Signals(-code).name}"
-    else:
-        how = f"ended with exit code {code}"
+        return Failure("killed", "a training process was killed, probably because memory ran out: give fewer --workers")
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return Failure("killed", f"a training process {how}")
 
 
