@@ -60,8 +60,8 @@ def held_back() -> Iterator[Interruption]:
         yield interruption
     finally:
         restore()
-    asked = interruption.agreed or interruption.received
-    if asked in before:
-        signal.raise_signal(asked)
+    raised = interruption.agreed or interruption.received
+    if raised in before:
+        signal.raise_signal(raised)
     if interruption.agreed:
         raise KeyboardInterrupt  # A handler may only take note: nobody should take what was stopped for done.

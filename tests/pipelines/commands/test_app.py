@@ -159,14 +159,14 @@ def test_ctrl_c_promises_nothing_where_nothing_is_kept(call, monkeypatch):
     assert call("validate", "folder") == (130, "", "stopped\n")
 
 
-def test_ctrl_c_during_training_says_how_to_go_on(call, monkeypatch):
+def test_ctrl_c_before_training_says_that_nothing_was_changed(call, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("train.config.sections.resolve", interrupted)
-    code, _, err = call("train", "vsepp", "run")
+    monkeypatch.setattr("train.loop.train", interrupted)
+    code, _, err = call("train", "vsepp", "run", "--captions", "c", "--features", "f", "--vocabulary", "v")
     assert code == 130
-    assert "the last checkpoint is kept, --resume continues from it" in err
+    assert "stopped before training began; nothing was changed" in err
 
 
 def manifest(rows: int, failed: int = 0) -> Manifest:

@@ -85,7 +85,6 @@ def test_an_output_that_cannot_be_written(folder, words):
     ("command", "kept"),
     [
         ("features", "stopped; finished shards are kept, the same command continues from here"),
-        ("train", "stopped; the last checkpoint is kept, --resume continues from it"),
         ("tables", "stopped; finished runs are kept, the same command continues from here"),
         ("diff", "stopped"),
         ("", "stopped"),
