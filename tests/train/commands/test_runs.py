@@ -75,7 +75,7 @@ def test_evaluate_in_folds(command, write_run, toy):
     folder = write_run()
     arguments = ("evaluate", folder, "--captions", toy.captions, "--features", toy.features, "--split", "val", "--folds", 3)
     scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["val"], folds=3)
-    assert json.loads(command(*arguments, "--json")[0]) == [score.to_dict() for score in scores]
+    assert json.loads(command(*arguments, "--json")[0]) == evaluation_report(scores)
     assert "means over 3 folds of the images" in " ".join(command(*arguments)[0].split())
 
 
@@ -83,7 +83,7 @@ def test_evaluate_takes_an_ensemble(command, write_run, toy):
     folders = [write_run("a", seed=0), write_run("b", seed=1)]
     arguments = ("--captions", toy.captions, "--features", toy.features, "--split", "test", "--device", "cpu")
     scores = score_together([open_run(run) for run in folders], captions=toy.captions, features=toy.features, splits=["test"])
-    assert json.loads(command("evaluate", *folders, *arguments, "--json")[0]) == [score.to_dict() for score in scores]
+    assert json.loads(command("evaluate", *folders, *arguments, "--json")[0]) == evaluation_report(scores)
     table, _ = command("evaluate", *folders, *arguments)
     assert f"mean scores of {folders[0]}, {folders[1]}" in " ".join(table.split())
 

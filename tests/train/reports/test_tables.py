@@ -284,11 +284,11 @@ def test_statements_fit_into_80_columns(finished, tmp_path):
         "trained on features toy, of some kind or other, untrained; captions raw; 90 words: gella2017/vse-en: words: 29–30; "
         in words
     )
-    assert "captions: 120; best after 2–4 of 4 steps; seeds: 2 of 3 " in words
+    assert "captions: 120; best after 4 of 4 steps; seeds: 2 of 3 " in words
     assert "gella2017/oe-en: seeds: 0 of 1 " in words
     assert (
-        "trained on features toy; captions raw; 90 words: gella2017/pivot-sym: words: en 30, de 30; captions: en 120, de 80;"
-        in words
+        "trained on features toy; captions raw; 90 words: gella2017/pivot-sym: words: en 30, de 30; captions: en 120, de 80; best "
+        "after 2–4 of 4 steps; seeds: 2 of 2 " in words
     )
     assert [(run.name, run.failure.kind) for run in report.failed] == [
         ("gella2017/vse-en, seed 2", "killed"),

@@ -12,7 +12,7 @@ import torch
 from schemas.errors import DatasetError, UsageError
 from schemas.storage import Folder
 from tests.train.conftest import write_toy
-from tests.train.trainings import CONFIG, ENGLISH, ORDER, assert_equal, events, weights
+from tests.train.trainings import CONFIG, ENGLISH, ORDER, assert_equal, events, lasting_log, weights
 from train.config import models as config_models
 from train.config.models import ModelConfig, VseConfig
 from train.config.sections import from_toml
@@ -262,7 +262,7 @@ def test_it_resumes_bit_for_bit_and_takes_nothing_again(toy, finished_run, tmp_p
             ours, expected = (read_checkpoint(Folder(str(tmp_path / run)), checkpoint) for run in (name, "whole"))
             for key in ours.__dataclass_fields__:
                 assert_equal(getattr(ours, key), getattr(expected, key))
-        assert (tmp_path / name / "log.jsonl").read_bytes() == (tmp_path / "whole" / "log.jsonl").read_bytes()
+        assert lasting_log(tmp_path / name) == lasting_log(tmp_path / "whole")
     train_from(toy, tmp_path / "drawn")
     assert not torch.equal(weights(tmp_path / "drawn")["images.weight"], weights(tmp_path / "whole")["images.weight"])
     moved = shutil.move(source, tmp_path / "moved")  # The same run at another place is the same run.
