@@ -179,8 +179,8 @@ def test_an_interrupted_run_shows_how_far_it_came(toy, tmp_path):
         train(job, watch)
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[:2] for row in rows[1:]] == [
-        *(["step", "10"], ["validation", "17"], ["evaluation", "17"], ["step", "20"]),
-        *(["step", "30"], ["validation", "34"], ["evaluation", "34"], ["step", "40"]),
+        *(["step", "10"], ["evaluation", "17"], ["validation", "17"], ["step", "20"]),
+        *(["step", "30"], ["evaluation", "34"], ["validation", "34"], ["step", "40"]),
     ]
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
 

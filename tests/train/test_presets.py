@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.train import conftest
 from train.config.presets import preset_names
 from train.config.sections import resolve
 from train.evaluation.scoring import score_run
@@ -23,23 +22,12 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module")
-def all_languages(tmp_path_factory):
-    """A toy with all that presets ask for."""
-    comparable = {(language, "comparable"): 5 for language in ("en", "de")}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            conftest, "COLLECTIONS", comparable | {(language, "translation"): 1 for language in ("en", "de", "fr", "cs")}
-        )
-        return conftest.write_toy(tmp_path_factory.mktemp("all"), test="test_2016", translations="test_2016_flickr")
-
-
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_trains(all_languages, tmp_path, name):
+def test_a_preset_trains(four_languages, tmp_path, name):
     config = resolve(name, SMALL)
-    result = train(TrainJob(config, all_languages, str(tmp_path / "run"), device="cpu", tensorboard=False))
+    result = train(TrainJob(config, four_languages, str(tmp_path / "run"), device="cpu", tensorboard=False))
     assert (result.standing.step, result.standing.stopped) == (4, "steps")
     run = open_run(tmp_path / "run")
     assert run.config == config
-    scores = score_run(run, captions=all_languages.captions, features=all_languages.features)
+    scores = score_run(run, captions=four_languages.captions, features=four_languages.features)
     assert {score.language for score in scores} == set(config.data.languages)
