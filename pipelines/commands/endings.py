@@ -21,7 +21,7 @@ _MODELS = frozenset({"torch", "torchvision", "PIL", "safetensors"})
 _EXTRAS = {
     "extractors": _MODELS,
     "pipelines": _MODELS
-    | {"apache_beam", "sacremoses", "ijson", "urllib3", "obstore", "botocore", "google", "grpc", "packaging"},
+    | {"apache_beam", "sacremoses", "ijson", "urllib3", "obstore", "botocore", "google", "requests", "grpc", "packaging"},
     "train": frozenset({"torch", "matplotlib", "tensorboard"}),
     "hdf5": frozenset({"h5py"}),
     "heif": frozenset({"pillow_heif"}),

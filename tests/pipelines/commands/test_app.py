@@ -15,7 +15,7 @@ from schemas.manifest import Manifest, ShardEntry
 COMMANDS = (
     *("captions", "vocabulary", "encode", "features", "cancel", "commit", "import", "export"),
     *("inspect", "view", "validate", "diff", "demo"),
-    *("train", "evaluate", "embed", "search", "tables"),
+    *("train", "evaluate", "compare", "embed", "search", "tables"),
 )
 ROOT = Path(cli.__file__).parents[1]
 

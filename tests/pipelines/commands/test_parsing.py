@@ -41,7 +41,7 @@ def test_every_command_refuses_empty_values(commands):
         ("demo ''", "OUTPUT"),
         ("train ''", "CONFIG"),
         ("train vsepp out --captions ''", "--captions"),
-        ("evaluate '' --captions c --features f", "RUN"),
+        ("evaluate '' --captions c --features f", r"RUN\.\.\."),
         ("embed run '' --features f", "OUTPUT"),
         ("search run '' --features f", "TEXT"),
         ("tables gella2017 '' --captions c --features f --vocabulary v", "OUTPUT"),

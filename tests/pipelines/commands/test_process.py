@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.commands import process
+from schemas import interruption
 from tests.builders import write_rows
 
 ROW = {
@@ -92,6 +93,7 @@ def test_an_output_that_cannot_be_written(folder, words):
 )
 def test_what_is_kept(monkeypatch, command, kept):
     monkeypatch.setattr(sys, "argv", ["imagepivot", command])
+    monkeypatch.setattr(interruption, "_left", None)  # An interrupted command of another test has said what it left.
     assert process.stopped_line() == kept
     assert process.stop_signal() == 0
 
