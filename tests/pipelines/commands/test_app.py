@@ -145,7 +145,7 @@ def test_ctrl_c_says_that_finished_shards_are_kept(call, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("schemas.dataset.open_dataset", interrupted)
+    monkeypatch.setattr("pipelines.text.encoding.open_dataset", interrupted)
     code, _, err = call("encode", "captions", "vocabulary", "encoded")
     assert code == 130
     assert err == "stopped; finished shards are kept, the same command continues from here\n"
