@@ -1,3 +1,4 @@
+import importlib
 import shlex
 import subprocess
 import sys
@@ -145,7 +146,8 @@ def test_ctrl_c_says_that_finished_shards_are_kept(call, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pipelines.text.encoding.open_dataset", interrupted)
+    importlib.import_module("pipelines.text.encoding")  # It would keep the replaced function for other tests.
+    monkeypatch.setattr("schemas.dataset.open_dataset", interrupted)
     code, _, err = call("encode", "captions", "vocabulary", "encoded")
     assert code == 130
     assert err == "stopped; finished shards are kept, the same command continues from here\n"
