@@ -108,8 +108,8 @@ def train(
         loop = _Loop(job, material, start, processes, device, watch)
         taken = loop.begin(before, source)
         if processes.is_first:
-            remarks = [*(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)]
-            for sentence in (taken, *remarks) if taken else remarks:
+            remarks = [taken, *(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)]
+            for sentence in filter(None, remarks):
                 remark(sentence)
         with held_back() as interruption:
             standing = loop.run(interruption)

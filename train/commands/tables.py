@@ -146,15 +146,9 @@ def _report_failures(failed: Sequence[FailedRun], total: int) -> None:
         more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
         failure = runs[0].failure
         remark(f"{count} runs failed ({failure.kind}): {runs[0].name}{more}: {failure.reason}", style="red")
-    diverged = [run for run in failed if run.failure.kind == "diverged"]
-    if len(diverged) < len(failed):
-        remark("the same command tries the runs that failed again, from their last checkpoints", style="")
-    if diverged:
-        remark(
-            "what has diverged would diverge again, and is not tried again as it is: change its settings with --rows and --set, or "
-            "delete its folder in OUTPUT/runs to begin it anew",
-            style="",
-        )
+    remark("the same command tries the runs that failed again", style="")
+    if any(run.failure.kind == "diverged" for run in failed):
+        remark("what has diverged would mostly diverge again: change its settings with --rows and --set", style="")
 
 
 def _report_gold_ranks(job: TablesJob) -> None:

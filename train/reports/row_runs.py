@@ -84,17 +84,6 @@ class Task:
             )
         return True
 
-    def divergence(self) -> Failure | None:
-        """Return the failure of an earlier command after which the run is not trained again: the same training diverged.
-
-        It would diverge again, since nothing about it is random: neither from its last checkpoint nor from its beginning is there
-        another way. With another configuration or other data, or without the folder of the run, it is trained from the beginning.
-        """
-        stored = read_failure(self.failure)
-        if stored is None or stored[0].kind != "diverged" or self._differing(stored[1]) or not self.run.exists():
-            return None
-        return stored[0]
-
     def end(self, failure: Failure | None) -> None:
         """Keep why the run failed, as far as the disk allows; or forget why it did before, if it did not."""
         trace = self.run / _TRACEBACK
@@ -111,7 +100,7 @@ class Task:
             trace.unlink(missing_ok=True)
 
     def forget_divergence(self) -> None:
-        """Delete what a training with other settings left that diverged: there is nothing in it to continue from."""
+        """Delete what a training left that diverged: from its last checkpoint it would diverge again, all the sooner."""
         stored = read_failure(self.failure)
         if stored is not None and stored[0].kind == "diverged":
             if self.run.exists():

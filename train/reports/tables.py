@@ -59,8 +59,7 @@ def run_tables(
 ) -> tuple[FailedRun, ...]:
     """Train and measure every row that has no result yet. A run that fails, or whose process is killed, does not end the others.
 
-    A run that has failed is tried again by the next call, from its last checkpoint; only one that has diverged is not, as long as
-    it would be the same training.
+    A run that has failed is tried again by the next call, from its last checkpoint; one that has diverged, from its beginning.
 
     Args:
         job: the rows, and how to train them.
@@ -105,12 +104,10 @@ def _ended(tasks: Sequence[Task], job: TablesJob) -> Iterator[tuple[Task, Failur
     finished, remaining = list[Task](), list[Task]()
     for task in tasks:
         (finished if task.is_done() else remaining).append(task)
-    diverged = [(task, task.divergence()) for task in remaining]
     for task in finished:
         task.end(None)
         yield task, None
-    yield from ((task, failure) for task, failure in diverged if failure is not None)
-    for task, failure in _run_all([task for task, failure in diverged if failure is None], job, alone=len(tasks) == 1):
+    for task, failure in _run_all(remaining, job, alone=len(tasks) == 1):
         task.end(failure)
         yield task, failure
 
