@@ -68,7 +68,7 @@ def across_table(scores: Sequence[Score]) -> Table | None:
         for language, found in score.across_languages.items():
             if group != (score.portion, score.split):
                 group = score.portion, score.split
-                table.add_row("[dim]{} {}[/dim]".format(*group))
+                table.add_row(*(f"[dim]{name}[/dim]" for name in group))
             direction = found.direction
             cells = _cells(direction.recalls, found.chance)
             table.add_row(f"  {score.language} to {language}", f"{direction.queries:,}", *cells, str(direction.median_rank))

@@ -141,12 +141,21 @@ def test_evaluate_prints_means_and_captions_across_languages(command, write_run,
         (line,) = (line for line in out.splitlines() if f"{score.portion} {score.language} test" in line)
         assert line.split()[-2:] == [f"{score.retrieval.mean_recall:.1f}", f"{score.retrieval.sum_of_recalls:.1f}"]
         for language, found in score.across_languages.items():
-            below = out.partition("captions among captions")[2].partition(f"{score.portion} test")[2]
+            below = re.split(rf"{score.portion} +test", out.partition("captions among captions")[2])[1]
             line = next(line for line in below.splitlines() if f"{score.language} to {language}" in line)
             assert f"{found.direction.recall_at_10:.1f} ({found.chance[2]:.1f})" in line
             assert line.split()[-1] == str(found.direction.median_rank)
     assert json.loads(command(*arguments, "--across-languages", "--json")[0]) == evaluation_report(scores)
     assert " to de" not in command(*arguments)[0]
+
+
+def test_long_names_of_splits_fit_beside_ranks_across_languages(command, write_run, multi30k, monkeypatch):
+    monkeypatch.setattr(options.console, "_width", 80)
+    data = ("--captions", multi30k.captions, "--features", multi30k.features, "--device", "cpu")
+    out, _ = command("evaluate", write_run(languages=("en", "fr")), *data, "--across-languages")
+    assert max(map(len, out.splitlines())) <= 80
+    assert re.search(r"^translation +test_2016_flickr *$", out, re.MULTILINE)
+    assert "…" not in out
 
 
 def test_work_with_a_run_counts_what_it_embeds(command, write_run, toy, tmp_path, monkeypatch):
