@@ -30,9 +30,8 @@ from train.data.captions import Captions
 from train.data.corpus import Corpus
 from train.data.splits import TEST_SPLITS, TrainingData, open_data
 from train.devices import resolve_device
-from train.evaluation.evaluating import Count, count_nothing, encode_captions, encode_images
-from train.evaluation.metrics import Scores, ranks_of
-from train.models.retrieval_model import Encoded, RetrievalModel
+from train.evaluation.evaluating import Count, count_nothing, encode_captions, encode_images, scores_between
+from train.evaluation.metrics import ranks_of
 from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
 from train.reports.results import read_result
 from train.runs.checkpoints import BEST
@@ -193,7 +192,7 @@ def ranks_of_captions(run: Run, data: TrainingData, *, count: Count = count_noth
     Returns:
         int64 arrays in the order of ``data.captions.rows_of(language)``.
     """
-    model, images = run.model, encode_images(run.model, data.features.array, count=count)
+    model, images = run.model, encode_images(run.model, data.features, count=count)
     results = {}
     for language in data.captions.language_names:
         rows = data.captions.rows_of(language)
@@ -201,17 +200,11 @@ def ranks_of_captions(run: Run, data: TrainingData, *, count: Count = count_noth
         batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)
         captions = encode_captions(model, batch, language, count=count)
         candidates = images[torch.from_numpy(chosen).long().to(model.device)]
-        ranks = ranks_of(_scores(model, candidates, captions), len(chosen), torch.from_numpy(owners).long().to(model.device))
+        ranks = ranks_of(
+            scores_between(model, candidates, captions), len(chosen), torch.from_numpy(owners).long().to(model.device)
+        )
         results[language] = ranks.text_to_image.cpu().numpy()
     return results
-
-
-def _scores(model: RetrievalModel, images: Encoded, captions: Encoded) -> Scores:
-    def scores(rows: slice, columns: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            return model.scores(images[rows], captions[columns])
-
-    return scores
 
 
 def _finished(output: str, preset: str) -> list[Path]:
