@@ -9,6 +9,7 @@ That folder holds a package ``schemas`` and a module ``train`` that are not ours
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
@@ -117,6 +118,15 @@ def dask(root: Path, workers: int = 2, **environment: str) -> Iterator[Cluster]:
 
 
 @contextmanager
+def silent_afterwards(logger: str) -> Iterator[None]:
+    """Take no message of a logger after the block: threads of Beam's client ask for news of jobs that were left, to the end."""
+    try:
+        yield
+    finally:
+        logging.getLogger(logger).disabled = True
+
+
+@contextmanager
 def dataflow(root: Path) -> Iterator[Cluster]:
     """Run the stand-in for Dataflow, beside an emulated store.
 
@@ -127,7 +137,7 @@ def dataflow(root: Path) -> Iterator[Cluster]:
         patch.setattr(dataflow_runner, "time", SimpleNamespace(time=time.time, sleep=lambda seconds: time.sleep(seconds / 10)))
         port = free_port()
         service = (tests.dataflow_service.__file__, str(port), str(root / "workers"))
-        with served(*service, port=port, folder=root / "service"):
+        with served(*service, port=port, folder=root / "service"), silent_afterwards("apache_beam.utils.retry"):
             yield Cluster(
                 root / "workers",
                 (

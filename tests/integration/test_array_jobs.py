@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from schemas.output import PUBLISHING_NAME
 from schemas.validation import validate
 from tests.integration.processes import Started, group_of, start, wait_for
 
@@ -133,10 +135,14 @@ def test_tasks_that_are_killed_at_random_moments_and_given_again(images, plain, 
 
 
 def stopped(run: Started, output: Path) -> None:
-    """Wait for a shard, and let the run wait then."""
+    """Wait for a shard, and let the run wait then, but not while it publishes, when others would wait for it."""
     wait_for(lambda: shards_in(output) or not run.runs)
     assert run.runs, f"the run ended too early: {run.wait().stderr}"
     run.send(signal.SIGSTOP)
+    while (output / PUBLISHING_NAME).exists():
+        run.send(signal.SIGCONT)
+        time.sleep(0.01)
+        run.send(signal.SIGSTOP)
 
 
 @pytest.mark.slow
