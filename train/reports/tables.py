@@ -21,7 +21,9 @@ from schemas.output import hold
 from schemas.storage import Folder
 from train.config.sections import resolve
 from train.data.captions import labels_of, read_captions
-from train.data.splits import TEST_SPLITS, LeftOut, check_images, without_images
+from train.data.features import read_features
+from train.data.norms import odd_features
+from train.data.splits import TEST_SPLITS, check_images, without_images
 from train.devices import resolve_device
 from train.evaluation.scoring import portions_in
 from train.loop import Remark
@@ -64,7 +66,8 @@ def run_tables(
     Args:
         job: the rows, and how to train them.
         watch: is called for every run that has ended; those that had ended before come first.
-        remark: receives a sentence about the captions that are left out, for each split that lacks features.
+        remark: receives a sentence about the captions that are left out, for each split that lacks features, and about features of
+            zeros or of wild norms.
 
     Returns:
         The runs that failed.
@@ -85,8 +88,8 @@ def run_tables(
         for seed in range(job.seeds)  # All rows with one seed first, so that a table that is stopped early has no gaps.
         for preset in job.presets()
     ]
-    for left_out in _check_data(tasks, job):
-        remark(left_out.remark)
+    for sentence in _check_data(tasks, job):
+        remark(sentence)
     with hold(Folder(job.output)):
         return tuple(_failed(tasks, job, watch))
 
@@ -112,11 +115,12 @@ def _ended(tasks: Sequence[Task], job: TablesJob) -> Iterator[tuple[Task, Failur
         yield task, failure
 
 
-def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[LeftOut]:
+def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[str]:
     """Check, before anything is trained, that captions and features cover what the rows are trained and measured on.
 
     Returns:
-        By split, the images that lack features, if the job allows it.
+        By split, what to say of images that lack features, if the job allows it, and of features that should be looked at, if
+        anything is left to train.
     """
     captions, features = open_dataset(job.corpus.captions, kind="encoded"), open_dataset(job.corpus.features)
     labels = labels_of(captions)
@@ -134,14 +138,17 @@ def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[LeftOut]:
         for split, portions in ((data.split, data.portions), (data.validation_split, data.portions), *measured.items()):
             for language, names in portions.items():
                 portions_read.setdefault(split, {}).setdefault(language, set()).update(names)
-    left_out = []
+    remarks, looks = [], not all(task.result.exists() for task in tasks)
     for split, by_language in portions_read.items():
         chosen = read_captions(captions, split=split, portions={language: sorted(n) for language, n in by_language.items()})
         lacking = check_images(chosen, features, allow_missing_features=job.allow_missing_features)
         if lacking is not None:
-            without_images(chosen, features)
-            left_out.append(lacking)
-    return left_out
+            chosen = without_images(chosen, features)
+            remarks.append(lacking.remark)
+        if looks:
+            odd = odd_features(split, read_features(features, chosen.image_ids, memory_map=job.memory_map), chosen.image_ids)
+            remarks += [odd.remark] if odd is not None else []
+    return remarks
 
 
 def _run_all(tasks: Sequence[Task], job: TablesJob, *, alone: bool) -> Iterator[tuple[Task, Failure | None]]:

@@ -424,6 +424,24 @@ def test_captions_without_features_are_left_out(toy_2016, without_features, tmp_
         run(replace(allowed, corpus=toy_2016))  # All images have features there.
 
 
+def test_features_of_zeros_are_said_once(toy_2016, new_dataset, tmp_path):
+    rows = open_dataset(toy_2016.features).table().to_pylist()
+    for row in rows:
+        if row["image_id"] in ("train-004", "test-002"):
+            row["feature"] = [0.0] * 8
+    new_dataset(tmp_path / "odd", "features", rows, parameters={}, spec=open_dataset(toy_2016.features).spec)
+    job = job_of(replace(toy_2016, features=str(tmp_path / "odd")), tmp_path / "o", rows=("vse-en",), seeds=2)
+    remarks = []
+    assert run_tables(job, remark=remarks.append) == ()
+    assert [remark.partition(",")[0] for remark in remarks] == [
+        "odd features in split 'train': of 40 images 1 have a feature of zeros",
+        "odd features in split 'test_2016': of 9 images 1 have a feature of zeros",
+    ]
+    remarks.clear()
+    run_tables(job, remark=remarks.append)
+    assert remarks == []  # Nothing is left to train.
+
+
 @pytest.mark.parametrize(
     "change",
     [
