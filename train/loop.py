@@ -314,10 +314,10 @@ class _Loop:
             loss.backward()
             batches.append(batch)
             losses.append((loss.detach(), terms))
-            self.stopwatch.count(batch.pairs)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.gradient_clipping or torch.inf)
         self.optimizer.step()
         self.standing = replace(self.standing, step=self.standing.step + 1)
+        self.stopwatch.count(sum(batch.pairs for batch in batches))
         return _Step(tuple(batches), tuple(losses), norm)
 
     def _evaluate(self, log: RunLog | None, done: _Step) -> None:

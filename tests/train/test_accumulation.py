@@ -128,6 +128,7 @@ def test_steps_and_epochs_are_those_of_the_optimizer(train_toy, tmp_path):
     assert [line["step"] for line in events(tmp_path / "run", "evaluation")] == [4, 8, 12]
     assert [line["learning_rate"] for line in events(tmp_path / "run", "step")] == pytest.approx([0.0025])
     assert read_checkpoint(Folder(str(tmp_path / "run")), LAST).sampler["step"] == 42
+    assert [line["steps"] for line in events(tmp_path / "run", "timing")] == [4, 4, 4]
 
 
 def test_one_batch_a_step_is_the_default(finished_run, train_toy, tmp_path):

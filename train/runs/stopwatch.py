@@ -36,7 +36,7 @@ class Stopwatch:
             self._spent[part] += time.perf_counter() - started
 
     def count(self, pairs: int) -> None:
-        """Count a step, and the pairs in its batch."""
+        """Count a step, and the pairs in its batches."""
         self._steps += 1
         self._pairs += pairs
 
