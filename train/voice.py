@@ -34,9 +34,8 @@ class Voice:
 
     def __init__(self) -> None:
         self.rank, self.size = 0, 1
-        if (
-            "TORCHELASTIC_RUN_ID" in os.environ
-        ):  # Others set such numbers, too, for processes that have nothing to do with each other.
+        # Others set such numbers, too, for processes that have nothing to do with each other.
+        if "TORCHELASTIC_RUN_ID" in os.environ:
             self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._speech: int | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.train.trainings import SMALL
 from train.config.presets import preset_names
 from train.config.sections import resolve
 from train.evaluation.scoring import score_run
@@ -12,14 +13,6 @@ from train.loop import train
 from train.runs.run import open_run
 
 pytestmark = pytest.mark.slow
-
-SMALL = {
-    "model.embedding": "6",
-    "model.words": "4",
-    "schedule.batch_size": "8",
-    "schedule.evaluate_every": "2",
-    "schedule.max_steps": "4",
-}
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -26,6 +26,14 @@ max_steps = 44
 """
 ENGLISH = CONFIG.replace("c2c_probability = 0.5", "").replace(', de = ["comparable"]', "")
 ORDER = CONFIG.replace("words = 4", 'words = 4\nshared = false\nsimilarity = "order"')
+# Values that make a preset small.
+SMALL = {
+    "model.embedding": "6",
+    "model.words": "4",
+    "schedule.batch_size": "8",
+    "schedule.evaluate_every": "2",
+    "schedule.max_steps": "4",
+}
 PARALLEL = ORDER.replace("c2c_probability = 0.5", 'objective = "parallel"')
 
 

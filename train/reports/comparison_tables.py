@@ -9,6 +9,7 @@ from rich.table import Table
 
 from train.config.strict_toml import dump
 from train.reports.comparison import MEASURES, SUM, Comparison
+from train.reports.score_tables import plain_table
 
 __all__ = ["comparison_tables"]
 
@@ -23,25 +24,12 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
     return [table for table in tables if table.row_count]
 
 
-def _table(title: str, caption: str | None = None) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        caption=caption,
-        caption_justify="left",
-        box=None,  # Borders and wide padding would break the lines of a terminal of 80 columns.
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-
-
 def _differences(comparison: Comparison) -> Table:
     # Runs that differ in their seeds alone share a column.
     columns: dict[str, list[int]] = {}
     for number, run in enumerate(comparison.runs):
         columns.setdefault(comparison.label(run), []).append(number)
-    table = _table("what differs")
+    table = plain_table("what differs", gap=1)
     table.add_column("", no_wrap=True)
     for label in columns:
         table.add_column(escape(label), overflow="fold")
@@ -61,7 +49,9 @@ def _text(value: Any) -> str:
 
 
 def _progress(comparison: Comparison) -> Table:
-    table = _table("progress", "score: sum of recalls of the monitored languages on the validation split, at the best step")
+    table = plain_table(
+        "progress", "score: sum of recalls of the monitored languages on the validation split, at the best step", gap=1
+    )
     table.add_column("run", overflow="fold")
     table.add_column("ended by")
     for heading in ("steps", "best step", "score", "steps/s", "pairs/s"):
@@ -79,9 +69,10 @@ def _progress(comparison: Comparison) -> Table:
 
 
 def _scores(comparison: Comparison) -> Table:
-    table = _table(
+    table = plain_table(
         "validation, at the best step",
         "recalls in percent; med.: median rank; i→t: image to text, t→i: text to image; sum: of the six recalls",
+        gap=1,
     )
     table.add_column("", no_wrap=True)
     table.add_column("run", overflow="fold")

@@ -11,7 +11,7 @@ from train.evaluation.averaging import Average, averages
 from train.evaluation.metrics import Retrieval
 from train.evaluation.scoring import Score
 
-__all__ = ["across_table", "average_table", "score_table"]
+__all__ = ["across_table", "average_table", "plain_table", "score_table"]
 
 _CUTOFFS = ("R@1", "R@5", "R@10", "median")
 
@@ -19,7 +19,7 @@ _CUTOFFS = ("R@1", "R@5", "R@10", "median")
 def score_table(scores: Sequence[Score], *, title: str) -> Table:
     """Return a table of recalls, with those of chance in brackets, and median ranks for each language, portion and split."""
     folds = f"; means over {scores[0].folds} folds of the images" if scores and scores[0].folds > 1 else ""
-    table = _table(title, f"recalls in percent, in brackets those of chance; median: median rank{folds}")
+    table = plain_table(title, f"recalls in percent, in brackets those of chance; median: median rank{folds}")
     for heading in ("captions", "queries"):
         table.add_column(heading, no_wrap=True)
     for heading in _CUTOFFS:
@@ -37,7 +37,7 @@ def average_table(scores: Sequence[Score]) -> Table | None:
     """Return a table of mean recalls and sums of recalls, also over the languages of a portion; None for a single score."""
     if len(scores) < 2:
         return None
-    table = _table(None, "means of R@1, R@5 and R@10 in percent; mR: of all six; sum: of all six, 0 to 600")
+    table = plain_table(None, "means of R@1, R@5 and R@10 in percent; mR: of all six; sum: of all six, 0 to 600")
     table.add_column("captions", no_wrap=True)
     for heading in ("image to text", "text to image", "mR", "sum"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -58,7 +58,7 @@ def across_table(scores: Sequence[Score]) -> Table | None:
     """Return a table of captions that are ranked among those of another language; None if none were."""
     if not any(score.across_languages for score in scores):
         return None
-    table = _table("captions among captions of the same images", "right: any caption of the same image")
+    table = plain_table("captions among captions of the same images", "right: any caption of the same image")
     for heading in ("captions", "queries"):
         table.add_column(heading, no_wrap=True)
     for heading in _CUTOFFS:
@@ -75,7 +75,8 @@ def across_table(scores: Sequence[Score]) -> Table | None:
     return table
 
 
-def _table(title: str | None, caption: str) -> Table:
+def plain_table(title: str | None, caption: str | None = None, *, gap: int = 2) -> Table:
+    """Return a table without borders, whose columns are ``gap`` blanks apart."""
     return Table(
         title=title,
         title_justify="left",
@@ -83,7 +84,7 @@ def _table(title: str | None, caption: str) -> Table:
         caption=caption,
         caption_justify="left",
         box=None,  # Borders and wide padding would break the lines of a terminal of 80 columns.
-        padding=(0, 2, 0, 0),
+        padding=(0, gap, 0, 0),
         pad_edge=False,
     )
 

@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from tests.integration.processes import wait_for
+from tests.train.trainings import SMALL
 from train.commands import options, tables
 from train.config.sections import resolve
 from train.reports import tables as running
@@ -21,14 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 ROWS = ("vse-en", "oe-en", "vse-de")
 BAD = "oe-en"
-SMALL = {
-    "model.embedding": "6",
-    "model.words": "4",
-    "schedule.batch_size": "8",
-    "schedule.evaluate_every": "20",
-    "schedule.max_steps": "60",
-    "schedule.patience": "0",
-}
+LONGER = SMALL | {"schedule.evaluate_every": "20", "schedule.max_steps": "60", "schedule.patience": "0"}
 LARGE = {"model.embedding": "300"}  # Its checkpoint takes some 3 MB.
 LONG = {"schedule.max_steps": "600"}
 
@@ -62,7 +56,7 @@ def command(toy_2016, capfd, monkeypatch):
             arguments += [f"--{name}", value]
         for row in rows:
             arguments += ["--rows", row]
-        for key, value in SMALL.items():
+        for key, value in LONGER.items():
             arguments += ["--set", f"{key}={value}"]
         capfd.readouterr()
         code = app(arguments, standalone_mode=False)
@@ -184,7 +178,7 @@ def test_a_full_disk(command, undisturbed, disk, workers):
 
 def test_one_cause_is_said_once(command, disk, monkeypatch):
     """Where nothing fits, there is nothing to report but that."""
-    monkeypatch.setitem(SMALL, "model.embedding", "300")
+    monkeypatch.setitem(LONGER, "model.embedding", "300")
     code, out, errors = command(disk(2000) / "o", {}, workers=1)
     assert code == 3
     assert "Table" not in out

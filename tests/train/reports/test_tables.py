@@ -16,6 +16,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.vocabulary import SPECIALS
+from tests.train.trainings import SMALL
 from train.config.sections import resolve
 from train.data.captions import read_captions
 from train.data.regimes import one_caption_per_image
@@ -27,14 +28,6 @@ from train.reports.table_plots import plot_report
 from train.reports.table_reports import Cell, read_report
 from train.reports.tables import TablesJob, run_tables
 from train.runs.run import open_run
-
-SMALL = {
-    "model.embedding": "6",
-    "model.words": "4",
-    "schedule.batch_size": "8",
-    "schedule.evaluate_every": "2",
-    "schedule.max_steps": "4",
-}
 
 
 def job_of(toy, output, **more) -> TablesJob:
