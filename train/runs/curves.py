@@ -79,7 +79,9 @@ def _draw_losses(panel: Axes, history: History) -> None:
     if panel.lines:
         smoothed = any(is_smoothed(series.values) for series in training.values())
         title = "running means; pale: each batch" if smoothed else None
-        panel.legend(fontsize=TINY, frameon=False, title=title, title_fontsize=TINY, ncols=1 if len(panel.lines) < 8 else 2)
+        # Above the panel, where it hides no line.
+        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "alignment": "left"}
+        panel.legend(fontsize=TINY, frameon=False, title=title, title_fontsize=TINY, ncols=2, **place)
 
 
 def _handles(history: History) -> list[Line2D]:
