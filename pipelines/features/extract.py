@@ -8,9 +8,7 @@ shuffled to the writer.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,18 +16,18 @@ from functools import partial
 from queue import SimpleQueue
 
 import apache_beam as beam
-import numpy as np
 from apache_beam.metrics import Metrics
 from apache_beam.utils.shared import Shared
 
 import extractors
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
-from pipelines.features.forward import Tally, refuse_duplicates
+from pipelines.features.forward import Tally
 from pipelines.features.job import FeaturesJob
+from pipelines.features.listing import list_images
 from pipelines.features.references import Piece, folder_of_references, pieces_of, refs_of
 from pipelines.features.shards import make_shard
 from pipelines.features.workers import count_gpus, decoding_threads, devices_of_worker
-from pipelines.inputs.images import ImageRef, ImageSource, KeptRefs, Listing, kept_refs
+from pipelines.inputs.images import ImageRef, ImageSource, Listing, SharedRefs, kept_refs
 from pipelines.running.accelerators import Accelerator
 from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.jobs import CommitDataset, run_job
@@ -37,11 +35,9 @@ from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution, run_pipeline
 from schemas.errors import InputError, UsageError
 from schemas.fingerprints import Identity
-from schemas.locations import is_remote
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.parameters import FeaturesParameters
-from schemas.sharding import MOST_CHOSEN, VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 from schemas.storage import Folder
 from schemas.tasks import TaskSummary, complete_task
 
@@ -152,9 +148,15 @@ def _counts(tally: Tally) -> dict[str, int]:
 
 
 def _list_images(
-    _start: bytes, images: ImageSource, shards: int, finished: frozenset[int], folder: str | None, kept: str
+    _start: bytes, images: ImageSource, shards: int, finished: frozenset[int], folder: str | None, kept: str | SharedRefs
 ) -> Iterator[tuple[int, Piece]]:
-    return pieces_of(kept_refs(kept) if kept else images.refs(), shards, left_out=finished, folder=folder)
+    return pieces_of(_refs(images, kept), shards, left_out=finished, folder=folder)
+
+
+def _refs(images: ImageSource, kept: str | SharedRefs) -> Iterator[ImageRef]:
+    if isinstance(kept, SharedRefs):
+        return kept.refs(images)
+    return kept_refs(kept) if kept else images.refs()
 
 
 @dataclass(eq=False)
@@ -170,7 +172,8 @@ class ExtractFeatures(beam.PTransform):
         check: what the first worker on another machine checks; None on this one.
         accelerator: the GPUs of workers on other machines, each a single process; None for workers without, or of other kinds.
         folder: where all workers see the same local disk, a folder on it for references to images.
-        kept: likewise, the file of a listing that need not be made again; empty to list the images on a worker.
+        kept: the listing that need not be made again: the path of a file that all workers see, or its place beside the output;
+            empty to list the images on a worker.
     """
 
     job: FeaturesJob
@@ -181,7 +184,7 @@ class ExtractFeatures(beam.PTransform):
     check: FirstWorker | None = None
     accelerator: Accelerator | None = None
     folder: str | None = None
-    kept: str = ""
+    kept: str | SharedRefs = ""
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """List the images on a worker, unless the listing was kept, group the references by shard, and write each in one call."""
@@ -203,48 +206,6 @@ class ExtractFeatures(beam.PTransform):
             | "GroupByShard" >> beam.GroupByKey()  # Also the fusion break before the model.
             | "ExtractShard" >> extract.with_resource_hints(**hints)
         )
-
-
-def list_images(job: FeaturesJob) -> Listing:
-    """List the images of a job once, by the shards that it will have; a listing of a store is kept for the workers of this machine.
-
-    Raises:
-        UsageError: the shards would be too large.
-        InputError: the source holds no images, or two with the same id.
-    """
-    ids = array("Q")  # Eight bytes per image: the ids themselves would take ten times as much.
-    folder = Folder(job.output)
-    known = known_shards(job.shards, folder, overwrite=job.overwrite)
-    kept = KeptRefs() if is_remote(job.images.location) else None
-    refs = job.images.refs() if kept is None else kept.passing(job.images.refs())
-    listing = replace(Listing.of(_remember_ids(refs, ids), known or MOST_CHOSEN), kept=kept)
-    if not listing.count:
-        raise InputError(
-            f"no images found in {job.images.location!r}: check the path; a folder is searched for known extensions"
-        )
-    _refuse_duplicates(job.images, ids)
-    size = listing.count * job.feature_bytes()
-    shards = known or choose_shards(size, VECTOR_SHARD_BYTES)
-    check_shard_bytes(shards, size, folder)
-    return listing.folded(shards)
-
-
-def _remember_ids(refs: Iterable[ImageRef], ids: array[int]) -> Iterator[ImageRef]:
-    for ref in refs:
-        ids.append(_short_digest(ref.image_id))
-        yield ref
-
-
-def _short_digest(image_id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(image_id.encode(), digest_size=8).digest(), "big")
-
-
-def _refuse_duplicates(images: ImageSource, ids: array[int]) -> None:
-    """Refuse ids that occur twice, before anything is made; only suspects are listed again."""
-    digests = np.sort(np.frombuffer(ids, np.uint64))
-    suspects = set(digests[1:][digests[1:] == digests[:-1]].tolist())
-    if suspects:
-        refuse_duplicates(sorted(ref for ref in images.refs() if _short_digest(ref.image_id) in suspects))
 
 
 def plan_features(job: FeaturesJob, listing: Listing) -> Output:
@@ -310,12 +271,14 @@ def extract_features(
     gpus = 0
     if execution.accelerator is not None:  # Without a GPU there, no worker may fall back to its CPU.
         job, gpus = replace(job, device="cuda"), execution.accelerator.count
-    listing = listing or list_images(job)
+    listing = listing or list_images(job, keep=not execution.is_local and not execution.template)
     output, execution, extraction = _prepare(job, execution, meter, listing)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
         commit = CommitDataset(output, libraries=job.libraries())
         extract = replace(extraction, finished=finished, check=check, folder=folder)
+        if listing.kept is not None and not execution.is_local and not execution.template:  # What a template lists is its own.
+            extract = replace(extract, kept=listing.kept.share(output.folder))
         _ = pipeline | "ExtractFeatures" >> extract | "CommitDataset" >> commit
 
     with folder_of_references(execution.is_local) as folder:

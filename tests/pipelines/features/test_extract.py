@@ -509,7 +509,7 @@ def test_a_listing_that_was_made_is_not_made_again(images, tmp_path, monkeypatch
     job = job_of(images, tmp_path / "f")
     listing = list_images(job)
     assert listing.count == 40
-    monkeypatch.setattr("pipelines.features.extract.list_images", lambda job: pytest.fail("listed once more"))
+    monkeypatch.setattr("pipelines.features.extract.list_images", lambda *_, **__: pytest.fail("listed once more"))
     assert extract_features(job, ONE, listing=listing).rows == 40
 
 
