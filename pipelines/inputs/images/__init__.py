@@ -2,6 +2,7 @@
 
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars
 from pipelines.inputs.images.base import IdRule, ImageRef, ImageSource
+from pipelines.inputs.images.copies import COPIES_SCHEMA, CopiedImages, Copies, Copy
 from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
 from pipelines.inputs.images.kept import KeptRefs, SharedRefs, kept_refs
 from pipelines.inputs.images.listing import Listing, digest_of, sum_digests
@@ -9,7 +10,11 @@ from pipelines.inputs.images.opening import open_images
 from pipelines.inputs.images.selection import EXTENSIONS, NotTaken
 
 __all__ = [
+    "COPIES_SCHEMA",
     "EXTENSIONS",
+    "CopiedImages",
+    "Copies",
+    "Copy",
     "IdRule",
     "ImageRef",
     "ImageSource",

@@ -659,7 +659,7 @@ def test_a_changed_failure_is_not_copied(images, tmp_path):
 @pytest.mark.parametrize(("most", "shards"), [(512 << 20, 16), (20 * 8192, 16), (8192, 64), (2 * 8192, 32)])
 def test_the_number_of_shards_follows_from_images_and_width(images, tmp_path, monkeypatch, most, shards):
     """40 images of resnet50-pool, of 2048 numbers each."""
-    monkeypatch.setattr("pipelines.features.extract.VECTOR_SHARD_BYTES", most)
+    monkeypatch.setattr("pipelines.features.listing.VECTOR_SHARD_BYTES", most)
     job = job_of(images, tmp_path / "f", shards="auto")
     assert list_images(job) == Listing.of(job.images.refs(), shards)
     assert plan_features(job, list_images(job)).shards == shards
