@@ -170,11 +170,13 @@ class Survey:
         stay = {*shards, *map(failures_name, shards), *map(record_name, shards)}
         old = self._files_of_manifest() - self._output.files.keys()
         self.uncommit(kept)
+        gone = []
         for name in self._sizes:
             stale = _SHARD_NAMES.fullmatch(name) and name not in stay
             left = TEMPORARY_MARK in name or name in (PROBE_NAME, TASKS_NAME)
             if stale or left or (name in old and not self._output.is_other_file(name)):
-                folder.delete(name)
+                gone.append(name)
+        folder.map(folder.delete, gone)
         for name, data in self._output.files.items():
             folder.write(name, data)
 

@@ -323,10 +323,13 @@ def _commit(output: Output, libraries: Mapping[str, str], files: tuple[str, ...]
         statistics=statistics(footers),
     )
     beside = {failures_name(output.name(number)) for number in range(output.shards)} - {one.path for one in manifest.failures}
-    for name in sorted(stored):
-        # Left by a dataset that was overwritten, or by an attempt that was killed or overtaken.
-        if TEMPORARY_MARK in name or name == PROBE_NAME or name in beside or (output.is_other_file(name) and name not in files):
-            folder.delete(name)
+    # Left by a dataset that was overwritten, by an attempt that was killed or overtaken, or on the way between workers.
+    left = [
+        name
+        for name in sorted(stored)
+        if TEMPORARY_MARK in name or name == PROBE_NAME or name in beside or (output.is_other_file(name) and name not in files)
+    ]
+    folder.map(folder.delete, left)
     if not folder.is_local:
         listings = [str(footer.statistics.get("listing", "")) for footer in footers]
         write_summary(folder, manifest, listings, [one.state for one in written], stored)

@@ -264,7 +264,7 @@ def features(
     )
     job.check_execution(execution)
     execution.check_locations(job.locations())
-    listing = list_images(job)
+    listing = list_images(job, keep=not execution.is_local and not execution.template)
     _show_not_taken(job.images)
     if dry_run:
         from pipelines.features.planning import plan_table, plan_work

@@ -8,28 +8,28 @@ shuffled to the writer.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
+from typing import TypeAlias
 
 import apache_beam as beam
-import numpy as np
 from apache_beam.metrics import Metrics
 from apache_beam.utils.shared import Shared
 
 import extractors
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
-from pipelines.features.forward import Tally, refuse_duplicates
+from pipelines.features.copying import CopyImages, Portion, place_of_copies, portions_of
+from pipelines.features.forward import Tally
 from pipelines.features.job import FeaturesJob
-from pipelines.features.references import Piece, folder_of_references, pieces_of, refs_of
+from pipelines.features.listing import list_images
+from pipelines.features.references import Piece, folder_of_references, pieces_of, unpacked
 from pipelines.features.shards import make_shard
 from pipelines.features.workers import count_gpus, decoding_threads, devices_of_worker
-from pipelines.inputs.images import ImageRef, ImageSource, KeptRefs, Listing, kept_refs
+from pipelines.inputs.images import CopiedImages, Copies, ImageRef, ImageSource, Listing, SharedRefs, kept_refs
 from pipelines.running.accelerators import Accelerator
 from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.jobs import CommitDataset, run_job
@@ -37,15 +37,17 @@ from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution, run_pipeline
 from schemas.errors import InputError, UsageError
 from schemas.fingerprints import Identity
-from schemas.locations import is_remote
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.parameters import FeaturesParameters
-from schemas.sharding import MOST_CHOSEN, VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 from schemas.storage import Folder
 from schemas.tasks import TaskSummary, complete_task
 
 __all__ = ["ExtractFeatures", "extract_features", "extract_task", "list_images", "plan_features"]
+
+
+Kept: TypeAlias = str | SharedRefs
+"""A listing: the path of a file that all workers see, or its place beside the output; empty if there is none."""
 
 
 class _Loaded:
@@ -71,8 +73,9 @@ class _Loaded:
 
 
 class _ExtractShardFn(beam.DoFn):
-    def __init__(self, job: FeaturesJob, output: Output, meter: Meter, threads: int, gpus: int) -> None:
+    def __init__(self, job: FeaturesJob, output: Output, meter: Meter, threads: int, gpus: int, copies: Copies | None) -> None:
         self._job = job
+        self._copies = copies
         self._output = output
         self._meter = meter
         self._threads = threads
@@ -92,13 +95,16 @@ class _ExtractShardFn(beam.DoFn):
 
     def process(self, element: tuple[int, Iterable[Piece]]) -> Iterator[int]:
         shard, pieces = element
+        refs, copied = unpacked(piece for piece in pieces if piece)
+        copies = {copy.uri: copy for copy in copied}
+        images = self._job.images if self._copies is None else CopiedImages(self._job.images, self._copies.folder, copies)
         cores = (os.cpu_count() or 1) // self._gpus if self._gpus > 1 else self._threads
         with self._loaded.extractor() as extractor:
             tally = make_shard(
                 self._output,
                 shard,
-                refs_of(piece for piece in pieces if piece),
-                images=self._job.images,
+                refs,
+                images=images,
                 extractor=extractor,
                 batch_size=self._job.batch_size or extractor.description.batch_size,
                 threads=decoding_threads(self._job, cores),
@@ -152,9 +158,25 @@ def _counts(tally: Tally) -> dict[str, int]:
 
 
 def _list_images(
-    _start: bytes, images: ImageSource, shards: int, finished: frozenset[int], folder: str | None, kept: str
+    _start: bytes, images: ImageSource, kept: Kept, shards: int, finished: frozenset[int], folder: str | None
 ) -> Iterator[tuple[int, Piece]]:
-    return pieces_of(kept_refs(kept) if kept else images.refs(), shards, left_out=finished, folder=folder)
+    return pieces_of(_refs(images, kept), shards, left_out=finished, folder=folder)
+
+
+def _list_portions(
+    _start: bytes, images: ImageSource, kept: Kept, shards: int, finished: frozenset[int], folder: str | None
+) -> Iterator[tuple[int, Portion]]:
+    return portions_of(images, _refs(images, kept), shards, left_out=finished, folder=folder)
+
+
+def _refs_of_portion(shard: int, portion: Portion) -> tuple[int, Piece]:
+    return shard, portion[1]
+
+
+def _refs(images: ImageSource, kept: Kept) -> Iterator[ImageRef]:
+    if isinstance(kept, SharedRefs):
+        return kept.refs(images)
+    return kept_refs(kept) if kept else images.refs()
 
 
 @dataclass(eq=False)
@@ -170,7 +192,8 @@ class ExtractFeatures(beam.PTransform):
         check: what the first worker on another machine checks; None on this one.
         accelerator: the GPUs of workers on other machines, each a single process; None for workers without, or of other kinds.
         folder: where all workers see the same local disk, a folder on it for references to images.
-        kept: likewise, the file of a listing that need not be made again; empty to list the images on a worker.
+        copies: where images are copied to that cost a whole group; None to read each of them where it is.
+        kept: the listing that need not be made again.
     """
 
     job: FeaturesJob
@@ -181,7 +204,8 @@ class ExtractFeatures(beam.PTransform):
     check: FirstWorker | None = None
     accelerator: Accelerator | None = None
     folder: str | None = None
-    kept: str = ""
+    copies: Copies | None = None
+    kept: Kept = ""
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """List the images on a worker, unless the listing was kept, group the references by shard, and write each in one call."""
@@ -189,62 +213,23 @@ class ExtractFeatures(beam.PTransform):
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
         # Only the launcher compares states: the graph, which holds the output, grows with the shards as little as it can.
         output = replace(self.output, states=None)
-        extract = beam.ParDo(_ExtractShardFn(self.job, output, self.meter, self.threads, gpus))
+        extract = beam.ParDo(_ExtractShardFn(self.job, output, self.meter, self.threads, gpus, self.copies))
         # An empty piece stands for the shard itself, so that shards without images are written, too.
         todo = [(shard, b"") for shard in range(shards) if shard not in self.finished]
-        refs = (
-            begin
-            | "Start" >> Begin([b""], self.check, hints)
-            | "ListImages" >> beam.FlatMap(_list_images, self.job.images, shards, self.finished, self.folder, self.kept)
-        )
+        start = begin | "Start" >> Begin([b""], self.check, hints)
+        listing = self.job.images, self.kept, shards, self.finished, self.folder
+        if self.copies is None:
+            refs = [start | "ListImages" >> beam.FlatMap(_list_images, *listing)]
+        else:
+            portions = start | "ListPortions" >> beam.FlatMap(_list_portions, *listing)
+            copy = CopyImages(self.job, output, self.copies, self.folder)
+            refs = [portions | "Refs" >> beam.MapTuple(_refs_of_portion), portions | "CopyImages" >> copy]
         return (
-            (refs, begin | "EveryShard" >> beam.Create(todo))
+            (*refs, begin | "EveryShard" >> beam.Create(todo))
             | "RefsAndShards" >> beam.Flatten()
             | "GroupByShard" >> beam.GroupByKey()  # Also the fusion break before the model.
             | "ExtractShard" >> extract.with_resource_hints(**hints)
         )
-
-
-def list_images(job: FeaturesJob) -> Listing:
-    """List the images of a job once, by the shards that it will have; a listing of a store is kept for the workers of this machine.
-
-    Raises:
-        UsageError: the shards would be too large.
-        InputError: the source holds no images, or two with the same id.
-    """
-    ids = array("Q")  # Eight bytes per image: the ids themselves would take ten times as much.
-    folder = Folder(job.output)
-    known = known_shards(job.shards, folder, overwrite=job.overwrite)
-    kept = KeptRefs() if is_remote(job.images.location) else None
-    refs = job.images.refs() if kept is None else kept.passing(job.images.refs())
-    listing = replace(Listing.of(_remember_ids(refs, ids), known or MOST_CHOSEN), kept=kept)
-    if not listing.count:
-        raise InputError(
-            f"no images found in {job.images.location!r}: check the path; a folder is searched for known extensions"
-        )
-    _refuse_duplicates(job.images, ids)
-    size = listing.count * job.feature_bytes()
-    shards = known or choose_shards(size, VECTOR_SHARD_BYTES)
-    check_shard_bytes(shards, size, folder)
-    return listing.folded(shards)
-
-
-def _remember_ids(refs: Iterable[ImageRef], ids: array[int]) -> Iterator[ImageRef]:
-    for ref in refs:
-        ids.append(_short_digest(ref.image_id))
-        yield ref
-
-
-def _short_digest(image_id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(image_id.encode(), digest_size=8).digest(), "big")
-
-
-def _refuse_duplicates(images: ImageSource, ids: array[int]) -> None:
-    """Refuse ids that occur twice, before anything is made; only suspects are listed again."""
-    digests = np.sort(np.frombuffer(ids, np.uint64))
-    suspects = set(digests[1:][digests[1:] == digests[:-1]].tolist())
-    if suspects:
-        refuse_duplicates(sorted(ref for ref in images.refs() if _short_digest(ref.image_id) in suspects))
 
 
 def plan_features(job: FeaturesJob, listing: Listing) -> Output:
@@ -310,15 +295,17 @@ def extract_features(
     gpus = 0
     if execution.accelerator is not None:  # Without a GPU there, no worker may fall back to its CPU.
         job, gpus = replace(job, device="cuda"), execution.accelerator.count
-    listing = listing or list_images(job)
+    listing = listing or list_images(job, keep=not execution.is_local and not execution.template)
     output, execution, extraction = _prepare(job, execution, meter, listing)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
         commit = CommitDataset(output, libraries=job.libraries())
-        extract = replace(extraction, finished=finished, check=check, folder=folder)
+        extract = replace(extraction, finished=finished, check=check, folder=folder, copies=copies)
+        if listing.kept is not None and not execution.is_local and not execution.template:  # What a template lists is its own.
+            extract = replace(extract, kept=listing.kept.share(output.folder))
         _ = pipeline | "ExtractFeatures" >> extract | "CommitDataset" >> commit
 
-    with folder_of_references(execution.is_local) as folder:
+    with folder_of_references(execution.is_local) as folder, place_of_copies(job, execution, output.folder) as copies:
         return run_job(
             output,
             build,
@@ -359,8 +346,8 @@ def extract_task(
     output, execution, extraction = _prepare(job, execution, meter, listing)
 
     def run(finished: frozenset[int]) -> None:
-        with folder_of_references(execution.is_local) as folder:
-            extract = replace(extraction, finished=finished, folder=folder)
+        with folder_of_references(execution.is_local) as folder, place_of_copies(job, execution, output.folder) as copies:
+            extract = replace(extraction, finished=finished, folder=folder, copies=copies)
             run_pipeline(lambda pipeline: pipeline | "ExtractFeatures" >> extract, execution)
 
     return complete_task(

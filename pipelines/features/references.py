@@ -7,7 +7,7 @@ holds some bytes for an image and not its names.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -16,15 +16,15 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from pipelines.inputs.images.base import ImageRef
+from pipelines.inputs.images import Copy, ImageRef
 from pipelines.inputs.images.kept import REFS_SCHEMA
 from pipelines.running.places import Place, from_ipc, read_place, to_ipc, write_places
 from schemas.keys import shard_of
 
-__all__ = ["Piece", "folder_of_references", "pieces_of", "refs_of"]
+__all__ = ["Piece", "cut", "folder_of_references", "packed", "pieces_of", "refs_of", "unpacked"]
 
 Piece: TypeAlias = bytes | Place
-"""References to images of one shard, as bytes or as their place."""
+"""References to images of one shard, or the places of their copies, as bytes or as the place of these."""
 
 _GATHERED = 1 << 17
 """References that a worker gathers before it cuts them into pieces: some 30 MB."""
@@ -62,28 +62,50 @@ def pieces_of(
     """
     refs, most = iter(refs), _FIRST
     while gathered := list(islice(refs, most)):
-        by_shard: dict[int, list[ImageRef]] = {}
-        for ref in gathered:
-            by_shard.setdefault(shard_of(ref.image_id, shards), []).append(ref)
-        pieces = ((number, _packed(by_shard[number])) for number in sorted(by_shard.keys() - left_out))
-        yield from pieces if folder is None or most == _FIRST else write_places(pieces, Path(folder) / uuid4().hex)
+        yield from cut(gathered, shards, left_out=left_out, folder=None if most == _FIRST else folder)
         most = _GATHERED
+
+
+def cut(
+    gathered: Iterable[ImageRef], shards: int, *, left_out: frozenset[int] = frozenset(), folder: str | None = None
+) -> Iterable[tuple[int, Piece]]:
+    """Cut some references into one piece for each shard; arguments, result and errors are those of `pieces_of`."""
+    by_shard: dict[int, list[ImageRef]] = {}
+    for ref in gathered:
+        by_shard.setdefault(shard_of(ref.image_id, shards), []).append(ref)
+    return packed(((number, by_shard[number]) for number in sorted(by_shard.keys() - left_out)), REFS_SCHEMA, folder)
+
+
+def packed(
+    rows: Iterable[tuple[int, Sequence[tuple[object, ...]]]], schema: pa.Schema, folder: str | None
+) -> Iterable[tuple[int, Piece]]:
+    """Make a piece of each list of rows with these columns, in a file of a local folder if there is one."""
+    pieces = ((number, _packed(some, schema)) for number, some in rows)
+    return pieces if folder is None else write_places(pieces, Path(folder) / uuid4().hex)
 
 
 def refs_of(pieces: Iterable[Piece]) -> list[ImageRef]:
     """Return the references in pieces."""
-    return [
-        ImageRef(*fields)
-        for piece in pieces
-        for fields in zip(*(column.to_pylist() for column in _table(piece).columns), strict=True)
-    ]
+    return unpacked(pieces)[0]
 
 
-def _packed(refs: list[ImageRef]) -> bytes:
-    columns = zip(*refs, strict=True)
-    return to_ipc(
-        pa.table([pa.array(column, field.type) for column, field in zip(columns, REFS_SCHEMA, strict=True)], REFS_SCHEMA)
-    )
+def unpacked(pieces: Iterable[Piece]) -> tuple[list[ImageRef], list[Copy]]:
+    """Return the references in pieces, and the places of copies in others."""
+    refs: list[ImageRef] = []
+    copies: list[Copy] = []
+    for piece in pieces:
+        table = _table(piece)
+        rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+        if table.schema.names == REFS_SCHEMA.names:
+            refs += (ImageRef(*row) for row in rows)
+        else:
+            copies += (Copy(*row) for row in rows)
+    return refs, copies
+
+
+def _packed(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> bytes:
+    columns = zip(*rows, strict=True)
+    return to_ipc(pa.table([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema))
 
 
 def _table(piece: Piece) -> pa.Table:

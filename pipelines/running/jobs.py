@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from pipelines.running.first_worker import FirstWorker
 from pipelines.running.launching import Launch, work_of
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution, run_pipeline
-from schemas.errors import CommittedError, DatasetError, UsageError
+from schemas.errors import CommittedError, DatasetError, ImagepivotError, UsageError
 from schemas.interruption import DetachedError
 from schemas.manifest import Manifest
 from schemas.output import Output
@@ -138,7 +139,7 @@ def run_job(
             )
         except BaseException:
             if launch is None or not launch.goes_on:
-                _delete_temporaries(folder)  # The commit does so where a run ends well.
+                _delete_temporaries(folder, elsewhere=not execution.is_local)  # The commit does so where a run ends well.
             raise
         finally:
             if launch is not None:
@@ -199,9 +200,9 @@ def _write_template(
     )
 
 
-def _delete_temporaries(folder: Folder) -> None:
-    """Delete what workers of a run that failed left in a local folder; in a store nothing is ever incomplete."""
-    if folder.is_local:
-        for name in folder.names():
-            if TEMPORARY_MARK in name:
-                folder.delete(name)
+def _delete_temporaries(folder: Folder, *, elsewhere: bool) -> None:
+    """Delete what workers of a run that failed left; in a store only those on other machines leave anything."""
+    if not folder.is_local and not elsewhere:
+        return
+    with contextlib.suppress(ImagepivotError):  # The next run into the folder does it.
+        folder.map(folder.delete, [name for name in folder.names() if TEMPORARY_MARK in name])

@@ -6,15 +6,21 @@ its size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from schemas.filesystems import storage_errors
+from schemas.fingerprints import sha256_of_bytes
+from schemas.output import LOCK_NAME, hold
+from schemas.storage import Folder
 
-__all__ = ["Place", "from_ipc", "read_place", "to_ipc", "write_places"]
+__all__ = ["Place", "from_ipc", "read_place", "staging", "to_ipc", "write_places"]
 
 Place: TypeAlias = tuple[str, int, int]
 """Path of a file, offset and length."""
@@ -60,3 +66,31 @@ def read_place(place: Place) -> pa.Table:
     with storage_errors(path), Path(path).open("rb") as file:
         file.seek(offset)
         return from_ipc(file.read(length))
+
+
+@contextmanager
+def staging(folder: Folder) -> Iterator[str]:
+    """Yield the local folder for what workers of a local run pass on: the dataset's own, or for one in a store a temporary one.
+
+    Args:
+        folder: the folder of the dataset.
+    """
+    if folder.is_local:
+        yield str(folder.local_path)
+        return
+    # Not a random name: so the next run for the same dataset finds what a killed one left.
+    path = Path(tempfile.gettempdir()) / f"imagepivot-{os.getuid()}-{sha256_of_bytes(folder.location.encode())[:16]}"
+    with hold(Folder(str(path))):
+        _clear(path)
+        try:
+            yield str(path)
+        finally:
+            _clear(path)
+    with suppress(OSError):
+        path.rmdir()  # Fails if another run has begun to use it.
+
+
+def _clear(path: Path) -> None:
+    for file in path.iterdir():
+        if file.name != LOCK_NAME:
+            file.unlink(missing_ok=True)

@@ -14,13 +14,13 @@ from apache_beam.metrics import Metrics
 from pipelines.inputs.captions import CaptionSource, Part, Selection
 from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.jobs import CommitDataset, SumCounters, run_job
-from pipelines.running.places import read_place
+from pipelines.running.places import read_place, staging
 from pipelines.running.progress import Meter
 from pipelines.running.runner import Execution
 from pipelines.text.blocks import CaptionStatistics, block_forms, blocks_of, caption_rows, tokenize_captions
 from pipelines.text.moses import DEFAULT_RECIPE, Recipe, recipe
 from pipelines.text.ordering import merge, number_captions
-from pipelines.text.pieces import Piece, make_pieces, on_disk, read_piece, staging
+from pipelines.text.pieces import Piece, make_pieces, on_disk, read_piece
 from pipelines.text.truecasers import TRUECASER_FILES, load_truecasers, parse_truecaser, truecaser_name
 from pipelines.text.truecasing import TruecaseModel
 from schemas.errors import UsageError

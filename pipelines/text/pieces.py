@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 from uuid import uuid4
@@ -30,11 +30,9 @@ import pyarrow as pa
 from pipelines.running.places import Place, from_ipc, read_place, to_ipc, write_places
 from pipelines.text.ordering import RowKey, cut, first_key
 from schemas.filesystems import storage_errors
-from schemas.fingerprints import sha256_of_bytes
-from schemas.output import LOCK_NAME, hold
-from schemas.storage import TEMPORARY_MARK, Folder
+from schemas.storage import TEMPORARY_MARK
 
-__all__ = ["Piece", "make_pieces", "on_disk", "read_piece", "staging"]
+__all__ = ["Piece", "make_pieces", "on_disk", "read_piece"]
 
 GATHERED_BYTES = 32 << 20
 """Bytes of captions that a worker gathers before it sorts them."""
@@ -100,31 +98,3 @@ def on_disk(pieces: Iterable[Piece]) -> Iterator[list[tuple[RowKey, Place]]]:
                     places.append((first, content))
             file.flush()
         yield places
-
-
-@contextmanager
-def staging(folder: Folder) -> Iterator[str]:
-    """Yield the local folder where a local run puts its pieces: the dataset's own, or for one in a store a temporary one.
-
-    Args:
-        folder: the folder of the dataset.
-    """
-    if folder.is_local:
-        yield str(folder.local_path)
-        return
-    # Not a random name: so the next run for the same dataset finds what a killed one left.
-    path = Path(tempfile.gettempdir()) / f"imagepivot-{os.getuid()}-{sha256_of_bytes(folder.location.encode())[:16]}"
-    with hold(Folder(str(path))):
-        _clear(path)
-        try:
-            yield str(path)
-        finally:
-            _clear(path)
-    with suppress(OSError):
-        path.rmdir()  # Fails if another run has begun to use it.
-
-
-def _clear(path: Path) -> None:
-    for file in path.iterdir():
-        if file.name != LOCK_NAME:
-            file.unlink(missing_ok=True)

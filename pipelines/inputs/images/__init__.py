@@ -2,14 +2,19 @@
 
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars
 from pipelines.inputs.images.base import IdRule, ImageRef, ImageSource
+from pipelines.inputs.images.copies import COPIES_SCHEMA, CopiedImages, Copies, Copy
 from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
-from pipelines.inputs.images.kept import KeptRefs, kept_refs
+from pipelines.inputs.images.kept import KeptRefs, SharedRefs, kept_refs
 from pipelines.inputs.images.listing import Listing, digest_of, sum_digests
 from pipelines.inputs.images.opening import open_images
 from pipelines.inputs.images.selection import EXTENSIONS, NotTaken
 
 __all__ = [
+    "COPIES_SCHEMA",
     "EXTENSIONS",
+    "CopiedImages",
+    "Copies",
+    "Copy",
     "IdRule",
     "ImageRef",
     "ImageSource",
@@ -20,6 +25,7 @@ __all__ = [
     "KeptRefs",
     "Listing",
     "NotTaken",
+    "SharedRefs",
     "digest_of",
     "kept_refs",
     "open_images",

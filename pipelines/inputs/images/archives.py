@@ -3,9 +3,10 @@
 Cost of reading. A hash of its id assigns an image to one of our shards, so the images of a shard are scattered over all archives.
 
 * A tar is listed by its headers. A member is read by its offset: one range of bytes per image, in any order.
-* Parquet cannot be read row by row: any image costs its row group. A process reads each row group once, and keeps its images in a
-  temporary file for all its shards (`pipelines.inputs.images.row_groups`). ``in_reading_order`` sorts a shard's images by their
-  place, so that one row group at a time is in memory; those of a few dozen MB at most keep that small.
+* Parquet cannot be read row by row: any image costs its row group. Several processes first copy all images to where each can be
+  read alone (`pipelines.inputs.images.copies`), so that a row group is read once by one of them. A single process keeps what it has
+  read in a temporary file for all its shards (`pipelines.inputs.images.row_groups`). ``in_reading_order`` sorts a shard's images by
+  their place, so that one row group at a time is in memory; those of a few dozen MB at most keep that small.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ import re
 import tarfile
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Literal, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.inputs.images.base import IdRule, ImageRef, ImageSource
-from pipelines.inputs.images.row_groups import RowGroups, first_rows, read_metadata
+from pipelines.inputs.images.parquet_columns import bytes_column, ids_column, read_column, read_paths
+from pipelines.inputs.images.row_groups import RowGroups, first_rows, no_image
 from pipelines.inputs.images.selection import EXTENSIONS, NotTaken, crosses_folders, is_image
-from schemas.errors import InputError
+from schemas.errors import DatasetError, InputError
 from schemas.filesystems import storage_errors
 from schemas.storage import Folder
 
@@ -44,8 +46,6 @@ __all__ = [
 
 ArchiveKind = Literal["tar", "parquet"]
 
-_BYTES_COLUMNS = ("bytes", "image", "image_bytes", "jpg")
-_ID_COLUMNS = ("image_id", "id", "key", "__key__")
 _COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tzst|tar\.(gz|bz2|xz|zst|lz4?|br|z))$", re.IGNORECASE)
 _BLOCK = tarfile.BLOCKSIZE
 # A request to an object store costs as much as reading several MB, so small members are read rather than skipped.
@@ -100,7 +100,7 @@ def holds_image_bytes(folder: Folder, name: str) -> bool:
             schema = pq.read_schema(file)
     except (pa.ArrowException, OSError):
         return False
-    return "uri" not in schema.names and _bytes_column(schema) is not None
+    return "uri" not in schema.names and bytes_column(schema) is not None
 
 
 def open_archives(folder: Folder, kind: ArchiveKind, *, pattern: str | None = None, ids: IdRule = "name") -> ImageSource:
@@ -283,21 +283,47 @@ class ImagesInParquet(_Archives):
 
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
         """Sort by file and row, so that a row group is read once."""
-        return sorted(refs, key=lambda ref: (ref.uri.rpartition("/")[0], ref.offset))
+        return sorted(refs, key=lambda ref: (_file_of(ref), ref.offset))
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one row; the first of a row group reads all of it for the others, too."""
-        name = ref.uri.rpartition("/")[0]
+        name = _file_of(ref)
         try:
-            starts = first_rows(self.folder, name)
+            starts = first_rows(self.folder, name, ref.version)
             group = bisect_right(starts, ref.offset) - 1
-            values = _ROW_GROUPS.get((self.folder.location, name, group), lambda: _read_column(self.folder, name, group))
+            key = (self.folder.location, name, ref.version, group)
+            values = _ROW_GROUPS.get(key, lambda: read_column(self.folder, name, ref.version, group))
             value = values.value(ref.offset - starts[group])
         except (pa.ArrowException, IndexError) as error:
-            raise OSError(errno.EIO, "the Parquet file is broken, or was changed") from error
+            raise _changed() from error
         if value is None:
-            raise OSError(errno.ENODATA, "the row holds no image")
+            raise no_image()
         return value
+
+    @property
+    def reads_groups(self) -> bool:
+        """Yes: row groups."""
+        return True
+
+    def groups(self, refs: Iterable[ImageRef]) -> Iterator[list[ImageRef]]:
+        """Cut images, file by file and row by row, by row groups; a file that cannot be read is one group."""
+        for (name, version), rows in groupby(refs, key=lambda ref: (_file_of(ref), ref.version)):
+            try:
+                starts = first_rows(self.folder, name, version)
+            except (pa.ArrowException, OSError, DatasetError):
+                starts = ()
+            yield from _by_row_group(rows, starts)
+
+    def read_group(self, refs: Sequence[ImageRef]) -> Iterator[bytes | None]:
+        """Yield the bytes of rows of one row group."""
+        name, version = _file_of(refs[0]), refs[0].version
+        try:
+            starts = first_rows(self.folder, name, version)
+            group = bisect_right(starts, refs[0].offset) - 1
+            values = read_column(self.folder, name, version, group)
+            yield from (values[ref.offset - starts[group]].as_py() for ref in refs)
+        except (pa.ArrowException, IndexError) as error:
+            raise _changed() from error
 
     def _kind(self) -> ArchiveKind:
         return "parquet"
@@ -307,9 +333,9 @@ class ImagesInParquet(_Archives):
         with self._open(name) as file:
             try:
                 table = pq.ParquetFile(file, pre_buffer=False)
-                ids = _ids_column(table.schema_arrow, location)
+                ids = ids_column(table.schema_arrow, location)
                 if ids not in table.schema_arrow.names:
-                    yield from self._refs_by_path(name, _read_paths(table, ids))
+                    yield from self._refs_by_path(name, read_paths(table, ids))
                     return
                 for batch in table.iter_batches(columns=[ids]):
                     for value in batch.column(0).to_pylist():
@@ -338,50 +364,13 @@ class ImagesInParquet(_Archives):
 _ROW_GROUPS = RowGroups()
 
 
-def _read_paths(table: pq.ParquetFile, column: str) -> list[str | None]:
-    """Return the path of each row of a file; None for a row, or a whole file, without any."""
-    struct, _, field = column.partition(".")
-    if table.schema_arrow.field(struct).type.get_field_index(field) < 0:
-        return [None] * table.metadata.num_rows
-    values = table.read(columns=[column]).column(0)
-    return pc.struct_field(values, field).cast(pa.string()).to_pylist()
+def _file_of(ref: ImageRef) -> str:
+    return ref.uri.rpartition("/")[0]
 
 
-def _read_column(folder: Folder, name: str, group: int) -> pa.ChunkedArray:
-    with folder.open(name) as file:
-        table = pq.ParquetFile(file, metadata=read_metadata(folder, name))
-        column = _bytes_column(table.schema_arrow)
-        if column is None:
-            raise pa.ArrowInvalid("no image bytes")
-        values = table.read_row_group(group, columns=[column]).column(0)
-    return pc.struct_field(values, "bytes") if pa.types.is_struct(values.type) else values
+def _by_row_group(rows: Iterable[ImageRef], starts: Sequence[int]) -> Iterator[list[ImageRef]]:
+    yield from (list(group) for _, group in groupby(rows, key=lambda ref: bisect_right(starts, ref.offset)))
 
 
-def _bytes_column(schema: pa.Schema) -> str | None:
-    """Return the column with the images, in Parquet's notation; None if there is none."""
-    for name in (name for name in _BYTES_COLUMNS if schema.names.count(name) == 1):
-        kind = schema.field(name).type
-        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            return name
-        if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-            return f"{name}.bytes"
-    return None
-
-
-def _ids_column(schema: pa.Schema, location: str) -> str:
-    """Return the column with the image ids, in Parquet's notation."""
-    images = _bytes_column(schema)
-    if images is None:
-        raise InputError(
-            f"{location!r} has no column of image bytes; its columns are {', '.join(map(repr, schema.names))}. Name a binary "
-            f"column one of {', '.join(map(repr, _BYTES_COLUMNS))}"
-        )
-    for name in (name for name in _ID_COLUMNS if schema.names.count(name) == 1):
-        return name
-    struct = images.removesuffix(".bytes")
-    if struct != images:
-        return f"{struct}.path"
-    raise InputError(
-        f"{location!r} has no column of image ids; its columns are {', '.join(map(repr, schema.names))}. Name one of them "
-        f"{', '.join(map(repr, _ID_COLUMNS[:-1]))} or {_ID_COLUMNS[-1]!r}"
-    )
+def _changed() -> OSError:
+    return OSError(errno.EIO, "the Parquet file is broken, or was changed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from pipelines.inputs.images.selection import NotTaken
@@ -94,3 +94,21 @@ class ImageSource(ABC):
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
         """Return images in the order in which reading them is cheapest; the same list if any order will do."""
         return refs
+
+    @property
+    def reads_groups(self) -> bool:
+        """Whether an image costs all those in a group with it, so that workers should read the group once for all of them."""
+        return False
+
+    def groups(self, refs: Iterable[ImageRef]) -> Iterator[list[ImageRef]]:
+        """Cut images, in the order in which they are listed, into the groups in which they lie."""
+        return ([ref] for ref in refs)
+
+    def read_group(self, refs: Sequence[ImageRef]) -> Iterator[bytes | None]:
+        """Yield the bytes of some images of one group, None where there is no image; the group is read once.
+
+        Raises:
+            OSError: it cannot be read.
+            DatasetError: the same, with an OSError as its cause.
+        """
+        return map(self.read, refs)

@@ -1,17 +1,24 @@
-"""A listing that is kept on disk, so that a store is not asked for it again."""
+"""A listing that is kept, so that its source is not asked for it again: on disk, and for other machines beside the output."""
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, cast
 
 import pyarrow as pa
 
-from pipelines.inputs.images.base import ImageRef
+from pipelines.inputs.images.base import ImageRef, ImageSource
 from schemas.filesystems import storage_errors
+from schemas.fingerprints import sha256_of_file
+from schemas.storage import TEMPORARY_MARK, Folder
 
-__all__ = ["REFS_SCHEMA", "KeptRefs", "kept_refs"]
+__all__ = ["REFS_SCHEMA", "KeptRefs", "SharedRefs", "kept_refs"]
 
 REFS_SCHEMA = pa.schema(
     [("image_id", pa.string()), ("uri", pa.string()), ("bytes", pa.int64()), ("offset", pa.int64()), ("version", pa.string())]
@@ -19,6 +26,7 @@ REFS_SCHEMA = pa.schema(
 """Columns of references in Arrow."""
 
 _ROWS = 1 << 13
+_COPIED_BYTES = 16 << 20
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
 
 
@@ -49,6 +57,56 @@ class KeptRefs:
                 writer.write_batch(pa.record_batch(columns, REFS_SCHEMA))
                 yield from some
         self._file.flush()
+
+    def share(self, folder: Folder) -> SharedRefs:
+        """Copy the file to where other machines find it, under the name of a temporary file of the dataset that is made there.
+
+        The commit of the dataset deletes it, or the next run into the folder.
+
+        Raises:
+            DatasetError: the folder cannot be written.
+        """
+        with Path(self.path).open("rb") as file:
+            digest = sha256_of_file(file)
+            name = f".listing-{digest[:16]}{TEMPORARY_MARK}0"
+            file.seek(0)
+            with folder.replace(name) as copy:
+                shutil.copyfileobj(file, copy, _COPIED_BYTES)
+        return SharedRefs(folder, name, digest)
+
+
+@dataclass(frozen=True)
+class SharedRefs:
+    """The place of references that another machine has listed.
+
+    Attributes:
+        folder: the folder.
+        name: name of the file.
+        sha256: its digest.
+    """
+
+    folder: Folder
+    name: str
+    sha256: str
+
+    def refs(self, images: ImageSource) -> Iterator[ImageRef]:
+        """Yield the references; where the file is gone or another one, list the images again."""
+        with self._fetched() as path:
+            yield from images.refs() if path is None else kept_refs(path)
+
+    @contextmanager
+    def _fetched(self) -> Iterator[str | None]:
+        """Yield a copy on this machine; None where there is none."""
+        with tempfile.NamedTemporaryFile(prefix="imagepivot-listing-", suffix=".arrow") as copy:
+            with storage_errors(copy.name):
+                for start in range(0, self.folder.size(self.name) or 0, _COPIED_BYTES):
+                    try:
+                        copy.write(self.folder.read_part(self.name, start, _COPIED_BYTES))
+                    except FileNotFoundError:
+                        break
+                copy.flush()
+                copy.seek(0)
+            yield copy.name if sha256_of_file(cast("BinaryIO", copy)) == self.sha256 else None
 
 
 def kept_refs(path: str) -> Iterator[ImageRef]:

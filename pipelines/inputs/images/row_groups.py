@@ -7,6 +7,7 @@ groups beyond that stay in memory as far as they fit, and are read again for oth
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 
 from schemas.storage import Folder
 
-__all__ = ["CACHE_BYTES", "RowGroupCache", "RowGroups", "Values", "first_rows", "read_metadata"]
+__all__ = ["CACHE_BYTES", "RowGroupCache", "RowGroups", "Values", "first_rows", "no_image", "read_metadata"]
 
 CACHE_BYTES = 256 << 20
 """Bytes of row groups that a process keeps in memory; a larger row group is kept alone."""
@@ -129,17 +130,22 @@ class RowGroups:
 
 
 @lru_cache(maxsize=16)  # Large in memory: for the row groups of a file that are read one after the other.
-def read_metadata(folder: Folder, name: str) -> pq.FileMetaData:
-    """Return what the footer of a Parquet file says."""
+def read_metadata(folder: Folder, name: str, version: str) -> pq.FileMetaData:
+    """Return what the footer of a Parquet file says; a file of another version is read anew."""
     with folder.open(name) as file:
         return pq.read_metadata(file)
 
 
 @lru_cache(maxsize=4096)
-def first_rows(folder: Folder, name: str) -> tuple[int, ...]:
+def first_rows(folder: Folder, name: str, version: str) -> tuple[int, ...]:
     """Return the first row of each row group of a Parquet file, followed by the number of rows."""
-    metadata = read_metadata(folder, name)
+    metadata = read_metadata(folder, name, version)
     return tuple(accumulate((metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)), initial=0))
+
+
+def no_image() -> OSError:
+    """Return the error of a row without an image."""
+    return OSError(errno.ENODATA, "the row holds no image")
 
 
 def _write(file: IO[bytes], data: memoryview) -> None:

@@ -509,7 +509,7 @@ def test_a_listing_that_was_made_is_not_made_again(images, tmp_path, monkeypatch
     job = job_of(images, tmp_path / "f")
     listing = list_images(job)
     assert listing.count == 40
-    monkeypatch.setattr("pipelines.features.extract.list_images", lambda job: pytest.fail("listed once more"))
+    monkeypatch.setattr("pipelines.features.extract.list_images", lambda *_, **__: pytest.fail("listed once more"))
     assert extract_features(job, ONE, listing=listing).rows == 40
 
 
@@ -659,7 +659,7 @@ def test_a_changed_failure_is_not_copied(images, tmp_path):
 @pytest.mark.parametrize(("most", "shards"), [(512 << 20, 16), (20 * 8192, 16), (8192, 64), (2 * 8192, 32)])
 def test_the_number_of_shards_follows_from_images_and_width(images, tmp_path, monkeypatch, most, shards):
     """40 images of resnet50-pool, of 2048 numbers each."""
-    monkeypatch.setattr("pipelines.features.extract.VECTOR_SHARD_BYTES", most)
+    monkeypatch.setattr("pipelines.features.listing.VECTOR_SHARD_BYTES", most)
     job = job_of(images, tmp_path / "f", shards="auto")
     assert list_images(job) == Listing.of(job.images.refs(), shards)
     assert plan_features(job, list_images(job)).shards == shards

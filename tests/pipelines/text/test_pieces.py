@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.running.places import from_ipc, read_place, to_ipc
+from pipelines.running.places import from_ipc, read_place, staging, to_ipc
 from pipelines.text import ordering, pieces
 from pipelines.text.blocks import BLOCK
 from pipelines.text.ordering import first_key, number_captions
-from pipelines.text.pieces import make_pieces, on_disk, read_piece, staging
+from pipelines.text.pieces import make_pieces, on_disk, read_piece
 from schemas.errors import DatasetError
 from schemas.keys import shard_of
 from schemas.storage import Folder

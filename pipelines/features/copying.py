@@ -1,0 +1,137 @@
+"""Images that cost a whole group, such as a row group of Parquet, are copied before the shards are made: each group is read once.
+
+What is copied at once is a portion: groups that follow one another, of so many images that the places of their copies travel in
+pieces of a dozen. Where a run updates a dataset, each shard says first which of its images it will read.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import NoReturn, TypeAlias
+
+import apache_beam as beam
+
+from pipelines.features.job import FeaturesJob
+from pipelines.features.references import Piece, cut, packed, refs_of
+from pipelines.features.reuse import plan_reuse
+from pipelines.inputs.images import COPIES_SCHEMA, Copies, Copy, ImageRef, ImageSource
+from pipelines.inputs.images.kept import REFS_SCHEMA
+from pipelines.running.places import staging
+from pipelines.running.runner import Execution
+from schemas.errors import DatasetError
+from schemas.keys import shard_of
+from schemas.output import Output
+from schemas.storage import Folder
+
+__all__ = ["CopyImages", "Portion", "place_of_copies", "portions_of"]
+
+_LEAST, _MOST = 1 << 10, 1 << 17
+_OF_A_SHARD = 16
+
+Portion: TypeAlias = tuple[int, Piece]
+"""Number of a portion, and references to those of its images that are of one shard."""
+
+
+@contextmanager
+def place_of_copies(job: FeaturesJob, execution: Execution, output: Folder) -> Iterator[Copies | None]:
+    """Yield where a run copies images to; None where that saves nothing, because one process reads them or each costs only itself.
+
+    On other machines that is the folder of the dataset, and here one on a local disk.
+    """
+    if not job.images.reads_groups or (execution.is_local and execution.local_workers == 1):
+        yield None
+    elif not execution.is_local:
+        yield Copies.of_run(output)
+    elif job.task is not None and not output.is_local:  # Other tasks may run on this machine.
+        with tempfile.TemporaryDirectory(prefix="imagepivot-images-", ignore_cleanup_errors=True) as folder:
+            yield Copies.of_run(Folder(folder))
+    else:
+        with staging(output) as folder:
+            copies = Copies.of_run(Folder(folder))
+            try:
+                yield copies
+            finally:
+                with suppress(DatasetError):  # Whatever commits, or runs next, deletes them.
+                    copies.delete()
+
+
+def portions_of(
+    images: ImageSource, refs: Iterable[ImageRef], shards: int, *, left_out: frozenset[int], folder: str | None
+) -> Iterator[tuple[int, Portion]]:
+    """Cut references into portions, and these by shards; arguments and errors as of `pipelines.features.references.pieces_of`.
+
+    Yields:
+        The number of a shard, and its part of a portion.
+    """
+    for number, gathered in enumerate(_gather(images, refs, min(max(_LEAST, _OF_A_SHARD * shards), _MOST))):
+        yield from ((shard, (number, piece)) for shard, piece in cut(gathered, shards, left_out=left_out, folder=folder))
+
+
+def _gather(images: ImageSource, refs: Iterable[ImageRef], size: int) -> Iterator[list[ImageRef]]:
+    gathered: list[ImageRef] = []
+    for group in images.groups(refs):
+        gathered += group
+        if len(gathered) >= size:
+            yield gathered
+            gathered = []
+    if gathered:
+        yield gathered
+
+
+@dataclass(eq=False)
+class CopyImages(beam.PTransform):
+    """Copies the images of portions, and yields the places of the copies by the numbers of their shards.
+
+    Attributes:
+        job: the job.
+        output: the dataset.
+        copies: where the copies go.
+        folder: where all workers see the same local disk, a folder on it for the places.
+    """
+
+    job: FeaturesJob
+    output: Output
+    copies: Copies
+    folder: str | None = None
+
+    def expand(self, portions: beam.PCollection) -> beam.PCollection:
+        """Take the references by portion, or for an update first by shard, and copy each portion in one call."""
+        if self.job.update is None and not self.job.retry_failed:
+            wanted = portions | "AllImages" >> beam.Values()
+        else:
+            choose = beam.FlatMap(_wanted, self.job, self.output, self.folder)
+            wanted = portions | "GroupByShard" >> beam.GroupByKey() | "WantedImages" >> choose
+        copy = beam.FlatMap(_copied, self.job.images, self.copies, self.output.identity.shards, self.folder)
+        return wanted | "GroupByPortion" >> beam.GroupByKey() | "CopyPortion" >> copy
+
+
+def _wanted(element: tuple[int, Iterable[Portion]], job: FeaturesJob, output: Output, folder: str | None) -> Iterator[Portion]:
+    """Yield the references to those images of a shard that will be read."""
+    shard, portions = element
+    by_portion = {number: refs_of([piece]) for number, piece in portions}
+    read: list[ImageRef] = []
+
+    def note(ref: ImageRef) -> NoReturn:
+        read.append(ref)
+        raise OSError
+
+    everything = sorted(ref for refs in by_portion.values() for ref in refs)
+    reuse = plan_reuse(output, shard, everything, read=note, update=job.update, retry_failed=job.retry_failed)
+    wanted = {ref.uri for ref in (*read, *reuse.todo)}
+    chosen = ((number, [ref for ref in refs if ref.uri in wanted]) for number, refs in by_portion.items())
+    yield from packed(((number, refs) for number, refs in chosen if refs), REFS_SCHEMA, folder)
+
+
+def _copied(
+    element: tuple[int, Iterable[Piece]], images: ImageSource, copies: Copies, shards: int, folder: str | None
+) -> Iterator[tuple[int, Piece]]:
+    """Copy the images of a portion, and yield the places of the copies by shard."""
+    refs = images.in_reading_order(refs_of(element[1]))
+    shard = {ref.uri: shard_of(ref.image_id, shards) for ref in refs}
+    by_shard: dict[int, list[Copy]] = {}
+    for copy in copies.write(images, refs):
+        by_shard.setdefault(shard[copy.uri], []).append(copy)
+    yield from packed(sorted(by_shard.items()), COPIES_SCHEMA, folder)

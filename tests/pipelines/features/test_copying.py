@@ -1,0 +1,223 @@
+"""Images in row groups make the same dataset wherever they are read, and each row group is read once by all workers together."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from extractors import ExtractorRequest
+from pipelines.features import copying
+from pipelines.features.copying import place_of_copies, portions_of
+from pipelines.features.extract import extract_features, list_images
+from pipelines.features.job import FeaturesJob
+from pipelines.features.references import refs_of
+from pipelines.inputs.images import ImageRef, ImagesInParquet, archives, kept, open_images
+from pipelines.running.runner import Execution
+from schemas.keys import shard_of
+from schemas.storage import Folder
+from schemas.survey import Update
+from schemas.tasks import Task
+from schemas.validation import validate
+from tests.fake_extractors import use_colours
+
+HERE = Execution(workers=1)
+ELSEWHERE = Execution(beam_flags=("--runner=BundleBasedDirectRunner",))
+"""Takes the way of runners on other machines, in this process."""
+SHARDS = 4
+GROUPS = {("a.parquet", 0): 10, ("a.parquet", 1): 10, ("a.parquet", 2): 4, ("b.parquet", 0): 10, ("b.parquet", 1): 2}
+
+
+@pytest.fixture(autouse=True)
+def colours(monkeypatch):
+    use_colours(monkeypatch)
+
+
+def picture(number: int) -> bytes | None:
+    file = io.BytesIO()
+    Image.new("RGB", (2, 2), (number, 3 * number % 256, 7)).save(file, "png")
+    return {5: None, 6: b"no image"}.get(number, file.getvalue())
+
+
+def write(folder: Path, name: str, numbers: range) -> None:
+    folder.mkdir(exist_ok=True)
+    columns = {"image_id": [f"i{number}" for number in numbers], "image": [picture(number) for number in numbers]}
+    pq.write_table(pa.table(columns), folder / name, row_group_size=10)
+
+
+@pytest.fixture
+def images(tmp_path) -> Path:
+    write(tmp_path / "in", "a.parquet", range(24))
+    write(tmp_path / "in", "b.parquet", range(24, 36))
+    return tmp_path / "in"
+
+
+@pytest.fixture
+def read(monkeypatch) -> Counter:
+    """How often each row group was read."""
+    counter, read_column = Counter(), archives.read_column
+
+    def counted(folder, name, version, group):
+        counter[name, group] += 1
+        return read_column(folder, name, version, group)
+
+    monkeypatch.setattr(archives, "read_column", counted)
+    return counter
+
+
+@pytest.fixture
+def listed(monkeypatch) -> list[str]:
+    """The files whose ids were read, one by one."""
+    names, refs_in = [], ImagesInParquet._refs_in
+
+    def noted(self, name, left_out):
+        names.append(name)
+        return refs_in(self, name, left_out)
+
+    monkeypatch.setattr(ImagesInParquet, "_refs_in", noted)
+    return names
+
+
+def job_of(images: Path, output: Path, **more) -> FeaturesJob:
+    request = ExtractorRequest("resnet50-pool", weights="random:0")
+    return FeaturesJob(open_images(images), str(output), request, device="cpu", **{"shards": SHARDS, **more})
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+def test_each_row_group_is_read_once_by_all_and_the_bytes_are_those_of_one_process(images, tmp_path, read, listed, monkeypatch):
+    extract_features(job_of(images, tmp_path / "here"), HERE)
+    assert read == dict.fromkeys(GROUPS, 1)
+    assert listed == ["a.parquet", "b.parquet"] * 2  # On this machine a listing costs little.
+    read.clear()
+    listed.clear()
+    monkeypatch.setattr(ImagesInParquet, "read", lambda self, ref: pytest.fail(f"{ref.uri} was read by itself"))
+    manifest = extract_features(job_of(images, tmp_path / "there"), ELSEWHERE)
+    assert (manifest.rows, manifest.failed) == (34, 2)
+    assert read == dict.fromkeys(GROUPS, 1)
+    assert listed == ["a.parquet", "b.parquet"]
+    assert snapshot(tmp_path / "there") == snapshot(tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_an_update_reads_only_the_row_groups_of_images_that_are_new(images, tmp_path, read):
+    extract_features(job_of(images, tmp_path / "there"), ELSEWHERE)
+    read.clear()
+    extract_features(job_of(images, tmp_path / "there", update=Update()), ELSEWHERE)
+    assert read == {("a.parquet", 0): 1}  # Row 5 could not be read, and is tried again.
+    read.clear()
+    write(images, "c.parquet", range(40, 52))
+    extract_features(job_of(images, tmp_path / "there", update=Update(only_add=True)), ELSEWHERE)
+    assert read == {("c.parquet", 0): 1, ("c.parquet", 1): 1}
+    read.clear()
+    extract_features(job_of(images, tmp_path / "there", retry_failed=True), ELSEWHERE)
+    assert read == {("a.parquet", 0): 1}  # Rows 5 and 6 have failed.
+    read.clear()
+    extract_features(job_of(images, tmp_path / "there", update=Update(check_content=True)), ELSEWHERE)
+    assert set(read.values()) == {1}
+    assert len(read) == len(GROUPS) + 2
+    extract_features(job_of(images, tmp_path / "fresh"), HERE)
+    assert snapshot(tmp_path / "there") == snapshot(tmp_path / "fresh")
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_reads_what_it_lacks(images, tmp_path, read):
+    job = job_of(images, tmp_path / "f")
+    extract_features(job, ELSEWHERE)
+    before = snapshot(tmp_path / "f")
+    read.clear()
+    (tmp_path / "f" / "part-00001-of-00004.parquet").unlink()
+    (tmp_path / "f" / ".images-0-0.tmp-0").write_bytes(b"left by a run that was killed")
+    (tmp_path / "f" / ".listing-0.tmp-0").write_bytes(b"likewise")
+    extract_features(job, ELSEWHERE)
+    assert set(read.values()) == {1}
+    assert snapshot(tmp_path / "f") == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [r"\.images-.*", r"\.listing-.*", r"\.(images|listing)-.*"])
+def test_what_is_lost_on_the_way_is_made_up_for(images, tmp_path, monkeypatch, lost):
+    """As if another launcher had cleared the folder."""
+    extract_features(job_of(images, tmp_path / "here"), HERE)
+    for module, name in ((copying, "_copied"), (kept.KeptRefs, "share")):
+        made = getattr(module, name)
+
+        def losing(*arguments, made=made):
+            result = made(*arguments)
+            result = list(result) if isinstance(result, Iterator) else result
+            for path in (tmp_path / "there").glob(".*"):
+                if re.fullmatch(lost, path.name):
+                    path.unlink()
+            return result
+
+        monkeypatch.setattr(module, name, losing)
+    extract_features(job_of(images, tmp_path / "there"), ELSEWHERE)
+    assert snapshot(tmp_path / "there") == snapshot(tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_leaves_no_copies(images, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        assert list((tmp_path / "f").glob(".images-*"))
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipelines.features.extract.make_shard", fail)
+        with pytest.raises(Exception, match="ZeroDivisionError"):
+            extract_features(job_of(images, tmp_path / "f"), ELSEWHERE)
+    assert list((tmp_path / "f").rglob("*")) == []
+    assert extract_features(job_of(images, tmp_path / "f"), ELSEWHERE).rows == 34
+
+
+def test_portions_are_whole_row_groups_of_enough_images(images, monkeypatch):
+    source = open_images(images)
+    refs = list(source.refs())
+    assert {number for _, (number, _) in portions_of(source, refs, SHARDS, left_out=frozenset(), folder=None)} == {0}
+    monkeypatch.setattr(copying, "_LEAST", 12)
+    monkeypatch.setattr(copying, "_OF_A_SHARD", 1)
+    found: dict[int, set[ImageRef]] = {}
+    for shard, (number, piece) in portions_of(source, refs, SHARDS, left_out=frozenset({2}), folder=None):
+        assert {shard_of(ref.image_id, SHARDS) for ref in refs_of([piece])} == {shard}
+        found.setdefault(number, set()).update(refs_of([piece]))
+    parts = refs[:20], refs[20:34], refs[34:]
+    assert found == {number: {ref for ref in part if shard_of(ref.image_id, SHARDS) != 2} for number, part in enumerate(parts)}
+
+
+def test_copies_are_made_where_several_processes_read(images, tmp_path, monkeypatch):
+    (tmp_path / "photo").mkdir()
+    (tmp_path / "photo" / "a.png").write_bytes(picture(1))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    local, store = Folder(str(tmp_path / "f")), Folder("gs://bucket/f")
+
+    def place(execution, output, images=images, **more) -> str | None:
+        with place_of_copies(job_of(images, tmp_path / "f", **more), execution, output) as copies:
+            return copies and copies.folder.location
+
+    two = Execution(workers=2)
+    assert place(HERE, local) is place(two, local, tmp_path / "photo") is place(ELSEWHERE, store, tmp_path / "photo") is None
+    assert place(two, local) == place(two, local, task=Task(0, 2)) == place(ELSEWHERE, local) == local.location
+    assert place(ELSEWHERE, store) == store.location
+    for more in ({}, {"task": Task(0, 2)}):
+        assert Path(place(two, store, **more)).parent == tmp_path / "tmp"
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_listing_of_a_run_elsewhere_is_kept(images, tmp_path):
+    job = job_of(images, tmp_path / "f")
+    assert list_images(job).kept is None
+    listing = list_images(job, keep=True)
+    assert list(kept.kept_refs(listing.kept.path)) == list(job.images.refs())
+    extract_features(job, ELSEWHERE, listing=listing)
+    assert validate(tmp_path / "f") == []
