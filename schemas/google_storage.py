@@ -162,10 +162,8 @@ class GoogleBucket(Bucket):
 
         try:
             blob.compose(list(parts), **condition, **self._patient)
-        except NotFound as error:
-            raise OSError(
-                "its parts were deleted while it was written: another command clears the folder, or has committed it"
-            ) from error
+        except NotFound as error:  # Another command clears the folder, or has committed it.
+            raise RefusedError(404) from error
         return blob
 
     def _discard(self, part: Any) -> None:

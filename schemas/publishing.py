@@ -119,7 +119,11 @@ class Attempt:
             CommittedError: the dataset was committed meanwhile.
         """
         if self._folder.has_tags:
-            self._publish_tagged(Path(file.name), record, sources, failures)
+            try:
+                self._publish_tagged(Path(file.name), record, sources, failures)
+            except LostError:
+                self._refuse_committed()
+                raise
             return
         folder, shard = self._folder, self._shard
         with contextlib.ExitStack() as lock, folder.replace(record_name(shard)) as beside:

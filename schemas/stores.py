@@ -156,6 +156,8 @@ def put(location: str, name: str, data: bytes | Path, replaces: str | None = ANY
             return found.tag
         if status == 412 and (found is not None or replaces is None):
             return None
+        if status == 404 and found is not None and replaces != ANY:
+            return None  # Large files are not sent again before somebody has looked at what is there.
         if status == 501:
             replaces = ANY  # A store of another maker, which knows no conditions.
         elif status == 409:

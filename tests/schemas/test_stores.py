@@ -38,20 +38,24 @@ def answers(monkeypatch):
 
     class Client:
         def __init__(self):
-            self.statuses, self.asked, self.writer = [], [], ""
+            self.statuses, self.asked, self.writer, self.is_gone = [], [], "", False
 
         def put_object(self, **asked):
             self.asked.append({key: asked[key] for key in ("IfMatch", "IfNoneMatch") if key in asked})
             status = self.statuses.pop(0)
             if status:
                 self.writer = asked["Metadata"]["imagepivot-writer"] if status == "lost" else ""
-                code = 412 if status == "lost" else status
-                answer = {"Error": {"Code": "X", "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": code}}
-                raise ClientError(answer, "PutObject")
+                self.is_gone = status == 404
+                raise refused(412 if status == "lost" else status)
             return {"ETag": "new"}
 
         def head_object(self, **asked):
+            if self.is_gone:
+                raise refused(404)
             return {"ETag": "there", "Metadata": {"imagepivot-writer": self.writer}}
+
+    def refused(status: int) -> ClientError:
+        return ClientError({"Error": {"Code": "X", "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Write")
 
     client = Client()
     monkeypatch.setattr(s3, "_client", lambda address: (client, "b"))
@@ -105,7 +109,7 @@ def test_a_store_that_stays_busy_is_given_up(monkeypatch):
 @pytest.fixture
 def google(monkeypatch):
     """A bucket of Google's store with one object, and who wrote it, in which every write gets the next of some answers."""
-    from google.api_core.exceptions import PreconditionFailed
+    from google.api_core.exceptions import NotFound, PreconditionFailed
 
     from schemas.google_storage import GoogleBucket
 
@@ -114,7 +118,7 @@ def google(monkeypatch):
             self.failures, self.conditions, self.there = [], [], (7, "another")
 
     class Blob:
-        metadata = generation = None
+        name, metadata, generation = "a", None, None
 
         def upload_from_file(self, file, *, if_generation_match=None, **rest):
             bucket.conditions.append(if_generation_match)
@@ -125,6 +129,12 @@ def google(monkeypatch):
                 bucket.there = None
             if failure:
                 raise PreconditionFailed("conditionNotMet")
+            self.generation = 9
+
+        def compose(self, parts, *, if_generation_match=None, **rest):
+            bucket.conditions.append(if_generation_match)
+            if bucket.failures and bucket.failures.pop(0) == "no parts":
+                raise NotFound("part")
             self.generation = 9
 
     bucket = Bucket()
@@ -158,4 +168,20 @@ def google(monkeypatch):
 def test_what_becomes_of_a_write_to_google(google, replaces, failures, tag, conditions):
     google.failures = list(failures)
     assert stores.put("gs://b/x", "a", b"1", replaces) == tag
+    assert google.conditions == conditions
+
+
+@pytest.mark.parametrize(
+    ("replaces", "failures", "tag", "conditions"),
+    [
+        ("6", [], "9", [None, None, 6]),
+        ("6", ["", "", "no parts"], None, [None, None, 6]),  # Something else is there: it is looked at first.
+        (None, ["", "", "no parts"], None, [None, None, 0]),
+        ("", ["", "", "no parts"], "9", [None, None, None] * 2),
+    ],
+)
+def test_what_becomes_of_parts_that_another_command_deletes(google, monkeypatch, replaces, failures, tag, conditions):
+    monkeypatch.setattr("schemas.google_storage.PART_BYTES", 2)
+    google.failures = list(failures)
+    assert stores.put("gs://b/x", "a", b"123", replaces) == tag
     assert google.conditions == conditions
