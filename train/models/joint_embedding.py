@@ -7,6 +7,7 @@ embedding width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from schemas.errors import UsageError
 from train.config.models import VseConfig
 from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
-from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, WordTable, orthogonalize
+from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, WordTable, orthogonalize, pooled
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import cosine, order, unit
 
@@ -56,7 +57,7 @@ class JointEmbedding(RetrievalModel):
             SentenceEncoder(
                 WordTable(dimensions.vocabulary_size, config.words, ids=ids),
                 READERS[config.reader](config.words, config.embedding),
-                config.pooling,
+                partial(pooled, pooling=config.pooling),
             )
             for ids in ids_of_encoders
         )
