@@ -1,8 +1,9 @@
 """Compare a training step of MHA-D (batch 128, 36 regions, Huang et al. 2019) with its matrix products.
 
-Yardstick: all products of the step with the shapes that they have, forward and backward, and nothing else, in the same run: of every
-unpadded token, as if no caption shared words or prefixes with another. The captions are synthetic ones that share no prefix but
-``<start>``, and those of Multi30K in English and German, if its text is available. Takes the number of threads as an argument.
+Yardstick: all products of the step with the shapes that they have, forward and backward, and nothing else, in the same run: of
+every unpadded token, as if no caption shared words or prefixes with another, so that sharing may go below it. The captions are
+synthetic ones that share no prefix but ``<start>``, and those of Multi30K in English and German, if its text is available. Takes the
+number of threads as an argument.
 """
 
 from __future__ import annotations
