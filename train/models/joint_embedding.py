@@ -45,7 +45,8 @@ class JointEmbedding(RetrievalModel):
         if len(dimensions.feature_shape) != 1:
             raise UsageError(
                 f"the features of an image have the shape {list(dimensions.feature_shape)}, but a model of the kind "
-                f"{config.kind!r} takes one vector per image: give such features, for example of 'resnet50-pool'"
+                f"{config.kind!r} takes one vector per image: give such features, for example of 'resnet50-pool', or choose the "
+                "kind 'mha-d', which attends to several"
             )
         self.languages = dimensions.languages
         self.width = config.embedding
