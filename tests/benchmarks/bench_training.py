@@ -53,14 +53,14 @@ def synthetic() -> Captions:
     return Captions([[START, *generator.integers(UNK, VOCABULARY, size=length - 2).tolist(), END] for length in lengths])
 
 
-def multi30k() -> Captions | None:
-    """Return the English comparable captions of the training images; None if the text is missing."""
+def multi30k(language: str = "en") -> Captions | None:
+    """Return the comparable captions of the training images in a language; None if the text is missing."""
     folder = test_data("multi30k")
     if folder is None:
         return None
     texts = []
     for number in range(1, 6):
-        with gzip.open(folder / "data" / "task2" / "raw" / f"train.{number}.en.gz", "rt", encoding="utf-8") as lines:
+        with gzip.open(folder / "data" / "task2" / "raw" / f"train.{number}.{language}.gz", "rt", encoding="utf-8") as lines:
             texts += [re.findall(r"\w+|[^\w\s]", line.lower()) for line in lines]
     counts = Counter(token for text in texts for token in text)
     ids = {token: UNK + 1 + rank for rank, (token, _) in enumerate(counts.most_common(VOCABULARY - UNK - 1))}

@@ -130,6 +130,29 @@ def without_features() -> Callable[[Corpus, Path], Corpus]:
 
 
 @pytest.fixture(scope="session")
+def with_several_features(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Corpus], Corpus]:
+    """Write features ``[3, 8]`` for a corpus: its own, in a place that differs from image to image, and noise in the others."""
+
+    def write(corpus: Corpus) -> Corpus:
+        folder, rng = tmp_path_factory.mktemp("several") / "features", np.random.default_rng(0)
+        rows = open_dataset(corpus.features).table().to_pylist()
+        for row in rows:
+            places = rng.standard_normal((3, 8)).astype(np.float32)
+            places[rng.integers(3)] = row["feature"]
+            row["feature"] = places.ravel()
+        write_dataset(folder, "features", rows, parameters={}, spec=FeatureSpec("several", (3, 8)))
+        return Corpus(corpus.captions, str(folder), corpus.vocabulary)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def toy_regions(toy: Corpus, with_several_features: Callable[[Corpus], Corpus]) -> Corpus:
+    """The toy with three features an image."""
+    return with_several_features(toy)
+
+
+@pytest.fixture(scope="session")
 def gappy(toy: Corpus, without_features: Callable[[Corpus, Path], Corpus], tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """The toy without the features of seven training, two validation and one test image."""
     return without_features(toy, tmp_path_factory.mktemp("gappy"))

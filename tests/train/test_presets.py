@@ -15,12 +15,20 @@ from train.runs.run import open_run
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def corpora(four_languages, with_several_features):
+    """The corpus that a model of each kind is trained on."""
+    regions = with_several_features(four_languages)
+    return {"vse": four_languages, "mha-d": regions}
+
+
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_trains(four_languages, tmp_path, name):
+def test_a_preset_trains(corpora, tmp_path, name):
     config = resolve(name, SMALL)
-    result = train(TrainJob(config, four_languages, str(tmp_path / "run"), device="cpu", tensorboard=False))
+    corpus = corpora[config.model.kind]
+    result = train(TrainJob(config, corpus, str(tmp_path / "run"), device="cpu", tensorboard=False))
     assert (result.standing.step, result.standing.stopped) == (4, "steps")
     run = open_run(tmp_path / "run")
     assert run.config == config
-    scores = score_run(run, captions=four_languages.captions, features=four_languages.features)
+    scores = score_run(run, captions=corpus.captions, features=corpus.features)
     assert {score.language for score in scores} == set(config.data.languages)

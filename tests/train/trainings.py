@@ -26,6 +26,29 @@ max_steps = 44
 """
 ENGLISH = CONFIG.replace("c2c_probability = 0.5", "").replace(', de = ["comparable"]', "")
 ORDER = CONFIG.replace("words = 4", 'words = 4\nshared = false\nsimilarity = "order"')
+MHA_D = """
+[data]
+portions = { en = ["comparable"], de = ["comparable"] }
+[model]
+kind = "mha-d"
+embedding = 6
+words = 4
+heads = 2
+attention = 5
+context = 7
+[loss]
+caption_weight = 0.6
+diversity_weight = 0.5
+diversity_margin = 0.4
+[optimizer]
+learning_rate = 0.01
+[schedule]
+batches = "images"
+batch_size = 9
+evaluate_every = 17
+patience = 0
+max_steps = 44
+"""
 # Values that make a preset small.
 SMALL = {
     "model.embedding": "6",

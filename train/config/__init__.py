@@ -1,6 +1,6 @@
 """Configurations: strict TOML sections and the presets."""
 
-from train.config.models import ModelConfig, VseConfig
+from train.config.models import MhaDConfig, ModelConfig, VseConfig
 from train.config.presets import preset_names
 from train.config.sections import (
     Config,
@@ -17,6 +17,7 @@ __all__ = [
     "Config",
     "DataConfig",
     "LossConfig",
+    "MhaDConfig",
     "ModelConfig",
     "OptimizerConfig",
     "ScheduleConfig",

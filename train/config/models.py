@@ -14,7 +14,7 @@ from schemas.errors import UsageError
 from train.config.checks import one_of, positive
 from train.config.strict_toml import Tagged
 
-__all__ = ["ENTRY_POINTS", "ModelConfig", "VseConfig", "model_kinds", "register_section"]
+__all__ = ["ENTRY_POINTS", "MhaDConfig", "ModelConfig", "VseConfig", "model_kinds", "register_section"]
 
 ENTRY_POINTS = "imagepivot.models"
 """Group of entry points by which other distributions add kinds of models: name of the kind, and the module that registers it."""
@@ -83,7 +83,38 @@ class VseConfig(ModelConfig):
         return self.shared
 
 
-_SECTIONS: dict[str, type[ModelConfig]] = {VseConfig.kind: VseConfig}
+@dataclass(frozen=True)
+class MhaDConfig(ModelConfig):
+    """Heads that attend to the regions of an image and to the words of a sentence, whose encoder is one per language (MHA-D).
+
+    An image or sentence is its K heads, one after the other: a vector of K times H numbers (Huang et al. 2019).
+
+    Attributes:
+        embedding: H, width of a region and of a word in the joint space, and of each direction of the LSTM.
+        words: width of the word embeddings.
+        heads: K, the number of heads.
+        attention: H_attn, width in which contexts are compared with regions and words.
+        context: H_c, width of the contexts.
+    """
+
+    kind: ClassVar[str] = "mha-d"
+
+    embedding: int = 512
+    words: int = 300
+    heads: int = 3
+    attention: int = 512
+    context: int = 512
+
+    def __post_init__(self) -> None:
+        positive("model", self, "embedding", "words", "heads", "attention", "context")
+
+    @property
+    def mixes_languages(self) -> bool:
+        """Each language has a sentence encoder of its own."""
+        return False
+
+
+_SECTIONS: dict[str, type[ModelConfig]] = {section.kind: section for section in (VseConfig, MhaDConfig)}
 
 
 def register_section(section: type[ModelConfig]) -> None:

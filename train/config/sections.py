@@ -86,6 +86,9 @@ class LossConfig:
         hinges: their ``sum``, or only the ``max`` of each query.
         warmup_steps: for ``max``, the number of initial steps with the sum. The hardest negatives of untrained encoders can
             collapse all similarities to one value, which costs thousands of steps; about an epoch with the sum leads past it.
+        diversity_weight: weight of keeping the attention heads of an image or caption apart, beta in equation 7 of Huang et al.
+            2019; 0 for models without heads.
+        diversity_margin: distance, 1 less the cosine, up to which two heads are pushed apart, alpha_D in its equation 5.
     """
 
     caption_weight: float = 1.0
@@ -93,10 +96,16 @@ class LossConfig:
     margin: float = 0.2
     hinges: Literal["sum", "max"] = "sum"
     warmup_steps: int = 0
+    diversity_weight: float = 0.0
+    diversity_margin: float = 0.1
 
     def __post_init__(self) -> None:
-        positive("loss", self, "margin")
-        not_negative("loss", self, "caption_weight", "warmup_steps")
+        positive("loss", self, "margin", "diversity_margin")
+        not_negative("loss", self, "caption_weight", "warmup_steps", "diversity_weight")
+        require(
+            self.diversity_margin <= 2,
+            f"loss.diversity_margin is {self.diversity_margin}, expected at most 2, the greatest distance that two heads can have",
+        )
         require(self.hinges == "max" or self.warmup_steps == 0, "loss.warmup_steps belongs to the hinges 'max': leave it out")
         require(0 <= self.c2c_probability <= 1, f"loss.c2c_probability is {self.c2c_probability}, expected 0 to 1")
         require(

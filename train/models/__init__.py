@@ -3,6 +3,8 @@
 from train.models.catalogue import build_model, register_model
 from train.models.dimensions import Dimensions
 from train.models.joint_embedding import SIMILARITIES, JointEmbedding
+from train.models.mha_d import MhaD
+from train.models.multi_head_attention import MultiHeadAttention
 from train.models.packed_gru import PackedGRU
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import cosine, order
@@ -13,6 +15,8 @@ __all__ = [
     "Encoded",
     "ImageBatch",
     "JointEmbedding",
+    "MhaD",
+    "MultiHeadAttention",
     "PackedGRU",
     "RetrievalModel",
     "build_model",

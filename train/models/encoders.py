@@ -1,7 +1,7 @@
 """Encoders of images and sentences into the joint space.
 
-A sentence encoder is composed: a table of word vectors, a reader that goes through them, and a pooling that leaves one vector
-of what it returns.
+A sentence encoder is composed: a table of word vectors, a reader that goes through them, and a pooling that makes one vector of
+what it returns.
 
 Letters in shapes: ``B`` images or captions, ``T`` tokens of the longest caption, ``D`` feature width, ``W`` word width, ``E`` joint
 embedding width.
@@ -9,7 +9,8 @@ embedding width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from schemas.vocabulary import PAD, UNK
 from train.data.batches import CaptionBatch
 from train.data.packing import PackedCaptions, pack
 from train.models.packed_gru import PackedGRU
+from train.models.packed_lstm import read_both_ways
 from train.models.retrieval_model import Encoded
 
 __all__ = [
@@ -110,14 +112,20 @@ class BidirectionalLSTM(nn.Module):
     def forward(self, words: WordTable, captions: CaptionBatch) -> Encoded:
         """Read captions."""
         device = words.weight.device
-        token_ids = torch.from_numpy(captions.padded(PAD)).to(device)  # [B, T]
         if not len(captions):
-            return Encoded(words(token_ids).new_zeros(0, 1, self.lstm.hidden_size))
-        lengths = torch.from_numpy(captions.lengths)
-        sequence = pack_padded_sequence(words(token_ids), lengths, batch_first=True, enforce_sorted=False)
+            return Encoded(words.weight.new_zeros(0, 1, self.lstm.hidden_size))
+        read = partial(read_both_ways, self.lstm) if device.type == "cpu" else self._in_torch
+        forward, backward = read(words, captions)  # [B, T, E]
+        lengths = torch.from_numpy(captions.lengths).to(device)
+        mask = torch.arange(int(captions.lengths.max()), device=device) < lengths[:, None]
+        return Encoded((forward + backward) / 2, mask)
+
+    def _in_torch(self, words: WordTable, captions: CaptionBatch) -> tuple[Tensor, ...]:
+        """Return the states of each direction, ``[B, T, E]``."""
+        vectors = words(torch.from_numpy(captions.padded(PAD)).to(words.weight.device))  # [B, T, W]
+        sequence = pack_padded_sequence(vectors, torch.from_numpy(captions.lengths), batch_first=True, enforce_sorted=False)
         states, _ = pad_packed_sequence(self.lstm(sequence)[0], batch_first=True)  # [B, T, 2E]
-        forward, backward = states.chunk(2, dim=2)
-        return Encoded((forward + backward) / 2, torch.arange(token_ids.shape[1], device=device) < lengths.to(device)[:, None])
+        return states.chunk(2, dim=2)
 
 
 READERS = {"gru": FinalStateGRU, "bilstm": BidirectionalLSTM}
@@ -156,18 +164,19 @@ class SentenceEncoder(nn.Module):
     Args:
         words: vectors of words.
         reader: one of `READERS`.
-        pooling: what becomes of a reader's states, where it returns one for each token.
+        pooling: what makes one vector of a reader's states ``[B, T, E]``, or takes the only one ``[B, E]``: `pooled` with a choice,
+            or a module.
     """
 
-    def __init__(self, words: WordTable, reader: nn.Module, pooling: Literal["mean", "max"] = "mean") -> None:
+    def __init__(self, words: WordTable, reader: nn.Module, pooling: Callable[[Encoded], Tensor]) -> None:
         super().__init__()
         self.words = words
         self.reader = reader
         self.pooling = pooling
 
     def forward(self, captions: CaptionBatch) -> Tensor:
-        """Return ``[B, E]``, in the order of the captions."""
-        return pooled(self.reader(self.words, captions), self.pooling)
+        """Return a vector for each caption, in their order."""
+        return self.pooling(self.reader(self.words, captions))
 
 
 @torch.compiler.disable  # Shapes change with each batch.

@@ -7,6 +7,7 @@ embedding width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from schemas.errors import UsageError
 from train.config.models import VseConfig
 from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
-from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, WordTable, orthogonalize
+from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, WordTable, orthogonalize, pooled
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import cosine, order, unit
 
@@ -44,7 +45,8 @@ class JointEmbedding(RetrievalModel):
         if len(dimensions.feature_shape) != 1:
             raise UsageError(
                 f"the features of an image have the shape {list(dimensions.feature_shape)}, but a model of the kind "
-                f"{config.kind!r} takes one vector per image: give such features, for example of 'resnet50-pool'"
+                f"{config.kind!r} takes one vector per image: give such features, for example of 'resnet50-pool', or choose the "
+                "kind 'mha-d', which attends to several"
             )
         self.languages = dimensions.languages
         self.width = config.embedding
@@ -56,7 +58,7 @@ class JointEmbedding(RetrievalModel):
             SentenceEncoder(
                 WordTable(dimensions.vocabulary_size, config.words, ids=ids),
                 READERS[config.reader](config.words, config.embedding),
-                config.pooling,
+                partial(pooled, pooling=config.pooling),
             )
             for ids in ids_of_encoders
         )

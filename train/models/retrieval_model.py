@@ -81,6 +81,8 @@ class RetrievalModel(nn.Module):
         languages: the languages that it reads.
         width: E.
         similarity: name of what `scores` computes, e.g. ``cosine``.
+        heads: K, the number of attention heads of which the vector of an image or caption is made, one after the other; 1 where it
+            is not made of any. The diversity of heads is a term of the objective, ``loss.diversity_weight``.
         vectors: whether each image and caption is one vector, whatever it is compared with. Where it is not, as with attention
             from words to regions, there is nothing to embed and to search in.
     """
@@ -88,6 +90,7 @@ class RetrievalModel(nn.Module):
     languages: tuple[str, ...]
     width: int
     similarity: str
+    heads: int = 1
     vectors: bool = True
 
     @abstractmethod

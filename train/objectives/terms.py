@@ -3,7 +3,9 @@
 * ``c2i``: images against their captions, in each language of the batch: equation 1 of Gella et al. 2017 (PIVOT), and the task of
   that name in Kádár et al. 2018, figure 2;
 * ``c2c``: captions against captions, for every two languages of the batch: equation 2 of Gella et al. 2017, whose sum over
-  ``(c1, c2)`` covers all pairs of languages, in the model's order (PARALLEL); and the other task of Kádár et al.
+  ``(c1, c2)`` covers all pairs of languages, in the model's order (PARALLEL); and the other task of Kádár et al.;
+* ``diversity``: the attention heads of each image and caption, against one another and those of the captions in each other
+  language and the image that belong to it: equations 5 and 6 of Huang et al. 2019, by view (``images``, ``de``) or pair of views.
 
 A new term is an entry of `terms_of`.
 
@@ -15,15 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement
 
 import torch
 from torch import Tensor, nn
 
+from schemas.errors import UsageError
 from train.config.sections import LossConfig
 from train.data.batches import CaptionBatch
 from train.data.sampling import Batch
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
+from train.objectives.diversity import diversity_loss
 from train.objectives.ranking import ranking_loss
 
 __all__ = ["Inputs", "Objective", "Term", "Views", "named_losses", "per_query", "terms_of"]
@@ -74,7 +78,8 @@ class Term:
         name: its name in the log.
         weight: factor of its losses in the objective.
         losses: from the batch and the hinges (``sum`` or ``max``) to pairs of a language, or languages, and a loss: a scalar, the
-            sum over all queries, not their mean, as in the papers. The name is empty where languages are mixed.
+            sum over all queries, not their mean, as in the papers. The name is empty where languages are mixed; losses of one
+            name are added up.
     """
 
     name: str
@@ -83,7 +88,16 @@ class Term:
 
 
 def terms_of(loss: LossConfig, model: RetrievalModel) -> tuple[Term, ...]:
-    """Return the terms that a configuration asks for; those of weight 0 are left out."""
+    """Return the terms that a configuration asks for; those of weight 0 are left out.
+
+    Raises:
+        UsageError: the heads of a model are to be kept apart that has none.
+    """
+    if loss.diversity_weight and model.heads < 2:
+        raise UsageError(
+            f"loss.diversity_weight is {loss.diversity_weight}, but this model ({type(model).__name__}) has {model.heads} head: "
+            "leave it at 0, or choose a model of several heads, as [model] kind = 'mha-d' and heads = 3"
+        )
 
     def rank(views: Views, a: Encoded, b: Encoded, hinges: str) -> Tensor:
         return ranking_loss(model.scores(a, b), views.numbers, views.numbers, margin=loss.margin, hinges=hinges)
@@ -91,6 +105,7 @@ def terms_of(loss: LossConfig, model: RetrievalModel) -> tuple[Term, ...]:
     terms = (
         Term("c2c", loss.caption_weight, partial(_captions_and_captions, rank)),
         Term("c2i", 1.0, partial(_images_and_captions, rank)),
+        Term("diversity", loss.diversity_weight, partial(_heads, model.heads, loss.diversity_margin)),
     )
     return tuple(term for term in terms if term.weight)
 
@@ -109,6 +124,14 @@ def _captions_and_captions(rank: _Rank, views: Views, hinges: str) -> Iterator[t
         yield "" if one is None or other is None else f"{one}-{other}", rank(views, first, second, hinges)
 
 
+def _heads(number: int, margin: float, views: Views, hinges: str) -> Iterator[tuple[str, Tensor]]:
+    images = [] if views.images is None else [("images", views.images)]
+    heads = [(name, encoded.values.unflatten(1, (number, -1))) for name, encoded in (*images, *views.captions)]
+    for (one, first), (other, second) in combinations_with_replacement(heads, 2):
+        names = dict.fromkeys((one, other))  # One name for a view and itself.
+        yield "" if None in names else "-".join(map(str, names)), diversity_loss(first, second, margin=margin)
+
+
 def named_losses(terms: Sequence[Term], views: Views, hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Return the objective of a batch, a scalar, and the losses that it is the weighted sum of, by name, such as ``c2i/en``."""
     named = [
@@ -117,7 +140,10 @@ def named_losses(terms: Sequence[Term], views: Views, hinges: str) -> tuple[Tens
         for name, value in term.losses(views, hinges)
     ]
     total = torch.stack([weight * value for _, weight, value in named]).sum()
-    return total, {name: value.detach() for name, _, value in named}
+    by_name: dict[str, Tensor] = {}
+    for name, _, value in named:
+        by_name[name] = by_name[name] + value.detach() if name in by_name else value.detach()
+    return total, by_name
 
 
 def per_query(batches: Iterable[tuple[Batch, Tensor, Mapping[str, Tensor]]]) -> tuple[float, dict[str, float]]:

@@ -4,6 +4,7 @@ from dataclasses import fields, is_dataclass, replace
 import pytest
 
 from schemas.errors import UsageError
+from train.config.models import MhaDConfig
 from train.config.presets import preset_names, read_preset
 from train.config.sections import Config, DataConfig, ScheduleConfig, from_toml, resolve, to_toml
 
@@ -54,6 +55,8 @@ def test_every_key_is_read_and_written():
     margin = 0.05
     hinges = "max"
     warmup_steps = 3
+    diversity_weight = 0.5
+    diversity_margin = 0.2
     [optimizer]
     learning_rate = 1
     betas = [0, 0.5]
@@ -151,13 +154,25 @@ def test_a_file_extends_a_preset(tmp_path):
         (SMALL + "[loss]\nmargin = 0", "loss.margin is 0.0, expected more than 0"),
         (SMALL + "[loss]\nmargin = nan", "loss.margin is nan, expected more than 0"),
         (SMALL + "[loss]\nmargin = inf", "loss.margin is inf, expected more than 0"),
+        (SMALL + "[loss]\ndiversity_weight = -1", "loss.diversity_weight is -1.0, expected 0 or more"),
+        (SMALL + "[loss]\ndiversity_margin = 0", "loss.diversity_margin is 0.0, expected more than 0"),
+        (SMALL + "[loss]\ndiversity_margin = 2.5", "loss.diversity_margin is 2.5, expected at most 2, the greatest distance"),
+        (SMALL + "[model]\nkind = 'mha-d'\nheads = 0", "model.heads is 0, expected more than 0"),
+        (
+            SMALL + "[model]\nkind = 'mha-d'\nshared = true",
+            "unknown key model.shared: the known keys are embedding, words, heads",
+        ),
+        (
+            "[data]\nportions = { en = ['a'], de = ['a'] }\n[model]\nkind = 'mha-d'\n[loss]\nc2c_probability = 0.5",
+            r"loss.c2c_probability needs one encoder for all languages",
+        ),
         (SMALL + "[loss]\nwarmup_steps = 4", "loss.warmup_steps belongs to the hinges 'max'"),
         (SMALL + "[loss]\nc2c_probability = 0.5", "data.portions names one language"),
         (SMALL + "[loss]\nc2c_probability = 1.5", "loss.c2c_probability is 1.5, expected 0 to 1"),
         (SMALL + "[loss]\nc2c_probability = 0.5\n[schedule]\nbatches = 'images'", "belongs to batches of 'tasks'"),
         (SMALL + "[loss]\ncaption_weight = 0\nc2c_probability = 0.5", "such steps would learn nothing"),
         (SMALL + "[loss]\nobjective = 'vse'", "loss.objective is 'vse', expected one of 'ranking', 'pivot', 'parallel'"),
-        (SMALL + "[model]\nkind = 'scan'", "model.kind is 'scan', expected one of 'vse'"),
+        (SMALL + "[model]\nkind = 'scan'", "model.kind is 'scan', expected one of 'mha-d', 'vse'"),
         (
             SMALL + "[schedule]\nbatches = 'images'\nbucket = true",
             "schedule.bucket belongs to batches of 'tasks'",
@@ -253,7 +268,11 @@ def test_a_value_of_another_type_says_how_it_is_written(key, value, message):
         ("model.l2_feature", "unknown key model.l2_feature: did you mean data.l2_features?"),
         ("schedule.embeding", "unknown key schedule.embeding: did you mean model.embedding?"),
         ("schedule.max_step", "unknown key schedule.max_step: did you mean schedule.max_steps?"),
-        ("loss.zzz", "unknown key loss.zzz: the known keys are caption_weight, c2c_probability, margin, hinges, warmup_steps"),
+        (
+            "loss.zzz",
+            "unknown key loss.zzz: the known keys are caption_weight, c2c_probability, margin, hinges, warmup_steps, "
+            "diversity_weight, diversity_margin",
+        ),
     ],
 )
 def test_keys_that_resemble_an_unknown_one_are_named(key, message):
@@ -283,10 +302,12 @@ KADAR = {
     ),  # Table 7.
     *("monolingual-one-caption-en", "monolingual-one-caption-de"),  # Figure 3.
 }
+HUANG = {"mha-d", "mha", "mha-d-vgg19"}
 
 
 def test_there_is_a_preset_for_each_row():
-    expected = {"demo", "vsepp", "vsepp-de", *(f"gella2017/{name}" for name in GELLA), *(f"kadar2018/{name}" for name in KADAR)}
+    rows = {"gella2017": GELLA, "kadar2018": KADAR, "huang2019": HUANG}
+    expected = {"demo", "vsepp", "vsepp-de", *(f"{paper}/{name}" for paper, names in rows.items() for name in names)}
     assert set(preset_names()) == expected
 
 
@@ -308,7 +329,13 @@ def test_presets_of_papers_state_every_number(name):
     for key, _ in leaves(config):
         if key == "model.pooling":  # It belongs to another reader.
             continue
-        if key.partition(".")[0] in ("model", "optimizer") or key in ("loss.margin", "loss.hinges", "schedule.batch_size"):
+        if key.startswith("loss.diversity") and config.model.kind == "vse":  # It has no heads.
+            continue
+        if (
+            key.partition(".")[0] in ("model", "optimizer")
+            or key.startswith("loss.diversity")
+            or key in ("loss.margin", "loss.hinges", "schedule.batch_size")
+        ):
             assert f"{key.rpartition('.')[2]} = " in said, f"{name} leaves {key} to a default"
 
 
@@ -389,3 +416,18 @@ def test_an_unreadable_file_is_refused(tmp_path, monkeypatch):
 
 def test_an_epoch_of_gella_is_five_epochs_of_the_named_implementation():
     assert resolve("gella2017/pivot-sym").schedule.max_epochs == 20
+
+
+@pytest.mark.parametrize("name", sorted(HUANG))
+def test_numbers_of_huang_2019(name):
+    config = resolve(f"huang2019/{name}")
+    assert config.model == MhaDConfig(embedding=512, words=300, heads=3, attention=512, context=512)
+    assert config.data.portions == {"en": ("comparable",), "de": ("comparable",)}
+    loss = config.loss
+    assert (loss.margin, loss.hinges, loss.caption_weight, loss.diversity_margin) == (0.2, "max", 0.6, 0.1)
+    assert loss.diversity_weight == (0.0 if name == "mha" else 1.0)
+    optimizer, schedule = config.optimizer, config.schedule
+    assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.gradient_clipping) == (2e-4, 1e-6, 2.0)
+    assert optimizer.decoupled
+    assert (schedule.batches, schedule.batch_size, schedule.max_epochs, schedule.patience) == ("images", 128, 20, 0)
+    assert (schedule.decay_epochs, schedule.decay_factor, schedule.monitor) == (15, 0.1, ())

@@ -1,8 +1,13 @@
+from dataclasses import replace
+from itertools import combinations_with_replacement
+
 import numpy as np
 import pytest
 import torch
 
-from train.config.models import VseConfig
+from schemas.errors import UsageError
+from tests.train.models.equations import diversity, triplets
+from train.config.models import MhaDConfig, VseConfig
 from train.config.sections import LossConfig
 from train.data.batches import CaptionBatch
 from train.data.sampling import Batch, ImageSampler, TaskSampler
@@ -10,8 +15,8 @@ from train.data.splits import open_data
 from train.material import inputs_of
 from train.models.catalogue import build_model
 from train.models.dimensions import Dimensions
-from train.models.retrieval_model import ImageBatch
-from train.objectives.terms import Objective, terms_of
+from train.models.retrieval_model import Encoded, ImageBatch
+from train.objectives.terms import Objective, Views, named_losses, terms_of
 
 LANGUAGES = ("en", "de", "fr")
 PORTIONS = {"en": ["comparable"], "de": ["comparable"], "fr": ["translation"]}
@@ -146,3 +151,90 @@ def test_gradients_reach_every_parameter_that_took_part(data, model):
     assert with_gradient == {name for name, _ in model.named_parameters() if name.startswith("sentences")}
     assert with_gradient
     model.zero_grad()
+
+
+# --- attention heads: equations 3 to 7 of Huang et al. 2019 ------------------------------------------------------------
+
+LOSS = LossConfig(margin=MARGIN, hinges="max", caption_weight=0.6, diversity_weight=0.7, diversity_margin=1.2)
+
+
+@pytest.fixture(scope="module")
+def regions(toy_regions):
+    return open_data(
+        toy_regions.captions, toy_regions.features, toy_regions.vocabulary, split="train", portions=PORTIONS, seed=0
+    )
+
+
+@pytest.fixture(scope="module")
+def heads(regions):
+    config = MhaDConfig(embedding=5, words=4, heads=3, attention=6, context=7)
+    return build_model(config, Dimensions(LANGUAGES, len(regions.vocabulary), (3, 8)), seed=1).double()
+
+
+def view(encoded):
+    return encoded.values.detach().numpy()
+
+
+def doubled(inputs):
+    return replace(inputs, images=ImageBatch(inputs.images.features.double()))
+
+
+@pytest.mark.parametrize("languages", [("en", "de"), LANGUAGES])
+def test_equation_7(regions, heads, languages):
+    """Footnote 1: more languages add their terms to equations 4, 6 and 7."""
+    batch = ImageSampler(regions.captions, 9, seed=0).next()
+    inputs = doubled(inputs_of(regions, batch, torch.device("cpu")))
+    inputs = replace(inputs, captions=inputs.captions[: len(languages)], languages=languages)
+    views = {"images": view(heads.encode_images(inputs.images))}
+    for language, captions in zip(languages, inputs.captions, strict=True):
+        views[language] = view(heads.encode_captions(captions, language))
+    split = {name: values.reshape(9, 3, 5) for name, values in views.items()}
+    expected, total = {}, 0.0
+    for one, other in combinations_with_replacement(views, 2):
+        name = one if one == other else f"{one}-{other}"
+        expected[f"diversity/{name}"] = diversity(split[one], split[other], 1.2)
+        total += 0.7 * expected[f"diversity/{name}"]
+        if one != other:
+            ranked = f"c2i/{other}" if one == "images" else f"c2c/{name}"
+            expected[ranked] = triplets(views[one], views[other], MARGIN)
+            total += (1.0 if one == "images" else 0.6) * expected[ranked]
+    loss, terms = Objective(heads, terms_of(LOSS, heads), whole=lambda part, count: part)(inputs, "max")
+    assert loss.item() == pytest.approx(total, rel=1e-12)
+    assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected, rel=1e-12)
+    assert len(terms) == {2: 6 + 3, 3: 10 + 6}[len(languages)]
+    assert sum(value > 0 for value in terms.values()) >= len(terms) - 2
+
+
+def test_diversity_of_what_a_batch_holds(regions, heads):
+    """Batches of one task have images and captions in one language."""
+    batch = TaskSampler(regions.captions, 9, seed=0).next()
+    language = batch.languages[0]
+    _, terms = Objective(heads, terms_of(LOSS, heads), whole=lambda part, count: part)(
+        doubled(inputs_of(regions, batch, torch.device("cpu"))), "sum"
+    )
+    names = [f"c2i/{language}", "diversity/images", f"diversity/images-{language}", f"diversity/{language}"]
+    assert list(terms) == names
+
+
+def test_losses_of_mixed_languages_have_one_name(heads):
+    captions = [Encoded(torch.randn(4, 15, dtype=torch.float64)) for _ in range(2)]
+    views = Views(torch.arange(4), None, ((None, captions[0]), (None, captions[1])))
+    first, second = (encoded.values.reshape(4, 3, 5).numpy() for encoded in captions)
+    _, terms = named_losses(terms_of(LOSS, heads), views, "max")
+    expected = sum(diversity(*pair, 1.2) for pair in ((first, first), (first, second), (second, second)))
+    assert list(terms) == ["c2c", "diversity"]
+    assert terms["diversity"].item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_without_its_weight_there_is_no_diversity(heads):
+    assert [term.name for term in terms_of(replace(LOSS, diversity_weight=0.0), heads)] == ["c2c", "c2i"]
+
+
+def test_models_without_heads_have_no_diversity(model, heads):
+    with pytest.raises(
+        UsageError, match=r"diversity_weight is 0.7, but this model \(JointEmbedding\) has 1 head: leave it at 0"
+    ):
+        terms_of(LOSS, model)
+    single = build_model(MhaDConfig(embedding=5, heads=1), Dimensions(("en",), 9, (3, 8)), seed=0)
+    with pytest.raises(UsageError, match=r"this model \(MhaD\) has 1 head"):
+        terms_of(LOSS, single)

@@ -11,7 +11,7 @@ import torch
 from schemas.errors import DatasetError, UsageError
 from schemas.output import hold
 from schemas.storage import Folder
-from tests.train.trainings import CONFIG, PARALLEL, assert_equal, contents, lasting_log, weights
+from tests.train.trainings import CONFIG, MHA_D, PARALLEL, assert_equal, contents, lasting_log, weights
 from train.runs.checkpoints import BEST, LAST, read_checkpoint, write_checkpoint
 
 KILLED = """
@@ -46,13 +46,18 @@ train(TrainJob(from_toml(text, "test"), corpus, output, device="cpu", save_every
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("text", "step", "where"),
-    [(CONFIG, 34, "saving"), (PARALLEL, 30, "training")],
-    ids=["c2c, saving", "parallel, training"],
+    ("text", "data", "step", "where"),
+    [
+        (CONFIG, "toy", 34, "saving"),
+        (PARALLEL, "toy", 30, "training"),
+        (MHA_D, "toy_regions", 30, "training"),
+    ],
+    ids=["c2c, saving", "parallel, training", "mha-d, training"],
 )
-def test_a_killed_run_resumes_to_the_same_weights(toy, train_toy, tmp_path, text, step, where):
+def test_a_killed_run_resumes_to_the_same_weights(request, train_toy, tmp_path, text, data, step, where):
+    corpus = request.getfixturevalue(data)
     output = tmp_path / "killed"
-    arguments = [toy.captions, toy.features, toy.vocabulary, str(output), text, str(step), where]
+    arguments = [corpus.captions, corpus.features, corpus.vocabulary, str(output), text, str(step), where]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, *arguments], env=environment, cwd=Path(__file__).parents[3], check=False
@@ -61,8 +66,8 @@ def test_a_killed_run_resumes_to_the_same_weights(toy, train_toy, tmp_path, text
     left = read_checkpoint(Folder(str(output)), LAST).standing.step
     assert 0 < left < step  # Killed in the middle, so that steps are done again.
 
-    resumed = train_toy(text, "killed", resume=True, seed=5, save_every=4, curves=True)
-    undisturbed = train_toy(text, "undisturbed", seed=5, save_every=100, curves=True)
+    resumed = train_toy(text, "killed", corpus=corpus, resume=True, seed=5, save_every=4, curves=True)
+    undisturbed = train_toy(text, "undisturbed", corpus=corpus, seed=5, save_every=100, curves=True)
     assert resumed.standing == undisturbed.standing
     for name in (LAST, BEST):
         ours, expected = (read_checkpoint(Folder(str(tmp_path / run)), name) for run in ("killed", "undisturbed"))

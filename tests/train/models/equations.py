@@ -1,0 +1,65 @@
+"""Huang et al. 2019, written from its equations in numpy: loops over single numbers and vectors, float64."""
+
+import numpy as np
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def lstm(words, w_ih, w_hh, b_ih, b_hh):
+    """Return the state after each word ``[T, W]`` of one direction; the gates are input, forget, cell, output."""
+    units = w_hh.shape[1]
+    state, cell, states = np.zeros(units), np.zeros(units), []
+    for word in words:
+        i, f, g, o = np.split(w_ih @ word + b_ih + w_hh @ state + b_hh, 4)
+        cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
+        state = sigmoid(o) * np.tanh(cell)
+        states.append(state)
+    return np.stack(states)
+
+
+def both_ways(words, parameters):
+    """Return the states of both directions ``[T, H]``, from the parameters of a bidirectional LSTM by torch's names."""
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    ahead, back = ([parameters[f"{name}_l0{suffix}"] for name in names] for suffix in ("", "_reverse"))
+    return lstm(words, *ahead), lstm(words[::-1], *back)[::-1]
+
+
+def attended(items, contexts, of_contexts, of_items):
+    """Return the heads ``[K, H]`` of items ``[M, H]``: equations 1 and 2."""
+    heads = []
+    for context, of_context, of_item in zip(contexts, of_contexts, of_items, strict=True):
+        query = np.tanh(of_context @ context)
+        exponentials = [np.exp(query @ np.tanh(of_item @ item)) for item in items]
+        head = np.zeros(items.shape[1])
+        for exponential, item in zip(exponentials, items, strict=True):
+            head = head + exponential / sum(exponentials) * item
+        heads.append(head)
+    return np.stack(heads)
+
+
+def cosine(a, b):
+    return a @ b / np.sqrt(a @ a) / np.sqrt(b @ b)
+
+
+def triplets(a, b, margin):
+    """Equation 3 over vectors ``[B, E]``: the hardest negative in each direction."""
+    total = 0.0
+    for p in range(len(a)):
+        others = [q for q in range(len(a)) if q != p]
+        true = cosine(a[p], b[p])
+        total += max(0.0, margin - true + max(cosine(a[p], b[q]) for q in others))
+        total += max(0.0, margin - true + max(cosine(a[q], b[p]) for q in others))
+    return total
+
+
+def diversity(a, b, margin):
+    """Equation 5 over heads ``[B, K, H]``, with the distance 1 - s in place of s."""
+    total = 0.0
+    for p in range(len(a)):
+        for k in range(a.shape[1]):
+            for r in range(b.shape[1]):
+                if r != k:
+                    total += max(0.0, margin - (1 - cosine(a[p, k], b[p, r])))
+    return total

@@ -1,0 +1,98 @@
+"""Multi-head attention with diversity (Huang et al. 2019): the kind of model ``mha-d``.
+
+Letters in shapes: ``N`` images or captions of a batch, ``A`` and ``B`` those that are compared, ``R`` regions, ``D`` feature width,
+``H`` width of a region or token in the joint space, ``K`` heads, ``E`` = K * H width of an embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from schemas.errors import UsageError
+from train.config.models import MhaDConfig
+from train.data.batches import CaptionBatch
+from train.models.dimensions import Dimensions
+from train.models.encoders import BidirectionalLSTM, ImageEncoder, SentenceEncoder, WordTable
+from train.models.multi_head_attention import MultiHeadAttention, where_present
+from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
+from train.models.similarity import cosine, unit
+
+__all__ = ["MhaD"]
+
+
+class MhaD(RetrievalModel):
+    """Regions and words in one space, pooled by heads that attend within an image or a sentence; an embedding is all heads.
+
+    An affine map takes the features of an image into the joint space, and a bidirectional LSTM for each language the words of a
+    sentence; images and each language have an attention of their own. All embeddings have length 1, but for an image without
+    regions, which is zeros and has no gradient. The diversity of the heads (equations 5 and 6) is a term of the objective, see
+    `train.objectives.diversity_loss`.
+
+    Where the paper is silent: the map of regions has no activation, as in SCAN (``model.py``, ``EncoderImagePrecomp``); a token is
+    the mean of both directions of the LSTM, H units each, as there; the matrices of the attention have no biases, as in equation 1.
+
+    Args:
+        config: widths and heads.
+        dimensions: languages and sizes of the data.
+
+    Raises:
+        UsageError: an image has a single feature.
+    """
+
+    similarity = "cosine"
+
+    def __init__(self, config: MhaDConfig, dimensions: Dimensions) -> None:
+        super().__init__()
+        if len(dimensions.feature_shape) != 2:
+            raise UsageError(
+                f"the features of an image have the shape {list(dimensions.feature_shape)}, but the heads of a model of the kind "
+                f"{config.kind!r} choose among several features of an image, [R, D]: give regions, for example of "
+                "'faster-rcnn-36', or import the crops or cells of a grid as features of such a shape; models of the kind 'vse' "
+                "take one vector per image"
+            )
+        self.languages = dimensions.languages
+        self.width = config.heads * config.embedding
+        self.heads = config.heads
+        sizes = {"heads": config.heads, "attention": config.attention, "context": config.context}
+        self.regions = ImageEncoder(dimensions.feature_shape[1], config.embedding)
+        self.attention = MultiHeadAttention(config.embedding, **sizes)
+        self.sentences = nn.ModuleList(
+            SentenceEncoder(
+                WordTable(dimensions.vocabulary_size, config.words, ids=dimensions.language_ids.get(language)),
+                BidirectionalLSTM(config.words, config.embedding),
+                MultiHeadAttention(config.embedding, **sizes),
+            )
+            for language in self.languages
+        )
+
+    def encode_images(self, images: ImageBatch) -> Encoded:
+        """Return embeddings ``[N, E]`` of images with the features ``[N, R, D]``."""
+        regions = where_present(self.regions, images.features, images.mask)
+        return _embedding(self.attention(Encoded(regions, images.mask)))
+
+    def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
+        """Return embeddings ``[N, E]`` of captions in one language, in their order.
+
+        Raises:
+            ValueError: the model does not read the language.
+        """
+        if language not in self.languages:
+            raise ValueError(f"language is {language!r}, expected one of {self.languages}")
+        return _embedding(self.sentences[self.languages.index(language)](captions))
+
+    def scores(self, a: Encoded, b: Encoded) -> Tensor:
+        """Return the cosines ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]``, computed in float32."""
+        with torch.autocast(a.values.device.type, enabled=False):
+            return cosine(a.values, b.values)
+
+    def modules_by_language(self) -> Mapping[str, Sequence[str]]:
+        """Return the language of each sentence encoder."""
+        return {f"sentences.{number}": (language,) for number, language in enumerate(self.languages)}
+
+
+def _embedding(heads: Tensor) -> Encoded:
+    """Place concatenated heads ``[N, E]`` on the unit sphere; bfloat16 becomes float32."""
+    return Encoded(unit(heads.float() if heads.dtype == torch.bfloat16 else heads))
