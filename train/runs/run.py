@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ class Run:
         standing: how far it was trained.
         left_out: by split, the images that lacked features and that it was trained and chosen without.
         started_from: the run that its initial weights came from, see `train.runs.starting.Start`; empty if they were drawn.
+        language_ids: by language, the ids of the tokens that its model has vectors of; a language without an entry has all.
     """
 
     folder: Folder
@@ -50,6 +51,7 @@ class Run:
     standing: Standing
     left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     started_from: Mapping[str, Any] = field(default_factory=dict)
+    language_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def text(self) -> TextRecipe | None:
@@ -101,4 +103,5 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
         standing=stored.standing,
         left_out=stored.left_out,
         started_from=stored.started_from,
+        language_ids=stored.dimensions.language_ids,
     )
