@@ -110,7 +110,7 @@ def _files_at(location: str) -> Iterator[str]:
         filesystem, path = filesystem_of(location)
         kind = filesystem.get_file_info(path).type
         if kind == fs.FileType.NotFound:
-            raise InputError(f"there is no file or folder {location!r}: give the sentence pairs of a shared task")
+            raise InputError(f"there is no file or folder {location!r}: give sentence pairs of a shared task, or runs")
         if kind != fs.FileType.Directory:
             above, _, name = location.rpartition("/")
             yield above + "/" + _INPUT.sub(r"STS.input.\2.txt", name)

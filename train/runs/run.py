@@ -16,9 +16,10 @@ from schemas.vocabulary import Vocabulary
 from train.config.sections import Config, from_toml
 from train.models.retrieval_model import RetrievalModel
 from train.runs.checkpoints import BEST, LAST, Standing, damaged, read_checkpoint
+from train.runs.history import LOG
 from train.runs.restoring import stored_model
 
-__all__ = ["Run", "open_run"]
+__all__ = ["Run", "is_run", "open_run"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,12 @@ class Run:
     def step(self) -> int:
         """Steps that the model was trained for."""
         return self.standing.step
+
+
+def is_run(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a folder is that of a run, finished or not."""
+    run_folder = Folder(os.fspath(folder))
+    return any(run_folder.size(name) is not None for name in (BEST, LAST, LOG))
 
 
 def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device: str | torch.device = "cpu") -> Run:
