@@ -73,7 +73,8 @@ def cosines(first: ArrayLike, second: ArrayLike) -> np.ndarray:
     x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
     lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     products = np.einsum("ne,ne->n", x, y)
-    return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    found = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    return np.clip(found, -1.0, 1.0)
 
 
 def _constant(values: np.ndarray) -> bool:

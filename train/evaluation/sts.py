@@ -10,11 +10,11 @@ token, where tokens are what stands between white space, in upper and lower case
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import mean
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,9 @@ __all__ = ["OVERLAP", "StsJob", "StsResult", "StsSystem", "score_sts", "sts", "w
 
 OVERLAP = "word overlap"
 """Name of the baseline."""
+
+Tokens: TypeAlias = Sequence[Sequence[str]]
+"""The tokens of each sentence."""
 
 
 @dataclass(frozen=True)
@@ -149,25 +152,21 @@ def sts(job: StsJob, tokenize: Tokenize | None = None, count: Count = count_noth
             "tokens with spaces between them and --tokenized"
         )
     data = read_sts(job.data)
+    sentences = _sentences(data)
     runs = [open_run(folder, device=resolve_device(job.device)) for folder in job.runs]
+    truecased = any(_truecases(run) for run in runs)
+    # All are read before any is embedded, so that what is wrong shows early; runs of one recipe are read once.
+    readings: dict[Hashable, Tokens] = {}
+    keys = []
     for run in runs:
-        check_vectors(run)
-    truecased = any(run.text is not None and run.text.truecase for run in runs)
+        language, truecaser = _language_of(run, job.language), job.truecaser if _truecases(run) or not truecased else ""
+        keys.append((run.text, language, truecaser))
+        if keys[-1] not in readings:
+            readings[keys[-1]] = _tokens_of(run, sentences, None if job.tokenized else tokenize, language, truecaser)
     systems = [_overlap(data)]
-    for run, folder in zip(runs, job.runs, strict=True):
-        takes_truecaser = not truecased or (run.text is not None and bool(run.text.truecase))
-        systems.append(
-            score_sts(
-                run,
-                data,
-                None if job.tokenized else tokenize,
-                name=folder,
-                language=job.language,
-                truecaser=job.truecaser if takes_truecaser else "",
-                count=count,
-            )
-        )
-    systems += [_of_vectors(location, data, tokenized=job.tokenized) for location in job.vectors]
+    for run, folder, key in zip(runs, job.runs, keys, strict=True):
+        systems.append(_of_run(run, data, sentences, readings[key], folder, key[1], not job.tokenized, count))
+    systems += [_of_vectors(location, data, sentences, tokenized=job.tokenized) for location in job.vectors]
     return StsResult(tuple(data), tuple(systems))
 
 
@@ -195,24 +194,9 @@ def score_sts(
     Raises:
         UsageError: as for `sts`.
     """
-    check_vectors(run)
-    language = _language_of(run, language)
-    sentences = _sentences(data)
-    if tokenize is None:
-        tokens, text = [tuple(sentence.split()) for sentence in sentences], "tokens as given"
-    else:
-        tokens = [tuple(tokenize(sentence, language, run.text, truecaser)) for sentence in sentences]
-        text = f"recipe {run.text.recipe}" if run.text is not None else "unknown"
-    vectors = _embed(run, tokens, language, count)
-    return _system(
-        name or run.folder.location,
-        "run",
-        text,
-        data,
-        dict(zip(sentences, vectors, strict=True)),
-        language=language,
-        coverage=coverage_of(tokens, _known(run, language)),
-    )
+    language, sentences = _language_of(run, language), _sentences(data)
+    tokens = _tokens_of(run, sentences, tokenize, language, truecaser)
+    return _of_run(run, data, sentences, tokens, name or run.folder.location, language, tokenize is not None, count)
 
 
 def word_overlap(first: str, second: str) -> float:
@@ -232,8 +216,28 @@ def _overlap(data: Sequence[StsPairs]) -> StsSystem:
     return StsSystem(OVERLAP, "baseline", "split at white space, case kept", similarities, correlations)
 
 
-def _of_vectors(location: str, data: Sequence[StsPairs], *, tokenized: bool) -> StsSystem:
-    sentences = _sentences(data)
+def _of_run(
+    run: Run,
+    data: Sequence[StsPairs],
+    sentences: Sequence[str],
+    tokens: Tokens,
+    name: str,
+    language: str,
+    from_text: bool,
+    count: Count,
+) -> StsSystem:
+    coverage = coverage_of(tokens, _known(run, language))
+    if not coverage.known:
+        raise UsageError(
+            f"{run.folder.location!r} knows no word of the sentences in {language}, such as {sentences[0]!r}: are they in another "
+            "language, or other tokens than those of its captions?"
+        )
+    vectors = dict(zip(sentences, _embed(run, tokens, language, count), strict=True))
+    text = f"recipe {run.text.recipe}" if from_text and run.text is not None else "tokens as given"
+    return _system(name, "run", text, data, vectors, language=language, coverage=coverage)
+
+
+def _of_vectors(location: str, data: Sequence[StsPairs], sentences: Sequence[str], *, tokenized: bool) -> StsSystem:
     if location.endswith(".npz"):
         vectors, text, coverage = read_sentence_vectors(location, sentences), "vectors of whole sentences", None
     else:
@@ -258,7 +262,21 @@ def _system(
     return StsSystem(name, kind, text, similarities, correlations, **more)
 
 
-def _embed(run: Run, sentences: Sequence[Sequence[str]], language: str, count: Count) -> np.ndarray:
+def _tokens_of(run: Run, sentences: Sequence[str], tokenize: Tokenize | None, language: str, truecaser: str) -> Tokens:
+    """Return the tokens of sentences as a run reads them; as they are given without a function that makes them."""
+    if tokenize is None:
+        return [sentence.split() for sentence in sentences]
+    try:
+        return [tokenize(sentence, language, run.text, truecaser) for sentence in sentences]
+    except UsageError as error:
+        raise UsageError(f"{run.folder.location!r}: {error}") from error
+
+
+def _truecases(run: Run) -> bool:
+    return run.text is not None and bool(run.text.truecase)
+
+
+def _embed(run: Run, sentences: Tokens, language: str, count: Count) -> np.ndarray:
     """Return the vectors of sentences, float32 ``[S, E]``."""
     ids = [run.vocabulary.encode(tokens) for tokens in sentences]
     flat = np.fromiter((token for of_sentence in ids for token in of_sentence), np.int32)
@@ -279,6 +297,8 @@ def _known(run: Run, language: str) -> Collection[str]:
 
 
 def _language_of(run: Run, language: str) -> str:
+    """Return the language that a run reads sentences in, and check that it can embed them."""
+    check_vectors(run)
     known = run.model.languages
     chosen = language or ("en" if "en" in known else known[0] if len(known) == 1 else "")
     if chosen not in known:

@@ -27,7 +27,7 @@ from pyarrow import fs
 
 from schemas.errors import DatasetError, InputError
 from schemas.filesystems import filesystem_of, storage_errors
-from schemas.locations import absolute_location
+from schemas.locations import absolute_location, check_location
 from schemas.storage import Folder
 from schemas.text import decode_text
 from train.evaluation.correlations import Correlation, correlation
@@ -100,12 +100,14 @@ def read_sts(locations: str | os.PathLike[str] | Iterable[str | os.PathLike[str]
         InputError: there is no such file or folder, or it does not hold such pairs; the message names file and line.
     """
     given = [locations] if isinstance(locations, (str, os.PathLike)) else locations
-    files = list(dict.fromkeys(file for location in given for file in _files_at(absolute_location(os.fspath(location)))))
+    files = list(dict.fromkeys(file for location in given for file in _files_at(os.fspath(location))))
     return [_read(file, label) for file, label in zip(files, _labels(files), strict=True)]
 
 
 def _files_at(location: str) -> Iterator[str]:
     """Yield the files of pairs at a location; in the first layout those of the sentences."""
+    check_location(location)
+    location = absolute_location(location)
     with _input_errors(location):
         filesystem, path = filesystem_of(location)
         kind = filesystem.get_file_info(path).type

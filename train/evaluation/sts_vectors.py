@@ -127,7 +127,7 @@ def read_sentence_vectors(location: str, sentences: Sequence[str]) -> np.ndarray
         try:
             with np.load(io.BytesIO(file.read()), allow_pickle=False) as arrays:
                 texts, vectors = arrays["sentences"], arrays["vectors"]
-        except (KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(
                 f"{location!r} does not hold vectors of sentences ({error}): expected the arrays 'sentences', of texts, and "
                 "'vectors', as numpy.savez(FILE, sentences=..., vectors=...) writes them"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from schemas.storage import Folder
 from train.evaluation.sts import StsResult
 from train.runs.plotting import GREY, SMALL, TINY, new_figure, plain, save, style_of
@@ -9,7 +11,7 @@ from train.runs.plotting import GREY, SMALL, TINY, new_figure, plain, save, styl
 __all__ = ["plot_sts"]
 
 _NAME = "sts.png"
-_LONGEST = 34  # Characters that fit along the height of a panel.
+_TITLE, _LABEL = 17, 32  # Characters that fit above a panel and along its height.
 
 
 def plot_sts(result: StsResult, output: str) -> str:
@@ -28,35 +30,21 @@ def plot_sts(result: StsResult, output: str) -> str:
     for row, system in enumerate(result.systems):
         style = style_of(row)
         for column, pairs in enumerate(result.data):
-            panel, found = panels[row * across + column], system.correlations[column]
-            panel.scatter(
-                *(pairs.scores, system.similarities[column]),
-                s=7,
-                color=style.color,
-                marker=style.marker,
-                alpha=0.35,
-                linewidths=0,
-            )
-            text = "r undefined" if found.pearson is None else f"r = {found.pearson / 100:.3f}"
-            panel.text(0.97, 0.04, text, ha="right", transform=panel.transAxes, fontsize=SMALL)
+            panel, pearson = panels[row * across + column], system.correlations[column].pearson
+            dots: dict[str, Any] = {"s": 7, "color": style.color, "marker": style.marker, "alpha": 0.35, "linewidths": 0}
+            panel.scatter(pairs.scores, system.similarities[column], **dots)
+            text = "r undefined" if pearson is None else f"r = {pearson / 100:.3f}"
+            panel.set_title(f"n = {len(pairs):,}, {text}", loc="right", fontsize=TINY, color=GREY)
             if row == 0:
-                panel.set_title(plain(f"{pairs.name}, {len(pairs):,} pairs"), fontsize=SMALL)
-            if row == len(result.systems) - 1:
-                panel.set_xlabel("score of the people")
-        name = system.name if len(system.name) <= _LONGEST else f"…{system.name[1 - _LONGEST :]}"
-        panels[row * across].set_ylabel("cosine")
-        panels[row * across].annotate(
-            plain(name),
-            (0, 0.5),
-            (-34, 0),
-            "axes fraction",
-            "offset points",
-            rotation=90,
-            va="center",
-            ha="right",
-            fontsize=TINY,
-            color=GREY,
-        )
+                panel.set_title(plain(_cut(pairs.name, _TITLE)), loc="left", fontsize=SMALL)
+        panels[row * across].set_ylabel(f"{plain(_cut(system.name, _LABEL))}\ncosine")
+    for panel in panels[-across:]:
+        panel.set_xlabel("gold score")
     folder = Folder(output)
     save(figure, folder, _NAME)
     return folder.path_of(_NAME)
+
+
+def _cut(text: str, length: int) -> str:
+    """Return a text, or its end where it is longer: what tells paths apart."""
+    return text if len(text) <= length else f"…{text[1 - length :]}"

@@ -20,7 +20,7 @@ from train.reports.sts_published import STS_PAPERS, TASKS, StsPaper, task_of
 
 __all__ = ["sts_report", "sts_tables", "tasks_of", "write_sts"]
 
-_COLUMNS, _WIDTH = 3, 13  # Data sets side by side on 80 columns, and characters of their names on a line.
+_COLUMNS, _WIDTH = 3, 11  # Data sets side by side on 80 columns, and characters of their names on a line.
 _ABSENT = "[dim]–[/dim]"
 _QUOTED = "*"
 
@@ -91,7 +91,7 @@ def _scores(result: StsResult, numbers: Sequence[int]) -> Table:
     table.add_column("", overflow="fold")
     for number in numbers:
         pairs, task = result.data[number], tasks[number]
-        lines = [*wrap(pairs.name, _WIDTH), f"{len(pairs):,} pairs", *([] if task is None else [f"= {TASKS[task]}"])]
+        lines = [*wrap(pairs.name, _WIDTH), f"{len(pairs):,} pairs", *([] if task is None else [TASKS[task]])]
         table.add_column(escape("\n".join(lines)), justify="right", no_wrap=True, vertical="bottom")
     if several and last:
         table.add_column("mean", justify="right", no_wrap=True)
