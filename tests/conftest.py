@@ -45,7 +45,7 @@ def visual_genome() -> Path:
 
 
 @pytest.fixture(scope="session")
-def sts() -> Path:
+def sts_pairs() -> Path:
     """Folder of sentence pairs with scores: ``images-2014.tsv`` and ``images-2015.tsv`` of the shared tasks."""
     return _data("sts")
 

@@ -111,8 +111,8 @@ def test_places_without_pairs_are_refused(tmp_path):
         read_sts("")
 
 
-def test_real_files(sts):
-    pairs = {one.name: one for one in read_sts(sts)}
+def test_real_files(sts_pairs):
+    pairs = {one.name: one for one in read_sts(sts_pairs)}
     assert {(name, len(pairs[name]), pairs[name].unscored) for name in ("images-2014", "images-2015")} == {
         ("images-2014", 750, 0),
         ("images-2015", 750, 0),
