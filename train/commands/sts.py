@@ -56,8 +56,8 @@ def sts(
     if output:
         # Imported first: a missing package shows before the work.
         from train.reports.sts_plots import plot_sts
-    from train.evaluation.sts import StsJob
-    from train.evaluation.sts import sts as measure
+    from train.evaluation.sts_scoring import StsJob
+    from train.evaluation.sts_scoring import sts as measure
     from train.progress import Counter
     from train.reports.sts_reports import sts_report, sts_tables, write_sts
     from train.runs.run import is_run

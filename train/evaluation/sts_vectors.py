@@ -27,6 +27,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from schemas.errors import DatasetError, InputError
+from schemas.locations import absolute_location, check_location
 from schemas.storage import Folder
 
 __all__ = ["Coverage", "coverage_of", "mean_vectors", "read_sentence_vectors", "read_word_vectors", "words_of"]
@@ -176,9 +177,10 @@ def _not_a_vector(location: str, number: int, line: bytes, width: int) -> InputE
 
 @contextmanager
 def _opened(location: str) -> Iterator[BinaryIO]:
-    folder, _, name = location.rpartition("/")
+    check_location(location)
+    folder, _, name = absolute_location(location).rpartition("/")
     try:
-        with Folder(folder or ("/" if location.startswith("/") else ".")).stream(name) as raw:
+        with Folder(folder or "/").stream(name) as raw:
             file = io.BufferedReader(raw, _CHUNK)
             yield cast("BinaryIO", gzip.GzipFile(fileobj=file) if name.endswith(".gz") else file)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -1,7 +1,7 @@
 """What the papers report of semantic textual similarity: Pearson's r, times 100, on three data sets of the shared tasks.
 
 Gella, Sennrich, Keller, Lapata (2017), table 4, and Huang, Chang, Hauptmann (2019), table 2; as printed, although they differ in
-the best system of 2012. The baseline is word overlap, see `train.evaluation.sts`.
+the best system of 2012. The baseline is word overlap, see `train.evaluation.sts_scoring`.
 """
 
 from __future__ import annotations

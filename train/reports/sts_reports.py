@@ -14,7 +14,7 @@ from rich.table import Table
 
 from schemas.storage import Folder
 from train.evaluation.correlations import Correlation
-from train.evaluation.sts import StsResult, StsSystem
+from train.evaluation.sts_scoring import StsResult, StsSystem
 from train.reports.score_tables import plain_table
 from train.reports.sts_published import STS_PAPERS, TASKS, StsPaper, task_of
 

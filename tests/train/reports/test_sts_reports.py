@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from train.evaluation.correlations import Correlation
-from train.evaluation.sts import OVERLAP, StsJob, StsResult, StsSystem, sts
 from train.evaluation.sts_pairs import StsPairs
+from train.evaluation.sts_scoring import OVERLAP, StsJob, StsResult, StsSystem, sts
 from train.evaluation.sts_vectors import Coverage
 from train.reports.sts_plots import plot_sts
 from train.reports.sts_published import STS_PAPERS, TASKS, task_of

@@ -13,8 +13,8 @@ from schemas.errors import InputError, UsageError
 from tests.train.trainings import CONFIG
 from train.data.batches import CaptionBatch
 from train.evaluation.correlations import Correlation
-from train.evaluation.sts import OVERLAP, StsJob, score_sts, sts, word_overlap
 from train.evaluation.sts_pairs import StsPairs, read_sts
+from train.evaluation.sts_scoring import OVERLAP, StsJob, score_sts, sts, word_overlap
 from train.runs.run import open_run
 
 PUBLISHED = {"images-2014": 51.3, "images-2015": 60.4}
@@ -148,7 +148,7 @@ def test_truecasers_go_to_the_runs_that_truecase(write_run, data, monkeypatch):
         asked.add((recipe.recipe, truecaser))
         return text.split()
 
-    monkeypatch.setattr("train.evaluation.sts.open_run", opened)
+    monkeypatch.setattr("train.evaluation.sts_scoring.open_run", opened)
     sts(StsJob((data,), folders, truecaser="models", device="cpu"), listening)
     assert asked == {("raw", ""), ("moses-truecase", "models")}
 
