@@ -104,4 +104,4 @@ def test_events_count_pairs(command, pairs, monkeypatch):
     recorded = {}
     monkeypatch.setattr(events, "record", lambda **values: recorded.update(values))
     command(pairs)
-    assert recorded == {"counts": {"pairs": 4, "systems": 1}}
+    assert (recorded["command"], recorded["counts"]) == ("sts", {"pairs": 4, "systems": 1})
