@@ -62,7 +62,7 @@ def load_truecasers(location: str) -> Truecasers:
         if not name.endswith(".model"):
             continue
         text = decode_text(folder.read(name), folder.path_of(name))
-        TruecaseModel.from_text(text, source=folder.path_of(name))
+        parse_truecaser(text, folder.path_of(name))
         texts[check_language(name.removesuffix(".model"))] = text
     if not texts:
         raise InputError(
@@ -73,6 +73,6 @@ def load_truecasers(location: str) -> Truecasers:
 
 
 @lru_cache(maxsize=64)
-def parse_truecaser(text: str) -> TruecaseModel:
-    """Parse the text of a model, once per process."""
-    return TruecaseModel.from_text(text)
+def parse_truecaser(text: str, source: str = "truecase model") -> TruecaseModel:
+    """Parse the text of a model, from the file ``source``, once per process; raises what `TruecaseModel.from_text` does."""
+    return TruecaseModel.from_text(text, source=source)

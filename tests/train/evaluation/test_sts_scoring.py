@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
+from pipelines.text.moses import recipe
+from pipelines.text.queries import tokenize_query
 from schemas.errors import InputError, UsageError
 from tests.train.trainings import CONFIG
 from train.data.batches import CaptionBatch
@@ -133,6 +135,15 @@ def test_tokens_are_made_as_the_captions_of_each_run_were(write_run, data):
     assert [one.text for one in tokens.systems[1:]] == ["tokens as given"] * 2
     for system, other in zip(result.systems, tokens.systems, strict=True):
         np.testing.assert_array_equal(system.similarities[0], other.similarities[0])
+
+
+def test_the_tokenizer_of_queries_makes_tokens_as_of_captions(write_run):
+    run = replace(open_run(write_run()), captions={"text": recipe("multi30k-lc").parameters().to_json()})
+    data = StsPairs("a", "", (5.0, 4.0, 0.0), ("EN1, En2!", "en3", "en7."), ("en1 , en2 !", "en4", "en29"), (1, 2, 3))
+    system = score_sts(run, [data], tokenize_query)
+    assert system.text == "recipe multi30k-lc"
+    assert system.similarities[0][0] == pytest.approx(1, abs=1e-6)
+    assert system.coverage.unknown == {"!": 2, ",": 2, ".": 1}
 
 
 def test_truecasers_go_to_the_runs_that_truecase(write_run, data, monkeypatch):
