@@ -61,6 +61,7 @@ OPTIONS = {
     "lists": "export features OUT --format npy --lists LOCATION",
     "embeddings": "search run dog --tokenized --embeddings LOCATION",
     "vectors": "sts pairs.tsv --vectors LOCATION",
+    "output": "sts pairs.tsv --output LOCATION",
 }
 NAMES = (
     "table.tsv",

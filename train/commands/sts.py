@@ -54,8 +54,11 @@ def sts(
     the STS benchmark. Pairs without a score are left out.
     """
     if output:
-        # Imported first: a missing package shows before the work.
+        # First: a missing package, or a folder that cannot be written to, shows before the work.
+        from schemas.storage import Folder
         from train.reports.sts_plots import plot_sts
+
+        Folder(output).check_writable()
     from train.evaluation.sts_scoring import StsJob
     from train.evaluation.sts_scoring import sts as measure
     from train.progress import Counter
