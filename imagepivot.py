@@ -110,14 +110,18 @@ if TYPE_CHECKING:
     from train.evaluation import EmbedJob as EmbedJob
     from train.evaluation import EvaluateJob as EvaluateJob
     from train.evaluation import SearchJob as SearchJob
+    from train.evaluation import StsJob as StsJob
     from train.evaluation import averages as averages
     from train.evaluation import embed as embed
     from train.evaluation import embed_gallery as embed_gallery
     from train.evaluation import evaluate_run as evaluate
+    from train.evaluation import read_sts as read_sts
     from train.evaluation import score_run as score_run
+    from train.evaluation import score_sts as score_sts
     from train.evaluation import score_together as score_together
     from train.evaluation import search as search
     from train.evaluation import search_gallery as search_gallery
+    from train.evaluation import sts as sts
     from train.jobs import TrainJob as TrainJob
     from train.loop import train as train
     from train.material import Material as Material
@@ -191,6 +195,7 @@ __all__ = [
     "SearchJob",
     "Selection",
     "ShardWriter",
+    "StsJob",
     "TablesJob",
     "Task",
     "TaskSummary",
@@ -238,16 +243,19 @@ __all__ = [
     "prepare_captions",
     "preset_names",
     "presets_of_table",
+    "read_sts",
     "register_model",
     "repair",
     "resolve_config",
     "run_tables",
     "score_run",
+    "score_sts",
     "score_together",
     "search",
     "search_gallery",
     "shard_of",
     "show_progress",
+    "sts",
     "tokenize_query",
     "train",
     "validate",
@@ -330,11 +338,15 @@ _MODULES = {
         "EmbedJob",
         "evaluate = evaluate_run",
         "EvaluateJob",
+        "read_sts",
         "score_run",
+        "score_sts",
         "score_together",
         "search",
         "search_gallery",
         "SearchJob",
+        "sts",
+        "StsJob",
     ),
     "train.jobs": ("TrainJob",),
     "train.loop": ("train",),

@@ -44,6 +44,12 @@ def visual_genome() -> Path:
     return _data("visual_genome")
 
 
+@pytest.fixture(scope="session")
+def sts_pairs() -> Path:
+    """Folder of sentence pairs with scores: ``images-2014.tsv`` and ``images-2015.tsv`` of the shared tasks."""
+    return _data("sts")
+
+
 # --- the demo --------------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from pipelines.commands.endings import run, wants_events
 from pipelines.commands.options import console, notes
 from pipelines.commands.process import BROKEN_PIPE, ask_what_to_leave
 from schemas import events
-from train.commands import runs, tables, train
+from train.commands import runs, sts, tables, train
 from train.voice import Voice
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _add(group: typer.Typer) -> None:
 
 for _group in (
     *(text.app, features.app, tasks.app, jobs.app, datasets.app, view.app, demo.app, exchange.app),
-    *(train.app, runs.app, tables.app),
+    *(train.app, runs.app, sts.app, tables.app),
 ):
     _add(_group)
 

@@ -33,7 +33,7 @@ _NEEDS = {
     **dict.fromkeys(
         ("captions", "vocabulary", "encode", "features", "cancel", "view", "import", "export", "demo"), "pipelines"
     ),
-    **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "tables"), "train"),
+    **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "tables"), "train"),
 }
 """The extra that a command needs for all that it does."""
 

@@ -1,4 +1,4 @@
-"""Tokens of a query: the same steps that the captions a model was trained on went through."""
+"""Tokens of a query, or of sentences to compare: the same steps that the captions a model was trained on went through."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser
     if steps is None:
         raise UsageError(
             "the run does not state how its captions were tokenized: they were encoded by an earlier version. Encode them again "
-            "and train again, or give the query as tokens with --tokenized"
+            "and train again, or give tokens instead of text, with --tokenized"
         )
     current = recipe(steps.recipe)
     stored = steps.to_json()
@@ -37,7 +37,7 @@ def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser
     if changed:
         raise UsageError(
             f"recipe {current.name!r} has changed since the captions of this run were tokenized ({', '.join(changed)} differ): "
-            "give the query as tokens with --tokenized"
+            "give tokens instead of text, with --tokenized"
         )
     if current.truecase and not truecaser:
         raise UsageError(f"recipe {current.name!r} truecases: give --truecaser with the folder of the captions of this run")

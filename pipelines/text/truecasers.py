@@ -61,8 +61,7 @@ def load_truecasers(location: str) -> Truecasers:
     for name in folder.children():
         if not name.endswith(".model"):
             continue
-        text = decode_text(folder.read(name), folder.path_of(name))
-        TruecaseModel.from_text(text, source=folder.path_of(name))
+        text = _checked_text(folder.read(name), folder.path_of(name))
         texts[check_language(name.removesuffix(".model"))] = text
     if not texts:
         raise InputError(
@@ -76,3 +75,11 @@ def load_truecasers(location: str) -> Truecasers:
 def parse_truecaser(text: str) -> TruecaseModel:
     """Parse the text of a model, once per process."""
     return TruecaseModel.from_text(text)
+
+
+@lru_cache(maxsize=64)
+def _checked_text(data: bytes, location: str) -> str:
+    """Return the text of a file and check that it is a model, once per process: queries are tokenized one at a time."""
+    text = decode_text(data, location)
+    TruecaseModel.from_text(text, source=location)
+    return text

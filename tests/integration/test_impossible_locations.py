@@ -45,6 +45,7 @@ LINES = {
     "compare": "compare run",
     "embed": "embed run OUT --features features --captions encoded",
     "search": "search run dog --tokenized --features features",
+    "sts": "sts run pairs.tsv",
     "tables": "tables kadar2018 OUT --captions encoded --features features --vocabulary vocabulary --rows bilingual --seeds 1",
     "train": "train demo OUT --captions encoded --features features --vocabulary vocabulary --max-steps 1",
     "demo": "demo OUT",
@@ -59,9 +60,12 @@ OPTIONS = {
     "captions": "export features OUT --format scan --captions LOCATION",
     "lists": "export features OUT --format npy --lists LOCATION",
     "embeddings": "search run dog --tokenized --embeddings LOCATION",
+    "vectors": "sts pairs.tsv --vectors LOCATION",
+    "output": "sts pairs.tsv --output LOCATION",
 }
 NAMES = (
     "table.tsv",
+    "pairs.tsv",
     "array.npy",
     "photos",
     "captions",
@@ -79,6 +83,7 @@ NAMES = (
 def folder(imagepivot, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("locations")
     (folder / "table.tsv").write_text("image_id\ttext\n1\ta dog\n2\ta cat\n")
+    (folder / "pairs.tsv").write_text("1\ta dog\ta cat\n")
     (folder / "photos").mkdir()
     (folder / "photos" / "1.jpg").touch()
     np.save(folder / "array.npy", np.ones((2, 4), np.float32))

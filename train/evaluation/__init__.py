@@ -25,10 +25,13 @@ from train.evaluation.searching import (
     search,
     search_gallery,
 )
+from train.evaluation.sts_pairs import StsPairs, read_sts
+from train.evaluation.sts_scoring import OVERLAP, StsJob, StsResult, StsSystem, score_sts, sts, word_overlap
 from train.evaluation.validating import Validation, validate
 
 __all__ = [
     "CUTOFFS",
+    "OVERLAP",
     "AcrossLanguages",
     "Average",
     "Direction",
@@ -41,6 +44,10 @@ __all__ = [
     "Score",
     "Scores",
     "SearchJob",
+    "StsJob",
+    "StsPairs",
+    "StsResult",
+    "StsSystem",
     "Tokenize",
     "Validation",
     "averages",
@@ -64,11 +71,15 @@ __all__ = [
     "ranks_between",
     "ranks_of",
     "read_gallery",
+    "read_sts",
     "retrieval",
     "score_run",
+    "score_sts",
     "score_together",
     "search",
     "search_gallery",
+    "sts",
     "sum_of_recalls",
     "validate",
+    "word_overlap",
 ]

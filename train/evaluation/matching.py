@@ -40,7 +40,8 @@ def check_vectors(run: Run) -> None:
     if not run.model.vectors:
         raise UsageError(
             f"{run.folder.location!r} holds a model of the kind {run.config.model.kind!r}, which compares an image with a caption "
-            "part by part and has no vector of either: there is nothing to embed or to search in. imagepivot evaluate scores it"
+            "part by part and has no vector of either: there is nothing to embed, to search in, or to compare sentences by. "
+            "imagepivot evaluate scores it"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,10 @@ from schemas.vocabulary import Vocabulary
 from train.config.sections import Config, from_toml
 from train.models.retrieval_model import RetrievalModel
 from train.runs.checkpoints import BEST, LAST, Standing, damaged, read_checkpoint
+from train.runs.history import LOG
 from train.runs.restoring import stored_model
 
-__all__ = ["Run", "open_run"]
+__all__ = ["Run", "is_run", "open_run"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Run:
         standing: how far it was trained.
         left_out: by split, the images that lacked features and that it was trained and chosen without.
         started_from: the run that its initial weights came from, see `train.runs.starting.Start`; empty if they were drawn.
+        language_ids: by language, the ids of the tokens that its model has vectors of; a language without an entry has all.
     """
 
     folder: Folder
@@ -50,6 +52,7 @@ class Run:
     standing: Standing
     left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     started_from: Mapping[str, Any] = field(default_factory=dict)
+    language_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def text(self) -> TextRecipe | None:
@@ -60,6 +63,12 @@ class Run:
     def step(self) -> int:
         """Steps that the model was trained for."""
         return self.standing.step
+
+
+def is_run(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a folder is that of a run, finished or not."""
+    run_folder = Folder(os.fspath(folder))
+    return any(run_folder.size(name) is not None for name in (BEST, LAST, LOG))
 
 
 def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device: str | torch.device = "cpu") -> Run:
@@ -101,4 +110,5 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
         standing=stored.standing,
         left_out=stored.left_out,
         started_from=stored.started_from,
+        language_ids=stored.dimensions.language_ids,
     )

@@ -3,6 +3,7 @@ import hashlib
 import pytest
 
 from pipelines.text.truecasers import Truecasers, load_truecasers, parse_truecaser, truecaser_name
+from pipelines.text.truecasing import TruecaseModel
 from schemas.errors import InputError, UsageError
 
 EN = "dog (3/4) Dog (1)\nthe (2/2)\n"
@@ -70,6 +71,21 @@ def test_a_name_that_is_no_language_is_refused(tmp_path):
     (tmp_path / "my_model.model").write_text(EN)
     with pytest.raises(UsageError, match="'my_model' is not a language tag"):
         load_truecasers(str(tmp_path))
+
+
+def test_a_file_is_parsed_once_until_it_changes(tmp_path, monkeypatch):
+    parsed = []
+    from_text = TruecaseModel.from_text
+
+    def listening(text, source):
+        parsed.append(text)
+        return from_text(text, source)
+
+    monkeypatch.setattr(TruecaseModel, "from_text", listening)
+    for text in (EN, EN, EN + "a (1/1)\n"):
+        (tmp_path / "en.model").write_text(text)
+        assert load_truecasers(str(tmp_path)).texts == {"en": text}
+    assert parsed == [EN, EN + "a (1/1)\n"]
 
 
 def test_a_text_is_parsed_once():

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from math import sqrt
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from pipelines.text.moses import recipe
+from pipelines.text.queries import tokenize_query
+from schemas.errors import InputError, UsageError
+from tests.train.trainings import CONFIG
+from train.data.batches import CaptionBatch
+from train.evaluation.correlations import Correlation
+from train.evaluation.sts_pairs import StsPairs, read_sts
+from train.evaluation.sts_scoring import OVERLAP, StsJob, score_sts, sts, word_overlap
+from train.runs.run import open_run
+
+PUBLISHED = {"images-2014": 51.3, "images-2015": 60.4}
+SENTENCES = [
+    *("en1 en2", "en2 en1 en1", "en7", "en8 en9 en7", "en15 nothing", "en20 en21", "en29", "en3 en4 en5 en6 en7", "en2"),
+    *("En1 en2", "en11", "en12 en13"),
+]
+
+
+@pytest.fixture
+def data(tmp_path) -> str:
+    """Two data sets of sentences in the words of the toy; their scores are drawn."""
+    rng = np.random.default_rng(0)
+    for name, count in (("a", 9), ("b", 6)):
+        pairs = rng.choice(SENTENCES, (count, 2))
+        lines = [f"{score / 5}\t{first}\t{second}" for score, (first, second) in zip(range(count), pairs, strict=True)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    return str(tmp_path)
+
+
+def tokenize(text, language, recipe, truecaser) -> list[str]:
+    return text.lower().split()
+
+
+def vector_of(run, tokens: list[str], language: str = "en") -> np.ndarray:
+    """The vector of one sentence, by itself."""
+    ids = np.array(run.vocabulary.encode(tokens))
+    with torch.no_grad():
+        return run.model.encode_captions(CaptionBatch(ids, np.array([0, len(ids)]), np.array([0])), language).values[0].numpy()
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / sqrt((a @ a) * (b @ b)))
+
+
+def correlation_by_pandas(pairs: StsPairs, similarities) -> Correlation:
+    frame = pd.DataFrame({"x": pairs.scores, "y": similarities})
+    return Correlation(100 * frame.x.corr(frame.y), 100 * frame.x.rank().corr(frame.y.rank()))
+
+
+def assert_alike(found: Correlation, expected: Correlation) -> None:
+    assert (found.pearson, found.spearman) == pytest.approx((expected.pearson, expected.spearman), abs=1e-3)
+
+
+# --- the baseline ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_word_overlap_comes_out_as_published(sts_pairs, name):
+    (pairs,) = read_sts(sts_pairs / f"{name}.tsv")
+    found = pairs.correlation([word_overlap(*pair) for pair in zip(pairs.first, pairs.second, strict=True)])
+    assert found.pearson == pytest.approx(PUBLISHED[name], abs=0.1)
+
+
+def test_word_overlap_is_the_cosine_of_binary_vectors():
+    first, second = "A dog runs , a dog .", "A\tdog  runs."
+    tokens = sorted({*first.split(), *second.split()})
+    assert tokens == [",", ".", "A", "a", "dog", "runs", "runs."]
+    binary = [np.array([float(token in sentence.split()) for token in tokens]) for sentence in (first, second)]
+    assert word_overlap(first, second) == pytest.approx(cosine(*binary))
+    assert word_overlap("one two", "one two") == 1
+    assert word_overlap("one", "One") == 0
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_measured_by_the_cosines_of_its_sentences(finished_run, data):
+    folder, run = str(finished_run[0]), open_run(finished_run[0])
+    result = sts(StsJob((data,), (folder,), device="cpu"), tokenize)
+    baseline, system = result.systems
+    assert (baseline.name, system.name, system.kind, system.language) == (OVERLAP, folder, "run", "en")
+    assert system.text == "recipe raw"
+    for pairs, similarities, found in zip(result.data, system.similarities, system.correlations, strict=True):
+        vectors = [[vector_of(run, sentence.lower().split()) for sentence in side] for side in (pairs.first, pairs.second)]
+        expected = [cosine(*pair) for pair in zip(*vectors, strict=True)]
+        np.testing.assert_allclose(similarities, expected, atol=1e-5)
+        assert_alike(found, correlation_by_pandas(pairs, similarities))
+    for pairs, found in zip(result.data, baseline.correlations, strict=True):
+        overlaps = [word_overlap(*pair) for pair in zip(pairs.first, pairs.second, strict=True)]
+        assert_alike(found, correlation_by_pandas(pairs, overlaps))
+    means = [np.mean([getattr(one, name) for one in system.correlations]) for name in ("pearson", "spearman")]
+    assert_alike(system.means, Correlation(*means))
+    used = {sentence for pairs in result.data for sentence in (*pairs.first, *pairs.second)}
+    unknown = Counter(word for sentence in used for word in sentence.lower().split() if word == "nothing")
+    assert system.coverage.words == sum(len(sentence.split()) for sentence in used)
+    assert system.coverage.unknown == unknown
+
+
+def test_sentences_of_one_topic_are_alike_under_a_trained_run(finished_run):
+    run = open_run(finished_run[0])
+    words = list(range(0, 30, 3))
+    pairs = [(f"en{a}", f"en{b}", 5.0 - min(abs(a - b), 30 - abs(a - b)) / 3) for a in words for b in words if a < b]
+    first, second, scores = zip(*pairs, strict=True)
+    data = StsPairs("topics", "", scores, first, second, tuple(range(len(pairs))))
+    system = score_sts(run, [data], None)
+    assert system.text == "tokens as given"
+    assert system.correlations[0].pearson > 20
+
+
+def test_tokens_are_made_as_the_captions_of_each_run_were(write_run, data):
+    asked = []
+
+    def listening(text, language, recipe, truecaser):
+        asked.append((text, language, recipe.recipe, truecaser))
+        return text.split()
+
+    folders = write_run("one"), write_run("two", seed=1), write_run("german", languages=("de",))
+    job = StsJob((data,), folders[:2], truecaser="models", device="cpu")
+    result = sts(job, listening)
+    sentences = {sentence for pairs in result.data for sentence in pairs.sentences}
+    # Both runs read the sentences alike: each is tokenized once.
+    assert sorted(asked) == sorted((sentence, "en", "raw", "models") for sentence in sentences)
+    assert result.systems[1].similarities[0].tolist() != result.systems[2].similarities[0].tolist()
+    tokens = sts(replace(job, tokenized=True, truecaser=""))
+    assert [one.text for one in tokens.systems[1:]] == ["tokens as given"] * 2
+    for system, other in zip(result.systems, tokens.systems, strict=True):
+        np.testing.assert_array_equal(system.similarities[0], other.similarities[0])
+
+
+def test_the_tokenizer_of_queries_makes_tokens_as_of_captions(write_run):
+    run = replace(open_run(write_run()), captions={"text": recipe("multi30k-lc").parameters().to_json()})
+    data = StsPairs("a", "", (5.0, 4.0, 0.0), ("EN1, En2!", "en3", "en7."), ("en1 , en2 !", "en4", "en29"), (1, 2, 3))
+    system = score_sts(run, [data], tokenize_query)
+    assert system.text == "recipe multi30k-lc"
+    assert system.similarities[0][0] == pytest.approx(1, abs=1e-6)
+    assert system.coverage.unknown == {"!": 2, ",": 2, ".": 1}
+
+
+def test_truecasers_go_to_the_runs_that_truecase(write_run, data, monkeypatch):
+    asked = set()
+    folders = write_run("raw"), write_run("truecased", seed=1)
+
+    def opened(folder, **options):
+        run = open_run(folder, **options)
+        text = {"text": {"recipe": "moses-truecase", "truecase": True}}
+        return replace(run, captions=text) if folder == folders[1] else run
+
+    def listening(text, language, recipe, truecaser):
+        asked.add((recipe.recipe, truecaser))
+        return text.split()
+
+    monkeypatch.setattr("train.evaluation.sts_scoring.open_run", opened)
+    sts(StsJob((data,), folders, truecaser="models", device="cpu"), listening)
+    assert asked == {("raw", ""), ("moses-truecase", "models")}
+
+
+@pytest.mark.parametrize(
+    ("languages", "given", "expected"), [(("en", "de"), "", "en"), (("de",), "", "de"), (("en", "de"), "de", "de")]
+)
+def test_the_language_is_english_or_the_only_one(write_run, data, languages, given, expected):
+    german = [replace(pairs, first=pairs.first[:1] + tuple("de1" for _ in pairs.first[1:])) for pairs in read_sts(data)]
+    system = score_sts(open_run(write_run(languages=languages)), german, None, language=given)
+    assert system.language == expected
+
+
+@pytest.mark.slow
+def test_words_without_a_vector_of_their_own_are_not_known(train_toy, data):
+    text = CONFIG.replace("[model]", "min_count = 12\n[model]").replace("max_steps = 44", "max_steps = 1")
+    run = open_run(train_toy(text).folder)
+    frequent = {run.vocabulary.tokens[number] for number in run.language_ids["en"]}
+    system = score_sts(run, read_sts(data), tokenize)
+    words = {word for pairs in read_sts(data) for sentence in pairs.sentences for word in sentence.lower().split()}
+    assert set(system.coverage.unknown) == words - frequent
+    assert set(system.coverage.unknown) & set(run.vocabulary.tokens)
+
+
+def test_a_run_that_cannot_compare_sentences_says_why(write_run, data, monkeypatch):
+    folder = write_run()
+    job = StsJob((data,), (folder,), device="cpu")
+    with pytest.raises(UsageError, match=r"the sentences are text.*pip install 'imagepivot\[pipelines\]'.*--tokenized"):
+        sts(job)
+    with pytest.raises(UsageError, match=r"--language is 'fr', but '.*run' knows only en, de: give --language"):
+        sts(replace(job, language="fr"), tokenize)
+    with pytest.raises(UsageError, match=r"run' knows no word of the sentences in de, such as 'en"):
+        sts(replace(job, language="de"), lambda *_: ["cats", "and", "dogs"])
+    third = write_run("third", languages=("de", "fr"))
+    with pytest.raises(UsageError, match=r"language of the sentences is not given, but '.*third' knows only de, fr"):
+        sts(replace(job, runs=(third,)), tokenize)
+
+    def failing(*_):
+        raise UsageError("no truecaser")
+
+    with pytest.raises(UsageError, match=r"run': no truecaser"):
+        sts(job, failing)
+    monkeypatch.setattr("train.models.joint_embedding.JointEmbedding.vectors", False)
+    with pytest.raises(UsageError, match=r"run' holds a model of the kind 'vse', which .*part by part.* compare sentences by"):
+        sts(job, tokenize)
+
+
+# --- vectors ---------------------------------------------------------------------------------------------------------
+
+
+def test_word_vectors_are_averaged(tmp_path, data):
+    rng = np.random.default_rng(0)
+    vectors = {f"en{n}": rng.standard_normal(4).round(3) for n in range(30)}
+    lines = [f"{word} {' '.join(map(str, vector))}" for word, vector in vectors.items()]
+    path = tmp_path / "vectors.vec"
+    path.write_text("\n".join(["30 4", *lines]) + "\n")
+    result = sts(StsJob((data,), vectors=(str(path),)))
+    system = result.systems[1]
+    assert (system.name, system.kind, system.text) == (
+        str(path),
+        "vectors",
+        "mean of word vectors; runs of letters and digits",
+    )
+    for pairs, similarities in zip(result.data, system.similarities, strict=True):
+        for first, second, similarity in zip(pairs.first, pairs.second, similarities, strict=True):
+            means = [
+                np.mean([vectors[word] for word in sentence.lower().split() if word in vectors], axis=0)
+                for sentence in (first, second)
+            ]
+            assert similarity == pytest.approx(cosine(*means))
+    assert set(system.coverage.unknown) <= {"nothing"}
+    tokens = sts(StsJob((data,), vectors=(str(path),), tokenized=True)).systems[1]
+    assert tokens.text == "mean of word vectors; tokens as given"
+    path.write_text("hund 1 2\n")
+    with pytest.raises(UsageError, match="has a vector for no word of the sentences"):
+        sts(StsJob((data,), vectors=(str(path),)))
+
+
+def test_vectors_of_sentences_are_compared(tmp_path, data):
+    (tmp_path / "vectors").mkdir()
+    path = str(tmp_path / "vectors" / "mine.npz")
+    vectors = dict(zip(SENTENCES, np.random.default_rng(0).standard_normal((len(SENTENCES), 3)), strict=True))
+    np.savez(path, sentences=list(vectors), vectors=list(vectors.values()))
+    result = sts(StsJob((data,), vectors=(path,)))
+    for pairs, similarities in zip(result.data, result.systems[1].similarities, strict=True):
+        expected = [cosine(vectors[a], vectors[b]) for a, b in zip(pairs.first, pairs.second, strict=True)]
+        np.testing.assert_allclose(similarities, expected)
+    assert result.systems[1].coverage is None
+
+
+# --- jobs and results ------------------------------------------------------------------------------------------------
+
+
+def test_an_impossible_job_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="there are no sentence pairs: give files or folders"):
+        StsJob(())
+    with pytest.raises(UsageError, match="device is 'gpu', expected 'cpu'"):
+        StsJob(("data",), device="gpu")
+    with pytest.raises(InputError, match="there is no file or folder"):
+        sts(StsJob((str(tmp_path / "nothing"),)))
+
+
+def test_constant_similarities_have_no_correlation(tmp_path):
+    (tmp_path / "a.tsv").write_text("1\tone\ttwo\n2\tone\tthree\n3\tone\tfour\n")
+    (tmp_path / "b.tsv").write_text("1\tone\ttwo\n2\tone\tone\n")
+    (baseline,) = sts(StsJob((str(tmp_path),))).systems
+    assert baseline.correlations[0] == baseline.means == Correlation(None, None)
+    assert baseline.correlations[1].pearson == pytest.approx(100)

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from train.evaluation.correlations import Correlation
+from train.evaluation.sts_pairs import StsPairs
+from train.evaluation.sts_scoring import OVERLAP, StsJob, StsResult, StsSystem, sts
+from train.evaluation.sts_vectors import Coverage
+from train.reports.sts_plots import plot_sts
+from train.reports.sts_published import STS_PAPERS, TASKS, task_of
+from train.reports.sts_reports import sts_report, sts_tables, tasks_of, write_sts
+
+
+def result_of(count: int, names: tuple[str, ...] = ("runs/c2c",), pairs: int = 750, baseline: float = 51.34) -> StsResult:
+    """A result on data sets of which the first is told by its baseline; all numbers differ."""
+    data = tuple(
+        StsPairs(f"data-{n}", f"/x/{n}", (1.0,) * pairs, ("a, b",) * pairs, ("c",) * pairs, tuple(range(pairs)))
+        for n in range(count)
+    )
+    systems = [
+        StsSystem(
+            name,
+            "run" if number else "baseline",
+            "recipe raw",
+            tuple(np.full(pairs, n / 10 + number) for n in range(count)),
+            tuple(Correlation(baseline + 5 * n + 20 * number, 1.5 + n + 20 * number) for n in range(count)),
+            language="en" if number else "",
+            coverage=Coverage(2000, 1234, 7, {"axolotl": 3}) if number else None,
+        )
+        for number, name in enumerate((OVERLAP, *names))
+    ]
+    return StsResult(data, tuple(systems))
+
+
+def printed(result: StsResult, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(*sts_tables(result), sep="\n")
+    return console.file.getvalue()
+
+
+def line_with(text: str, start: str) -> str:
+    (line,) = (line for line in text.splitlines() if line.startswith(start))
+    return " ".join(line.split())
+
+
+# --- what was published ----------------------------------------------------------------------------------------------
+
+
+def test_the_papers_agree_where_one_quotes_the_other():
+    gella, huang = ({row.name: row for row in paper.rows} for paper in STS_PAPERS)
+    assert [len(gella), len(huang)] == [10, 12]
+    same = {
+        "STS baseline": "Shared task baseline",
+        "GRAN (Wieting et al.)": "GRAN (Wieting et al.)",
+        "VSE (Kiros et al.)": "VSE",
+        "OE (Vendrov et al.)": "OE",
+        "PIVOT (Gella et al.)": "PARALLEL-ASYM",
+    }
+    for name, original in same.items():
+        assert huang[name].values == gella[original].values
+        assert huang[name].quoted
+    # The papers differ here, and both are printed as they are.
+    assert [paper.rows[1].values for paper in STS_PAPERS] == [(87.3, 83.4, 86.4), (86.3, 83.4, 86.4)]
+    assert {name for name, row in gella.items() if row.quoted} == {
+        *("Shared task baseline", "STS best system", "GRAN (Wieting et al.)", "MLMME (Calixto et al.)")
+    }
+    assert gella["MLMME (Calixto et al.)"].values == (None, 72.7, 79.7)
+    assert huang["Ours (w/ FastText)"].values == (86.2, 88.3, 91.8)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "baseline", "task"),
+    [
+        (750, 29.96, "MSRvid 2012"),
+        (750, 51.34, "images 2014"),
+        (750, 60.39, "images 2015"),
+        (750, 51.0, None),
+        (749, 51.34, None),
+        (750, None, None),
+    ],
+)
+def test_data_sets_are_known_by_their_baseline(pairs, baseline, task):
+    found = task_of(result_of(1, pairs=pairs).data[0], baseline)
+    assert (None if found is None else TASKS[found]) == task
+
+
+def test_the_real_data_sets_are_known(sts_pairs):
+    result = measured(sts_pairs)
+    assert {pairs.name: TASKS[task] for pairs, task in zip(result.data, tasks_of(result), strict=True)} == {
+        "images-2014": "images 2014",
+        "images-2015": "images 2015",
+    }
+
+
+def measured(folder) -> StsResult:
+    return sts(StsJob(tuple(str(folder / f"images-{year}.tsv") for year in (2014, 2015))))
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_measured_and_published_stand_beside_each_other():
+    text = printed(result_of(2))
+    assert line_with(text, "word overlap    ") == "word overlap 51.3 (1.5) 56.3 (2.5) 53.8 (2.0)"
+    assert line_with(text, "runs/c2c en") == "runs/c2c en 71.3 (21.5) 76.3 (22.5) 73.8 (22.0)"
+    assert line_with(text, "PARALLEL-ASYM") == "PARALLEL-ASYM 84.5 –"
+    assert line_with(text, "Ours (w/ BERT)") == "Ours (w/ BERT) 88.0 –"
+    assert text.count("GRAN (Wieting et al.) * ") == 2
+    assert "*: quoted in that paper from other work" in text
+    assert line_with(text, "runs/c2c  ") == "runs/c2c recipe raw 61.7 % 2,000 7"
+    assert [line_with(text, title) for title in ("Gella et al. 2017, t", "Huang et al. 2019, t")] == [
+        "Gella et al. 2017, table 4",
+        "Huang et al. 2019, table 2",
+    ]
+
+
+def test_other_data_have_no_published_rows():
+    text = printed(result_of(1, baseline=70.0))
+    assert "GRAN" not in text
+    assert "quoted" not in text
+    assert "mean" not in text
+    assert line_with(text, "runs/c2c en") == "runs/c2c en 90.0 (21.5)"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_tables_fit_into_80_columns_whatever_their_number(count):
+    result = result_of(count, ("tables/runs/gella2017/parallel-asym/seed-0", "crawl-300d-2M.vec"))
+    long = replace(result.data[0], name="sts-en-test-gs-2014/surprise.a-very-long-name")
+    text = printed(replace(result, data=(long, *result.data[1:])))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("semantic textual similarity") == -(-count // 3)
+    assert "…" not in text
+    for number in range(count):
+        assert f"{51.34 + 5 * number:.1f} ({1.5 + number:.1f})" in text
+    assert text.count("GRAN (Wieting et al.) *  ") == 2  # On a line with its numbers.
+
+
+def test_what_has_no_correlation_is_a_dash():
+    result = result_of(1)
+    system = replace(result.systems[1], correlations=(Correlation(None, None),))
+    text = printed(replace(result, systems=(result.systems[0], system)))
+    assert line_with(text, "runs/c2c en") == "runs/c2c en –"
+    assert json.loads(json.dumps(sts_report(replace(result, systems=(system,)))))["systems"][0]["mean"] == {
+        "pearson": None,
+        "spearman": None,
+    }
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_holds_everything(tmp_path):
+    result = result_of(2, pairs=750)
+    assert write_sts(result, str(tmp_path)) == ["sts.json", "sts.csv", "sts-pairs.csv"]
+    report = json.loads((tmp_path / "sts.json").read_text())
+    assert report == sts_report(result)
+    assert report["data"][0] == {"name": "data-0", "location": "/x/0", "pairs": 750, "unscored": 0, "task": "images 2014"}
+    assert report["data"][1]["task"] is None
+    assert report["systems"][1]["scores"]["data-1"] == {"pearson": 76.34, "spearman": 22.5}
+    assert report["systems"][1]["coverage"] == {"words": 2000, "known": 1234, "blind": 7, "unknown": {"axolotl": 3}}
+    assert len(report["published"]) == 22
+    gran = [row for row in report["published"] if row["name"].startswith("GRAN")]
+    assert [(row["quoted"], row["scores"]) for row in gran] == [(True, {"data-0": 84.5})] * 2
+    with (tmp_path / "sts.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[3] == {
+        "kind": "run",
+        "name": "runs/c2c",
+        "language": "en",
+        "data": "data-1",
+        "pairs": "750",
+        "pearson": "76.34",
+        "spearman": "22.5",
+    }
+    assert [row["kind"] for row in rows] == ["baseline"] * 2 + ["run"] * 2 + ["published"] * 22
+    with (tmp_path / "sts-pairs.csv").open(newline="") as file:
+        pairs = list(csv.DictReader(file))
+    assert len(pairs) == 1500
+    assert pairs[751] == {
+        "data": "data-1",
+        "line": "1",
+        "score": "1.0",
+        OVERLAP: "0.1",
+        "runs/c2c": "1.1",
+        "sentence1": "a, b",
+        "sentence2": "c",
+    }
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_panel_for_each_system_and_data_set(tmp_path, count, monkeypatch):
+    figures = []
+    monkeypatch.setattr("train.reports.sts_plots.save", lambda figure, folder, name: figures.append(figure))
+    assert plot_sts(result_of(count, ("runs/a_$long$", "b.vec")), str(tmp_path)) == f"{tmp_path}/sts.png"
+    panels = figures[0].axes
+    assert len(panels) == 3 * count
+    for number, panel in enumerate(panels):
+        (dots,) = panel.collections
+        assert dots.get_offsets().tolist() == [[1.0, number % count / 10 + number // count]] * 750
+    assert panels[0].get_title("right") == "n = 750, r = 0.513"
+    assert panels[0].get_title("left") == "data-0"
+    assert panels[-1].get_xlabel() == "gold score"
+    colours = {tuple(panel.collections[0].get_facecolor()[0]) for panel in panels}
+    assert len(colours) == 3
+    monkeypatch.undo()
+    plot_sts(result_of(count, ("runs/a_$long$",)), str(tmp_path))
+    assert (tmp_path / "sts.png").read_bytes().startswith(b"\x89PNG")

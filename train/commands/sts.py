@@ -1,0 +1,92 @@
+"""The command ``sts``: turns arguments into a measurement of semantic textual similarity, and prints it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from schemas import events
+from train.commands.options import AsJson, Device, LogJson, console, notes, remark
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: imagepivot sts runs/c2c sts/2014/STS.input.images.txt sts/2015/STS.input.images.txt")
+def sts(
+    context: typer.Context,
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RUN]... DATA...",
+            help="Folders of runs, each measured by itself, and files or folders of sentence pairs.",
+            show_default=False,
+        ),
+    ],
+    vectors: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vectors",
+            metavar="FILE",
+            help="Word vectors ([i].vec[/i], [i].txt[/i], also [i].gz[/i]), which are averaged, or sentences with vectors "
+            "([i].npz[/i]); may be repeated.",
+        ),
+    ] = None,
+    output: Annotated[str, typer.Option("--output", help="Folder for sts.json, sts.csv, sts-pairs.csv and sts.png.")] = "",
+    language: Annotated[
+        str, typer.Option("--language", help="Language of the sentences; en if not given and the run knows it.")
+    ] = "",
+    truecaser: Annotated[str, typer.Option("--truecaser", help="Folder of the captions, if their recipe truecases.")] = "",
+    tokenized: Annotated[bool, typer.Option("--tokenized", help="The sentences are tokens separated by spaces.")] = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+    log_json: LogJson = False,
+) -> None:
+    """Measure semantic textual similarity: how well the cosine of two sentences agrees with how alike people found them.
+
+    Prints Pearson's r times 100 and Spearman's rho for each data set, with the word-overlap baseline of the shared tasks, and what
+    Gella et al. 2017 and Huang et al. 2019 published. Sentences go through the recipe of the captions that a run was trained on.
+
+    DATA are STS.input.X.txt beside STS.gs.X.txt, tables with tabs between the columns score, sentence1 and sentence2, or files of
+    the STS benchmark. Pairs without a score are left out.
+    """
+    if output:
+        # First: a missing package, or a folder that cannot be written to, shows before the work.
+        from schemas.storage import Folder
+        from train.reports.sts_plots import plot_sts
+
+        Folder(output).check_writable()
+    from train.evaluation.sts_scoring import StsJob
+    from train.evaluation.sts_scoring import sts as measure
+    from train.progress import Counter
+    from train.reports.sts_reports import sts_report, sts_tables, write_sts
+    from train.runs.run import is_run
+
+    runs = [place for place in places if is_run(place)]
+    job = StsJob(
+        data=tuple(place for place in places if place not in runs),
+        runs=tuple(dict.fromkeys(runs)),
+        vectors=tuple(vectors or ()),
+        language=language,
+        tokenized=tokenized,
+        truecaser=truecaser,
+        device=device,
+    )
+    with Counter(notes, "sts", unit="sentences", log_json=log_json) as count:
+        # The mounting application sets `context.obj` to a function of type `Tokenize`; without one only tokens work.
+        result = measure(job, tokenize=context.obj, count=count)
+    events.record(counts={"pairs": sum(map(len, result.data)), "systems": len(result.systems)})
+    if as_json:
+        typer.echo(json.dumps(sts_report(result), ensure_ascii=False, indent=2))
+    else:
+        for number, table in enumerate(sts_tables(result)):
+            console.print(*([] if number == 0 else [""]), table, sep="\n")
+    for pairs in result.data:
+        if pairs.unscored:
+            remark(f"{pairs.name}: {pairs.unscored:,} pairs without a score are left out")
+    if output:
+        names = write_sts(result, output)
+        remark(f"written: {', '.join(f'{output}/{name}' for name in names)} and {plot_sts(result, output)}", style="")

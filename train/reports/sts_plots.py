@@ -1,0 +1,50 @@
+"""Semantic textual similarity as a picture: the cosine of each pair over the score that people gave it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.storage import Folder
+from train.evaluation.sts_scoring import StsResult
+from train.runs.plotting import GREY, SMALL, TINY, new_figure, plain, save, style_of
+
+__all__ = ["plot_sts"]
+
+_NAME = "sts.png"
+_TITLE, _LABEL = 17, 32  # Characters that fit above a panel and along its height.
+
+
+def plot_sts(result: StsResult, output: str) -> str:
+    """Draw ``sts.png`` into a folder: a row of panels for each system, with a panel for each data set.
+
+    Returns:
+        Location of the picture.
+
+    Raises:
+        DatasetError: the picture cannot be written.
+    """
+    across = len(result.data)
+    figure, panels = new_figure(
+        len(result.systems), across, width=max(3.6, 2.4 * across), height=2.3, sharex="col", sharey="row"
+    )
+    for row, system in enumerate(result.systems):
+        style = style_of(row)
+        for column, pairs in enumerate(result.data):
+            panel, pearson = panels[row * across + column], system.correlations[column].pearson
+            dots: dict[str, Any] = {"s": 7, "color": style.color, "marker": style.marker, "alpha": 0.35, "linewidths": 0}
+            panel.scatter(pairs.scores, system.similarities[column], **dots)
+            text = "r undefined" if pearson is None else f"r = {pearson / 100:.3f}"
+            panel.set_title(f"n = {len(pairs):,}, {text}", loc="right", fontsize=TINY, color=GREY)
+            if row == 0:
+                panel.set_title(plain(_cut(pairs.name, _TITLE)), loc="left", fontsize=SMALL)
+        panels[row * across].set_ylabel(f"{plain(_cut(system.name, _LABEL))}\ncosine")
+    for panel in panels[-across:]:
+        panel.set_xlabel("gold score")
+    folder = Folder(output)
+    save(figure, folder, _NAME)
+    return folder.path_of(_NAME)
+
+
+def _cut(text: str, length: int) -> str:
+    """Return a text, or its end where it is longer: what tells paths apart."""
+    return text if len(text) <= length else f"…{text[1 - length :]}"
