@@ -24,6 +24,7 @@ from train.models.retrieval_model import Encoded
 
 __all__ = [
     "READERS",
+    "BidirectionalGRU",
     "BidirectionalLSTM",
     "FinalStateGRU",
     "ImageEncoder",
@@ -106,21 +107,29 @@ class BidirectionalLSTM(nn.Module):
         super().__init__()
         self.lstm = nn.LSTM(word_width, units, batch_first=True, bidirectional=True)
 
-    @torch.compiler.disable  # The number of time steps changes with each batch, so that each would be compiled anew.
     def forward(self, words: WordTable, captions: CaptionBatch) -> Encoded:
         """Read captions."""
-        device = words.weight.device
-        token_ids = torch.from_numpy(captions.padded(PAD)).to(device)  # [B, T]
-        if not len(captions):
-            return Encoded(words(token_ids).new_zeros(0, 1, self.lstm.hidden_size))
-        lengths = torch.from_numpy(captions.lengths)
-        sequence = pack_padded_sequence(words(token_ids), lengths, batch_first=True, enforce_sorted=False)
-        states, _ = pad_packed_sequence(self.lstm(sequence)[0], batch_first=True)  # [B, T, 2E]
-        forward, backward = states.chunk(2, dim=2)
-        return Encoded((forward + backward) / 2, torch.arange(token_ids.shape[1], device=device) < lengths.to(device)[:, None])
+        return _both_ways(self.lstm, words, captions)
 
 
-READERS = {"gru": FinalStateGRU, "bilstm": BidirectionalLSTM}
+class BidirectionalGRU(nn.Module):
+    """Reader with the result of a `BidirectionalLSTM`, of a GRU: that of SCAN (Lee et al. 2018, section 3.2).
+
+    Args:
+        word_width: W.
+        units: E.
+    """
+
+    def __init__(self, word_width: int, units: int) -> None:
+        super().__init__()
+        self.gru = nn.GRU(word_width, units, batch_first=True, bidirectional=True)
+
+    def forward(self, words: WordTable, captions: CaptionBatch) -> Encoded:
+        """Read captions."""
+        return _both_ways(self.gru, words, captions)
+
+
+READERS = {"gru": FinalStateGRU, "bilstm": BidirectionalLSTM, "bigru": BidirectionalGRU}
 
 
 def orthogonalize(reader: nn.Module) -> None:
@@ -167,7 +176,26 @@ class SentenceEncoder(nn.Module):
 
     def forward(self, captions: CaptionBatch) -> Tensor:
         """Return ``[B, E]``, in the order of the captions."""
-        return pooled(self.reader(self.words, captions), self.pooling)
+        return pooled(self.states(captions), self.pooling)
+
+    def states(self, captions: CaptionBatch) -> Encoded:
+        """Return what the reader does, in the order of the captions."""
+        states: Encoded = self.reader(self.words, captions)
+        return states
+
+
+@torch.compiler.disable  # The number of time steps changes with each batch, so that each would be compiled anew.
+def _both_ways(network: nn.LSTM | nn.GRU, words: WordTable, captions: CaptionBatch) -> Encoded:
+    """Return the mean of the states of both directions for each token."""
+    device = words.weight.device
+    token_ids = torch.from_numpy(captions.padded(PAD)).to(device)  # [B, T]
+    if not len(captions):
+        return Encoded(words(token_ids).new_zeros(0, 1, network.hidden_size))
+    lengths = torch.from_numpy(captions.lengths)
+    sequence = pack_padded_sequence(words(token_ids), lengths, batch_first=True, enforce_sorted=False)
+    states, _ = pad_packed_sequence(network(sequence)[0], batch_first=True)  # [B, T, 2E]
+    forward, backward = states.chunk(2, dim=2)
+    return Encoded((forward + backward) / 2, torch.arange(token_ids.shape[1], device=device) < lengths.to(device)[:, None])
 
 
 @torch.compiler.disable  # Shapes change with each batch.
