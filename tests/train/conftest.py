@@ -108,6 +108,18 @@ def four_languages(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 @pytest.fixture(scope="session")
+def four_languages_regions(four_languages: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """The same captions with five features for each image: that of the image, with noise of their own."""
+    rng = np.random.default_rng(3)
+    rows = open_dataset(four_languages.features).table().to_pylist()
+    for row in rows:
+        row["feature"] = np.asarray(row["feature"], np.float32) + 0.3 * rng.standard_normal((5, 8)).astype(np.float32)
+    folder = tmp_path_factory.mktemp("regions") / "features"
+    write_dataset(folder, "features", rows, parameters={}, spec=FeatureSpec("toy-regions", (5, 8)))
+    return Corpus(four_languages.captions, str(folder), four_languages.vocabulary)
+
+
+@pytest.fixture(scope="session")
 def other_toy(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """Similar datasets with other words, and features from another extractor."""
     other = write_toy(tmp_path_factory.mktemp("other"), seed=1)

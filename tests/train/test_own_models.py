@@ -204,6 +204,6 @@ def test_the_command_finds_kinds_of_other_distributions(toy, tmp_path):
 
     run("train", "own.toml", "run", *data, "--vocabulary", toy.vocabulary, "--device", "cpu")
     assert "en" in run("evaluate", "run", *data, "--split", "test", "--device", "cpu")
-    assert "model.kind is 'counts', expected one of 'vse'" in run(
+    assert "model.kind is 'counts', expected one of 'scan', " in run(
         "evaluate", "run", *data, "--split", "test", code=1, path=tmp_path
     )

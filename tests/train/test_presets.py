@@ -16,11 +16,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_trains(four_languages, tmp_path, name):
+def test_a_preset_trains(four_languages, four_languages_regions, tmp_path, name):
     config = resolve(name, SMALL)
-    result = train(TrainJob(config, four_languages, str(tmp_path / "run"), device="cpu", tensorboard=False))
+    corpus = four_languages if config.model.kind == "vse" else four_languages_regions
+    result = train(TrainJob(config, corpus, str(tmp_path / "run"), device="cpu", tensorboard=False))
     assert (result.standing.step, result.standing.stopped) == (4, "steps")
     run = open_run(tmp_path / "run")
     assert run.config == config
-    scores = score_run(run, captions=four_languages.captions, features=four_languages.features)
+    scores = score_run(run, captions=corpus.captions, features=corpus.features)
     assert {score.language for score in scores} == set(config.data.languages)

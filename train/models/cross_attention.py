@@ -4,11 +4,10 @@ Lee, Chen, Hua, Hu, He (2018): Stacked Cross Attention for Image-Text Matching (
 (github.com/kuanghuei/SCAN, ``model.py``). Regions attend to words, or words to regions; whichever attends is a query here, and what
 it attends to the context. With unit vectors q_t of a query and v_k of a context, and s_kt = <v_k, q_t>:
 
-1. s_kt is clipped at zero, or multiplied by a small ``leak`` there, and divided by its norm over the t of the query (equation 1 and
-   the text below it);
-2. a_kt is the softmax of lambda_1 times that, over the k of the context (equations 2, 3 and 8);
-3. the relevance of q_t is its cosine with sum_k a_kt v_k (equations 4 and 9);
-4. the score of the pair is the LogSumExp of its relevances with lambda_2, or their mean (equations 5, 6 and 10).
+1. s_kt is clipped at zero, or multiplied by a small ``leak`` there, and divided by its norm over the t of the query;
+2. a_kt is the softmax of lambda_1 times that, over the k of the context;
+3. the relevance of q_t is its cosine with sum_k a_kt v_k;
+4. the score of the pair is the LogSumExp of its relevances, log(sum_t exp(lambda_2 r_t)) / lambda_2, or their mean.
 
 Two facts save most of the work, and change nothing: the cosine does not see the denominator of the softmax, and it follows from s
 and the products G = V V^T of a context's vectors, <q_t, sum_k a_k v_k> = sum_k a_k s_kt and |sum_k a_k v_k|^2 = a^T G a, so that
@@ -162,7 +161,7 @@ class _Chunk:
 
 
 def _chunks(values: Tensor, mask: Tensor | None, size: int, wanted: Tensor | None = None) -> Iterator[_Chunk]:
-    """Yield chunks of the rows that are wanted, all if None; those of a chunk have about as many vectors: there is little padding."""
+    """Yield chunks of the rows that are wanted, all if None; those of a chunk have about as many vectors, for little padding."""
     rows = torch.arange(len(values), device=values.device) if wanted is None else wanted
     if mask is None:
         for start in range(0, len(rows), size):

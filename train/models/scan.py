@@ -88,7 +88,7 @@ class Scan(RetrievalModel):
         return Encoded(unit(states.values.float()), states.mask)
 
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
-        """Return scores ``[A, C]``; ``a`` takes the part of the images and their regions, ``b`` that of the captions and their words.
+        """Return scores ``[A, C]``; ``a`` takes the part of the images, with regions, and ``b`` that of the captions, with words.
 
         Always computed in float32 or better, as the margins of the losses are not far above the rounding of bfloat16.
         """

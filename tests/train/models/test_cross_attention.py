@@ -28,24 +28,22 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def by_the_equations(queries: list[np.ndarray], contexts: list[np.ndarray], choices: CrossAttention) -> np.ndarray:
-    """Score by equations 1 to 6 where regions are the queries and words the context, or 8 to 10, where words are the queries."""
+    """Score one pair after another: regions that attend to words are the queries, or words that attend to regions."""
     scores = np.zeros((len(queries), len(contexts)))
     for row, query in enumerate(queries):
         for column, context in enumerate(contexts):
-            s = [[cosine(v, e) for e in context] for v in query]  # Equation 1.
+            s = [[cosine(v, e) for e in context] for v in query]
             s = [[value if value > 0 else choices.leak * value for value in line] for line in s]
             norms = [sqrt(sum(s[i][j] ** 2 for i in range(len(query)))) for j in range(len(context))]  # Over what attends.
             relevances = []
             for i in range(len(query)):
                 weights = [exp(choices.lambda_softmax * s[i][j] / norms[j]) if norms[j] else 1.0 for j in range(len(context))]
-                attended = sum(w / sum(weights) * e for w, e in zip(weights, context, strict=True))  # Equations 2 and 3.
-                relevances.append(cosine(query[i], attended))  # Equation 4.
+                attended = sum(w / sum(weights) * e for w, e in zip(weights, context, strict=True))
+                relevances.append(cosine(query[i], attended))
             if choices.lambda_lse is None:
-                scores[row, column] = sum(relevances) / len(relevances)  # Equation 6.
+                scores[row, column] = sum(relevances) / len(relevances)
             else:
-                scores[row, column] = (
-                    log(sum(exp(choices.lambda_lse * r) for r in relevances)) / choices.lambda_lse
-                )  # Equation 5.
+                scores[row, column] = log(sum(exp(choices.lambda_lse * r) for r in relevances)) / choices.lambda_lse
     return scores
 
 
@@ -214,6 +212,7 @@ def test_the_products_of_all_pairs_are_never_held(monkeypatch):
     assert max(sizes) <= max(6000, queries.numel(), contexts.numel()) < scores.numel() * 7 * 9 / 20
 
 
+@pytest.mark.slow
 def test_a_compiled_caller_does_not_compile_it():
     queries, contexts = (together(units(counts, 5, seed)) for counts, seed in (([3, 2], 0), ([4, 4, 1], 1)))
     choices = CrossAttention(9.0, 6.0)
