@@ -34,13 +34,14 @@ from train.models.retrieval_model import Encoded
 
 __all__ = ["CrossAttention", "cross_attention"]
 
-_NUMBERS_AT_ONCE = {"cpu": 2**18, "cuda": 2**24}
-"""Number of products in a tile, by kind of device. On a CPU the half dozen passes over them should stay in its caches."""
+_NUMBERS_AT_ONCE = {"cpu": 2**21, "cuda": 2**24}
+"""Number of products in a tile, by kind of device. On a CPU, one thread is as fast with tiles of 2^18 to 2^21; of larger ones there are
+fewer, so that several threads wait less for each other, most of all where other processes use the cores, too."""
 
-_QUERIES_OF_A_TILE = 32
+_QUERIES_OF_A_TILE = 64
 
-_COPIED_AT_ONCE = 2**25
-"""Number of numbers of the queries that are brought into the order of the tiles at once: 128 MiB in float32."""
+_COPIED_AT_ONCE = 2**24
+"""Number of numbers of the queries that are brought into the order of the tiles at once: 64 MiB in float32."""
 
 _DENSE = 1 / 8
 """Share of pairs with a gradient from which tiles are computed whole in the backward pass."""

@@ -10,7 +10,7 @@ from schemas.errors import UsageError
 from tests.train.trainings import assert_equal, weights
 from train.config.models import ScanConfig
 from train.data.batches import CaptionBatch
-from train.evaluation import EvaluateJob, SearchJob, embed_run, evaluate_run, search
+from train.evaluation import EvaluateJob, SearchJob, embed_run, evaluate_run, evaluating, search
 from train.models.catalogue import build_model
 from train.models.cross_attention import CrossAttention, cross_attention
 from train.models.dimensions import Dimensions
@@ -101,6 +101,18 @@ def test_captions_come_in_the_order_of_the_request(images):
     regions = model.encode_images(images)
     together, other = (model.scores(regions, model.encode_captions(batch(rows), "en")) for rows in (range(4), [3, 1, 0, 2]))
     torch.testing.assert_close(other, together[:, [3, 1, 0, 2]])
+
+
+def test_evaluation_copies_a_part_of_the_captions_at_a_time(images, monkeypatch):
+    model = build()
+    regions, words = model.encode_images(images), model.encode_captions(batch(), "en")
+    expected, seen = model.scores(regions, words)[1:, [2, 0, 3]], []
+    monkeypatch.setattr(evaluating, "_COPIED_AT_ONCE", 2)
+    monkeypatch.setattr(model, "scores", lambda a, b, whole=model.scores: seen.append(len(b)) or whole(a, b))
+    scores = evaluating.scores_between(model, regions, words)
+    torch.testing.assert_close(scores(slice(1, 4), torch.tensor([2, 0, 3])), expected)
+    assert seen == [2, 1]
+    assert scores(slice(0, 4), torch.zeros(0, dtype=torch.int64)).shape == (4, 0)
 
 
 def test_one_reader_for_all_languages_or_one_each():
