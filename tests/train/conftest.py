@@ -147,6 +147,12 @@ def with_several_features(tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 @pytest.fixture(scope="session")
+def four_languages_regions(four_languages: Corpus, with_several_features: Callable[[Corpus], Corpus]) -> Corpus:
+    """Captions in four languages of images with three features each."""
+    return with_several_features(four_languages)
+
+
+@pytest.fixture(scope="session")
 def toy_regions(toy: Corpus, with_several_features: Callable[[Corpus], Corpus]) -> Corpus:
     """The toy with three features an image."""
     return with_several_features(toy)

@@ -15,17 +15,10 @@ from train.runs.run import open_run
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def corpora(four_languages, with_several_features):
-    """The corpus that a model of each kind is trained on."""
-    regions = with_several_features(four_languages)
-    return {"vse": four_languages, "mha-d": regions}
-
-
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_trains(corpora, tmp_path, name):
+def test_a_preset_trains(four_languages, four_languages_regions, tmp_path, name):
     config = resolve(name, SMALL)
-    corpus = corpora[config.model.kind]
+    corpus = four_languages if config.model.kind == "vse" else four_languages_regions
     result = train(TrainJob(config, corpus, str(tmp_path / "run"), device="cpu", tensorboard=False))
     assert (result.standing.step, result.standing.stopped) == (4, "steps")
     run = open_run(tmp_path / "run")

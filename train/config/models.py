@@ -11,10 +11,10 @@ from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal
 
 from schemas.errors import UsageError
-from train.config.checks import one_of, positive
+from train.config.checks import not_negative, one_of, positive
 from train.config.strict_toml import Tagged
 
-__all__ = ["ENTRY_POINTS", "MhaDConfig", "ModelConfig", "VseConfig", "model_kinds", "register_section"]
+__all__ = ["ENTRY_POINTS", "MhaDConfig", "ModelConfig", "ScanConfig", "VseConfig", "model_kinds", "register_section"]
 
 ENTRY_POINTS = "imagepivot.models"
 """Group of entry points by which other distributions add kinds of models: name of the kind, and the module that registers it."""
@@ -52,9 +52,9 @@ class VseConfig(ModelConfig):
         shared: one sentence encoder over the joint vocabulary for all languages (Kádár et al. 2018); otherwise one per language
             (Gella et al. 2017).
         similarity: ``cosine``, or ``order`` (Vendrov et al. 2016).
-        reader: what reads the words of a sentence: ``gru``, whose last state is the sentence; or ``bilstm``, an LSTM in both
-            directions with a state for each word.
-        pooling: what becomes of the states of a ``bilstm``: their ``mean``, or the ``max`` of each number.
+        reader: what reads the words of a sentence: ``gru``, whose last state is the sentence; or ``bilstm`` or ``bigru``, an LSTM
+            or GRU in both directions with a state for each word.
+        pooling: what becomes of the states of a ``bilstm`` or ``bigru``: their ``mean``, or the ``max`` of each number.
         initialization: initial weights of the reader: ``torch`` draws them all uniformly from ±1/sqrt(units); ``orthogonal`` makes
             the recurrent weights of each gate an orthogonal matrix, draws those of the words from ±0.1 and sets the biases to 0
             (github.com/ivendrov/order-embedding). Word vectors and the map of images start alike in both.
@@ -66,14 +66,14 @@ class VseConfig(ModelConfig):
     words: int = 300
     shared: bool = True
     similarity: Literal["cosine", "order"] = "cosine"
-    reader: Literal["gru", "bilstm"] = "gru"
+    reader: Literal["gru", "bilstm", "bigru"] = "gru"
     pooling: Literal["mean", "max"] = "mean"
     initialization: Literal["torch", "orthogonal"] = "torch"
 
     def __post_init__(self) -> None:
         positive("model", self, "embedding", "words")
         one_of("model", self, "similarity", ("cosine", "order"))
-        one_of("model", self, "reader", ("gru", "bilstm"))
+        one_of("model", self, "reader", ("gru", "bilstm", "bigru"))
         one_of("model", self, "pooling", ("mean", "max"))
         one_of("model", self, "initialization", ("torch", "orthogonal"))
 
@@ -114,7 +114,48 @@ class MhaDConfig(ModelConfig):
         return False
 
 
-_SECTIONS: dict[str, type[ModelConfig]] = {section.kind: section for section in (VseConfig, MhaDConfig)}
+@dataclass(frozen=True)
+class ScanConfig(ModelConfig):
+    """Stacked cross attention between the regions of an image and the words of a caption (Lee et al. 2018).
+
+    Attributes:
+        embedding: width of regions and words in the joint space, and number of units of the reader in each direction.
+        words: width of the word embeddings.
+        shared: one reader over the joint vocabulary for all languages; otherwise one per language.
+        reader: what reads the words of a caption, a GRU or LSTM in both directions: ``bigru`` or ``bilstm``.
+        attention: ``t2i``, words attend to regions (text-image in the paper); or ``i2t``, regions attend to words (image-text).
+        pooling: how the relevances of the words, or regions, become a score: ``lse``, LogSumExp; or ``avg``, their mean.
+        lambda_softmax: inverse temperature of the attention, the paper's lambda_1.
+        lambda_lse: inverse temperature of the LogSumExp, the paper's lambda_2; of no effect with ``avg``.
+        leak: factor of negative similarities before they are normalized: 0 in the paper, 0.1 in the released code.
+    """
+
+    kind: ClassVar[str] = "scan"
+
+    embedding: int = 1024
+    words: int = 300
+    shared: bool = True
+    reader: Literal["bigru", "bilstm"] = "bigru"
+    attention: Literal["t2i", "i2t"] = "t2i"
+    pooling: Literal["lse", "avg"] = "avg"
+    lambda_softmax: float = 9.0
+    lambda_lse: float = 6.0
+    leak: float = 0.1
+
+    def __post_init__(self) -> None:
+        positive("model", self, "embedding", "words", "lambda_softmax", "lambda_lse")
+        not_negative("model", self, "leak")
+        one_of("model", self, "reader", ("bigru", "bilstm"))
+        one_of("model", self, "attention", ("t2i", "i2t"))
+        one_of("model", self, "pooling", ("lse", "avg"))
+
+    @property
+    def mixes_languages(self) -> bool:
+        """Whether there is one reader for all languages."""
+        return self.shared
+
+
+_SECTIONS: dict[str, type[ModelConfig]] = {section.kind: section for section in (VseConfig, MhaDConfig, ScanConfig)}
 
 
 def register_section(section: type[ModelConfig]) -> None:

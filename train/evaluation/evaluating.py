@@ -40,6 +40,8 @@ __all__ = [
 
 _BATCH = 512
 
+_COPIED_AT_ONCE = 1024
+
 Count: TypeAlias = Callable[[int], object]
 """Takes the number of images or captions that were encoded since it was last called, for a display of progress."""
 
@@ -224,7 +226,10 @@ def scores_between(model: RetrievalModel, first: Encoded, second: Encoded) -> Sc
 
     def scores(rows: slice, columns: Tensor) -> Tensor:
         with evaluating(model):
-            return model.scores(first[rows], second[columns])
+            if second.values.dim() == 2:
+                return model.scores(first[rows], second[columns])
+            # Words and regions take many times the memory of vectors: a part of them is copied at a time.
+            return torch.cat([model.scores(first[rows], second[part]) for part in columns.split(_COPIED_AT_ONCE)], dim=1)
 
     return scores
 

@@ -8,18 +8,19 @@ from typing import Any
 import torch
 
 from schemas.errors import UsageError
-from train.config.models import MhaDConfig, ModelConfig, VseConfig, register_section
+from train.config.models import MhaDConfig, ModelConfig, ScanConfig, VseConfig, register_section
 from train.models.dimensions import Dimensions
 from train.models.joint_embedding import JointEmbedding
 from train.models.mha_d import MhaD
 from train.models.retrieval_model import RetrievalModel
+from train.models.scan import Scan
 
 __all__ = ["Builder", "build_model", "register_model"]
 
 Builder = Callable[[Any, Dimensions], RetrievalModel]
 """From the section of a configuration and the dimensions of the data to a new model."""
 
-_BUILDERS: dict[str, Builder] = {VseConfig.kind: JointEmbedding, MhaDConfig.kind: MhaD}
+_BUILDERS: dict[str, Builder] = {VseConfig.kind: JointEmbedding, MhaDConfig.kind: MhaD, ScanConfig.kind: Scan}
 
 
 def register_model(section: type[ModelConfig], builder: Builder) -> None:

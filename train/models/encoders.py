@@ -10,7 +10,6 @@ embedding width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Literal
 
 import torch
@@ -26,6 +25,7 @@ from train.models.retrieval_model import Encoded
 
 __all__ = [
     "READERS",
+    "BidirectionalGRU",
     "BidirectionalLSTM",
     "FinalStateGRU",
     "ImageEncoder",
@@ -111,24 +111,30 @@ class BidirectionalLSTM(nn.Module):
     @torch.compiler.disable  # The number of time steps changes with each batch, so that each would be compiled anew.
     def forward(self, words: WordTable, captions: CaptionBatch) -> Encoded:
         """Read captions."""
-        device = words.weight.device
-        if not len(captions):
-            return Encoded(words.weight.new_zeros(0, 1, self.lstm.hidden_size))
-        read = partial(read_both_ways, self.lstm) if device.type == "cpu" else self._in_torch
-        forward, backward = read(words, captions)  # [B, T, E]
-        lengths = torch.from_numpy(captions.lengths).to(device)
-        mask = torch.arange(int(captions.lengths.max()), device=device) < lengths[:, None]
-        return Encoded((forward + backward) / 2, mask)
-
-    def _in_torch(self, words: WordTable, captions: CaptionBatch) -> tuple[Tensor, ...]:
-        """Return the states of each direction, ``[B, T, E]``."""
-        vectors = words(torch.from_numpy(captions.padded(PAD)).to(words.weight.device))  # [B, T, W]
-        sequence = pack_padded_sequence(vectors, torch.from_numpy(captions.lengths), batch_first=True, enforce_sorted=False)
-        states, _ = pad_packed_sequence(self.lstm(sequence)[0], batch_first=True)  # [B, T, 2E]
-        return states.chunk(2, dim=2)
+        if not len(captions) or words.weight.device.type != "cpu":
+            return _in_torch(self.lstm, words, captions)
+        return _mean_of(read_both_ways(self.lstm, words, captions), captions)
 
 
-READERS = {"gru": FinalStateGRU, "bilstm": BidirectionalLSTM}
+class BidirectionalGRU(nn.Module):
+    """Reader with the result of a `BidirectionalLSTM`, of a GRU: that of SCAN (Lee et al. 2018, section 3.2).
+
+    Args:
+        word_width: W.
+        units: E.
+    """
+
+    def __init__(self, word_width: int, units: int) -> None:
+        super().__init__()
+        self.gru = nn.GRU(word_width, units, batch_first=True, bidirectional=True)
+
+    @torch.compiler.disable  # The number of time steps changes with each batch, so that each would be compiled anew.
+    def forward(self, words: WordTable, captions: CaptionBatch) -> Encoded:
+        """Read captions."""
+        return _in_torch(self.gru, words, captions)
+
+
+READERS = {"gru": FinalStateGRU, "bilstm": BidirectionalLSTM, "bigru": BidirectionalGRU}
 
 
 def orthogonalize(reader: nn.Module) -> None:
@@ -148,7 +154,7 @@ def orthogonalize(reader: nn.Module) -> None:
             nn.init.zeros_(parameter)
 
 
-def pooled(encoded: Encoded, pooling: Literal["mean", "max"]) -> Tensor:
+def pooled(encoded: Encoded, pooling: Literal["mean", "max"] = "mean") -> Tensor:
     """Return one vector ``[B, E]`` for each item: the mean or the greatest value of its vectors, or the only one that it has."""
     if encoded.values.dim() == 2:
         return encoded.values
@@ -168,15 +174,37 @@ class SentenceEncoder(nn.Module):
             or a module.
     """
 
-    def __init__(self, words: WordTable, reader: nn.Module, pooling: Callable[[Encoded], Tensor]) -> None:
+    def __init__(self, words: WordTable, reader: nn.Module, pooling: Callable[[Encoded], Tensor] = pooled) -> None:
         super().__init__()
         self.words = words
         self.reader = reader
         self.pooling = pooling
 
+    def states(self, captions: CaptionBatch) -> Encoded:
+        """Return what the reader does, in the order of the captions."""
+        states: Encoded = self.reader(self.words, captions)
+        return states
+
     def forward(self, captions: CaptionBatch) -> Tensor:
         """Return a vector for each caption, in their order."""
-        return self.pooling(self.reader(self.words, captions))
+        return self.pooling(self.states(captions))
+
+
+def _in_torch(network: nn.LSTM | nn.GRU, words: WordTable, captions: CaptionBatch) -> Encoded:
+    """Read captions in both directions with torch's own network."""
+    vectors = words(torch.from_numpy(captions.padded(PAD)).to(words.weight.device))  # [B, T, W]
+    if not len(captions):
+        return Encoded(vectors.new_zeros(0, 1, network.hidden_size))
+    sequence = pack_padded_sequence(vectors, torch.from_numpy(captions.lengths), batch_first=True, enforce_sorted=False)
+    states, _ = pad_packed_sequence(network(sequence)[0], batch_first=True)  # [B, T, 2E]
+    return _mean_of(states.chunk(2, dim=2), captions)
+
+
+def _mean_of(directions: Sequence[Tensor], captions: CaptionBatch) -> Encoded:
+    """Return the mean of the states of both directions ``[B, T, E]``, and where there are tokens."""
+    forward, backward = directions
+    lengths = torch.from_numpy(captions.lengths).to(forward.device)
+    return Encoded((forward + backward) / 2, torch.arange(forward.shape[1], device=forward.device) < lengths[:, None])
 
 
 @torch.compiler.disable  # Shapes change with each batch.

@@ -24,12 +24,12 @@ _SHORTEST = 1e-12
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Return vectors ``[A, E]`` divided by their Euclidean norms; of one without a direction zeros, and it has no gradient.
+    """Return vectors ``[..., E]`` divided by their Euclidean norms; of one without a direction zeros, and it has no gradient.
 
     Bit for bit ``torch.nn.functional.normalize``, but for vectors of (nearly) zeros: there that function multiplies the gradient by
     10^12, and clipping then leaves nothing of everybody else's.
     """
-    norms = vectors.norm(dim=1, keepdim=True)
+    norms = vectors.norm(dim=-1, keepdim=True)
     return vectors / norms.masked_fill(norms <= _SHORTEST, torch.inf)
 
 

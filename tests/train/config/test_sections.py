@@ -172,7 +172,12 @@ def test_a_file_extends_a_preset(tmp_path):
         (SMALL + "[loss]\nc2c_probability = 0.5\n[schedule]\nbatches = 'images'", "belongs to batches of 'tasks'"),
         (SMALL + "[loss]\ncaption_weight = 0\nc2c_probability = 0.5", "such steps would learn nothing"),
         (SMALL + "[loss]\nobjective = 'vse'", "loss.objective is 'vse', expected one of 'ranking', 'pivot', 'parallel'"),
-        (SMALL + "[model]\nkind = 'scan'", "model.kind is 'scan', expected one of 'mha-d', 'vse'"),
+        (SMALL + "[model]\nkind = 'vsa'", "model.kind is 'vsa', expected one of .*'vse'"),
+        (SMALL + "[model]\nkind = 'scan'\nattention = 'both'", "model.attention is 'both', expected one of 't2i', 'i2t'"),
+        (SMALL + "[model]\nkind = 'scan'\npooling = 'max'", "model.pooling is 'max', expected one of 'lse', 'avg'"),
+        (SMALL + "[model]\nkind = 'scan'\nreader = 'gru'", "model.reader is 'gru', expected one of 'bigru', 'bilstm'"),
+        (SMALL + "[model]\nkind = 'scan'\nlambda_lse = 0", "model.lambda_lse is 0.0, expected more than 0"),
+        (SMALL + "[model]\nkind = 'scan'\nleak = -1", "model.leak is -1.0, expected 0 or more"),
         (
             SMALL + "[schedule]\nbatches = 'images'\nbucket = true",
             "schedule.bucket belongs to batches of 'tasks'",
@@ -305,9 +310,14 @@ KADAR = {
 HUANG = {"mha-d", "mha", "mha-d-vgg19"}
 
 
+# Lambda of the softmax, and of the LogSumExp, None where the mean is taken: the arguments for Flickr30K in the released code.
+SCAN = {"t2i-lse": (9, 6), "t2i-avg": (9, None), "i2t-lse": (4, 5), "i2t-avg": (4, None)}
+
+
 def test_there_is_a_preset_for_each_row():
     rows = {"gella2017": GELLA, "kadar2018": KADAR, "huang2019": HUANG}
     expected = {"demo", "vsepp", "vsepp-de", *(f"{paper}/{name}" for paper, names in rows.items() for name in names)}
+    expected |= {f"scan/{name}{language}" for name in SCAN for language in ("", "-de")}
     assert set(preset_names()) == expected
 
 
@@ -327,9 +337,9 @@ def test_presets_of_papers_state_every_number(name):
         extended += text
     said = read_preset(name) + extended
     for key, _ in leaves(config):
-        if key == "model.pooling":  # It belongs to another reader.
+        if key == "model.pooling" and config.model.kind == "vse":  # It belongs to another reader.
             continue
-        if key.startswith("loss.diversity") and config.model.kind == "vse":  # It has no heads.
+        if key.startswith("loss.diversity") and config.model.kind != "mha-d":  # There are no heads.
             continue
         if (
             key.partition(".")[0] in ("model", "optimizer")
@@ -396,6 +406,23 @@ def test_numbers_of_kadar_2018(name):
 )
 def test_portions_of_kadar_2018(name, portions):
     assert resolve(f"kadar2018/{name}").data.portions == {language: (portion,) for language, portion in portions.items()}
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+@pytest.mark.parametrize("name", SCAN)
+def test_numbers_of_scan(name, language):
+    config = resolve(f"scan/{name}" if language == "en" else f"scan/{name}-de")
+    model, (lambda_softmax, lambda_lse) = config.model, SCAN[name]
+    assert f"{model.attention}-{model.pooling}" == name
+    assert model.lambda_softmax == lambda_softmax
+    assert lambda_lse in (None, model.lambda_lse)
+    assert (model.kind, model.reader, model.embedding, model.words, model.leak) == ("scan", "bigru", 1024, 300, 0.1)
+    assert (config.loss.margin, config.loss.hinges) == (0.2, "max")
+    assert (config.optimizer.learning_rate, config.optimizer.gradient_clipping) == (2e-4, 2.0)
+    schedule = config.schedule
+    assert (schedule.batch_size, schedule.max_epochs, schedule.decay_epochs, schedule.decay_factor) == (128, 30, 15, 0.1)
+    assert config.data.portions == {language: ("comparable",)}
+    assert (config.data.min_count, config.data.l2_features) == (4, False)
 
 
 def test_a_binary_file_is_refused(tmp_path):

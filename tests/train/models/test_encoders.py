@@ -7,6 +7,7 @@ import torch
 from train.data.batches import CaptionBatch
 from train.models.encoders import (
     READERS,
+    BidirectionalGRU,
     BidirectionalLSTM,
     FinalStateGRU,
     ImageEncoder,
@@ -90,28 +91,30 @@ def test_ids_without_unknown_are_refused():
         sentence_encoder(9, 5, 6, ids=[0, 1, 2, 5])
 
 
-# --- bidirectional LSTM ------------------------------------------------------------------------------------------------
+# --- bidirectional readers ---------------------------------------------------------------------------------------------
 
 CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]]
 
 
-def alone(reader: BidirectionalLSTM, words: WordTable, caption: list[int]) -> torch.Tensor:
+def alone(reader: BidirectionalLSTM | BidirectionalGRU, words: WordTable, caption: list[int]) -> torch.Tensor:
     """Read one caption in both directions, a cell at a time."""
     states = []
+    (network,) = reader.children()
     for suffix, tokens in (("", caption), ("_reverse", caption[::-1])):
-        cell = torch.nn.LSTMCell(5, 6)
-        cell.load_state_dict({f"{name}": getattr(reader.lstm, f"{name}_l0{suffix}") for name in cell.state_dict()})
+        cell = (torch.nn.LSTMCell if isinstance(network, torch.nn.LSTM) else torch.nn.GRUCell)(5, 6)
+        cell.load_state_dict({f"{name}": getattr(network, f"{name}_l0{suffix}") for name in cell.state_dict()})
         state, outputs = None, []
         for token in tokens:
             state = cell(words.weight[None, token], state)
-            outputs.append(state[0][0])
+            outputs.append(state[0][0] if isinstance(state, tuple) else state[0])
         states.append(torch.stack(outputs if not suffix else outputs[::-1]))
     return (states[0] + states[1]) / 2
 
 
-def test_a_bidirectional_lstm_has_a_state_for_each_token_in_any_batch():
+@pytest.mark.parametrize("kind", [BidirectionalLSTM, BidirectionalGRU])
+def test_a_bidirectional_reader_has_a_state_for_each_token_in_any_batch(kind):
     torch.manual_seed(0)
-    words, reader = WordTable(9, 5), BidirectionalLSTM(5, 6)
+    words, reader = WordTable(9, 5), kind(5, 6)
     encoded = reader(words, batch_of(CAPTIONS))
     assert encoded.values.shape == (4, 5, 6)
     assert encoded.mask.sum(1).tolist() == [3, 5, 2, 3]
@@ -137,7 +140,7 @@ def test_pooling_counts_only_the_tokens_that_are_there():
 # --- initial weights ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "gates", "recurrent"), [("gru", 3, 1), ("bilstm", 4, 2)])
+@pytest.mark.parametrize(("name", "gates", "recurrent"), [("gru", 3, 1), ("bilstm", 4, 2), ("bigru", 3, 2)])
 def test_recurrent_weights_of_each_gate_are_orthogonal(name, gates, recurrent):
     torch.manual_seed(0)
     reader = READERS[name](20, 30)

@@ -151,9 +151,10 @@ def test_several_features_of_an_image_are_refused():
         build(feature_shape=(36, 2048))
 
 
+@pytest.mark.parametrize("reader", ["bilstm", "bigru"])
 @pytest.mark.parametrize("pooling", ["mean", "max"])
-def test_a_bidirectional_lstm_may_read_the_sentences(pooling):
-    model = build(reader="bilstm", pooling=pooling)
+def test_a_bidirectional_network_may_read_the_sentences(reader, pooling):
+    model = build(reader=reader, pooling=pooling)
     captions = captions_of(model, batch([3, 1, 0, 2]), "en")
     assert captions.shape == (4, 6)
     torch.testing.assert_close(captions, captions_of(model, batch(), "en")[[3, 1, 0, 2]])

@@ -1,0 +1,257 @@
+"""Stacked cross attention: how alike sets of vectors are, each vector of one attending to those of the other.
+
+Lee, Chen, Hua, Hu, He (2018): Stacked Cross Attention for Image-Text Matching (arXiv 1803.08024), section 3.1, and their code
+(github.com/kuanghuei/SCAN, ``model.py``). Regions attend to words, or words to regions; whichever attends is a query here, and what
+it attends to the context. With unit vectors q_t of a query and v_k of a context, and s_kt = <v_k, q_t>:
+
+1. s_kt is clipped at zero, or multiplied by a small ``leak`` there, and divided by its norm over the t of the query;
+2. a_kt is the softmax of lambda_1 times that, over the k of the context;
+3. the relevance of q_t is its cosine with sum_k a_kt v_k;
+4. the score of the pair is the LogSumExp of its relevances, log(sum_t exp(lambda_2 r_t)) / lambda_2, or their mean.
+
+Two facts save most of the work, and change nothing: the cosine does not see the denominator of the softmax, and it follows from s
+and the products G = V V^T of a context's vectors, <q_t, sum_k a_k v_k> = sum_k a_k s_kt and |sum_k a_k v_k|^2 = a^T G a, so that
+no attended vector of width E is ever formed. Beyond the products s, a pair of 36 regions and 14 words then costs 4 % as many
+multiply-adds. A gradient is computed only for pairs whose score has one: with the hardest negatives, three in a row of a batch.
+
+Letters in shapes: ``C`` contexts, ``K`` vectors of a context, ``Q`` queries, ``T`` vectors of a query, ``E`` their width; ``A``
+contexts and ``B`` queries of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import leaky_relu
+
+from train.models.retrieval_model import Encoded
+
+__all__ = ["CrossAttention", "cross_attention"]
+
+_NUMBERS_AT_ONCE = {"cpu": 2**21, "cuda": 2**24}
+"""Number of products in a tile, by kind of device. On a CPU, one thread is as fast with tiles of 2^18 to 2^21; of larger ones there
+are fewer, so that several threads wait less for each other, most of all where other processes use the cores, too."""
+
+_QUERIES_OF_A_TILE = 64
+
+_COPIED_AT_ONCE = 2**24
+"""Number of numbers of the queries that are brought into the order of the tiles at once: 64 MiB in float32."""
+
+_DENSE = 1 / 8
+"""Share of pairs with a gradient from which tiles are computed whole in the backward pass."""
+
+_SHORTEST = 1e-30
+"""Square of a norm up to which there is no direction: the cosine is 0 then, and has no gradient."""
+
+_LARGEST_EXPONENT = 20.0
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    """The choices of stacked cross attention.
+
+    Attributes:
+        lambda_softmax: inverse temperature of the softmax, lambda_1.
+        lambda_lse: inverse temperature of the LogSumExp, lambda_2; None takes the mean of the relevances instead.
+        leak: factor of negative products: 0 in the paper's equations, 0.1 in the released code.
+    """
+
+    lambda_softmax: float
+    lambda_lse: float | None
+    leak: float = 0.1
+
+
+@torch.compiler.disable  # The tiles only save memory, and their number and shapes change with each batch.
+def cross_attention(queries: Encoded, contexts: Encoded, choices: CrossAttention) -> Tensor:
+    """Return how relevant contexts are to queries, ``[Q, C]``.
+
+    The Q x C x T x K products are never held together: both passes use some megabytes besides a copy of a bounded part of the
+    queries, however many there are, and the backward pass computes them again. What the masks leave out never counts.
+
+    Args:
+        queries: unit vectors, or such of zeros, ``[Q, T, E]``.
+        contexts: likewise, ``[C, K, E]``.
+        choices: see there.
+    """
+    scores: Tensor = _CrossAttention.apply(queries.values, queries.mask, contexts.values, contexts.mask, choices)
+    return scores
+
+
+class _CrossAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        query_mask: Tensor | None,
+        contexts: Tensor,
+        context_mask: Tensor | None,
+        choices: CrossAttention,
+    ) -> Tensor:
+        ctx.save_for_backward(queries, query_mask, contexts, context_mask)
+        ctx.choices = choices
+        scores = queries.new_zeros(len(queries), len(contexts))
+        query_chunks = _chunks(queries, query_mask, _QUERIES_OF_A_TILE)
+        copied = max(1, _COPIED_AT_ONCE // max(1, _QUERIES_OF_A_TILE * queries.shape[1] * queries.shape[2]))
+        while block := list(islice(query_chunks, copied)):
+            columns = [chunk.vectors.transpose(0, 1).flatten(0, 1) for chunk in block]  # [T * B, E] each, contiguous.
+            for context in _chunks(contexts, context_mask, _contexts_of_a_tile(contexts, queries, query_mask)):
+                gram = context.vectors @ context.vectors.mT
+                for query, column in zip(block, columns, strict=True):
+                    products = _products(context, column, len(query))
+                    scores[query.rows[:, None], context.rows] = _Attention(products, gram, query, context, choices).scores().T
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_scores: Tensor) -> tuple[Tensor, None, Tensor, None, None]:
+        queries, query_mask, contexts, context_mask = ctx.saved_tensors
+        d_queries, d_contexts = torch.zeros_like(queries), torch.zeros_like(contexts)
+        given = d_scores != 0
+        dense = int(given.sum()) > _DENSE * given.numel()
+        height = _contexts_of_a_tile(contexts, queries, query_mask) if dense else 1
+        with torch.autocast(queries.device.type, enabled=False):
+            for context in _chunks(contexts, context_mask, height):
+                gram = context.vectors @ context.vectors.mT
+                d_context, d_gram = torch.zeros_like(context.vectors), torch.zeros_like(gram)
+                wanted = given[:, context.rows].any(1).nonzero().flatten()
+                for query in _chunks(queries, query_mask, _QUERIES_OF_A_TILE, wanted):
+                    columns = query.vectors.transpose(0, 1).flatten(0, 1)
+                    attention = _Attention(_products(context, columns, len(query)), gram, query, context, ctx.choices)
+                    d_products, d_gram_here = attention.gradients(d_scores[query.rows[:, None], context.rows].T)
+                    d_gram += d_gram_here
+                    d_context += (d_products @ columns).view_as(d_context)
+                    d_columns = d_products.T @ context.vectors.flatten(0, 1)
+                    query.add(d_queries, d_columns.view(-1, len(query), queries.shape[2]).transpose(0, 1))
+                context.add(d_contexts, d_context + 2 * d_gram @ context.vectors)
+        return d_queries, None, d_contexts, None, None
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some queries or contexts with about as many vectors each.
+
+    Attributes:
+        rows: int64 ``[n]``, which they are.
+        vectors: ``[n, longest, E]``, zeros where there is none.
+        present: bool ``[n, longest]``, where there is one; None if everywhere.
+    """
+
+    rows: Tensor
+    vectors: Tensor
+    present: Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def counts(self) -> Tensor | int:
+        """Number of vectors of each, at least 1: ``[n]``, or the same for all."""
+        return max(1, self.vectors.shape[1]) if self.present is None else self.present.sum(1).clamp_min(1)
+
+    def add(self, total: Tensor, gradients: Tensor) -> None:
+        """Add gradients ``[n, longest, E]`` to those of all queries or contexts."""
+        if self.present is not None:
+            gradients = gradients.masked_fill(~self.present[..., None], 0)
+        total[self.rows, : gradients.shape[1]] += gradients  # No row is there twice.
+
+
+def _chunks(values: Tensor, mask: Tensor | None, size: int, wanted: Tensor | None = None) -> Iterator[_Chunk]:
+    """Yield chunks of the rows that are wanted, all if None; those of a chunk have about as many vectors, for little padding."""
+    rows = torch.arange(len(values), device=values.device) if wanted is None else wanted
+    if mask is None:
+        for start in range(0, len(rows), size):
+            some = rows[start : start + size]
+            yield _Chunk(some, values[start : start + size] if wanted is None else values[some], None)
+        return
+    # The place after the last vector of each row: those before need not all be there.
+    ends = (mask[rows] * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1) if mask.shape[1] else rows * 0
+    ends, order = ends.sort(stable=True)
+    rows, longest = rows[order], ends.tolist()
+    for start in range(0, len(rows), size):
+        some = rows[start : start + size]
+        end = longest[start : start + size][-1]
+        present = mask[some, :end]
+        if bool(present.all()):
+            yield _Chunk(some, values[some, :end], None)
+        else:
+            yield _Chunk(some, values[some, :end].masked_fill(~present[..., None], 0), present)
+
+
+def _contexts_of_a_tile(contexts: Tensor, queries: Tensor, mask: Tensor | None) -> int:
+    vectors = queries.shape[1] if mask is None else int(mask.sum()) / max(1, len(mask))  # Of a query, on average.
+    numbers = contexts.shape[1] * vectors * min(_QUERIES_OF_A_TILE, len(queries))
+    return max(1, int(_NUMBERS_AT_ONCE[contexts.device.type] / max(1, numbers)))
+
+
+def _products(context: _Chunk, columns: Tensor, queries: int) -> Tensor:
+    """Return the products ``[A, K, T, B]`` of the vectors of contexts and those of queries, ``[T * B, E]``."""
+    products = context.vectors.flatten(0, 1) @ columns.T
+    return products.view(len(context), context.vectors.shape[1], -1, queries)
+
+
+class _Attention:
+    """A tile. Queries come last in its arrays, so that sums over K and T run along whole rows of memory.
+
+    Args:
+        products: ``[A, K, T, B]``.
+        gram: products of the vectors of each context, ``[A, K, K]``.
+        query: the queries.
+        context: the contexts.
+        choices: those of the attention.
+    """
+
+    def __init__(self, products: Tensor, gram: Tensor, query: _Chunk, context: _Chunk, choices: CrossAttention) -> None:
+        self.query, self.choices, self.products = query, choices, products
+        exponents = leaky_relu(products, choices.leak)
+        self.scale = _inverse_root((exponents * exponents).sum(2, keepdim=True))  # [A, K, 1, B]
+        exponents *= choices.lambda_softmax * self.scale
+        if context.present is not None:
+            exponents.masked_fill_(~context.present[..., None, None], -torch.inf)
+        if choices.lambda_softmax > _LARGEST_EXPONENT:
+            exponents -= exponents.amax(1, keepdim=True).clamp_min(-choices.lambda_softmax)
+        self.weights = exponents.exp_()  # The softmax but for its denominator.
+        self.attended = torch.bmm(gram, self.weights.flatten(2)).view_as(products)  # Products of v_k with the attended vectors.
+        self.along = (self.weights * products).sum(1)  # [A, T, B]
+        self.inverse = _inverse_root((self.weights * self.attended).sum(1))  # [A, T, B]
+        self.relevance = self.along * self.inverse  # [A, T, B]
+
+    def scores(self) -> Tensor:
+        """Return the scores, ``[A, B]``."""
+        temperature = self.choices.lambda_lse
+        if temperature is None:
+            return self.relevance.sum(1) / self.query.counts  # Those of absent vectors are 0.
+        return (self._outside(self.relevance * temperature, -torch.inf)).logsumexp(1) / temperature
+
+    def gradients(self, d_scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of the products, ``[A * K, T * B]``, and of their own ones, ``[A, K, K]``, by those of scores."""
+        temperature = self.choices.lambda_lse
+        if temperature is None:
+            d_relevance = (d_scores / self.query.counts)[:, None].expand_as(self.relevance)
+        else:
+            d_relevance = d_scores[:, None] * self._outside(self.relevance * temperature, -torch.inf).softmax(1)
+        d_along = (d_relevance * self.inverse)[:, None]  # [A, 1, T, B]
+        d_square = (d_relevance * self.relevance * self.inverse.square() / -2)[:, None]
+        d_gram = torch.bmm((self.weights * d_square).flatten(2), self.weights.flatten(2).mT)
+        normalized = leaky_relu(self.products, self.choices.leak) * self.scale
+        d_weights = d_along * self.products + 2 * d_square * self.attended
+        d_normalized = self.choices.lambda_softmax * self.weights * d_weights
+        d_clipped = self.scale * (d_normalized - normalized * (d_normalized * normalized).sum(2, keepdim=True))
+        slope = (self.products > 0) + self.choices.leak * (self.products <= 0)
+        d_products = d_along * self.weights + slope * d_clipped
+        return d_products.flatten(2).flatten(0, 1), d_gram
+
+    def _outside(self, of_vectors: Tensor, value: float) -> Tensor:
+        """Return values ``[A, T, B]`` with another one where a query has no vector."""
+        present = self.query.present
+        return of_vectors if present is None else of_vectors.masked_fill(~present.T, value)
+
+
+def _inverse_root(squares: Tensor) -> Tensor:
+    """Return 1 / sqrt of squared norms, 0 where there is no direction."""
+    return squares.rsqrt().masked_fill(~(squares > _SHORTEST), 0)

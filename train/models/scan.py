@@ -1,0 +1,102 @@
+"""Stacked cross attention of regions and words in any number of languages: the kind of model ``scan``.
+
+Lee, Chen, Hua, Hu, He (2018): Stacked Cross Attention for Image-Text Matching (arXiv 1803.08024), section 3; what the paper leaves
+open follows their code (github.com/kuanghuei/SCAN, ``model.py``).
+
+Letters in shapes: ``B`` images or captions of a batch, ``A`` and ``C`` those that are compared, ``R`` regions, ``T`` tokens, ``D``
+feature width, ``E`` joint embedding width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from schemas.errors import UsageError
+from train.config.models import ScanConfig
+from train.data.batches import CaptionBatch
+from train.models.cross_attention import CrossAttention, cross_attention
+from train.models.dimensions import Dimensions
+from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, WordTable
+from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
+from train.models.similarity import unit
+
+__all__ = ["Scan"]
+
+
+class Scan(RetrievalModel):
+    """Images as regions and captions as words, each a vector in one space; words attend to regions, or regions to words.
+
+    All vectors have length 1 (``l2norm`` in ``model.py``), but for vectors of zeros, which stay zeros and have no gradient.
+    ``<start>`` and ``<end>`` are words like any other, as in the released code (``data.py``).
+
+    Args:
+        config: widths and choices.
+        dimensions: languages and sizes of the data.
+
+    Raises:
+        UsageError: an image has a single feature.
+    """
+
+    vectors = False
+
+    def __init__(self, config: ScanConfig, dimensions: Dimensions) -> None:
+        super().__init__()
+        if len(dimensions.feature_shape) != 2:
+            raise UsageError(
+                f"the features of an image have the shape {list(dimensions.feature_shape)}, but a model of the kind "
+                f"{config.kind!r} needs those of its regions: give several for each image, such as those of 'faster-rcnn-36'"
+            )
+        self.languages = dimensions.languages
+        self.width = config.embedding
+        self.similarity = f"{config.attention}-{config.pooling}"
+        self._shared = config.shared
+        self._words_attend = config.attention == "t2i"
+        self._attention = CrossAttention(
+            config.lambda_softmax, config.lambda_lse if config.pooling == "lse" else None, config.leak
+        )
+        self.images = ImageEncoder(dimensions.feature_shape[1], config.embedding)
+        ids_of_readers = [dimensions.language_ids.get(language) for language in self.languages[: 1 if config.shared else None]]
+        self.sentences = nn.ModuleList(
+            SentenceEncoder(
+                WordTable(dimensions.vocabulary_size, config.words, ids=ids),
+                READERS[config.reader](config.words, config.embedding),
+            )
+            for ids in ids_of_readers
+        )
+
+    def encode_images(self, images: ImageBatch) -> Encoded:
+        """Map features ``[B, R, D]`` to unit vectors ``[B, R, E]``."""
+        features = images.features
+        if images.mask is not None:
+            features = features.masked_fill(~images.mask[..., None], 0)
+        return Encoded(unit(self.images(features).float()), images.mask)
+
+    def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
+        """Return unit vectors ``[B, T, E]`` of the words of captions in one language, in their order.
+
+        Raises:
+            ValueError: the model does not read the language.
+        """
+        if language not in self.languages:
+            raise ValueError(f"language is {language!r}, expected one of {self.languages}")
+        encoder = self.sentences[0 if self._shared else self.languages.index(language)]
+        assert isinstance(encoder, SentenceEncoder)
+        states = encoder.states(captions)
+        return Encoded(unit(states.values.float()), states.mask)
+
+    def scores(self, a: Encoded, b: Encoded) -> Tensor:
+        """Return scores ``[A, C]``; ``a`` takes the part of the images, with regions, and ``b`` that of the captions, with words.
+
+        Always computed in float32 or better, as the margins of the losses are not far above the rounding of bfloat16.
+        """
+        with torch.autocast(a.values.device.type, enabled=False):
+            return cross_attention(b, a, self._attention).T if self._words_attend else cross_attention(a, b, self._attention)
+
+    def modules_by_language(self) -> Mapping[str, Sequence[str]]:
+        """Return the languages of each reader."""
+        if self._shared:
+            return {"sentences.0": self.languages}
+        return {f"sentences.{number}": (language,) for number, language in enumerate(self.languages)}
