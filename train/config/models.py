@@ -31,6 +31,16 @@ class ModelConfig(Tagged):
         """Whether one encoder reads captions in all languages, so that a batch may mix them."""
         return True
 
+    def check_features(self, shape: tuple[int, ...]) -> None:
+        """Check that the model takes features of a shape, before any are read; by default it may be any.
+
+        Args:
+            shape: shape of an image's features: ``[D]``, or ``[R, D]`` where an image has several.
+
+        Raises:
+            UsageError: it does not.
+        """
+
     @classmethod
     def choose(cls, table: Mapping[str, Any], prefix: str) -> tuple[type[Any], Mapping[str, Any]]:
         """Return the dataclass of the kind that a table names, ``vse`` if it names none, and the rest of the table.
@@ -81,6 +91,14 @@ class VseConfig(ModelConfig):
     def mixes_languages(self) -> bool:
         """Whether there is one sentence encoder for all languages."""
         return self.shared
+
+    def check_features(self, shape: tuple[int, ...]) -> None:
+        """Check that an image has one feature."""
+        if len(shape) != 1:
+            raise UsageError(
+                f"the features of an image have the shape {list(shape)}, but a model of the kind {self.kind!r} takes one vector per "
+                "image: give such features, for example of 'resnet50-pool'"
+            )
 
 
 _SECTIONS: dict[str, type[ModelConfig]] = {VseConfig.kind: VseConfig}
