@@ -20,7 +20,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_json
 from schemas.parameters import FeaturesParameters
-from train.data.mapping import MappedFile, mapped_array, release
+from train.data.mapping import MappedField, mapped_array, release
 from train.data.memory import memory_limit
 from train.data.vectors import (
     check_finite,
@@ -57,18 +57,26 @@ class ImageFeatures:
     ``[N, R, D]`` where the dataset has several for each image. Padding is zeros. Pickled, mapped features are the path of their file.
 
     Attributes:
-        records: ``[M]`` with the fields ``stored``, ``[D]`` or ``[R, D]`` in the type of the dataset; ``norms``, their Euclidean
-            norms, a float32 or ``[R]``; and where some may be padding ``count``, the number of those in use, from the first on. May
-            be mapped from a file, read-only.
-        rows: int64 ``[I]``: the row of each image in ``records``.
+        stored: ``[M, D]`` or ``[M, R, D]`` in the type of the dataset. May be mapped from a file, read-only.
+        norms: float32 ``[M]`` or ``[M, R]``: Euclidean norms.
+        rows: int64 ``[I]``: the row of each image in ``stored``.
         spec: the feature that the dataset holds.
         l2: whether each feature is divided by its norm when it is read; a feature of zeros stays as it is.
+        counts: int32 ``[M]``: how many features are in use, from the first on; None where the dataset has no padding.
     """
 
-    records: np.ndarray
+    stored: np.ndarray
+    norms: np.ndarray
     rows: np.ndarray
     spec: FeatureSpec
     l2: bool = False
+    counts: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, records: np.ndarray, rows: np.ndarray, spec: FeatureSpec, l2: bool) -> ImageFeatures:
+        """Return features whose arrays are the fields of records, as a mapped copy holds them."""
+        names = records.dtype.names or ()
+        return cls(records["stored"], records["norms"], rows, spec, l2, records["counts"] if "counts" in names else None)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -82,26 +90,19 @@ class ImageFeatures:
         rows = self.rows[images]
         values = np.asarray(self.stored[rows])
         if self.l2:
-            values = unit_vectors(values, self.records["norms"][rows])
+            values = unit_vectors(values, self.norms[rows])
         if values.ndim > 2:  # Of vectors so little is mapped that it may stay.
-            release(self.records)
+            release(self.stored)
         return values
 
     def mask(self, images: np.ndarray | slice) -> np.ndarray | None:
         """Return which features of images are in use, bool ``[N, R]``; None where the dataset has no padding."""
-        names = self.records.dtype.names or ()
-        return in_use(self.records["count"][self.rows[images]], self.shape[1]) if "count" in names else None
+        return None if self.counts is None else in_use(self.counts[self.rows[images]], self.shape[1])
 
-    @property
-    def stored(self) -> np.ndarray:
-        """Features of the images that are held, ``[M, D]`` or ``[M, R, D]``, in the type of the dataset."""
-        return self.records["stored"]
-
-    @property
-    def norms(self) -> np.ndarray:
-        """Euclidean norms of all features in the order of the images, float32 ``[I]`` or ``[I, R]``; a copy."""
-        norms = np.asarray(self.records["norms"][self.rows])
-        release(self.records)
+    def norms_of_images(self) -> np.ndarray:
+        """Return the norms in the order of the images, float32 ``[I]`` or ``[I, R]``; a copy."""
+        norms = np.asarray(self.norms[self.rows])
+        release(self.norms)
         return norms
 
     @property
@@ -120,13 +121,12 @@ class ImageFeatures:
         return self.stored.shape[-1]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A mapped array would be pickled with all of its values.
-        records = MappedFile.of(self.records) if isinstance(self.records, np.memmap) else self.records
-        return {**self.__dict__, "records": records}
+        mapped = {name: value for name, value in vars(self).items() if isinstance(value, np.memmap)}
+        return {**vars(self), **{name: MappedField.of(value, name) for name, value in mapped.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        records = state["records"]
-        self.__dict__.update({**state, "records": records.open() if isinstance(records, MappedFile) else records})
+        opened = {name: value.open() if isinstance(value, MappedField) else value for name, value in state.items()}
+        vars(self).update(opened)
 
 
 def extractor_fingerprint(dataset: Dataset) -> str:
@@ -203,7 +203,7 @@ def read_features(
             values, counts = vectors_of(dataset, batch)
             check_finite(values, dataset, [image_ids[n] for n in positions.tolist()])
             _put(records, positions, values, counts)
-    return ImageFeatures(records, np.arange(len(image_ids)), spec, l2)
+    return ImageFeatures.of(records, np.arange(len(image_ids)), spec, l2)
 
 
 def shard_features(
@@ -228,13 +228,13 @@ def shard_features(
     check_finite(values, dataset, image_ids)
     records = np.empty(len(values), _record(dataset))
     _put(records, slice(None), values, counts)
-    return image_ids, ImageFeatures(records, np.arange(len(values)), feature_spec(dataset), l2)
+    return image_ids, ImageFeatures.of(records, np.arange(len(values)), feature_spec(dataset), l2)
 
 
 def _record(dataset: Dataset) -> np.dtype[Any]:
-    """Return the type of `ImageFeatures.records`. Norms stand beside the values, so that a start need not compute them."""
+    """Return the type of what is held of an image. Norms stand beside the values, so that a start need not compute them."""
     spec = feature_spec(dataset)
-    counted = [("count", np.int32)] if dataset.kind == "regions" else []
+    counted = [("counts", np.int32)] if dataset.kind == "regions" else []
     return np.dtype([("stored", spec.dtype, spec.shape), ("norms", np.float32, spec.shape[:-1]), *counted])
 
 
@@ -242,7 +242,7 @@ def _put(records: np.ndarray, places: np.ndarray | slice, values: np.ndarray, co
     records["stored"][places] = values
     records["norms"][places] = norms_of(values)
     if counts is not None:
-        records["count"][places] = counts
+        records["counts"][places] = counts
 
 
 def _batch_size(spec: FeatureSpec) -> int:
@@ -265,9 +265,9 @@ def _mapped(dataset: Dataset, image_ids: Sequence[str], l2: bool, folder: str | 
     identity = [dataset.fingerprint, [shard.sha256 for shard in dataset.manifest.shards]]
     copy = mapped_array(folder, identity, (len(dataset),), _record(dataset), fill)
     rows = pc.index_in(pa.array(image_ids, pa.string()), pa.array(dataset.image_ids(), pa.string())).to_numpy().astype(np.int64)
-    features = ImageFeatures(copy, rows, spec, l2)
+    features = ImageFeatures.of(copy, rows, spec, l2)
     # Only what is read counts. A sum of squares may also overflow.
-    doubtful = np.unique(np.nonzero(~np.isfinite(features.norms))[0])
+    doubtful = np.unique(np.nonzero(~np.isfinite(features.norms_of_images()))[0])
     check_finite(features.stored[rows[doubtful]], dataset, [image_ids[n] for n in doubtful.tolist()])
     return features
 

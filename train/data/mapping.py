@@ -17,7 +17,7 @@ from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_json
 from schemas.output import lock_file
 
-__all__ = ["MappedFile", "mapped_array", "release"]
+__all__ = ["MappedField", "mapped_array", "release"]
 
 _BLOCK = bytes(1 << 20)
 
@@ -82,19 +82,20 @@ def release(array: np.ndarray) -> None:
 
 
 @dataclass(frozen=True)
-class MappedFile:
-    """Stands for a mapped array where it is pickled."""
+class MappedField:
+    """Stands for a field of a mapped array where it is pickled, which would pickle all of its values."""
 
     path: str
+    name: str
 
     @classmethod
-    def of(cls, array: np.memmap) -> MappedFile:
-        """Return the file of a whole array that `mapped_array` returned."""
-        return cls(str(array.filename))
+    def of(cls, array: np.memmap, name: str) -> MappedField:
+        """Return what stands for a field of an array that `mapped_array` returned."""
+        return cls(str(array.filename), name)
 
     def open(self) -> np.ndarray:
         """Map the array again."""
-        return np.lib.format.open_memmap(self.path, mode="r")
+        return np.lib.format.open_memmap(self.path, mode="r")[self.name]
 
 
 def _opened(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray | None:

@@ -70,7 +70,7 @@ def odd_features(split: str, features: ImageFeatures, image_ids: Sequence[str]) 
     Returns:
         What there is; None if all features are in order.
     """
-    norms = features.norms.astype(np.float64)
+    norms = features.norms_of_images().astype(np.float64)
     norms = norms.reshape(len(norms), math.prod(norms.shape[1:]))
     used = features.mask(slice(None))
     used = np.ones_like(norms, bool) if used is None else used
