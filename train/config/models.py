@@ -96,8 +96,8 @@ class VseConfig(ModelConfig):
         """Check that an image has one feature."""
         if len(shape) != 1:
             raise UsageError(
-                f"the features of an image have the shape {list(shape)}, but a model of the kind {self.kind!r} takes one vector per "
-                "image: give such features, for example of 'resnet50-pool'"
+                f"the features of an image have the shape {list(shape)}, but a model of the kind {self.kind!r} takes one vector "
+                "per image: give such features, for example of 'resnet50-pool'"
             )
 
 

@@ -54,7 +54,8 @@ class ImageFeatures:
     """Features of images, kept as they are stored: what is indexed is converted, a batch at a time.
 
     ``features[images]`` are the features of the images in these positions (integers, or a slice), float32 ``[N, D]``, or
-    ``[N, R, D]`` where the dataset has several for each image. Padding is zeros. Pickled, mapped features are the path of their file.
+    ``[N, R, D]`` where the dataset has several for each image. Padding is zeros. What is mapped is pickled as the path of
+    its file.
 
     Attributes:
         stored: ``[M, D]`` or ``[M, R, D]`` in the type of the dataset. May be mapped from a file, read-only.

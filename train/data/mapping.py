@@ -74,7 +74,7 @@ def release(array: np.ndarray) -> None:
     Args:
         array: the array, or a part of it. Nothing happens if it is not mapped from a file.
     """
-    owner = array
+    owner: object = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
     if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
