@@ -147,7 +147,7 @@ def write_regions(toy: Corpus) -> Callable[..., Corpus]:
         rng, rows = np.random.default_rng(5), []
         for image in open_dataset(toy.features).table().to_pylist():
             values = (np.array(image["feature"]) + rng.standard_normal(REGIONS.shape)).astype(REGIONS.dtype)
-            used = 0 if image["image_id"] in without else int(rng.integers(1, 5))
+            used = int(rng.integers(1, 5)) * (image["image_id"] not in without)
             values[used:] = padding
             row = {"image_id": image["image_id"], "width": 640, "height": 480, "num_regions": used, "features": values}
             row["boxes"] = np.zeros((4, 4), np.float32)

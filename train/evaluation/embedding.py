@@ -229,7 +229,7 @@ def _check_images(features: Dataset, captions: Dataset, split: str, allow_missin
 def _mention_empty(features: Dataset, remark: Remark) -> None:
     """Say which images have a row, but no region that could be embedded."""
     image_ids = features.image_ids()
-    empty = [image_ids[n] for n in missing_images(features, image_ids).tolist()]
+    empty = sorted(image_ids[n] for n in missing_images(features, image_ids).tolist())
     if empty:
         remark(
             f"not embedded, because no region was found in them: {len(empty):,} of {len(image_ids):,} images: {_names(empty)}"

@@ -77,7 +77,7 @@ def run_tables(
         ImagepivotError: an argument or the data is wrong, or an existing result is from something else; nothing was trained.
     """
     fingerprints = {
-        name: open_dataset(location, kind={"captions": "encoded"}.get(name, name)).fingerprint
+        name: open_dataset(location, kind={"captions": "encoded", "features": None}.get(name, name)).fingerprint
         for name, location in vars(job.corpus).items()
     }
     if job.allow_missing_features:
