@@ -47,6 +47,7 @@ MEMORY_SHARE = 0.5
 """Share of the memory that features may occupy; larger ones must be mapped from a file."""
 
 _BATCH_BYTES = 32 << 20
+_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,11 @@ class ImageFeatures:
 
     def norms_of_images(self) -> np.ndarray:
         """Return the norms in the order of the images, float32 ``[I]`` or ``[I, R]``; a copy."""
-        norms = np.asarray(self.norms[self.rows])
-        release(self.norms)
+        norms = np.empty((len(self), *self.norms.shape[1:]), np.float32)
+        for start in range(0, len(self), _BLOCK):  # Around each norm the system maps some values, too.
+            part = slice(start, start + _BLOCK)
+            norms[part] = self.norms[self.rows[part]]
+            release(self.norms)
         return norms
 
     @property
