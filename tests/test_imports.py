@@ -72,6 +72,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "evaluation": {"config", "data", "devices", "models", "objectives", "runs"},
         "material": {"config", "data", "evaluation", "models", "objectives"},
         "jobs": {"config", "data", "devices", "runs"},
+        "supply": {"data", "distributed", "material", "objectives"},
         "loop": {
             *(
                 "config",
@@ -85,7 +86,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
                 "objectives",
                 "progress",
             ),
-            *("runs", "schedules"),
+            *("runs", "schedules", "supply"),
         },
         "reports": {"config", "data", "devices", "evaluation", "jobs", "loop", "material", "models", "runs"},
         "demo": {"config", "data", "evaluation", "jobs", "loop", "progress", "reports", "runs"},

@@ -37,6 +37,7 @@ from train.runs.run import Run, open_run
 from train.runs.starting import provenance, start_model
 from train.runs.stopwatch import Stopwatch
 from train.schedules import learning_rate, steps_in_all, steps_per_epoch, stop_reason
+from train.supply import Supply
 
 __all__ = ["Remark", "train"]
 
@@ -111,7 +112,7 @@ def train(
             remarks = [taken, *(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)]
             for sentence in filter(None, remarks):
                 remark(sentence)
-        with held_back() as interruption:
+        with held_back() as interruption, loop.supply.reading():
             standing = loop.run(interruption)
     return Result(job.output, standing, material.left_out)
 
@@ -193,8 +194,8 @@ class _Loop:
         self.watch = watch
         self.standing = Standing()
         self.stopwatch = Stopwatch()
-        self.sampler = material.sampler(config, job.seed)
-        self.epoch_steps = steps_per_epoch(config.schedule, self.sampler.epoch_steps)
+        self.supply = Supply(material, material.sampler(config, job.seed), processes, device)
+        self.epoch_steps = steps_per_epoch(config.schedule, self.supply.epoch_steps)
         self.model = build_model(config.model, start.dimensions, job.seed).to(device)
         self.terms = terms_of(config.loss, self.model)
         optimizer = torch.optim.AdamW if config.optimizer.decoupled else torch.optim.Adam
@@ -220,7 +221,7 @@ class _Loop:
             source = self.folder.path_of(LAST)
             restore_model(self.model, before.model, source)
             restore_optimizer(self.optimizer, before.optimizer, source)
-            restore_sampler(self.sampler, before.sampler, source)
+            restore_sampler(self.supply, before.sampler, source)
             self.standing = replace(before.standing, stopped="")
             say(_kept(self.standing.step))
         else:
@@ -298,17 +299,16 @@ class _Loop:
 
     def _step(self) -> _Step:
         """Train on the batches of a step: their gradients add up, as those of the queries of a batch do."""
-        config, epoch = self.config, self.sampler.epoch
+        config, epoch = self.config, self.supply.epoch
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step=self.standing.step, epoch=epoch, epoch_steps=self.epoch_steps)
         hinges = "sum" if self.standing.step < config.loss.warmup_steps else config.loss.hinges
         self.optimizer.zero_grad()
         batches: list[Batch] = []
         losses: list[tuple[Tensor, Mapping[str, Tensor]]] = []
-        while len(batches) < config.schedule.accumulate and self.sampler.epoch == epoch:
+        while len(batches) < config.schedule.accumulate and self.supply.epoch == epoch:
             with self.stopwatch.measure("data"):
-                batch = self.sampler.next()
-                inputs = self.material.inputs(batch, self.device, self.processes.rows(len(batch.images)))
+                batch, inputs = self.supply.next()
             loss, terms = self.objective(inputs, hinges)
             # Several processes exchange the gradients of each batch: the encoders of another may be others.
             loss.backward()
@@ -368,7 +368,7 @@ class _Loop:
 
     def _report(self, loss: float, scores: dict[str, float]) -> Report:
         standing, limit = self.standing, steps_in_all(self.config.schedule, self.epoch_steps)
-        return Report(standing.step, limit, self.sampler.epoch, loss, scores, standing.best_score)
+        return Report(standing.step, limit, self.supply.epoch, loss, scores, standing.best_score)
 
     def _stop_if_over(self) -> None:
         reason = stop_reason(self.standing, self.config.schedule, self.epoch_steps)
@@ -379,7 +379,7 @@ class _Loop:
             return
         checkpoint = replace(self.start, model=self.model.state_dict(), standing=replace(self.standing, stopped=""))
         if name == LAST:
-            optimizer, sampler = self.optimizer.state_dict(), self.sampler.state()
+            optimizer, sampler = self.optimizer.state_dict(), self.supply.state()
             checkpoint = replace(checkpoint, standing=self.standing, optimizer=optimizer, sampler=sampler)
         with self.stopwatch.measure("checkpoints"):
             write_checkpoint(self.folder, name, checkpoint)

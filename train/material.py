@@ -21,6 +21,7 @@ from train.data.corpus import Corpus
 from train.data.norms import OddFeatures, odd_features
 from train.data.sampling import Batch, ImageSampler, Sampler, TaskSampler
 from train.data.splits import LeftOut, TrainingData, open_data
+from train.data.vectors import feature_spec
 from train.evaluation.validating import Validation, validate
 from train.models.dimensions import Dimensions
 from train.models.retrieval_model import ImageBatch, RetrievalModel
@@ -134,6 +135,7 @@ def open_material(
         DatasetError: a dataset is missing, of the wrong kind, or does not belong with the others.
     """
     data = config.data
+    config.model.check_features(feature_spec(open_dataset(corpus.features)).shape)
     # The smaller split comes first, so that errors in the folders show sooner.
     validation = open_data(
         corpus.captions,
@@ -263,7 +265,7 @@ def inputs_of(data: TrainingData, batch: Batch, device: torch.device, rows: slic
     captions = data.captions
     images = None
     if batch.task != "c2c":
-        images = ImageBatch(torch.from_numpy(data.features[batch.images[rows]]).to(device))
+        images = ImageBatch.of(data.features, batch.images[rows], device)
     return Inputs(
         task=batch.task,
         numbers=torch.from_numpy(np.asarray(batch.images, np.int64)).to(device),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +162,37 @@ def toy_regions(toy: Corpus, with_several_features: Callable[[Corpus], Corpus]) 
 def gappy(toy: Corpus, without_features: Callable[[Corpus, Path], Corpus], tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """The toy without the features of seven training, two validation and one test image."""
     return without_features(toy, tmp_path_factory.mktemp("gappy"))
+
+
+REGIONS = FeatureSpec("regions", (4, 8), "float16")
+
+
+@pytest.fixture(scope="session")
+def write_regions(toy: Corpus) -> Callable[..., Corpus]:
+    """Write regions of the images of the toy, one to four of them in use: the feature of the image, and noise."""
+
+    def write(folder: Path, padding: float = 0.0, without: Collection[str] = (), lacking: Collection[str] = ()) -> Corpus:
+        """Put a value into the padding; leave some images without a region, and others without a row."""
+        rng, rows = np.random.default_rng(5), []
+        for image in open_dataset(toy.features).table().to_pylist():
+            values = (np.array(image["feature"]) + rng.standard_normal(REGIONS.shape)).astype(REGIONS.dtype)
+            used = int(rng.integers(1, 5)) * (image["image_id"] not in without)
+            values[used:] = padding
+            row = {"image_id": image["image_id"], "width": 640, "height": 480, "num_regions": used, "features": values}
+            row["boxes"] = np.zeros((4, 4), np.float32)
+            for name in ("class", "attribute"):
+                row |= {f"{name}_ids": np.zeros(4, np.int16), f"{name}_scores": np.zeros(4, np.float32)}
+            rows += [row] if image["image_id"] not in lacking else []
+        write_dataset(folder / "regions", "regions", rows, parameters={"extractor_fingerprint": "toy"}, spec=REGIONS)
+        return Corpus(toy.captions, str(folder / "regions"), toy.vocabulary)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def regions(write_regions: Callable[..., Corpus], tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """The toy with regions; read-only."""
+    return write_regions(tmp_path_factory.mktemp("regions"))
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def _precisions(incomplete: str) -> list[str]:
 
 
 Captions = Annotated[str, typer.Option("--captions", help="Folder of encoded captions.", show_default=False)]
-Features = Annotated[str, typer.Option("--features", help="Folder of image features.", show_default=False)]
+Features = Annotated[str, typer.Option("--features", help="Folder of image features or regions.", show_default=False)]
 Vocabulary = Annotated[str, typer.Option("--vocabulary", help="Folder of the vocabulary of the captions.", show_default=False)]
 Device = Annotated[
     str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", autocompletion=_devices)

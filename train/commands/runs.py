@@ -133,7 +133,9 @@ def embed(
     output: Annotated[
         str, typer.Argument(help="Folder; the datasets are written to its folders images and captions.", show_default=False)
     ],
-    features: Annotated[str, typer.Option("--features", help="Folder of image features; no images if not given.")] = "",
+    features: Annotated[
+        str, typer.Option("--features", help="Folder of image features or regions; no images if not given.")
+    ] = "",
     captions: Annotated[str, typer.Option("--captions", help="Folder of encoded captions; no captions if not given.")] = "",
     splits: Annotated[
         str, typer.Option("--splits", help="Only captions of these splits, e.g. [i]val,test[/i], and only their images.")

@@ -39,7 +39,7 @@ def train(
     ] = "",
     output: Annotated[str, typer.Argument(help="Folder of the run.", show_default=False)] = "",
     captions: Annotated[str, typer.Option("--captions", help="Folder of encoded captions.", show_default=False)] = "",
-    features: Annotated[str, typer.Option("--features", help="Folder of image features.", show_default=False)] = "",
+    features: Annotated[str, typer.Option("--features", help="Folder of image features or regions.", show_default=False)] = "",
     vocabulary: Annotated[
         str, typer.Option("--vocabulary", help="Folder of the vocabulary of the captions.", show_default=False)
     ] = "",

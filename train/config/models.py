@@ -31,6 +31,16 @@ class ModelConfig(Tagged):
         """Whether one encoder reads captions in all languages, so that a batch may mix them."""
         return True
 
+    def check_features(self, shape: tuple[int, ...]) -> None:
+        """Check that the model takes features of a shape, before any are read; by default it may be any.
+
+        Args:
+            shape: shape of an image's features: ``[D]``, or ``[R, D]`` where an image has several.
+
+        Raises:
+            UsageError: it does not.
+        """
+
     @classmethod
     def choose(cls, table: Mapping[str, Any], prefix: str) -> tuple[type[Any], Mapping[str, Any]]:
         """Return the dataclass of the kind that a table names, ``vse`` if it names none, and the rest of the table.
@@ -82,6 +92,15 @@ class VseConfig(ModelConfig):
         """Whether there is one sentence encoder for all languages."""
         return self.shared
 
+    def check_features(self, shape: tuple[int, ...]) -> None:
+        """Check that an image has one feature."""
+        if len(shape) != 1:
+            raise UsageError(
+                f"the features of an image have the shape {list(shape)}, but a model of the kind {self.kind!r} takes one vector "
+                "per image: give such features, for example of 'resnet50-pool', or choose a kind that attends to several, such as "
+                "'mha-d'"
+            )
+
 
 @dataclass(frozen=True)
 class MhaDConfig(ModelConfig):
@@ -112,6 +131,10 @@ class MhaDConfig(ModelConfig):
     def mixes_languages(self) -> bool:
         """Each language has a sentence encoder of its own."""
         return False
+
+    def check_features(self, shape: tuple[int, ...]) -> None:
+        """Check that an image has several features."""
+        _check_several(self.kind, shape)
 
 
 @dataclass(frozen=True)
@@ -154,8 +177,21 @@ class ScanConfig(ModelConfig):
         """Whether there is one reader for all languages."""
         return self.shared
 
+    def check_features(self, shape: tuple[int, ...]) -> None:
+        """Check that an image has several features."""
+        _check_several(self.kind, shape)
+
 
 _SECTIONS: dict[str, type[ModelConfig]] = {section.kind: section for section in (VseConfig, MhaDConfig, ScanConfig)}
+
+
+def _check_several(kind: str, shape: tuple[int, ...]) -> None:
+    if len(shape) != 2:
+        raise UsageError(
+            f"the features of an image have the shape {list(shape)}, but a model of the kind {kind!r} attends to several features "
+            "of an image, [R, D]: give regions, for example of 'faster-rcnn-36', the crops of 'vgg19-10crop' kept separate, or the "
+            "cells of a grid; models of the kind 'vse' take one vector per image"
+        )
 
 
 def register_section(section: type[ModelConfig]) -> None:

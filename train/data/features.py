@@ -7,8 +7,9 @@ of a batch.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,27 +20,34 @@ from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_json
 from schemas.parameters import FeaturesParameters
-from train.data.mapping import mapped_array
+from train.data.mapping import MappedField, mapped_array, release
 from train.data.memory import memory_limit
+from train.data.vectors import (
+    check_finite,
+    feature_spec,
+    in_use,
+    norms_of,
+    unit_vectors,
+    vector_columns,
+    vectors_of,
+    with_regions,
+)
 
 __all__ = [
     "MEMORY_SHARE",
     "ImageFeatures",
-    "check_finite",
     "check_memory",
     "extractor_fingerprint",
-    "feature_spec",
-    "fill_columns",
     "missing_images",
     "read_features",
-    "unit_vectors",
-    "vectors_identity",
+    "shard_features",
 ]
 
 MEMORY_SHARE = 0.5
 """Share of the memory that features may occupy; larger ones must be mapped from a file."""
 
 _BATCH_BYTES = 32 << 20
+_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,8 @@ class ImageFeatures:
     """Features of images, kept as they are stored: what is indexed is converted, a batch at a time.
 
     ``features[images]`` are the features of the images in these positions (integers, or a slice), float32 ``[N, D]``, or
-    ``[N, R, D]`` where the dataset has several for each image.
+    ``[N, R, D]`` where the dataset has several for each image. Padding is zeros. What is mapped is pickled as the path of
+    its file.
 
     Attributes:
         stored: ``[M, D]`` or ``[M, R, D]`` in the type of the dataset. May be mapped from a file, read-only.
@@ -55,6 +64,7 @@ class ImageFeatures:
         rows: int64 ``[I]``: the row of each image in ``stored``.
         spec: the feature that the dataset holds.
         l2: whether each feature is divided by its norm when it is read; a feature of zeros stays as it is.
+        counts: int32 ``[M]``: how many features are in use, from the first on; None where the dataset has no padding.
     """
 
     stored: np.ndarray
@@ -62,16 +72,43 @@ class ImageFeatures:
     rows: np.ndarray
     spec: FeatureSpec
     l2: bool = False
+    counts: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, records: np.ndarray, rows: np.ndarray, spec: FeatureSpec, l2: bool) -> ImageFeatures:
+        """Return features whose arrays are the fields of records, as a mapped copy holds them."""
+        names = records.dtype.names or ()
+        return cls(records["stored"], records["norms"], rows, spec, l2, records["counts"] if "counts" in names else None)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, images: np.ndarray | slice) -> np.ndarray:
+        values = self.as_stored(images)
+        return values if values.dtype == np.float32 else values.astype(np.float32)
+
+    def as_stored(self, images: np.ndarray | slice) -> np.ndarray:
+        """Return what indexing does, but in the stored type where features are not divided by their norms."""
         rows = self.rows[images]
-        values = np.asarray(self.stored[rows]).astype(np.float32, copy=False)
+        values = np.asarray(self.stored[rows])
         if self.l2:
-            values /= _divisors(self.norms[rows])
+            values = unit_vectors(values, self.norms[rows])
+        if values.ndim > 2:  # Of vectors so little is mapped that it may stay.
+            release(self.stored)
         return values
+
+    def mask(self, images: np.ndarray | slice) -> np.ndarray | None:
+        """Return which features of images are in use, bool ``[N, R]``; None where the dataset has no padding."""
+        return None if self.counts is None else in_use(self.counts[self.rows[images]], self.shape[1])
+
+    def norms_of_images(self) -> np.ndarray:
+        """Return the norms in the order of the images, float32 ``[I]`` or ``[I, R]``; a copy."""
+        norms = np.empty((len(self), *self.norms.shape[1:]), np.float32)
+        for start in range(0, len(self), _BLOCK):  # Around each norm the system maps some values, too.
+            part = slice(start, start + _BLOCK)
+            norms[part] = self.norms[self.rows[part]]
+            release(self.norms)
+        return norms
 
     @property
     def array(self) -> np.ndarray:
@@ -88,6 +125,14 @@ class ImageFeatures:
         """Width of a feature, D."""
         return self.stored.shape[-1]
 
+    def __getstate__(self) -> dict[str, Any]:
+        mapped = {name: value for name, value in vars(self).items() if isinstance(value, np.memmap)}
+        return {**vars(self), **{name: MappedField.of(value, name) for name, value in mapped.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        opened = {name: value.open() if isinstance(value, MappedField) else value for name, value in state.items()}
+        vars(self).update(opened)
+
 
 def extractor_fingerprint(dataset: Dataset) -> str:
     """Return the fingerprint of the extractor that made the features; a model is used with features of one extractor only.
@@ -96,7 +141,7 @@ def extractor_fingerprint(dataset: Dataset) -> str:
     SHA-256 of their name, shape, type and source.
 
     Raises:
-        DatasetError: the dataset is not of kind ``features``.
+        DatasetError: the dataset is neither of kind ``features`` nor of kind ``regions``.
     """
     spec = feature_spec(dataset)
     stated = FeaturesParameters.from_json(dataset.manifest.parameters).extractor_fingerprint
@@ -104,11 +149,16 @@ def extractor_fingerprint(dataset: Dataset) -> str:
 
 
 def missing_images(dataset: Dataset, image_ids: Sequence[str]) -> np.ndarray:
-    """Return the positions in ``image_ids``, int64, of images without features. Reads only the ids."""
+    """Return the positions in ``image_ids``, int64, of images without features. Reads only ids and numbers of regions.
+
+    An image in which no region was found is one without features, although the dataset has a row of it: there is nothing of it
+    that a model could see.
+    """
     requested = pa.array(image_ids, pa.string())
     present = np.zeros(len(image_ids), bool)
-    for table in dataset.shards(["image_id"]):
-        present[pc.drop_null(pc.index_in(table["image_id"], requested)).to_numpy()] = True
+    for table in dataset.shards(["image_id", *vector_columns(dataset)[1:]]):
+        found = pc.index_in(with_regions(dataset, table)["image_id"], requested)
+        present[pc.drop_null(found).to_numpy()] = True
     return np.flatnonzero(~present)
 
 
@@ -119,16 +169,18 @@ def read_features(
     l2: bool = False,
     memory_map: str | os.PathLike[str] | None = None,
     memory_share: float = MEMORY_SHARE,
+    advice: str = "name a folder on a fast disk with --memory-map",
 ) -> ImageFeatures:
     """Read the features of images.
 
     Args:
-        dataset: a dataset of kind ``features``.
+        dataset: a dataset of kind ``features`` or ``regions``.
         image_ids: the images, each once.
         l2: divide each feature by its Euclidean norm; a feature of zeros stays as it is.
         memory_map: folder for a copy of the whole dataset, in its stored type, which is mapped instead of read into memory. Any
             later call uses it, whatever the images and ``l2``, and processes share its memory.
         memory_share: share of the memory that the features may occupy without it.
+        advice: what to do if they do not fit, for the message.
 
     Raises:
         DatasetError: the dataset is of another kind, lacks an image, or a feature is not finite.
@@ -142,41 +194,85 @@ def read_features(
             f"{_first([image_ids[n] for n in missing[:6].tolist()])}"
         )
     if memory_map is not None:
-        return _mapped(dataset, spec, image_ids, l2, memory_map)
-    stored = np.dtype(spec.dtype)
-    size = stored.itemsize * len(image_ids) * spec.width
-    check_memory(size, len(image_ids), "name a folder on a fast disk with --memory-map", memory_share)
-    array = np.empty((len(image_ids), *spec.shape), stored)
-    fill_columns({"feature": array}, dataset, image_ids)
-    norms = np.empty(array.shape[:-1], np.float32)
-    rows = max(1, _BATCH_BYTES // (4 * spec.width))
-    for start in range(0, len(array), rows):
-        norms[start : start + rows] = _norms(array[start : start + rows])
-    return ImageFeatures(array, norms, np.arange(len(image_ids)), spec, l2)
+        return _mapped(dataset, image_ids, l2, memory_map)
+    record = _record(dataset)
+    check_memory(record.itemsize * len(image_ids), len(image_ids), advice, memory_share)
+    records = np.empty(len(image_ids), record)
+    requested = pa.array(image_ids, pa.string())
+    for batch in dataset.batches(["image_id", *vector_columns(dataset)], batch_size=_batch_size(spec)):
+        found = pc.index_in(batch["image_id"], requested)
+        if found.null_count:
+            batch, found = batch.filter(found.is_valid()), found.drop_null()
+        if len(found):
+            positions = found.to_numpy()
+            values, counts = vectors_of(dataset, batch)
+            check_finite(values, dataset, [image_ids[n] for n in positions.tolist()])
+            _put(records, positions, values, counts)
+    return ImageFeatures.of(records, np.arange(len(image_ids)), spec, l2)
 
 
-def _mapped(
-    dataset: Dataset, spec: FeatureSpec, image_ids: Sequence[str], l2: bool, folder: str | os.PathLike[str]
-) -> ImageFeatures:
+def shard_features(
+    dataset: Dataset, number: int, *, chosen: pa.Array | None = None, l2: bool = False
+) -> tuple[list[str], ImageFeatures]:
+    """Read the images of a shard that have features, and these.
+
+    Args:
+        dataset: a dataset of kind ``features`` or ``regions``.
+        number: number of the shard.
+        chosen: ids of images: only these, where they are in the shard; all if None.
+        l2: divide each feature by its Euclidean norm; a feature of zeros stays as it is.
+
+    Raises:
+        DatasetError: a feature is not finite.
+    """
+    table = with_regions(dataset, dataset.shard(number, ["image_id", *vector_columns(dataset)]))
+    if chosen is not None:
+        table = table.filter(pc.is_in(table["image_id"], chosen))
+    image_ids = table["image_id"].to_pylist()
+    values, counts = vectors_of(dataset, table)
+    check_finite(values, dataset, image_ids)
+    records = np.empty(len(values), _record(dataset))
+    _put(records, slice(None), values, counts)
+    return image_ids, ImageFeatures.of(records, np.arange(len(values)), feature_spec(dataset), l2)
+
+
+def _record(dataset: Dataset) -> np.dtype[Any]:
+    """Return the type of what is held of an image. Norms stand beside the values, so that a start need not compute them."""
+    spec = feature_spec(dataset)
+    counted = [("counts", np.int32)] if dataset.kind == "regions" else []
+    return np.dtype([("stored", spec.dtype, spec.shape), ("norms", np.float32, spec.shape[:-1]), *counted])
+
+
+def _put(records: np.ndarray, places: np.ndarray | slice, values: np.ndarray, counts: np.ndarray | None) -> None:
+    records["stored"][places] = values
+    records["norms"][places] = norms_of(values)
+    if counts is not None:
+        records["counts"][places] = counts
+
+
+def _batch_size(spec: FeatureSpec) -> int:
+    """Return of how many images the features are held twice while they are read."""
+    return max(1, _BATCH_BYTES // (4 * spec.width))
+
+
+def _mapped(dataset: Dataset, image_ids: Sequence[str], l2: bool, folder: str | os.PathLike[str]) -> ImageFeatures:
     """Map the copy of a dataset, which is made if it is not there yet."""
-    # Norms stand beside the values, so that a start does not read every page.
-    record = np.dtype([("stored", spec.dtype, spec.shape), ("norms", np.float32, spec.shape[:-1])])
+    spec = feature_spec(dataset)
 
     def fill(copy: np.ndarray) -> None:
         row = 0
-        for batch in dataset.batches(["feature"], batch_size=max(1, _BATCH_BYTES // (4 * spec.width))):
-            values = batch["feature"].flatten().to_numpy().reshape(-1, *spec.shape)
-            part = copy[row : row + len(values)]
-            part["stored"], part["norms"] = values, _norms(values)
-            row += len(values)
+        for batch in dataset.batches(vector_columns(dataset), batch_size=_batch_size(spec)):
+            _put(copy, slice(row, row + batch.num_rows), *vectors_of(dataset, batch))
+            row += batch.num_rows
+            release(copy)
 
     # Features may grow without another fingerprint: the bytes of the shards count.
     identity = [dataset.fingerprint, [shard.sha256 for shard in dataset.manifest.shards]]
-    copy = mapped_array(folder, identity, (len(dataset),), record, fill)
+    copy = mapped_array(folder, identity, (len(dataset),), _record(dataset), fill)
     rows = pc.index_in(pa.array(image_ids, pa.string()), pa.array(dataset.image_ids(), pa.string())).to_numpy().astype(np.int64)
-    features = ImageFeatures(copy["stored"], copy["norms"], rows, spec, l2)
+    features = ImageFeatures.of(copy, rows, spec, l2)
     # Only what is read counts. A sum of squares may also overflow.
-    doubtful = np.unique(np.nonzero(~np.isfinite(features.norms[rows]))[0])
+    doubtful = np.unique(np.nonzero(~np.isfinite(features.norms_of_images()))[0])
     check_finite(features.stored[rows[doubtful]], dataset, [image_ids[n] for n in doubtful.tolist()])
     return features
 
@@ -200,88 +296,6 @@ def check_memory(size: int, images: int, advice: str, memory_share: float = MEMO
         )
 
 
-def feature_spec(dataset: Dataset) -> FeatureSpec:
-    """Return the feature that a dataset holds.
-
-    Raises:
-        DatasetError: the dataset is not of kind ``features``.
-    """
-    if dataset.kind == "regions":
-        raise DatasetError(
-            f"{dataset.folder.location!r} holds regions, but the models here take one vector per image: give features, "
-            "for example of 'resnet50-pool'"
-        )
-    if dataset.kind != "features" or dataset.spec is None:
-        raise DatasetError(
-            f"{dataset.folder.location!r} holds {dataset.kind}, expected features: give the folder of the features"
-        )
-    return dataset.spec
-
-
 def _first(names: Sequence[str]) -> str:
     """Return the first five of up to six names, for messages."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-
-
-def fill_columns(arrays: Mapping[str, np.ndarray], dataset: Dataset, image_ids: Sequence[str], *, l2: bool = False) -> None:
-    """Put the values of each image into the row of its id, a few at a time so that nothing is held twice.
-
-    Args:
-        arrays: by column, the array to fill; its first axis is that of ``image_ids``.
-        dataset: a dataset with one row per image.
-        image_ids: the images, each once.
-        l2: divide the vectors in each array by their Euclidean norm, over the last axis; a vector of zeros stays zero.
-
-    Raises:
-        DatasetError: a value is not finite.
-    """
-    requested = pa.array(image_ids, pa.string())
-    rows = max(1, _BATCH_BYTES // max(1, 4 * sum(array[:1].size for array in arrays.values())))
-    for batch in dataset.batches(["image_id", *arrays], batch_size=rows):
-        positions = pc.fill_null(pc.index_in(batch["image_id"], requested), -1).to_numpy()
-        for name, array in arrays.items():
-            column = batch[name]
-            flat = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
-            values = flat.to_numpy().reshape(len(positions), *array.shape[1:])[positions >= 0]
-            check_finite(values, dataset, [image_ids[n] for n in positions[positions >= 0].tolist()])
-            array[positions[positions >= 0]] = unit_vectors(values) if l2 else values
-
-
-def vectors_identity(dataset: Dataset, column: str, image_ids: Sequence[str], *, l2: bool) -> list[object]:
-    """Return what the vectors of images depend on, for `train.data.mapping.mapped_array`: the bytes of the shards too."""
-    return [[shard.sha256 for shard in dataset.manifest.shards], column, list(image_ids), l2]
-
-
-def check_finite(values: np.ndarray, dataset: Dataset, image_ids: Sequence[str]) -> None:
-    """Check that no value is NaN or infinite.
-
-    Args:
-        values: ``[images, ...]``.
-        dataset: where they come from, for the message.
-        image_ids: the images.
-
-    Raises:
-        DatasetError: a value is not finite.
-    """
-    if values.dtype.kind != "f" or np.isfinite(values).all():
-        return
-    broken = ~np.isfinite(values.reshape(len(values), -1)).all(1)
-    raise DatasetError(
-        f"{dataset.folder.location!r} holds features that are not finite numbers, among them that of image "
-        f"{image_ids[int(np.flatnonzero(broken)[0])]!r}: run 'imagepivot validate' on it, and copy or extract it again"
-    )
-
-
-def unit_vectors(values: np.ndarray) -> np.ndarray:
-    """Return vectors ``[..., D]`` divided by their Euclidean norms, in float32; a vector of zeros stays zero."""
-    return values.astype(np.float32) / _divisors(_norms(values))
-
-
-def _norms(values: np.ndarray) -> np.ndarray:
-    """Return the Euclidean norms ``[...]`` of vectors ``[..., D]``, in float32; infinite where the sum of squares is too large."""
-    with np.errstate(over="ignore"):
-        return np.linalg.norm(values.astype(np.float32), axis=-1)
-
-
-def _divisors(norms: np.ndarray) -> np.ndarray:
-    return np.where(norms > 0, norms, np.float32(1))[..., None]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_json
 from schemas.output import lock_file
 
-__all__ = ["mapped_array"]
+__all__ = ["MappedField", "mapped_array", "release"]
 
 _BLOCK = bytes(1 << 20)
 
@@ -61,6 +63,39 @@ def mapped_array(
             lock.unlink()
             os.close(handle)
     return array
+
+
+def release(array: np.ndarray) -> None:
+    """Let the pages of a mapped array go that this process holds; nothing is lost, also of what was just written.
+
+    What was read once would stay until memory is short, and count as the memory of this process. The pages remain in the system's
+    cache, which other processes share, and come back from there when they are needed.
+
+    Args:
+        array: the array, or a part of it. Nothing happens if it is not mapped from a file.
+    """
+    owner: object = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        owner.madvise(mmap.MADV_DONTNEED)
+
+
+@dataclass(frozen=True)
+class MappedField:
+    """Stands for a field of a mapped array where it is pickled, which would pickle all of its values."""
+
+    path: str
+    name: str
+
+    @classmethod
+    def of(cls, array: np.memmap, name: str) -> MappedField:
+        """Return what stands for a field of an array that `mapped_array` returned."""
+        return cls(str(array.filename), name)
+
+    def open(self) -> np.ndarray:
+        """Map the array again."""
+        return np.lib.format.open_memmap(self.path, mode="r")[self.name]
 
 
 def _opened(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray | None:

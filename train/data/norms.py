@@ -22,6 +22,8 @@ so that a remark means something."""
 class OddFeatures:
     """Images of a split that have a feature of zeros, or one of a wild norm: nothing is left out, but somebody should look.
 
+    Padding does not count.
+
     Attributes:
         split: the split.
         images: number of all images of the split.
@@ -68,12 +70,14 @@ def odd_features(split: str, features: ImageFeatures, image_ids: Sequence[str]) 
     Returns:
         What there is; None if all features are in order.
     """
-    norms = features.norms[features.rows].astype(np.float64)
+    norms = features.norms_of_images().astype(np.float64)
     norms = norms.reshape(len(norms), math.prod(norms.shape[1:]))
-    positive = norms[norms > 0]
+    used = features.mask(slice(None))
+    used = np.ones_like(norms, bool) if used is None else used
+    positive = norms[used & (norms > 0)]
     median = float(np.median(positive)) if len(positive) else 0.0
-    zero = (norms == 0).any(1)
-    wild = ((norms > WILD_FACTOR * median) | (norms < median / WILD_FACTOR)).any(1) & ~zero
+    zero = (used & (norms == 0)).any(1)
+    wild = (used & ((norms > WILD_FACTOR * median) | (norms < median / WILD_FACTOR))).any(1) & ~zero
     odd = np.flatnonzero(zero | wild)
     if not len(odd):
         return None

@@ -16,23 +16,15 @@ import pyarrow.compute as pc
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from train.data.captions import labels_of, no_captions
-from train.data.features import (
-    check_finite,
-    check_memory,
-    fill_columns,
-    missing_images,
-    unit_vectors,
-    vectors_identity,
-)
-from train.data.mapping import mapped_array
+from train.data.features import ImageFeatures, check_memory, missing_images, read_features
 from train.data.splits import LeftOut, lacking
+from train.data.vectors import VECTORS, check_finite, unit_vectors, vector_columns, vectors_of, with_regions
 
 __all__ = ["KEY", "CaptionRows", "PairSource"]
 
 KEY = ("image_id", "language", "portion", "index")
 _LABELS = ("split", "language", "portion")
 _CAPTIONS = {"captions": ("text", "tokens"), "encoded": ("token_ids",)}
-_VECTORS = {"features": "feature", "regions": "features"}
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +84,7 @@ class PairSource:
         texts, images = open_dataset(captions), open_dataset(features)
         if texts.kind not in _CAPTIONS:
             raise DatasetError(f"{texts.folder.location!r} holds {texts.kind}, expected captions, encoded or not")
-        if images.kind not in _VECTORS:
+        if images.kind not in VECTORS:
             raise DatasetError(f"{images.folder.location!r} holds {images.kind}, expected features or regions")
         available = [name for name in images.schema.names if name != "image_id"]
         if unknown := [name for name in columns if name not in available]:
@@ -104,7 +96,7 @@ class PairSource:
     @property
     def vectors(self) -> str:
         """Name of the column with the features."""
-        return _VECTORS[self.features.kind]
+        return VECTORS[self.features.kind]
 
     def captions_of(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the selected captions of a shard: their keys and splits, and these columns (by default their content)."""
@@ -155,28 +147,36 @@ class PairSource:
             logger.warning(entry.remark)
         return tuple(left_out), kept
 
-    def read_column(self, name: str, image_ids: Sequence[str], memory_map: str | os.PathLike[str] | None) -> np.ndarray:
-        """Read a column for images, in their order."""
-        l2 = self.l2 and name == self.vectors
+    def read_vectors(self, image_ids: Sequence[str], memory_map: str | os.PathLike[str] | None) -> ImageFeatures:
+        """Read the features of images, in their order; arguments as in `train.data.read_features`."""
+        advice = "take a PairStream, or name a folder as memory_map"
+        return read_features(self.features, image_ids, l2=self.l2, memory_map=memory_map, advice=advice)
+
+    def read_column(self, name: str, image_ids: Sequence[str]) -> np.ndarray:
+        """Read another column for images, in their order, a few at a time so that nothing is held twice."""
         shape, field = (len(image_ids), *self.features.shape_of(name)), self.features.schema.field(name).type
-        stored = field.value_type if pa.types.is_fixed_size_list(field) else field
-        dtype = np.dtype(np.float32 if l2 else stored.to_pandas_dtype())
-
-        def fill(array: np.ndarray) -> None:
-            fill_columns({name: array}, self.features, image_ids, l2=l2)
-
-        if memory_map is not None:
-            return mapped_array(memory_map, vectors_identity(self.features, name, image_ids, l2=l2), shape, dtype, fill)
-        check_memory(int(np.prod(shape)) * dtype.itemsize, len(image_ids), "take a PairStream, or name a folder as memory_map")
-        array = np.empty(shape, dtype)
-        fill(array)
+        dtype = np.dtype((field.value_type if pa.types.is_fixed_size_list(field) else field).to_pandas_dtype())
+        check_memory(int(np.prod(shape)) * dtype.itemsize, len(image_ids), "take a PairStream, or leave out this column")
+        array, requested = np.empty(shape, dtype), pa.array(image_ids, pa.string())
+        for batch in self.features.batches(["image_id", name]):
+            positions = pc.fill_null(pc.index_in(batch["image_id"], requested), -1).to_numpy()
+            column = batch[name]
+            flat = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
+            values = flat.to_numpy().reshape(len(positions), *shape[1:])[positions >= 0]
+            check_finite(values, self.features, [image_ids[n] for n in positions[positions >= 0].tolist()])
+            array[positions[positions >= 0]] = values
         return array
 
-    def values(self, column: pa.ChunkedArray, name: str, image_ids: Sequence[str]) -> np.ndarray | list[object]:
-        """Return the values of a column of images that was read from a shard."""
-        values = self.features.values(column, name)
+    def images_of(self, shard: int) -> pa.Table:
+        """Read the images of a shard that have features: their ids, and what `values` needs."""
+        columns = dict.fromkeys(["image_id", *self.columns, *vector_columns(self.features)[1:]])
+        return with_regions(self.features, self.features.shard(shard, list(columns)))
+
+    def values(self, images: pa.Table, name: str) -> np.ndarray | list[object]:
+        """Return the values of a column of images that `images_of` read."""
+        values = vectors_of(self.features, images)[0] if name == self.vectors else self.features.values(images[name], name)
         if isinstance(values, np.ndarray):
-            check_finite(values, self.features, image_ids)
+            check_finite(values, self.features, images["image_id"].to_pylist())
             return unit_vectors(values) if self.l2 and name == self.vectors else values
         return values
 

@@ -261,9 +261,10 @@ def lacking(features: Dataset, left_out: LeftOut, *, images: int, captions: int)
     failed = (
         f" ({features.manifest.failed:,} images failed there, see 'imagepivot inspect')" if features.manifest.failed else ""
     )
+    empty = ", counting those in which no region was found" if features.kind == "regions" else ""
     return DatasetError(
         f"{features.folder.location!r} lacks the features of {left_out.images:,} of {images:,} images of split "
-        f"{left_out.split!r}, with {left_out.captions:,} of {captions:,} captions: {left_out.names}{failed}. Extract the "
+        f"{left_out.split!r}{empty}, with {left_out.captions:,} of {captions:,} captions: {left_out.names}{failed}. Extract the "
         "features of these images, check that both datasets are of the same images, or leave these captions out with "
         "--allow-missing-features (allow_missing_features=True)"
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,10 +44,10 @@ class PairDataset(MapDataset[Pair]):
         portions: only captions of these portions.
         columns: only these columns of the images.
         l2: divide each feature (of each region) by its Euclidean norm; it is a float32 then.
-        memory_map: folder for a file with the features, which is mapped instead of being held in memory. Processes share it, and
-            a later dataset with the same arguments uses it again.
+        memory_map: folder for a file with the features of the whole dataset, which is mapped instead of being held in memory.
+            Processes share it, and so do later datasets and trainings with this folder, whatever they select.
         allow_missing_features: leave out captions of images that lack features, with a warning, instead of raising an error;
-            ``left_out`` says which.
+            ``left_out`` says which. An image in which no region was found lacks them.
 
     Raises:
         UsageError: the arguments make no sense, or the features do not fit into memory.
@@ -80,9 +79,9 @@ class PairDataset(MapDataset[Pair]):
         # The rows are sorted, so that the ids are, too.
         self.image_ids: tuple[str, ...] = tuple(images.dictionary.to_pylist())
         self.images: np.ndarray = images.indices.to_numpy()
+        self._vectors = source.read_vectors(self.image_ids, memory_map) if source.vectors in source.columns else None
         self._columns = {
-            name: source.read_column(name, self.image_ids, memory_map if name == source.vectors else None)
-            for name in source.columns
+            name: None if name == source.vectors else source.read_column(name, self.image_ids) for name in source.columns
         }
 
     def __len__(self) -> int:
@@ -91,25 +90,17 @@ class PairDataset(MapDataset[Pair]):
     def __getitem__(self, number: int) -> Pair:
         number = range(len(self))[operator.index(number)]
         image = int(self.images[number])
-        return self._rows[number] | {name: _value(column, image) for name, column in self._columns.items()}
+        return self._rows[number] | {name: self._value(column, image) for name, column in self._columns.items()}
 
     def __iter__(self) -> Iterator[Pair]:
         return (self[number] for number in range(len(self)))
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A mapped array would be pickled with all of its values.
-        columns = {
-            name: _MappedFile(str(column.filename)) if isinstance(column, np.memmap) else column
-            for name, column in self._columns.items()
-        }
-        return {**self.__dict__, "_columns": columns}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        columns = {
-            name: np.lib.format.open_memmap(column.path, mode="r") if isinstance(column, _MappedFile) else column
-            for name, column in state["_columns"].items()
-        }
-        self.__dict__.update({**state, "_columns": columns})
+    def _value(self, column: np.ndarray | None, image: int) -> object:
+        """Return the value of an image in a column; None stands for that of the features."""
+        if column is not None:
+            return _value(column, image)
+        assert self._vectors is not None
+        return self._vectors.as_stored(np.array([image]))[0]
 
 
 class PairStream(IterableDataset[Pair]):
@@ -183,11 +174,10 @@ class PairStream(IterableDataset[Pair]):
 
     def _pairs_of(self, shard: int, epoch: int) -> Iterator[Pair]:
         source = self._source
-        images = source.features.shard(shard, ["image_id", *source.columns])
-        image_ids = images["image_id"].to_pylist()
+        images = source.images_of(shard)
         kept, positions = source.captions_beside(shard, images["image_id"])
         rows = CaptionRows(kept)
-        columns = {name: source.values(images[name], name, image_ids) for name in source.columns}
+        columns = {name: source.values(images, name) for name in source.columns}
         order = np.arange(len(rows))
         if self._shuffle:
             order = np.random.default_rng((self._seed, epoch, shard)).permutation(order)
@@ -225,10 +215,3 @@ def _value(column: np.ndarray | list[object], number: int) -> object:
     """Return a value of its own: nothing that is done to it changes the dataset."""
     value = column[number]
     return np.array(value) if isinstance(value, np.ndarray) else value.item() if isinstance(value, np.generic) else value
-
-
-@dataclass(frozen=True)
-class _MappedFile:
-    """Stands for a mapped array where a dataset is pickled."""
-
-    path: str

@@ -28,7 +28,7 @@ from schemas.storage import Folder
 from schemas.writing import ShardWriter, write_dataset
 from train.data.batches import CaptionBatch
 from train.data.captions import check_token_ids, labels_of, no_captions
-from train.data.features import check_finite, feature_spec, unit_vectors
+from train.data.features import missing_images, shard_features
 from train.devices import check_device_name, resolve_device
 from train.evaluation.evaluating import Count, count_nothing, encode_captions, encode_images
 from train.evaluation.matching import check_captions, check_features, check_vectors
@@ -95,17 +95,12 @@ class EmbedJob:
 def embed_shard(
     run: Run, features: Dataset, number: int, chosen: pa.Array | None = None, count: Count = count_nothing
 ) -> tuple[list[str], Tensor]:
-    """Return the image ids of a shard of features, and their embeddings ``[I, E]``; only the chosen ones, if any are given."""
-    table = features.shard(number, ["image_id", "feature"])
-    if chosen is not None:
-        table = table.filter(pc.is_in(table["image_id"], chosen))
-    values = table["feature"].combine_chunks().flatten().to_numpy()
-    # A shard without images does not tell its width.
-    array, image_ids = values.reshape(table.num_rows, *feature_spec(features).shape), table["image_id"].to_pylist()
-    check_finite(array, features, image_ids)
-    return image_ids, encode_images(
-        run.model, unit_vectors(array) if run.config.data.l2_features else array, count=count
-    ).values
+    """Return the image ids of a shard of features, and their embeddings ``[I, E]``; only the chosen ones, if any are given.
+
+    Images in which no region was found are left out.
+    """
+    image_ids, read = shard_features(features, number, chosen=chosen, l2=run.config.data.l2_features)
+    return image_ids, encode_images(run.model, read, count=count).values
 
 
 def embed(job: EmbedJob, count: Count = count_nothing, remark: Remark = logger.warning) -> list[Manifest]:
@@ -167,7 +162,7 @@ def embed_run(
             are no such captions; images of ``splits`` lack features; or the output holds something that must not be lost.
     """
     check_vectors(run)
-    images = open_dataset(features, kind="features") if features else None
+    images = open_dataset(features) if features else None
     encoded = open_dataset(captions, kind="encoded") if captions else None
     if images is not None:
         check_features(run, images)
@@ -177,6 +172,8 @@ def embed_run(
     if images is not None and encoded is not None:
         for split in splits:
             _check_images(images, encoded, split, allow_missing_features, remark)
+    if images is not None and not splits:
+        _mention_empty(images, remark)
     tasks = []
     if images is not None:
         chosen = _images_of(encoded, splits) if encoded is not None and splits else None
@@ -217,17 +214,30 @@ def _images_of(captions: Dataset, splits: Sequence[str]) -> pa.Array:
 def _check_images(features: Dataset, captions: Dataset, split: str, allow_missing: bool, remark: Remark) -> None:
     """Check that all images of a split have features, or say which ones do not."""
     ids = _images_of(captions, [split]).unique()
-    missing = sorted(ids.filter(pc.invert(pc.is_in(ids, pa.array(features.image_ids(), ids.type)))).to_pylist())
+    missing = sorted(ids.take(pa.array(missing_images(features, ids))).to_pylist())
     if not missing:
         return
-    names = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
-    found = f"{len(missing):,} of {len(ids):,} images of split {split!r}: {names}"
+    found = f"{len(missing):,} of {len(ids):,} images of split {split!r}: {_names(missing)}"
     if not allow_missing:
         raise DatasetError(
             f"{features.folder.location!r} lacks the features of {found}. Extract them, or embed the other images with "
             "--allow-missing-features (allow_missing_features=True)"
         )
     remark(f"not embedded for lack of features: {found}")
+
+
+def _mention_empty(features: Dataset, remark: Remark) -> None:
+    """Say which images have a row, but no region that could be embedded."""
+    image_ids = features.image_ids()
+    empty = sorted(image_ids[n] for n in missing_images(features, image_ids).tolist())
+    if empty:
+        remark(
+            f"not embedded, because no region was found in them: {len(empty):,} of {len(image_ids):,} images: {_names(empty)}"
+        )
+
+
+def _names(image_ids: Sequence[str]) -> str:
+    return ", ".join(image_ids[:_NAMED]) + (", ..." if len(image_ids) > _NAMED else "")
 
 
 def _is_in(labels: pa.ChunkedArray, values: Sequence[str]) -> pa.ChunkedArray:
@@ -273,9 +283,10 @@ def _image_rows(
 ) -> tuple[_Columns, dict[str, int]]:
     image_ids, embeddings = embed_shard(run, features, number, chosen, count)
     statistics = {"images": len(image_ids)}
-    if chosen is not None:
-        statistics["images_left_out"] = features.manifest.shards[number].rows - len(image_ids)
-        count(statistics["images_left_out"])
+    left_out = features.manifest.shards[number].rows - len(image_ids)
+    if chosen is not None or left_out:
+        statistics["images_left_out"] = left_out
+        count(left_out)
     return {"image_id": image_ids, "feature": _vectors(embeddings)}, statistics
 
 

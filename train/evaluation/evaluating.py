@@ -5,6 +5,7 @@ Letters: ``I`` images, ``D`` feature width, ``R`` features of an image.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 _BATCH = 512
+_MOST_BYTES = 32 << 20
 
 _COPIED_AT_ONCE = 1024
 
@@ -73,17 +75,23 @@ def encode_images(
     Args:
         model: the model.
         features: ``[I, D]``, or ``[I, R, D]``.
-        batch_size: images that the model takes at once; changes speed, not results.
+        batch_size: images that the model takes at once, fewer where their features take much memory; changes speed, not results.
         count: counts the images.
 
     Returns:
         The images, in their order, on the model's device.
     """
     parts = []
+    # Vectors of the usual widths are far from the bound; regions would take as much again in each layer of the model.
+    batch_size = max(1, min(batch_size, _MOST_BYTES // (4 * math.prod(features.shape[1:]))))
     with evaluating(model) as device:
         for start in range(0, max(len(features), 1), batch_size):  # No images have a shape, too.
-            batch = np.array(features[start : start + batch_size], np.float32)
-            parts.append(model.encode_images(ImageBatch(torch.from_numpy(batch).to(device))))
+            rows = slice(start, start + batch_size)
+            if isinstance(features, ImageFeatures):
+                batch = ImageBatch.of(features, rows, device)
+            else:
+                batch = ImageBatch(torch.from_numpy(np.array(features[rows], np.float32)).to(device))
+            parts.append(model.encode_images(batch))
             count(len(batch))
     return Encoded.concatenate(parts)
 

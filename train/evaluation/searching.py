@@ -135,7 +135,7 @@ def search(
 
 
 def embed_gallery(run: Run, features: str, count: Count = count_nothing) -> Gallery:
-    """Embed all images of a dataset of features.
+    """Embed all images of a dataset of features or regions; those in which no region was found are left out.
 
     Args:
         run: the run.
@@ -144,10 +144,10 @@ def embed_gallery(run: Run, features: str, count: Count = count_nothing) -> Gall
 
     Raises:
         UsageError: the run's model makes no vectors.
-        DatasetError: the folder holds no features, or features from another extractor than the run was trained on.
+        DatasetError: the folder holds neither features nor regions, or those of another extractor than the run was trained on.
     """
     check_vectors(run)
-    dataset = open_dataset(features, kind="features")
+    dataset = open_dataset(features)
     check_features(run, dataset)
     shards = [embed_shard(run, dataset, number, count=count) for number in range(dataset.num_shards)]
     return Gallery([image_id for ids, _ in shards for image_id in ids], torch.cat([embeddings for _, embeddings in shards]))

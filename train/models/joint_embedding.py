@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from schemas.errors import UsageError
 from train.config.models import VseConfig
 from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
@@ -42,12 +41,7 @@ class JointEmbedding(RetrievalModel):
 
     def __init__(self, config: VseConfig, dimensions: Dimensions) -> None:
         super().__init__()
-        if len(dimensions.feature_shape) != 1:
-            raise UsageError(
-                f"the features of an image have the shape {list(dimensions.feature_shape)}, but a model of the kind "
-                f"{config.kind!r} takes one vector per image: give such features, for example of 'resnet50-pool', or choose the "
-                "kind 'mha-d', which attends to several"
-            )
+        config.check_features(dimensions.feature_shape)
         self.languages = dimensions.languages
         self.width = config.embedding
         self.similarity = config.similarity

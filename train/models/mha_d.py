@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from schemas.errors import UsageError
 from train.config.models import MhaDConfig
 from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
@@ -46,13 +45,7 @@ class MhaD(RetrievalModel):
 
     def __init__(self, config: MhaDConfig, dimensions: Dimensions) -> None:
         super().__init__()
-        if len(dimensions.feature_shape) != 2:
-            raise UsageError(
-                f"the features of an image have the shape {list(dimensions.feature_shape)}, but the heads of a model of the kind "
-                f"{config.kind!r} choose among several features of an image, [R, D]: give regions, for example of "
-                "'faster-rcnn-36', or import the crops or cells of a grid as features of such a shape; models of the kind 'vse' "
-                "take one vector per image"
-            )
+        config.check_features(dimensions.feature_shape)
         self.languages = dimensions.languages
         self.width = config.heads * config.embedding
         self.heads = config.heads

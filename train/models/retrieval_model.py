@@ -10,11 +10,13 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from train.data.batches import CaptionBatch
+from train.data.features import ImageFeatures
 
 __all__ = ["Encoded", "ImageBatch", "RetrievalModel"]
 
@@ -25,7 +27,8 @@ class ImageBatch:
 
     Attributes:
         features: float32 ``[N, D]``, or ``[N, R, D]`` where an image has several.
-        mask: bool ``[N, R]``, true where there is a feature; None if there are as many as there is room for.
+        mask: bool ``[N, R]``, true where there is a feature; None if there are as many as there is room for. Where there is none,
+            the data that we read holds zeros; each image has at least one.
     """
 
     features: Tensor
@@ -33,6 +36,12 @@ class ImageBatch:
 
     def __len__(self) -> int:
         return len(self.features)
+
+    @classmethod
+    def of(cls, features: ImageFeatures, images: np.ndarray | slice, device: torch.device) -> ImageBatch:
+        """Read the features of images, by their positions, onto a device."""
+        values, mask = features[images], features.mask(images)
+        return cls(torch.from_numpy(values).to(device), None if mask is None else torch.from_numpy(mask).to(device))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from schemas.errors import UsageError
 from train.config.models import ScanConfig
 from train.data.batches import CaptionBatch
 from train.models.cross_attention import CrossAttention, cross_attention
@@ -44,11 +43,7 @@ class Scan(RetrievalModel):
 
     def __init__(self, config: ScanConfig, dimensions: Dimensions) -> None:
         super().__init__()
-        if len(dimensions.feature_shape) != 2:
-            raise UsageError(
-                f"the features of an image have the shape {list(dimensions.feature_shape)}, but a model of the kind "
-                f"{config.kind!r} needs those of its regions: give several for each image, such as those of 'faster-rcnn-36'"
-            )
+        config.check_features(dimensions.feature_shape)
         self.languages = dimensions.languages
         self.width = config.embedding
         self.similarity = f"{config.attention}-{config.pooling}"

@@ -24,6 +24,7 @@ from train.data.captions import labels_of, read_captions
 from train.data.features import read_features
 from train.data.norms import odd_features
 from train.data.splits import TEST_SPLITS, check_images, without_images
+from train.data.vectors import feature_spec
 from train.devices import resolve_device
 from train.evaluation.scoring import portions_in
 from train.loop import Remark
@@ -76,7 +77,7 @@ def run_tables(
         ImagepivotError: an argument or the data is wrong, or an existing result is from something else; nothing was trained.
     """
     fingerprints = {
-        name: open_dataset(location, kind={"captions": "encoded"}.get(name, name)).fingerprint
+        name: open_dataset(location, kind={"captions": "encoded", "features": None}.get(name, name)).fingerprint
         for name, location in vars(job.corpus).items()
     }
     if job.allow_missing_features:
@@ -126,7 +127,9 @@ def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[str]:
     labels = labels_of(captions)
     available = {(language, portion) for split, language, portion in labels if split in TEST_SPLITS}
     portions_read: dict[str, dict[str, set[str]]] = {}  # By split and language, of all rows: each split is read once.
-    for preset, data in {task.preset: task.config.data for task in tasks}.items():
+    for preset, config in {task.preset: task.config for task in tasks}.items():
+        config.model.check_features(feature_spec(features).shape)
+        data = config.data
         needed = {(language, portion) for language, portions in data.portions.items() for portion in portions}
         needed |= {(row.language, row.portion) for row in rows_of_paper(job.paper) if row.preset == preset}
         if missing := sorted(needed - available):

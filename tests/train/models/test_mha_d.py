@@ -158,7 +158,7 @@ def test_other_precisions_and_compilation(precision):
 
 
 def test_features_of_one_vector_are_refused():
-    message = r"the shape \[2048\], but the heads of a model of the kind 'mha-d' choose among several features of an image"
+    message = r"the shape \[2048\], but a model of the kind 'mha-d' attends to several features of an image"
     for shape in ((2048,), (2048, 7, 7)):
         with pytest.raises(UsageError, match=message.replace("2048", ", ".join(map(str, shape)))):
             build_model(CONFIG, replace(DIMENSIONS, feature_shape=shape), seed=0)

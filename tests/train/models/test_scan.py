@@ -126,7 +126,7 @@ def test_one_reader_for_all_languages_or_one_each():
 
 
 def test_one_feature_of_an_image_is_refused():
-    with pytest.raises(UsageError, match=r"the shape \[2048\], but a model of the kind 'scan' needs those of its regions"):
+    with pytest.raises(UsageError, match=r"the shape \[2048\], but a model of the kind 'scan' attends to several features"):
         build(feature_shape=(2048,))
 
 

@@ -1,0 +1,176 @@
+"""Training, evaluating, embedding and searching with a model that attends to regions."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, UsageError
+from tests.train.region_models import REGION_CONFIG
+from tests.train.trainings import CONFIG, assert_equal, events, lasting_log, weights
+from train.config.sections import from_toml
+from train.data.features import read_features
+from train.evaluation import EvaluateJob, SearchJob, embed_run, evaluate_run, search
+from train.evaluation.evaluating import encode_images
+from train.jobs import TrainJob
+from train.loop import train
+from train.models import ImageBatch
+from train.reports.table_jobs import TablesJob
+from train.reports.tables import run_tables
+from train.runs.run import open_run
+
+WITHOUT = ("train-003", "train-011", "val-002", "test-004")
+
+
+@pytest.fixture(scope="module")
+def whole(regions, tmp_path_factory):
+    """The run of an undisturbed training; read-only."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train(TrainJob(from_toml(REGION_CONFIG, "test"), regions, str(folder), device="cpu", curves=False))
+    return folder
+
+
+def assert_same_run(one, other):
+    assert lasting_log(one) == lasting_log(other)
+    for name in ("last.pt", "best.pt"):
+        assert_equal(weights(one, name), weights(other, name))
+
+
+def test_it_learns(train_toy, regions, tmp_path):
+    train_toy(REGION_CONFIG.replace("width = 6", "width = 24").replace("= 44", "= 150"), corpus=regions)
+    scores = [line["score"] for line in events(tmp_path / "run", "evaluation")]
+    assert max(scores) > scores[0] + 100
+
+
+@pytest.mark.parametrize("padding", [1e4, -3.0, np.nan])
+def test_padding_changes_nothing(train_toy, write_regions, whole, tmp_path, padding):
+    corpus = write_regions(tmp_path, padding)
+    stored = open_dataset(corpus.features).numpy("features")
+    assert np.isnan(stored).any() if np.isnan(padding) else (stored == padding).any()
+    train_toy(REGION_CONFIG, corpus=corpus)
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_mapped_regions_train_the_same_model(train_toy, regions, whole, tmp_path):
+    cache = tmp_path / "cache"
+    train_toy(REGION_CONFIG, corpus=regions, memory_map=str(cache))
+    assert_same_run(tmp_path / "run", whole)
+    [path] = cache.iterdir()
+    stamp = path.stat().st_mtime_ns
+    train_toy(
+        REGION_CONFIG.replace("[data]", "[data]\nl2_features = true"), "other", corpus=regions, seed=1, memory_map=str(cache)
+    )
+    evaluate_run(EvaluateJob(str(whole), regions.captions, regions.features, ("test",), device="cpu", memory_map=str(cache)))
+    assert [(path, path.stat().st_mtime_ns) for path in cache.iterdir()] == [(path, stamp)]
+
+
+@pytest.mark.parametrize("step", [10, 30])
+def test_a_killed_training_goes_on_bit_for_bit(train_toy, regions, whole, tmp_path, step):
+    job = TrainJob(from_toml(REGION_CONFIG, "test"), regions, str(tmp_path / "run"), device="cpu", curves=False, save_every=7)
+
+    def kill(report):
+        if report.step == step:
+            raise SystemExit("killed")
+
+    with pytest.raises(SystemExit, match="killed"):
+        train(job, kill)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetching")]
+    train(replace(job, resume=True))
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_an_error_while_reading_ahead_ends_the_training(regions, tmp_path, monkeypatch):
+    reads, read = [], ImageBatch.of
+
+    def fail(features, images, device):
+        reads.append(threading.current_thread().name)
+        if reads.count("prefetching_0") == 12:
+            raise OSError(5, "Input/output error")
+        return read(features, images, device)
+
+    monkeypatch.setattr(ImageBatch, "of", fail)
+    job = TrainJob(from_toml(REGION_CONFIG, "test"), regions, str(tmp_path / "run"), device="cpu", curves=False, save_every=1)
+    with pytest.raises(OSError, match="Input/output error"):
+        train(job)
+    assert 12 <= reads.count("prefetching_0") <= 14  # Two more may have begun.
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetching")]
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_images_without_regions_are_refused_or_left_out(train_toy, write_regions, tmp_path):
+    empty, lacking = write_regions(tmp_path / "empty", without=WITHOUT), write_regions(tmp_path / "lacking", lacking=WITHOUT)
+    with pytest.raises(
+        DatasetError,
+        match=r"lacks the features of 1 of 12 images of split 'val', counting those in which no region was found, with .*: val-002",
+    ):
+        train_toy(REGION_CONFIG, corpus=empty)
+    result = train_toy(REGION_CONFIG, "one", corpus=empty, allow_missing_features=True)
+    train_toy(REGION_CONFIG, "two", corpus=lacking, allow_missing_features=True)
+    assert [(out.split, out.images, out.first) for out in result.left_out] == [
+        ("train", 2, ("train-003", "train-011")),
+        ("val", 1, ("val-002",)),
+    ]
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+    job = EvaluateJob(str(tmp_path / "one"), empty.captions, empty.features, ("test",), device="cpu")
+    with pytest.raises(DatasetError, match="1 of 9 images of split 'test', counting those in which no region was found"):
+        evaluate_run(job)
+    assert {score.left_out.first for score in evaluate_run(replace(job, allow_missing_features=True))} == {("test-004",)}
+
+
+def test_one_vector_models_refuse_regions_before_anything_is_read(train_toy, regions, multi30k, tmp_path):
+    multi30k_regions = replace(multi30k, features=regions.features)
+    message = r"have the shape \[4, 8\], but a model of the kind 'vse' takes one vector per image"
+    with pytest.raises(UsageError, match=message):
+        train_toy(CONFIG, corpus=regions, memory_map=str(tmp_path / "cache"))
+    with pytest.raises(UsageError, match=message):
+        run_tables(TablesJob("gella2017", str(tmp_path / "tables"), multi30k_regions, rows=("vse-en",), device="cpu"))
+    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_embedding_and_searching(whole, regions, write_regions, tmp_path):
+    run = open_run(whole)
+    remarks = []
+    corpus = write_regions(tmp_path, np.nan, without=WITHOUT)
+    manifests = embed_run(
+        run, str(tmp_path / "embedded"), name="run", features=corpus.features, captions=corpus.captions, remark=remarks.append
+    )
+    assert remarks == [
+        "not embedded, because no region was found in them: 4 of 61 images: test-004, train-003, train-011, val-002"
+    ]
+    assert manifests[0].statistics["images_left_out"] == 4
+    written = open_dataset(tmp_path / "embedded" / "images")
+    by_id = dict(zip(written.image_ids(), written.numpy(), strict=True))
+    assert len(by_id) == 57
+    for row in open_dataset(corpus.features):
+        used = row["num_regions"]
+        if used:
+            values = torch.from_numpy(np.array(row["features"][:used], np.float32))[None]
+            with torch.no_grad():
+                expected = run.model.encode_images(ImageBatch(values, torch.ones(1, used, dtype=torch.bool))).values[0]
+            np.testing.assert_allclose(by_id[row["image_id"]], expected, atol=1e-6)
+    for images in ({"features": corpus.features}, {"embeddings": str(tmp_path / "embedded")}):
+        hits = search(SearchJob(str(whole), ("en1", "en2"), "en", top=100, device="cpu", **images))
+        assert {hit.image_id for hit in hits} == set(by_id)
+    with pytest.raises(DatasetError, match="lacks the features of 1 of 9 images of split 'test': test-004"):
+        embed_run(run, str(tmp_path / "split"), name="run", features=corpus.features, captions=corpus.captions, splits=["test"])
+
+
+def test_images_are_encoded_a_few_at_a_time(whole, regions, monkeypatch):
+    run = open_run(whole)
+    sizes, encode = [], type(run.model).encode_images
+    monkeypatch.setattr(
+        type(run.model), "encode_images", lambda self, images: sizes.append(len(images)) or encode(self, images)
+    )
+    monkeypatch.setattr("train.evaluation.evaluating._MOST_BYTES", 5 * 4 * 8 * 4)
+    dataset = open_dataset(regions.features)
+    read = read_features(dataset, dataset.image_ids()[:12])
+    encoded = encode_images(run.model, read).values
+    assert sizes == [5, 5, 2]
+    with torch.no_grad():
+        torch.testing.assert_close(encoded, encode(run.model, ImageBatch.of(read, slice(None), torch.device("cpu"))).values)
