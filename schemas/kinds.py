@@ -51,6 +51,7 @@ FAILURE_REASONS = {
     "too_large": "the image has more pixels than the limit (a decompression bomb?)",
     "unsupported": "the image is of a type without a defined conversion to 8-bit RGB, or without a decoder on that machine",
     "decode_error": "the image is damaged",
+    "not_finite": "a value of the feature is infinite or no number in the type that is stored",
 }
 """The closed list of reasons for a failure, with their meanings."""
 
@@ -102,7 +103,7 @@ FAILURES = pa.schema(
     [
         _field("key", pa.string(), "image id, or for a caption image id, language, portion and index, joined by '/'"),
         _field("uri", pa.string(), "where the input came from, as the source names it"),
-        _field("stage", pa.string(), "what was being done: 'read', 'decode' or 'prepare'"),
+        _field("stage", pa.string(), "what was being done: 'read', 'decode', 'extract' or 'prepare'"),
         _field("reason", pa.string(), "one of: " + ", ".join(FAILURE_REASONS)),
         _field("message", pa.string(), "what went wrong, for people"),
     ]
