@@ -21,6 +21,7 @@ __all__ = [
     "batch_rows",
     "embeddings_schema",
     "features_schema",
+    "group_rows",
     "regions_schema",
     "schema_of",
     "vector_bytes",
@@ -28,6 +29,8 @@ __all__ = [
 
 _BATCH_BYTES = 4 << 20
 _TEXT_ROW_BYTES = 512  # Rough size of a row without vectors.
+_LEAST_GROUP_ROWS = 64
+_MOST_GROUP_BYTES = 32 << 20
 
 REGIONS = 36
 """Most regions of an image (Anderson et al. 2018, the fixed set)."""
@@ -180,3 +183,12 @@ def vector_bytes(schema: pa.Schema) -> int:
 def batch_rows(schema: pa.Schema) -> int:
     """Return the number of rows that take about four MiB."""
     return max(1, _BATCH_BYTES // (vector_bytes(schema) or _TEXT_ROW_BYTES))
+
+
+def group_rows(schema: pa.Schema) -> int:
+    """Return the number of rows of a Parquet row group of vectors: about four MiB, or 64 wider rows in at most 32 MiB.
+
+    36 regions make groups of 18 MiB. 64 maps of [196, 2048] would make 100 MiB, which a reader of one image would read.
+    """
+    least = min(_LEAST_GROUP_ROWS, _MOST_GROUP_BYTES // vector_bytes(schema))
+    return max(least, batch_rows(schema))

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry, failures_content, failures_name
 from schemas.fingerprints import Identity, sha256_of_bytes, sum_digests
-from schemas.kinds import vector_bytes
+from schemas.kinds import group_rows
 from schemas.manifest import FileEntry, Manifest, ShardEntry
 from schemas.output import PROBE_NAME, Output, hold
 from schemas.publishing import Attempt, LostError, publish_manifest, publishing
@@ -45,9 +45,6 @@ __all__ = [
     "write_dataset",
 ]
 
-_ROW_GROUP_BYTES = 4 << 20
-_LEAST_GROUP_ROWS = 64
-_MOST_GROUP_BYTES = 32 << 20
 _TEXT_ROW_GROUP_ROWS = 65_536
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch
@@ -160,16 +157,7 @@ def _layout(schema: pa.Schema) -> tuple[dict[str, Any], int]:
         return {"compression": "zstd", "use_dictionary": True, "write_statistics": True}, _TEXT_ROW_GROUP_ROWS
     keys = [field.name for field in schema if field not in vectors]
     options = {"compression": "none", "use_dictionary": False, "write_statistics": keys}
-    return options, _vector_group_rows(vector_bytes(schema))
-
-
-def _vector_group_rows(row_bytes: int) -> int:
-    """Return the rows of a row group: 4 MiB, or 64 wider rows of at most 32 MiB, or at least one.
-
-    36 regions fill 18 MiB. Maps of [196, 2048] would fill 100 MiB, which writing holds twice, and reading one image once.
-    """
-    least = min(_LEAST_GROUP_ROWS, _MOST_GROUP_BYTES // row_bytes)
-    return max(1, least, _ROW_GROUP_BYTES // row_bytes)
+    return options, group_rows(schema)
 
 
 def _canonical(group: pa.Table) -> pa.Table:
