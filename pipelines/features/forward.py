@@ -222,7 +222,7 @@ def _forward(held: Sequence[_Decoded], extractor: extractors.Extractor, schema: 
         for decoded, count in zip(held, bad, strict=True)
         if count
     ]
-    tally.images += len(held) - np.count_nonzero(bad)
+    tally.images += len(held) - int(np.count_nonzero(bad))
     table = table.filter(pa.array(bad == 0)) if bad.any() else table
     return table if table.num_rows else None
 

@@ -156,7 +156,7 @@ def test_the_mean_of_separate_crops_is_the_feature(separate, pixels, features):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_separate_crops_come_in_the_stated_order(name, separate, monkeypatch):
-    """Each corner of the image has a red of its own, so that the corners of a crop say where it was cut and whether it is mirrored."""
+    """Each corner of the image has a red of its own, so that the corners of a crop say where it was cut."""
     colours = [(10, 0, 0), (20, 0, 0), (30, 0, 0), (40, 0, 0)]
     image = Image.new("RGB", (256, 256))
     for colour, place in zip(colours, ((0, 0), (240, 0), (0, 240), (240, 240)), strict=True):
