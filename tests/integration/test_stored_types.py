@@ -38,7 +38,7 @@ def half(imagepivot, photos, folder):
     return features(imagepivot, photos, folder / "half", "--dtype", "float16")
 
 
-def test_the_values_are_those_of_float32_rounded(whole, half):
+def test_the_values_are_those_of_float32_rounded(folder, whole, half):
     assert (whole.spec.dtype, half.spec.dtype) == ("float32", "float16")
     assert half.numpy().tobytes() == whole.numpy().astype(np.float16).tobytes()
     assert half.image_ids() == whole.image_ids()
@@ -49,7 +49,7 @@ def test_the_values_are_those_of_float32_rounded(whole, half):
     )
     sizes = [sum(shard.bytes for shard in dataset.manifest.shards) for dataset in (whole, half)]
     assert sizes[0] - sizes[1] == pytest.approx(18 * 96 * 2, abs=300)  # the footers differ by some letters
-    assert validate(half) == []
+    assert validate(folder / "half") == []
 
 
 def test_a_job_from_python_and_a_file_of_values_make_the_same_dataset(imagepivot, photos, folder, half):
@@ -75,7 +75,7 @@ def test_another_type_is_another_dataset(imagepivot, photos, folder, whole, half
 
 
 def test_commands_take_it(imagepivot, folder, whole, half):
-    assert "float16[96]" in imagepivot("inspect", folder / "half").stdout
+    assert "halffloat[96]" in imagepivot("inspect", folder / "half").stdout
     imagepivot("validate", folder / "half")
     done = imagepivot("diff", folder / "whole", folder / "half", code=(0, 1))
     assert "feature.dtype" in done.stdout
@@ -83,9 +83,8 @@ def test_commands_take_it(imagepivot, folder, whole, half):
     array = np.load(folder / "npy" / "features.npy")
     assert array.dtype == np.float16
     assert array.tobytes() == half.numpy().tobytes()
-    imagepivot(
-        "import", folder / "npy" / "features.npy", folder / "again", "--ids", folder / "npy" / "ids.txt", "--shards", "2"
-    )
+    ids = ("--ids", folder / "npy" / "ids.txt", "--name", "half")
+    imagepivot("import", folder / "npy" / "features.npy", folder / "again", *ids, "--shards", "2")
     again = open_dataset(folder / "again")
     assert (again.spec.dtype, again.image_ids()) == ("float16", half.image_ids())
     assert again.numpy().tobytes() == half.numpy().tobytes()
@@ -98,8 +97,8 @@ def test_maps_are_read_in_their_shape(imagepivot, photos, folder, whole):
     assert maps.get("chelsea")["feature"].shape == (25, 96)
     means = maps.numpy().astype(np.float32).mean(axis=1)
     assert np.abs(means - whole.numpy()).max() < 1e-3 * np.abs(whole.numpy()).max()
-    assert validate(maps) == []
-    assert "float16[2400]" in imagepivot("inspect", folder / "maps").stdout
+    assert validate(folder / "maps") == []
+    assert "halffloat[2400]" in imagepivot("inspect", folder / "maps").stdout
     imagepivot("view", folder / "maps", photos / "images", "--image", "chelsea", "-o", folder / "crop.png")
     imagepivot("export", folder / "maps", folder / "maps-npy", "--format", "npy")
     assert np.load(folder / "maps-npy" / "features.npy").tobytes() == maps.numpy().tobytes()
