@@ -272,18 +272,20 @@ def rows_of(page: str, heading: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("row", "request_"),
-    enumerate(
-        (
-            ExtractorRequest("resnet50-pool"),
-            ExtractorRequest("vgg19-10crop"),
-            ExtractorRequest("vgg19-10crop", separate=True),
-            ExtractorRequest("vgg19-grid"),
-            ExtractorRequest("resnet152-grid"),
-            ExtractorRequest("resnet152-grid", dtype="float16"),
-            ExtractorRequest("faster-rcnn-36"),
-            ExtractorRequest("faster-rcnn-36", regions=RegionOptions(min_regions=10, max_regions=100)),
+    [
+        *enumerate(
+            (
+                ExtractorRequest("resnet50-pool"),
+                ExtractorRequest("vgg19-10crop"),
+                ExtractorRequest("vgg19-10crop", separate=True),
+                ExtractorRequest("vgg19-grid"),
+                ExtractorRequest("resnet152-grid"),
+                ExtractorRequest("resnet152-grid", dtype="float16"),
+                ExtractorRequest("faster-rcnn-36"),
+                ExtractorRequest("faster-rcnn-36", regions=RegionOptions(min_regions=10, max_regions=100)),
+            )
         )
-    ),
+    ],
 )
 def test_disk_that_features_take(row: int, request_: ExtractorRequest) -> None:
     name, spec, kind = request_.name, request_.spec(), "features"
