@@ -1,8 +1,9 @@
 """Images to arrays: decoding, preprocessing and the models. Nothing in here uses Beam, and importing it loads no torch."""
 
 from extractors.base import Description, Extractor, RegionExtractor
-from extractors.catalogue import CatalogueEntry, ExtractorModule, ExtractorRequest, describe, entries, load, names, spec
+from extractors.catalogue import CatalogueEntry, ExtractorModule, entries, names
 from extractors.images.decoding import MAX_PIXELS, REASONS, DecodeError, decode
+from extractors.requests import ExtractorRequest, describe, load, spec
 from extractors.settings import RegionOptions, Settings
 
 __all__ = [

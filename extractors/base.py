@@ -100,7 +100,8 @@ class Extractor(ABC):
         """Run the model on a batch that `collate` made.
 
         Returns:
-            float32 ``[B, *spec.shape]``, in the order of the batch.
+            ``[B, *spec.shape]`` in the type of the spec, in the order of the batch. Everything is computed in float32 and
+            rounded by `FeatureSpec.rounded` at the end.
         """
 
     def extract_columns(self, batch: Any) -> dict[str, np.ndarray]:
@@ -130,7 +131,7 @@ class RegionExtractor(Extractor):
         """Return only the features of the regions.
 
         Returns:
-            float32 ``[B, R, D]``; rows after the last region of an image are zero.
+            ``[B, R, D]`` in the type of the spec; rows after the last region of an image are zero.
         """
         return self.extract_columns(batch)["features"]
 

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from extractors.base import Description, Extractor
-from extractors.settings import RegionOptions, Settings
+from extractors.settings import Settings
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
-from schemas.locations import absolute_location
 
 if TYPE_CHECKING:
     import torch
 
     from extractors.weights.finding import Weights
 
-__all__ = ["CatalogueEntry", "ExtractorModule", "ExtractorRequest", "describe", "entries", "load", "names", "spec"]
+__all__ = [
+    "DETECTRON2",
+    "ENTRIES",
+    "CatalogueEntry",
+    "Entry",
+    "ExtractorModule",
+    "entries",
+    "entry_of",
+    "import_module",
+    "names",
+]
 
 _TIMM = "timm:"
-_DETECTRON2 = "detectron2:"
-_CONFIG_END = re.compile(r"(?<=\.yaml)\+|(?<=\.yml)\+")
+DETECTRON2 = "detectron2:"
 # Packages that an extractor may need, and the extra that installs them.
 _EXTRAS = dict.fromkeys(("PIL", "numpy", "safetensors", "torch", "torchvision"), "extractors") | {"timm": "timm"}
 _DETECTRON2_INSTALLATION = (
@@ -47,20 +54,30 @@ class ExtractorModule(Protocol):
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """An extractor that can be loaded: its spec, for each backend the `ExtractorModule` that makes it, its weights in words."""
+class Entry:
+    """An extractor that can be loaded.
+
+    Attributes:
+        spec: name, shape and type of the feature that it makes without options.
+        module: the `ExtractorModule` that makes it.
+        weights: the weights that it takes, in words.
+        makes_regions: whether it makes regions.
+        detectron2_module: the module for the backend detectron2, if it has one.
+        crops: number of crops whose features can be kept apart; 0 if there are none.
+    """
 
     spec: FeatureSpec
     module: str
     weights: str = ""
     makes_regions: bool = False
     detectron2_module: str = ""
+    crops: int = 0
 
 
-_ENTRIES = {
+ENTRIES = {
     entry.spec.name: entry
     for entry in (
-        _Entry(
+        Entry(
             FeatureSpec(
                 name="resnet50-pool",
                 shape=(2048,),
@@ -69,7 +86,7 @@ _ENTRIES = {
             module="extractors.pooled.resnet50",
             weights="default: torchvision's ResNet50_Weights.IMAGENET1K_V1; or that model as .pth, .pt or .safetensors",
         ),
-        _Entry(
+        Entry(
             FeatureSpec(
                 name="vgg19-10crop",
                 shape=(4096,),
@@ -77,8 +94,9 @@ _ENTRIES = {
             ),
             module="extractors.pooled.vgg19",
             weights="default: torchvision's VGG19_Weights.IMAGENET1K_V1; or that model as .pth, .pt or .safetensors",
+            crops=10,
         ),
-        _Entry(
+        Entry(
             FeatureSpec(
                 name="vgg19-10crop-caffe",
                 shape=(4096,),
@@ -87,8 +105,28 @@ _ENTRIES = {
             ),
             module="extractors.pooled.vgg19",
             weights="no default: VGG_ILSVRC_19_layers.caffemodel, or a conversion of it as .pth, .pt or .safetensors",
+            crops=10,
         ),
-        _Entry(
+        Entry(
+            FeatureSpec(
+                name="vgg19-grid",
+                shape=(196, 512),
+                source="Nam, Ha, Kim 2017 (DAN): VGG19 at 448x448 pixels, last pooling layer, 14x14 in row-major order",
+            ),
+            module="extractors.grids.last_maps",
+            weights="default: torchvision's VGG19_Weights.IMAGENET1K_V1; or that model as .pth, .pt or .safetensors",
+        ),
+        Entry(
+            FeatureSpec(
+                name="resnet152-grid",
+                shape=(196, 2048),
+                source="Nam, Ha, Kim 2017 (DAN): ResNet152 at 448x448 pixels, below the last pooling layer, 14x14 in row-major "
+                "order",
+            ),
+            module="extractors.grids.last_maps",
+            weights="default: torchvision's ResNet152_Weights.IMAGENET1K_V1; or that model as .pth, .pt or .safetensors",
+        ),
+        Entry(
             FeatureSpec(
                 name="faster-rcnn-36",
                 shape=(36, 2048),
@@ -112,7 +150,7 @@ class CatalogueEntry:
         name: its name, or the form of the names of a family.
         kind: kind of dataset that it fills, ``features`` or ``regions``.
         shape: shape of the feature of one image; None if it depends on the model.
-        dtype: type of its values.
+        dtype: type of its values, unless another one is asked for.
         source: what it reproduces.
         weights: the weights that it takes, in words; besides these ``random:SEED``, untrained.
         preprocessing: the steps from an RGB image to the model's input; None if they depend on the model.
@@ -137,7 +175,7 @@ _FAMILIES = (
         kind="features",
         shape=None,
         dtype="float32",
-        source="the pooled output of one of timm's models, e.g. timm:resnet18.a1_in1k",
+        source="the pooled output of one of timm's models, e.g. timm:resnet18.a1_in1k; with --grid the map before the pooling",
         weights="default: timm's of that name; or that model as .pth, .pt or .safetensors",
         preprocessing=None,
     ),
@@ -163,8 +201,8 @@ def entries() -> tuple[CatalogueEntry, ...]:
 
 
 def _catalogue_entry(name: str) -> CatalogueEntry:
-    entry = _ENTRIES[name]
-    module = _import(entry.module, name)
+    entry = ENTRIES[name]
+    module = import_module(entry.module, name)
     from extractors.weights.finding import Weights
 
     # Of the weights only the digest enters a description, and it does not decide the preprocessing.
@@ -182,174 +220,45 @@ def _catalogue_entry(name: str) -> CatalogueEntry:
 
 def names() -> tuple[str, ...]:
     """Return the names of the extractors, sorted; besides these there are ``timm:NAME`` and ``detectron2:CONFIG+WEIGHTS``."""
-    return tuple(sorted(_ENTRIES))
+    return tuple(sorted(ENTRIES))
 
 
-@dataclass(frozen=True)
-class ExtractorRequest:
-    """An extractor as a user asks for it. Making one reads nothing and checks nothing; its methods do.
+def entry_of(name: str, *, grid: bool = False) -> Entry:
+    """Return the entry of an extractor or of a member of a family.
 
-    Attributes:
-        name: one of `names`, or ``timm:NAME`` with the name of one of timm's models, e.g. ``timm:resnet18.a1_in1k``. Without the
-            part behind the dot it is the model's default there; the spec always has the full name. Or
-            ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint of detectron2, see
-            `extractors.regions.detectron2_backend.stock_models`.
-        weights: ``default`` (torchvision's or timm's of that name, downloaded once; ``vgg19-10crop-caffe`` has none), the path of
-            a ``.pth``, ``.pt`` or ``.safetensors`` file (``vgg19-10crop-caffe`` and ``faster-rcnn-36`` also read ``.caffemodel``,
-            the latter every release of its detector), its ``gs://``, ``s3://``, ``http://`` or ``https://`` address (fetched once
-            per machine), or ``random:SEED`` (untrained).
-        precision: ``fp32`` or ``bf16``; on a GPU also ``tf32`` and ``fp16``.
-        compile: run the model through ``torch.compile``, on a GPU only: the first batches take a minute, and the last digits of
-            the features may differ, so it is part of the fingerprint.
-        regions: which regions to keep, for an extractor of regions; None for its defaults.
+    Args:
+        name: its name.
+        grid: whether a model of timm makes the map before its pooling.
+
+    Raises:
+        UsageError: there is no extractor of that name, it makes no map on demand, or it needs a package that is not installed.
     """
-
-    name: str
-    weights: str = "default"
-    precision: str = "fp32"
-    compile: bool = False
-    regions: RegionOptions | None = None
-
-    def spec(self) -> FeatureSpec:
-        """Return name, shape and type of the feature that the extractor makes by default, without weights.
-
-        Raises:
-            UsageError: there is no extractor of that name, or it needs a package that is not installed.
-        """
-        return _entry(self.name).spec
-
-    def describe(self) -> Description:
-        """Describe what `load` would make, without a device: for the machine that plans a run and does not extract.
-
-        The weights are hashed and checked, so missing or wrong ones are an error here already, but their values are not copied
-        into memory where the format allows that. Whether a device computes in the precision is left to `load`. Weights stay at
-        hand for a `load` that follows in the same process, see `extractors.weights.keeping`.
-
-        Raises:
-            UsageError: the name or an option is not one of those listed.
-            InputError: the weights are missing, broken, or another model's.
-        """
-        module, settings = self._resolve()
-        from extractors.computing.devices import check_precision
-        from extractors.weights.keeping import keep
-
-        check_precision(self.precision)
-        weights = module.find_weights(settings.spec, self.weights)
-        description = module.describe(settings, weights)
-        keep(self._weights_key(module, settings), weights)
-        return description
-
-    def load(self, device: str = "cpu") -> Extractor:
-        """Load the extractor, ready to use.
-
-        Args:
-            device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (a GPU if there is one).
-
-        Raises:
-            UsageError: the name or an option is not one of those listed, or this machine lacks the device.
-            InputError: the weights are missing, broken, or another model's.
-        """
-        module, settings = self._resolve()
-        from extractors.computing.devices import check_request
-        from extractors.weights.keeping import take
-
-        torch_device = check_request(device, self.precision, compile=self.compile)
-        weights = take(self._weights_key(module, settings)) or module.find_weights(settings.spec, self.weights)
-        return module.load(settings, weights.in_memory(), torch_device)
-
-    def files(self) -> tuple[str, ...]:
-        """Return the locations of the files that every process reads which loads the extractor; none for weights by name."""
-        return tuple(filter(_names_file, (*_stock_model(self.name), self.weights)))
-
-    def located(self) -> ExtractorRequest:
-        """Return the same request with absolute paths, which mean the same to a process in another folder."""
-        model = _stock_model(self.name)
-        name = f"{_DETECTRON2}{'+'.join(map(_absolute, model))}" if model else self.name
-        return replace(self, name=name, weights=_absolute(self.weights))
-
-    def _resolve(self) -> tuple[ExtractorModule, Settings]:
-        """Import the module that makes the extractor: afterwards torch is known to be installed."""
-        entry = _entry(self.name)
-        if self.regions is not None and not entry.makes_regions:
-            raise UsageError(
-                f"extractor {self.name!r} makes one feature per image and no regions: leave the options of regions out"
-            )
-        options = self.regions or RegionOptions()
-        module = entry.detectron2_module if options.backend == "detectron2" else entry.module
-        return _import(module, entry.spec.name), Settings(entry.spec, self.precision, self.compile, options)
-
-    def _weights_key(self, module: ExtractorModule, settings: Settings) -> tuple[object, ...]:
-        """Return what decides which weights are found."""
-        return module, settings.spec.name, self.weights
-
-
-def spec(name: str) -> FeatureSpec:
-    """Return name, shape and type of the feature that an extractor makes, see `ExtractorRequest.spec`."""
-    return ExtractorRequest(name).spec()
-
-
-def describe(
-    name: str,
-    *,
-    weights: str = "default",
-    precision: str = "fp32",
-    compile: bool = False,  # noqa: A002
-    regions: RegionOptions | None = None,
-) -> Description:
-    """Describe what `load` would make of the same arguments, see `ExtractorRequest.describe`."""
-    return ExtractorRequest(name, weights, precision, compile, regions).describe()
-
-
-def load(
-    name: str,
-    *,
-    weights: str = "default",
-    device: str = "cpu",
-    precision: str = "fp32",
-    compile: bool = False,  # noqa: A002
-    regions: RegionOptions | None = None,
-) -> Extractor:
-    """Load an extractor, ready to use: an `ExtractorRequest` of these arguments, on a device.
-
-    Example:
-        >>> extractor = load("resnet50-pool", weights="random:0")  # doctest: +SKIP
-        >>> pixels = [extractor.preprocess(decode(data)) for data in files]  # doctest: +SKIP
-        >>> extractor.extract(extractor.collate(pixels)).shape  # doctest: +SKIP
-        (16, 2048)
-    """
-    return ExtractorRequest(name, weights, precision, compile, regions).load(device)
-
-
-def _stock_model(name: str) -> tuple[str, ...]:
-    """Return the config and the weights in the name of an extractor, if it is one of detectron2's models."""
-    return tuple(_CONFIG_END.split(name.removeprefix(_DETECTRON2), maxsplit=1)) if name.startswith(_DETECTRON2) else ()
-
-
-def _names_file(weights: str) -> bool:
-    return weights not in ("", "default") and not weights.startswith("random:")
-
-
-def _absolute(weights: str) -> str:
-    return absolute_location(weights) if _names_file(weights) else weights
-
-
-def _entry(name: str) -> _Entry:
     if name.startswith(_TIMM):
-        module = _import("extractors.pooled.timm_models", name)
-        return _Entry(module.spec(name.removeprefix(_TIMM)), module="extractors.pooled.timm_models")
-    if name.startswith(_DETECTRON2):
+        module = import_module("extractors.pooled.timm_models", name)
+        return Entry(module.spec(name.removeprefix(_TIMM), grid=grid), module="extractors.pooled.timm_models")
+    if grid and (name in ENTRIES or name.startswith(DETECTRON2)):
+        raise UsageError(
+            f"--grid is an option of {_TIMM}NAME, found with extractor {name!r}: leave it out; vgg19-grid and resnet152-grid make "
+            "maps without it"
+        )
+    if name.startswith(DETECTRON2):
         own = "extractors.regions.detectron2_backend.stock_models"
-        spec = _import(own, name).spec(name.removeprefix(_DETECTRON2))
-        return _Entry(spec, module=own, makes_regions=True, detectron2_module=own)
-    if name not in _ENTRIES:
+        spec = import_module(own, name).spec(name.removeprefix(DETECTRON2))
+        return Entry(spec, module=own, makes_regions=True, detectron2_module=own)
+    if name not in ENTRIES:
         raise UsageError(
             f"there is no extractor {name!r}; choose one of {', '.join(names())}, {_TIMM}NAME for timm's models, or "
-            f"{_DETECTRON2}CONFIG+WEIGHTS for detectron2's"
+            f"{DETECTRON2}CONFIG+WEIGHTS for detectron2's"
         )
-    return _ENTRIES[name]
+    return ENTRIES[name]
 
 
-def _import(module: str, name: str) -> Any:
+def import_module(module: str, name: str) -> Any:
+    """Import a module for the extractor of a name.
+
+    Raises:
+        UsageError: it needs a package that is not installed.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -74,15 +74,20 @@ class Settings:
         precision: one of `extractors.computing.devices.PRECISIONS`.
         compile: whether the model runs through ``torch.compile``.
         regions: which regions are kept, for an extractor of regions.
+        grid: whether the feature is the map that the model would pool; ``spec`` is then that of the map.
+        separate: whether the features of the crops are kept apart; ``spec`` is then that of all of them.
     """
 
     spec: FeatureSpec
     precision: str = "fp32"
     compile: bool = False
     regions: RegionOptions = field(default_factory=RegionOptions)
+    grid: bool = False
+    separate: bool = False
 
     def parameters(self, weights: Weights, **more: Any) -> dict[str, Any]:
         """Return the parameters of a `Description`: those that all extractors have, and ``more``."""
         compiled = {"compiled": True} if self.compile else {}
+        stored = {} if self.spec.dtype == "float32" else {"dtype": self.spec.dtype}
         common = {"name": self.spec.name, "decoding": DECODING, **weights.parameters(), "precision": self.precision}
-        return common | compiled | more
+        return common | compiled | stored | more

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schemas.errors import DatasetError
 from schemas.stored import stored_values
 
-__all__ = ["FeatureSpec"]
+if TYPE_CHECKING:
+    import numpy as np
 
-_DTYPES = ("float32", "float16")
+__all__ = ["DTYPES", "FeatureSpec"]
+
+DTYPES = ("float32", "float16")
+"""Types in which the values of features are stored."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class FeatureSpec:
     Attributes:
         name: the extractor's name, e.g. ``resnet50-pool``.
         shape: shape of the feature of one image, e.g. ``(2048,)``.
-        dtype: ``float32`` or ``float16``, as stored.
+        dtype: one of `DTYPES`, as stored.
         source: the paper or file that defines the feature.
     """
 
@@ -32,8 +36,8 @@ class FeatureSpec:
     source: str = ""
 
     def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"dtype of feature {self.name!r} is {self.dtype!r}, expected one of {_DTYPES}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype of feature {self.name!r} is {self.dtype!r}, expected one of {DTYPES}")
         if not self.shape or any(n < 1 for n in self.shape):
             raise ValueError(f"shape of feature {self.name!r} is {self.shape!r}, expected positive sizes")
 
@@ -41,6 +45,21 @@ class FeatureSpec:
     def width(self) -> int:
         """Number of values of one image."""
         return prod(self.shape)
+
+    def rounded(self, values: np.ndarray) -> np.ndarray:
+        """Round values to the stored type: to the nearest number that it has, ties to the one whose last bit is 0.
+
+        Args:
+            values: float32, of any shape.
+
+        Returns:
+            The values in the stored type. What lies beyond its range, for float16 from 65,520 on, becomes infinite; what lies below
+            its smallest number, 6e-8, becomes that or zero.
+        """
+        import numpy as np  # here alone: completion in a shell reads specs, too
+
+        with np.errstate(over="ignore"):
+            return values.astype(self.dtype, copy=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plain values that a manifest stores."""

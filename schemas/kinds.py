@@ -21,6 +21,7 @@ __all__ = [
     "batch_rows",
     "embeddings_schema",
     "features_schema",
+    "group_rows",
     "regions_schema",
     "schema_of",
     "vector_bytes",
@@ -28,6 +29,8 @@ __all__ = [
 
 _BATCH_BYTES = 4 << 20
 _TEXT_ROW_BYTES = 512  # Rough size of a row without vectors.
+_LEAST_GROUP_ROWS = 64
+_MOST_GROUP_BYTES = 32 << 20
 
 REGIONS = 36
 """Most regions of an image (Anderson et al. 2018, the fixed set)."""
@@ -51,6 +54,7 @@ FAILURE_REASONS = {
     "too_large": "the image has more pixels than the limit (a decompression bomb?)",
     "unsupported": "the image is of a type without a defined conversion to 8-bit RGB, or without a decoder on that machine",
     "decode_error": "the image is damaged",
+    "not_finite": "a value of the feature is infinite or no number in the type that is stored",
 }
 """The closed list of reasons for a failure, with their meanings."""
 
@@ -102,7 +106,7 @@ FAILURES = pa.schema(
     [
         _field("key", pa.string(), "image id, or for a caption image id, language, portion and index, joined by '/'"),
         _field("uri", pa.string(), "where the input came from, as the source names it"),
-        _field("stage", pa.string(), "what was being done: 'read', 'decode' or 'prepare'"),
+        _field("stage", pa.string(), "what was being done: 'read', 'decode', 'extract' or 'prepare'"),
         _field("reason", pa.string(), "one of: " + ", ".join(FAILURE_REASONS)),
         _field("message", pa.string(), "what went wrong, for people"),
     ]
@@ -179,3 +183,12 @@ def vector_bytes(schema: pa.Schema) -> int:
 def batch_rows(schema: pa.Schema) -> int:
     """Return the number of rows that take about four MiB."""
     return max(1, _BATCH_BYTES // (vector_bytes(schema) or _TEXT_ROW_BYTES))
+
+
+def group_rows(schema: pa.Schema) -> int:
+    """Return the number of rows of a Parquet row group of vectors: about four MiB, or 64 wider rows in at most 32 MiB.
+
+    36 regions make groups of 18 MiB. 64 maps of [196, 2048] would make 100 MiB, which a reader of one image would read.
+    """
+    least = min(_LEAST_GROUP_ROWS, _MOST_GROUP_BYTES // vector_bytes(schema))
+    return max(least, batch_rows(schema))

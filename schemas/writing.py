@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry, failures_content, failures_name
 from schemas.fingerprints import Identity, sha256_of_bytes, sum_digests
-from schemas.kinds import vector_bytes
+from schemas.kinds import group_rows
 from schemas.manifest import FileEntry, Manifest, ShardEntry
 from schemas.output import PROBE_NAME, Output, hold
 from schemas.publishing import Attempt, LostError, publish_manifest, publishing
@@ -45,7 +45,6 @@ __all__ = [
     "write_dataset",
 ]
 
-_ROW_GROUP_BYTES = 4 << 20
 _TEXT_ROW_GROUP_ROWS = 65_536
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch
@@ -158,7 +157,7 @@ def _layout(schema: pa.Schema) -> tuple[dict[str, Any], int]:
         return {"compression": "zstd", "use_dictionary": True, "write_statistics": True}, _TEXT_ROW_GROUP_ROWS
     keys = [field.name for field in schema if field not in vectors]
     options = {"compression": "none", "use_dictionary": False, "write_statistics": keys}
-    return options, max(64, _ROW_GROUP_BYTES // vector_bytes(schema))
+    return options, group_rows(schema)
 
 
 def _canonical(group: pa.Table) -> pa.Table:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -270,19 +271,30 @@ def rows_of(page: str, heading: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("row", "name", "regions"),
+    ("row", "request_"),
     [
-        (0, "resnet50-pool", None),
-        (1, "vgg19-10crop", None),
-        (2, "faster-rcnn-36", None),
-        (3, "faster-rcnn-36", RegionOptions(min_regions=10, max_regions=100)),
+        *enumerate(
+            (
+                ExtractorRequest("resnet50-pool"),
+                ExtractorRequest("vgg19-10crop"),
+                ExtractorRequest("vgg19-10crop", separate=True),
+                ExtractorRequest("vgg19-grid"),
+                ExtractorRequest("resnet152-grid"),
+                ExtractorRequest("resnet152-grid", dtype="float16"),
+                ExtractorRequest("faster-rcnn-36"),
+                ExtractorRequest("faster-rcnn-36", regions=RegionOptions(min_regions=10, max_regions=100)),
+            )
+        )
     ],
 )
-def test_disk_that_features_take(row: int, name: str, regions: RegionOptions | None) -> None:
-    description = ExtractorRequest(name, weights="random:0", regions=regions).describe()
-    size = vector_bytes(schema_of(description.kind, description.spec))
+def test_disk_that_features_take(row: int, request_: ExtractorRequest) -> None:
+    name, spec, kind = request_.name, request_.spec(), "features"
+    if name == "faster-rcnn-36":
+        kind, spec = "regions", replace(spec, shape=((request_.regions or RegionOptions()).max_regions, *spec.shape[1:]))
+    size = vector_bytes(schema_of(kind, spec))
     extractor, arithmetic, *totals = rows_of("docs/features.md", "Time and disk")[row]
-    assert extractor.startswith(f"`{name}`")
+    assert extractor.startswith(f"`{name}")
+    assert ("float16" in extractor, "--separate" in extractor) == (request_.dtype == "float16", request_.separate)
     expression, _, result = arithmetic.replace("×", "*").replace(",", "").partition("=")
     assert eval(expression) == int(result) == size
     assert totals == [f"{size * images / 1e9:.2f} GB" for images in (31_783, 123_287)]

@@ -43,9 +43,11 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "weights": set(),
         "settings": {"images", "weights"},
         "base": {"images", "settings"},
-        "pooled": {"images", "computing", "weights", "settings", "base"},
+        "pooled": {"images", "computing", "weights", "settings", "base", "grids"},
+        "grids": {"images", "computing", "weights", "settings", "base"},
         "regions": {"images", "computing", "weights", "settings", "base"},
-        "catalogue": {"*"},
+        "catalogue": {"weights", "settings", "base", "pooled", "grids", "regions"},
+        "requests": {"*"},
     },
     "pipelines": {
         "running": set(),

@@ -32,18 +32,19 @@ logger = logging.getLogger(__name__)
 _pool_lock = Lock()
 
 
-def in_chunks(function: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
-    """Apply a model on the CPU to `FORWARD_IMAGES` images per pass, each pass in one thread, passes in all of torch's threads.
+def in_chunks(function: Callable[[Tensor], Tensor], batch: Tensor, images: int = FORWARD_IMAGES) -> Tensor:
+    """Apply a model on the CPU to a few images per pass, each pass in one thread, passes in all of torch's threads.
 
     Args:
-        function: from ``[FORWARD_IMAGES, ...]`` to ``[FORWARD_IMAGES, ...]``; called from several threads at once.
+        function: from ``[images, ...]`` to ``[images, ...]``; called from several threads at once.
         batch: ``[B, ...]``, not empty; the last pass is padded with copies of its last image, whose results are dropped.
+        images: images of one pass.
 
     Returns:
         The results in order, ``[B, ...]``: the same bytes for any B and any number of threads.
     """
-    chunks = list(batch.split(FORWARD_IMAGES))
-    missing = FORWARD_IMAGES - len(chunks[-1])
+    chunks = list(batch.split(images))
+    missing = images - len(chunks[-1])
     if missing:
         chunks[-1] = torch.cat([chunks[-1], *([chunks[-1][-1:]] * missing)])
     return torch.cat(run_single_threaded(function, chunks))[: len(batch)]

@@ -29,7 +29,8 @@ class Preprocessing:
     """Every step between an RGB image and the input of a model, as one value that is recorded with the features.
 
     Attributes:
-        resize_short: pixels of the shorter side after resizing; the longer becomes ``int(resize_short * long / short)``.
+        resize_short: pixels of the shorter side after resizing; the longer becomes ``int(resize_short * long / short)``. None to
+            resize both sides to ``crop``, whatever the aspect ratio.
         crop: width and height of the centre crop in pixels; a smaller image is padded with black.
         interpolation: ``bilinear`` or ``bicubic``.
         antialias: whether the filter widens when an image shrinks, as Pillow's always does; ``False`` only with ``bilinear``.
@@ -39,7 +40,7 @@ class Preprocessing:
         std: divides each channel after that.
     """
 
-    resize_short: int
+    resize_short: int | None
     crop: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -55,18 +56,20 @@ class Preprocessing:
             raise ValueError(f"channel_order is {self.channel_order!r}, expected one of {tuple(_CHANNEL_ORDERS)}")
         if not self.antialias and self.interpolation != "bilinear":
             raise ValueError(f"antialias is False with {self.interpolation!r}: only 'bilinear' can go without")
-        if self.resize_short < 1 or self.crop < 1:
+        if (self.resize_short is not None and self.resize_short < 1) or self.crop < 1:
             raise ValueError(f"resize_short is {self.resize_short}, crop is {self.crop}, expected positive pixels")
 
     def parameters(self) -> dict[str, Any]:
-        """Return all attributes as JSON values, and the library that resizes."""
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()} | {
-            "resize_with": "pillow" if self.antialias else "imagepivot"
-        }
+        """Return all attributes as JSON values, and the library that resizes; ``resize_hw`` where there is nothing to crop."""
+        values = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+        if values["resize_short"] is None:
+            values["resize_hw"] = [values.pop("crop")] * 2
+            del values["resize_short"]
+        return values | {"resize_with": "pillow" if self.antialias else "imagepivot"}
 
 
 def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
-    """Resize the shorter side and cut out the centre.
+    """Resize an image and cut out the centre.
 
     Args:
         image: mode ``RGB``, any size from 1×1.
@@ -85,7 +88,7 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
 
 
 def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """Resize the shorter side and keep the aspect ratio; the longer side is rounded down.
+    """Resize the shorter side and keep the aspect ratio, the longer side rounded down; without ``resize_short`` both to ``crop``.
 
     With ``antialias`` this is Pillow's ``resize``. Without it, each pixel of the result is the bilinear interpolation of the
     four pixels around its centre (centres lie at halves; beyond the outermost centres the edge is repeated), computed exactly
@@ -100,7 +103,8 @@ def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     """
     if image.mode != "RGB":
         raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode`")
-    size_wh = _resized_wh(*image.size, preprocessing.resize_short)
+    short, crop = preprocessing.resize_short, preprocessing.crop
+    size_wh = (crop, crop) if short is None else _resized_wh(*image.size, short)
     check_resized(image, size_wh)
     if size_wh == image.size:
         return image

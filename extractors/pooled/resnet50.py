@@ -75,17 +75,18 @@ class ResNet50Pool(Extractor):
             batch: uint8 ``[B, 3, 224, 224]``, channels R, G, B; B may be 0.
 
         Returns:
-            float32 ``[B, D]``, not negative. On a CPU an image has the same bytes in any batch and with any number of threads.
+            ``[B, D]`` in the type of the spec, not negative. On a CPU an image has the same bytes in any batch and with any number
+            of threads.
         """
         size = PREPROCESSING.crop
         if batch.dtype != torch.uint8 or batch.shape[1:] != (3, size, size):
             raise ValueError(f"batch is {batch.dtype} {list(batch.shape)}, expected torch.uint8 [B, 3, {size}, {size}]")
         if not len(batch):
-            return np.zeros((0, *self.spec.shape), dtype=np.float32)
+            return np.zeros((0, *self.spec.shape), dtype=self.spec.dtype)
         if self._device.type == "cpu":
-            return in_chunks(self._forward, batch).numpy()
+            return self.spec.rounded(in_chunks(self._forward, batch).numpy())
         with numerics(self._precision, self._device), torch.inference_mode():
-            return in_halves(self._forward, batch).numpy()
+            return self.spec.rounded(in_halves(self._forward, batch).numpy())
 
     def _forward(self, pixels: Tensor) -> Tensor:
         """Compute features: uint8 ``[B, 3, 224, 224]`` on any device to float32 ``[B, D]`` on the CPU."""

@@ -1,11 +1,13 @@
 """``timm:NAME``: the pooled feature of any image model of the package timm, with the preprocessing of that model.
 
+On request it is the map before the pooling, ``[G, D]``, see `extractors.grids.timm_maps`.
+
 Sizes, crop, interpolation, mean and standard deviation are those of ``timm.data.resolve_model_data_config``; timm's own transform
 makes the 8-bit pixels, which are normalised on the device. The feature is the output of the model with ``num_classes=0``.
 
 The tensors of a file may have timm's names or those of the model's origin, which timm translates; a classifier is left out.
 
-Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of the model's input, ``D`` width of the feature.
+Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of the model's input, ``G`` cells of a map, ``D`` width of the feature.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import difflib
 import math
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ from torch import Tensor, nn
 from extractors.base import Description, Extractor
 from extractors.computing.devices import compiled, numerics, upload
 from extractors.computing.passes import in_chunks, in_halves
+from extractors.grids.timm_maps import UnpooledModel, grid_hw
 from extractors.images.decoding import DecodeError
 from extractors.images.preprocess import check_resized
 from extractors.settings import Settings
@@ -67,6 +71,8 @@ class TimmModel(Extractor):
         with torch.random.fork_rng(devices=[]):
             model = _build(name)
         model.load_state_dict(weights.state)
+        if settings.grid:
+            model = UnpooledModel(model, _grid(name)[0])
         model = model.eval().requires_grad_(False).to(device).to(memory_format=torch.channels_last)
         self._model = compiled(model, device, enabled=settings.compile)
         self._mean = torch.tensor(self._config["mean"], device=device).view(3, 1, 1)
@@ -97,20 +103,21 @@ class TimmModel(Extractor):
             batch: uint8 ``[B, 3, H, W]``, channels R, G, B; B may be 0.
 
         Returns:
-            float32 ``[B, D]``. On a CPU an image has the same bytes in any batch and with any number of threads.
+            ``[B, D]``, or ``[B, G, D]`` for maps, in the type of the spec. On a CPU an image has the same bytes in any batch and
+            with any number of threads.
         """
         expected = self._config["input_size"]
         if batch.dtype != torch.uint8 or batch.shape[1:] != expected:
             raise ValueError(f"batch is {batch.dtype} {list(batch.shape)}, expected torch.uint8 [B, {str(list(expected))[1:]}")
         if not len(batch):
-            return np.zeros((0, *self.spec.shape), dtype=np.float32)
+            return np.zeros((0, *self.spec.shape), dtype=self.spec.dtype)
         if self._device.type == "cpu":
-            return in_chunks(self._forward, batch).numpy()
+            return self.spec.rounded(in_chunks(self._forward, batch).numpy())
         with numerics(self._precision, self._device), torch.inference_mode():
-            return in_halves(self._forward, batch).numpy()
+            return self.spec.rounded(in_halves(self._forward, batch).numpy())
 
     def _forward(self, pixels: Tensor) -> Tensor:
-        """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, D]`` on the CPU."""
+        """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on the CPU."""
         pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
         values = pixels.to(torch.float32).div_(255).sub_(self._mean).div_(self._std)
         dtype = _AUTOCAST.get(self._precision)
@@ -118,22 +125,27 @@ class TimmModel(Extractor):
             return self._model(values).to(torch.float32).cpu()
 
 
-def spec(model: str) -> FeatureSpec:
+def spec(model: str, *, grid: bool = False) -> FeatureSpec:
     """Return name, shape and type of the feature of a model, without its weights.
 
     Args:
         model: timm's name of the model, with or without the part behind the dot (the tag of the weights).
+        grid: whether the feature is the map before the pooling.
 
     Raises:
-        UsageError: timm has no such model, or the model does not make one vector of an RGB image.
+        UsageError: timm has no such model, or the model does not make one vector, or one map, of an RGB image.
     """
     config = _pretrained_config(model)
     name = f"{model.partition('.')[0]}.{config.tag}" if config.tag else model
     input_size = _config(name)["input_size"]
     if input_size[0] != 3:
         raise UsageError(f"timm's model {name!r} takes {input_size[0]} channels, expected 3 (RGB): choose another model")
-    width = _width(name, input_size)
-    return FeatureSpec(name=_PREFIX + name, shape=(width,), source=f"timm, github.com/huggingface/pytorch-image-models: {name}")
+    source = f"timm, github.com/huggingface/pytorch-image-models: {name}"
+    if grid:
+        (height, width), channels = _grid(name)
+        source += f", not pooled, {height}x{width} in row-major order"
+        return FeatureSpec(name=_PREFIX + name, shape=(height * width, channels), source=source)
+    return FeatureSpec(name=_PREFIX + name, shape=(_width(name, input_size),), source=source)
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:
@@ -146,10 +158,11 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
 
 def describe(settings: Settings, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
-    config = _config(settings.spec.name.removeprefix(_PREFIX))
+    name = settings.spec.name.removeprefix(_PREFIX)
+    config, grid = _config(name), {"grid": list(_grid(name)[0])} if settings.grid else {}
     transform = {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
     transform |= {"divisor": 255.0, "channel_order": "RGB", "resize_with": "pillow"}
-    return Description(settings.spec, settings.parameters(weights, transform=transform))
+    return Description(settings.spec, settings.parameters(weights, transform=transform, **grid))
 
 
 load = TimmModel
@@ -187,6 +200,22 @@ def _width(name: str, input_size: tuple[int, ...]) -> int:
             f"timm's model {name!r} returns {list(shape)} for one image, expected one vector: choose another model"
         )
     return shape[1]
+
+
+@lru_cache(maxsize=8)
+def _grid(name: str) -> tuple[tuple[int, int], int]:
+    """Return rows and columns of a model's map and the width of its vectors, without memory for its weights."""
+    with torch.device("meta"), torch.inference_mode():
+        model: Any = _build(name).eval()
+        found = model.forward_features(torch.empty(1, *_config(name)["input_size"]))
+    grid = grid_hw(model, found)
+    if grid is None:
+        made = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise UsageError(
+            f"timm's model {name!r} returns {made} before its pooling, expected a map, or one token for each patch: leave --grid "
+            "out, or choose another model"
+        )
+    return grid, model.num_features
 
 
 def _download(name: str) -> nn.Module:

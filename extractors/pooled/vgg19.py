@@ -1,5 +1,8 @@
 """``vgg19-10crop`` and ``vgg19-10crop-caffe``: the mean over ten crops of VGG19's second fully connected layer, after ReLU.
 
+On request the features of the crops are kept apart, ``[K, D]`` in the order of `extractors.images.crops.ten_crop_views`: top left,
+top right, bottom left, bottom right, centre; then the mirror image of each of these five.
+
 The two are different feature spaces of one architecture and never stand in for each other:
 
 ====================  ======================================  =====================================================
@@ -161,7 +164,7 @@ VARIANTS = {
 
 
 class VGG19TenCrop(Extractor):
-    """VGG19 up to the ReLU after its second fully connected layer, averaged over ten crops.
+    """VGG19 up to the ReLU after its second fully connected layer, averaged over ten crops, or for each of them.
 
     Args:
         settings: what is asked of the extractor, whose name is in `VARIANTS`.
@@ -174,6 +177,7 @@ class VGG19TenCrop(Extractor):
         self._variant = VARIANTS[settings.spec.name]
         self._device = device
         self._precision = settings.precision
+        self._separate = settings.separate
         with torch.device("meta"):
             model = build()
         model.load_state_dict(weights.state, assign=True)
@@ -206,8 +210,8 @@ class VGG19TenCrop(Extractor):
             batch: B tensors, uint8 ``[3, H, W]``, channels R, G, B, as `preprocess` makes them; B may be 0.
 
         Returns:
-            float32 ``[B, D]``, not negative, not normalised. On a CPU an image has the same bytes in any batch and with any
-            number of threads.
+            ``[B, D]``, or ``[B, K, D]`` for separate crops, in the type of the spec, not negative, not normalised. On a CPU an
+            image has the same bytes in any batch and with any number of threads.
         """
         short = self._variant.preprocessing.resize_short
         for image in batch:
@@ -217,12 +221,13 @@ class VGG19TenCrop(Extractor):
                     f"smaller of H and W {short}"
                 )
         if not len(batch):
-            return np.zeros((0, *self.spec.shape), dtype=np.float32)
+            return np.zeros((0, *self.spec.shape), dtype=self.spec.dtype)
         if self._device.type == "cpu":
-            return self._extract_on_cpu(batch).numpy()
+            return self.spec.rounded(self._extract_on_cpu(batch).numpy())
         with numerics(self._precision, self._device), torch.inference_mode():
             # Images of different sizes do not fit in one tensor, so their positions in the list stand in for them.
-            return in_halves(lambda positions: self._forward([batch[i] for i in positions]), torch.arange(len(batch))).numpy()
+            found = in_halves(lambda positions: self._forward([batch[i] for i in positions]), torch.arange(len(batch)))
+            return self.spec.rounded(found.numpy())
 
     def _extract_on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
         """Run passes of one shape in one thread each: convolutions on `FORWARD_CROPS` crops, the rest on the ten of an image."""
@@ -233,7 +238,7 @@ class VGG19TenCrop(Extractor):
         return torch.cat(run_single_threaded(self._connect, per_image))
 
     def _forward(self, images: Sequence[Tensor]) -> Tensor:
-        """Compute features: uint8 images on any device to float32 ``[B, D]`` on the CPU."""
+        """Compute features: uint8 images on any device to float32 ``[B, *spec.shape]`` on the CPU."""
         crops = torch.cat([self._crops(image) for image in images])  # [B * K, 3, 224, 224]
         return self._connect(self._convolve(crops)).cpu()
 
@@ -247,8 +252,10 @@ class VGG19TenCrop(Extractor):
         return self._convolutions(values.to(self._dtype)).flatten(1)  # [N, 512, 7, 7] in Caffe's order, channels first
 
     def _connect(self, maps: Tensor) -> Tensor:
-        """Compute features of maps: ``[B * K, 25088]`` to float32 ``[B, D]``. The mean is taken in float64, crop by crop."""
-        crops = self._connected(maps).view(-1, CROPS, self.spec.width)  # [B, K, D]
+        """Compute features of maps: ``[B * K, 25088]`` to float32 ``[B, D]`` or ``[B, K, D]``. The mean is taken in float64."""
+        crops = self._connected(maps).view(-1, CROPS, self.spec.shape[-1])  # [B, K, D]
+        if self._separate:
+            return crops.to(torch.float32)
         total = torch.zeros_like(crops[:, 0], dtype=torch.float64)
         for crop in crops.unbind(1):
             total += crop
@@ -264,7 +271,8 @@ def describe(settings: Settings, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     variant = VARIANTS[settings.spec.name]
     transform = variant.preprocessing.parameters() | {"crops": CROPS, "center": variant.center}
-    return Description(settings.spec, settings.parameters(weights, transform=transform))
+    separate = {"separate": True} if settings.separate else {}
+    return Description(settings.spec, settings.parameters(weights, transform=transform, **separate))
 
 
 load = VGG19TenCrop

@@ -78,7 +78,7 @@ def columns(images: Sequence[Detections], options: RegionOptions, spec: FeatureS
     Args:
         images: proposals of B images.
         options: as `select` takes them.
-        spec: shape ``(max_regions, D)``.
+        spec: shape ``(max_regions, D)``, and the type of the features.
 
     Returns:
         Arrays whose first axis is B. Rows after the first ``num_regions`` are zero.
@@ -89,7 +89,7 @@ def columns(images: Sequence[Detections], options: RegionOptions, spec: FeatureS
         "height": np.array([image.height for image in images], dtype=np.int32),
         "num_regions": np.zeros(count, dtype=np.int16),
         "boxes": np.zeros((count, most, 4), dtype=np.float32),
-        "features": np.zeros((count, most, width), dtype=np.float32),
+        "features": np.zeros((count, most, width), dtype=spec.dtype),
         "class_ids": np.zeros((count, most), dtype=np.int16),
         "class_scores": np.zeros((count, most), dtype=np.float32),
         "attribute_ids": np.zeros((count, most), dtype=np.int16),
@@ -99,7 +99,7 @@ def columns(images: Sequence[Detections], options: RegionOptions, spec: FeatureS
         rows = select(image.boxes, image.classes, options)
         arrays["num_regions"][i] = len(rows)
         _fill(arrays, i, "boxes", image.boxes[rows])
-        _fill(arrays, i, "features", image.features[rows])
+        arrays["features"][i, : len(rows)] = spec.rounded(image.features[rows].cpu().numpy())
         for name, probabilities in (("class", image.classes), ("attribute", image.attributes)):
             score, label = probabilities[rows, 1:].max(dim=1)
             _fill(arrays, i, f"{name}_ids", torch.where(score > 0, label + 1, 0))

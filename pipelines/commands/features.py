@@ -44,6 +44,7 @@ _REGIONS = "Regions"
 _CHANGES = "When images have changed"
 _ELSEWHERE = "Workers on other machines"
 Backend = Literal["torchvision", "detectron2"]
+Dtype = Literal["float32", "float16"]
 
 
 @app.command(
@@ -81,6 +82,19 @@ def features(
     ] = "fp32",
     compile: Annotated[  # noqa: A002
         bool, typer.Option("--compile", help="On a GPU: compile the model first, which takes a minute and speeds up the rest.")
+    ] = False,
+    dtype: Annotated[
+        Dtype,
+        typer.Option("--dtype", help="Type of the stored values; float16 takes half the room, and rounds to three digits."),
+    ] = "float32",
+    grid: Annotated[
+        bool,
+        typer.Option(
+            "--grid", help="Of timm:NAME: the map before the pooling, one vector for each cell, instead of one in all."
+        ),
+    ] = False,
+    separate: Annotated[
+        bool, typer.Option("--separate", help="Of the extractors of ten crops: a vector for each crop instead of their mean.")
     ] = False,
     batch_size: Annotated[
         int | None,
@@ -201,8 +215,8 @@ def features(
     [b]table[/b] (CSV, TSV, JSON lines or Parquet) with the columns image_id and uri; a [b].tar[/b]; a [b].parquet[/b] file with
     image bytes; or one image; local, gs:// or s3://.
 
-    The extractors are resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, faster-rcnn-36, timm:NAME and
-    detectron2:CONFIG+WEIGHTS; --list-extractors says more.
+    The extractors are resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, vgg19-grid, resnet152-grid, faster-rcnn-36,
+    timm:NAME and detectron2:CONFIG+WEIGHTS; --list-extractors says more.
 
     An image that cannot be read or decoded becomes a failure row and stops nothing. A run that was stopped continues when the
     same command is given again. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
@@ -252,6 +266,9 @@ def features(
                 attribute_names=attribute_names,
                 backend=backend,
             ),
+            dtype=dtype,
+            grid=grid,
+            separate=separate,
         ),
         device=device,
         batch_size=batch_size,

@@ -184,6 +184,9 @@ def _draw_one_crop(transform: Mapping[str, Any], picture: Image.Image) -> tuple[
         _, height, width = transform["input_size"]
         whole = transform.get("crop_mode", "center") != "center"
         short = min(width, height) // transform["crop_pct"]
+    elif "resize_hw" in transform:
+        height, width = transform["resize_hw"]
+        whole, short = True, 0
     else:
         width = height = transform["crop"]
         whole, short = False, transform["resize_short"]

@@ -31,7 +31,7 @@ class Tally:
     """Counts and times of the making of a shard.
 
     Attributes:
-        images: images with features.
+        images: images with features, which have rows.
         failures: rows of kind ``failures``.
         decode_seconds: time of reading and decoding in all threads, summed.
         forward_seconds: time in the model.
@@ -209,19 +209,41 @@ def _failure(ref: ImageRef, stage: str, reason: str, message: str) -> dict[str, 
     return {"key": ref.image_id, "uri": ref.uri, "stage": stage, "reason": reason, "message": message}
 
 
-def _forward(held: Sequence[_Decoded], extractor: extractors.Extractor, schema: pa.Schema, tally: Tally) -> pa.Table:
+def _forward(held: Sequence[_Decoded], extractor: extractors.Extractor, schema: pa.Schema, tally: Tally) -> pa.Table | None:
     started = time.perf_counter()
     arrays = extractor.extract_columns(extractor.collate([decoded.pixels for decoded in held]))
     tally.forward_seconds += time.perf_counter() - started
-    tally.images += len(held)
     columns = [pa.array([decoded.ref.image_id for decoded in held], pa.string())]
     columns += [_column(arrays[name], schema.field(name).type) for name in schema.names[1:]]
-    return pa.Table.from_arrays(columns, schema=schema)
+    table = pa.Table.from_arrays(columns, schema=schema)
+    bad = np.sum([_not_finite(column) for column in columns], axis=0)
+    tally.failures += [
+        _failure(decoded.ref, "extract", "not_finite", _not_finite_message(int(count), extractor.spec.dtype))
+        for decoded, count in zip(held, bad, strict=True)
+        if count
+    ]
+    tally.images += len(held) - int(np.count_nonzero(bad))
+    table = table.filter(pa.array(bad == 0)) if bad.any() else table
+    return table if table.num_rows else None
 
 
 def _column(array: np.ndarray, dtype: pa.DataType) -> pa.Array:
     """Turn an array ``[B, ...]`` into a column: of vectors for fixed-size lists, else of single values."""
     if not pa.types.is_fixed_size_list(dtype):
         return pa.array(array, dtype)
-    values = np.ascontiguousarray(array, dtype.value_type.to_pandas_dtype()).reshape(-1)
+    with np.errstate(over="ignore"):
+        values = np.ascontiguousarray(array, dtype.value_type.to_pandas_dtype()).reshape(-1)
     return pa.FixedSizeListArray.from_arrays(pa.array(values, dtype.value_type), type=dtype)
+
+
+def _not_finite(column: pa.Array) -> np.ndarray:
+    """Return the number of values of each row that are infinite or no numbers."""
+    if not pa.types.is_fixed_size_list(column.type) or not pa.types.is_floating(column.type.value_type):
+        return np.zeros(len(column), np.int64)
+    values = column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), -1)
+    return values.shape[1] - np.isfinite(values).sum(axis=1)
+
+
+def _not_finite_message(count: int, dtype: str) -> str:
+    advice = ": its largest number is 65,504, float32 holds more" if dtype == "float16" else ""
+    return f"{count:,} values of the feature are infinite or no numbers in {dtype}{advice}"

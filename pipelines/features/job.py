@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from extractors import ExtractorRequest
 from pipelines.inputs.images import ImageSource
 from schemas.errors import UsageError
@@ -88,7 +90,7 @@ class FeaturesJob:
         """
         spec, regions = self.extractor.spec(), self.extractor.regions
         rows = spec.shape[0] if regions is None else regions.max_regions
-        return 4 * rows * prod(spec.shape[1:])
+        return np.dtype(spec.dtype).itemsize * rows * prod(spec.shape[1:])
 
     def check_device(self) -> None:
         """Check that this machine has the device, and that the device does what is asked of it.

@@ -27,7 +27,7 @@ from schemas.writing import open_shard
 
 __all__ = ["make_shard"]
 
-_SORTED_ROWS = 64
+_SORTED_ROWS = 64  # at most
 
 
 def make_shard(
@@ -161,7 +161,7 @@ def _sort_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Tab
             batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
             ids = ((key, number, row) for number, batch in enumerate(batches) for row, key in enumerate(batch[0].to_pylist()))
             places = iter(sorted(ids))
-            while chosen := list(islice(places, _SORTED_ROWS)):
+            while chosen := list(islice(places, min(_SORTED_ROWS, batch_rows(schema)))):
                 rows = [batches[number].slice(row, 1) for _, number, row in chosen]
                 yield pa.Table.from_batches(rows).combine_chunks()
 

@@ -51,7 +51,7 @@ def test_fingerprint_is_of_the_parameters_alone_and_not_of_their_order():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet50-pool", "vgg19-10crop", "vgg19-10crop-caffe", "faster-rcnn-36"])
+@pytest.mark.parametrize("name", extractors.names())
 def test_the_catalogue_says_what_the_extractor_does(name):
     (entry,) = (entry for entry in extractors.entries() if entry.name == name)
     description = extractors.describe(name, weights="random:0")
@@ -59,9 +59,12 @@ def test_the_catalogue_says_what_the_extractor_does(name):
     assert entry.preprocessing == description.parameters["transform"]
     assert entry.source == description.spec.source
     module = importlib.import_module(
-        {"resnet50-pool": "extractors.pooled.resnet50", "faster-rcnn-36": "extractors.regions.faster_rcnn"}.get(
-            name, "extractors.pooled.vgg19"
-        )
+        {
+            "resnet50-pool": "extractors.pooled.resnet50",
+            "faster-rcnn-36": "extractors.regions.faster_rcnn",
+            "vgg19-grid": "extractors.grids.last_maps",
+            "resnet152-grid": "extractors.grids.last_maps",
+        }.get(name, "extractors.pooled.vgg19")
     )
     architecture = module.VARIANTS[name].architecture if hasattr(module, "VARIANTS") else module.ARCHITECTURE
     assert entry.weights.startswith("default: ") == (architecture.default is not None)

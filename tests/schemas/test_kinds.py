@@ -2,7 +2,7 @@ import pyarrow as pa
 import pytest
 
 from schemas.features import FeatureSpec
-from schemas.kinds import FAILURE_REASONS, FAILURES, KEY_COLUMNS, schema_of
+from schemas.kinds import FAILURE_REASONS, FAILURES, KEY_COLUMNS, features_schema, group_rows, regions_schema, schema_of
 
 POOL = FeatureSpec(name="resnet50-pool", shape=(2048,), source="He et al. 2016")
 REGIONS16 = FeatureSpec(name="faster-rcnn-36", shape=(36, 2048), dtype="float16")
@@ -77,3 +77,23 @@ def test_kinds_are_a_closed_list():
 def test_vectors_need_a_spec(kind):
     with pytest.raises(ValueError, match=f"kind '{kind}' needs a FeatureSpec"):
         schema_of(kind)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "rows"),
+    [
+        ((2048,), "float32", 512),  # 4 MiB
+        ((16_384,), "float32", 64),
+        ((10, 4096), "float32", 64),  # 10 MiB
+        ((196, 512), "float32", 64),  # 25 MiB
+        ((196, 2048), "float32", 20),  # 31 MiB
+        ((196, 2048), "float16", 41),
+        ((300, 40_000), "float32", 1),
+    ],
+)
+def test_row_groups_of_wide_vectors_hold_a_few_images(shape, dtype, rows):
+    assert group_rows(features_schema(FeatureSpec("x", shape, dtype))) == rows
+
+
+def test_row_groups_of_regions_are_what_they_were():
+    assert group_rows(regions_schema(FeatureSpec("x", (36, 2048)))) == 64

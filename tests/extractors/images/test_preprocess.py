@@ -186,3 +186,15 @@ def test_a_side_that_would_vanish_is_a_failure_of_the_image():
     with pytest.raises(DecodeError, match="1000×1 pixels would be resized to 100×0") as caught:
         check_resized(Image.new("RGB", (1000, 1)), (100, 0))
     assert caught.value.reason == "unsupported"
+
+
+@pytest.mark.parametrize("size_wh", SIZES_WH)
+def test_without_a_shorter_side_both_are_resized_as_torchvision_does(size_wh):
+    warp = dataclasses.replace(PREPROCESSING, resize_short=None)
+    expected = transforms.Compose([transforms.Resize((224, 224)), transforms.PILToTensor()])(noise(*size_wh))
+    assert torch.equal(resize_and_crop(noise(*size_wh), warp), expected)
+    parameters = warp.parameters()
+    assert parameters.pop("resize_hw") == [224, 224]
+    assert parameters == {
+        key: value for key, value in PREPROCESSING.parameters().items() if key not in ("resize_short", "crop")
+    }

@@ -131,6 +131,63 @@ def test_features_equal_an_independent_reference(model, images, features):
     assert not np.allclose(np.linalg.norm(found, axis=1), 1)
 
 
+@pytest.fixture
+def separate(loaded, weights):
+    """A function that returns an extractor of separate crops with the layers of the loaded one."""
+
+    def make(name: str, **options) -> VGG19TenCrop:
+        settings = Settings(extractors.spec(name, separate=True, **options), separate=True)
+        extractor = VGG19TenCrop(settings, weights, torch.device("cpu"))
+        extractor._convolutions, extractor._connected = loaded[name]._convolutions, loaded[name]._connected
+        return extractor
+
+    return make
+
+
+@pytest.mark.slow
+def test_the_mean_of_separate_crops_is_the_feature(separate, pixels, features):
+    name = "vgg19-10crop"
+    crops = separate(name).extract(pixels[name][:1])
+    assert (crops.dtype, crops.shape) == (np.float32, (1, 10, 4096))
+    assert np.unique(crops[0], axis=0).shape == (10, 4096)
+    found = crops.mean(axis=1, dtype=np.float64).astype(np.float32)
+    np.testing.assert_array_max_ulp(found, features(name), 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_separate_crops_come_in_the_stated_order(name, separate, monkeypatch):
+    """Each corner of the image has a red of its own, so that the corners of a crop say where it was cut."""
+    colours = [(10, 0, 0), (20, 0, 0), (30, 0, 0), (40, 0, 0)]
+    image = Image.new("RGB", (256, 256))
+    for colour, place in zip(colours, ((0, 0), (240, 0), (0, 240), (240, 240)), strict=True):
+        image.paste(colour, (*place, place[0] + 16, place[1] + 16))
+    extractor = separate(name)
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(extractor, "_convolve", lambda crops: (seen.append(crops), torch.zeros(len(crops), 25088))[1])
+    monkeypatch.setattr(extractor, "_connected", lambda maps: torch.arange(10.0)[:, None].expand(-1, 4096))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = extractor.extract([extractor.preprocess(image)])
+    finally:
+        torch.set_num_threads(before)
+    assert found[0, :, 0].tolist() == list(range(10))
+    red = torch.cat(seen)[:, 0]  # [10, 224, 224]
+    corners = [[crop[y, x].item() for y, x in ((0, 0), (0, 223), (223, 0), (223, 223))] for crop in red]
+    expected = [[10, 0, 0, 0], [0, 20, 0, 0], [0, 0, 30, 0], [0, 0, 0, 40], [0, 0, 0, 0]]
+    assert corners == expected + [[right, left, below_right, below_left] for left, right, below_left, below_right in expected]
+
+
+def test_separate_crops_as_float16(separate, monkeypatch):
+    extractor = separate("vgg19-10crop", dtype="float16")
+    monkeypatch.setattr(extractor, "_convolve", lambda crops: torch.zeros(len(crops), 25088))
+    monkeypatch.setattr(extractor, "_connected", lambda maps: torch.full((10, 4096), 1 / 3))
+    found = extractor.extract([torch.zeros(3, 256, 256, dtype=torch.uint8)])
+    assert (found.dtype, found.shape) == (np.float16, (1, 10, 4096))
+    assert found[0, 0, 0] == np.float16(1 / 3)
+    assert extractor.extract([]).dtype == np.float16
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_crops_equal_an_independent_reference(name, model, images, first_crops):

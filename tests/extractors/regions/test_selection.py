@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -81,9 +83,11 @@ def test_columns_are_those_of_the_schema_and_zero_behind_the_regions():
     assert not any(values[1].any() for name, values in found.items() if name not in ("width", "height"))
 
 
-def test_types_are_those_of_the_schema():
-    schema = regions_schema(SPEC)
-    for name, values in columns([detections(3)], RegionOptions(1, 5), SPEC).items():
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_types_are_those_of_the_schema(dtype):
+    spec = replace(SPEC, dtype=dtype)
+    schema = regions_schema(spec)
+    for name, values in columns([detections(3)], RegionOptions(1, 5), spec).items():
         field = schema.field(name).type
         assert values.dtype == (field.value_type if hasattr(field, "value_type") else field).to_pandas_dtype()
 
@@ -100,3 +104,11 @@ def test_an_attribute_that_no_weights_know_is_none():
     found = columns([image], RegionOptions(1, 5), SPEC)
     assert found["attribute_ids"].tolist() == [[0, 2, 0, 0, 0]]
     assert found["class_ids"].tolist() == [[1, 2, 0, 0, 0]]
+
+
+def test_features_are_rounded_and_nothing_else():
+    image = detections(2)
+    thirds = replace(image, features=image.features / 3)
+    whole, half = (columns([thirds], RegionOptions(1, 5), replace(SPEC, dtype=dtype)) for dtype in ("float32", "float16"))
+    assert half["features"].tobytes() == whole["features"].astype(np.float16).tobytes()
+    assert all(half[name].tobytes() == whole[name].tobytes() for name in whole if name != "features")

@@ -90,7 +90,7 @@ def test_bash_takes_the_script_that_is_offered():
     done = subprocess.run(
         ["bash", "-c", f"{source}\n{ask}"], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
     )
-    assert (done.stdout.split(), done.stderr) == (["vgg19-10crop", "vgg19-10crop-caffe"], "")
+    assert (done.stdout.split(), done.stderr) == (["vgg19-10crop", "vgg19-10crop-caffe", "vgg19-grid"], "")
 
 
 def test_the_command_offers_to_install_it(tmp_path):

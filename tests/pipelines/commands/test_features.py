@@ -7,8 +7,10 @@ import sys
 import pytest
 from PIL import Image
 
+from extractors import ExtractorRequest
 from pipelines.commands import app as cli
 from schemas.dataset import open_dataset
+from schemas.errors import UsageError
 from tests.fake_extractors import use_colours
 
 
@@ -75,4 +77,32 @@ def test_a_folder_without_images_is_an_error(features, tmp_path):
     code, _, err = features(tmp_path / "images")
     assert code == 1
     assert "it holds 1 file (.psd 1), and images are known by .apng, .avif, .bmp" in err
+    assert not (tmp_path / "f").exists()
+
+
+def test_options_of_the_extractor_reach_its_request(features, images, monkeypatch):
+    seen = []
+
+    def stop(job):
+        seen.append(job.extractor)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("pipelines.features.extract.list_images", stop)
+    for extractor, options in (
+        ("vgg19-10crop-caffe", {"separate": True, "dtype": "float16"}),
+        ("timm:resnet18", {"grid": True}),
+        ("resnet152-grid", {}),
+    ):
+        words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
+        code, _, err = features(images, "--extractor", extractor, *words)
+        assert (code, "enough" in err) == (2, True)
+        assert seen.pop() == ExtractorRequest(extractor, **options)
+
+
+def test_options_that_the_extractor_does_not_have_are_refused_before_anything_is_written(features, images, tmp_path):
+    code, _, err = features(images, "--separate")
+    assert code == 2
+    assert "extractor 'resnet50-pool' makes none of several crops" in " ".join(err.split())
+    assert features(images, "--grid")[0] == 2
+    assert "'float64' is not one of 'float32'" in " ".join(features(images, "--dtype", "float64")[2].split())
     assert not (tmp_path / "f").exists()

@@ -214,6 +214,7 @@ def test_the_centre_crop_is_where_the_model_looks(size_wh):
             "the centre crop of 'cat'",
         ),
         ({"input_size": [3, 224, 224], "crop_pct": 1.0, "crop_mode": "squash"}, (0, 0, 640, 480), "the whole image of 'cat'"),
+        ({"resize_hw": [448, 448]}, (0, 0, 640, 480), "the whole image of 'cat'"),
     ],
 )
 def test_one_crop_is_drawn_over_the_picture(photos_here, tmp_path, drawn, transform, expected, words):

@@ -24,6 +24,7 @@ from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.output import Output
+from schemas.sharding import VECTOR_SHARD_BYTES, choose_shards
 from schemas.storage import Folder
 from schemas.survey import Update
 from schemas.validation import validate
@@ -671,6 +672,23 @@ def test_the_widest_features_have_the_most_bytes():
         assert FeaturesJob(images=None, output="f", extractor=ExtractorRequest(name)).feature_bytes() == size
     more = ExtractorRequest("faster-rcnn-36", regions=RegionOptions(max_regions=100))
     assert FeaturesJob(images=None, output="f", extractor=more).feature_bytes() == 100 * 2048 * 4
+
+
+@pytest.mark.parametrize(
+    ("request_", "size", "shards"),
+    [
+        (ExtractorRequest("vgg19-grid"), 196 * 512 * 4, 32),
+        (ExtractorRequest("resnet152-grid"), 196 * 2048 * 4, 128),
+        (ExtractorRequest("resnet152-grid", dtype="float16"), 196 * 2048 * 2, 64),
+        (ExtractorRequest("vgg19-10crop", separate=True), 10 * 4096 * 4, 16),
+        (ExtractorRequest("faster-rcnn-36", dtype="float16"), 36 * 2048 * 2, 16),
+    ],
+)
+def test_types_and_wide_features_decide_the_number_of_shards(request_, size, shards):
+    """Of the 31,783 images of Flickr30k."""
+    bytes_ = FeaturesJob(images=None, output="f", extractor=request_).feature_bytes()
+    assert bytes_ == size
+    assert choose_shards(31_783 * bytes_, VECTOR_SHARD_BYTES) == shards
 
 
 def test_a_run_that_goes_on_and_an_update_keep_the_number(images, extracted, tmp_path):

@@ -1,6 +1,7 @@
 import io
 import itertools
 import random
+import struct
 import threading
 
 import numpy as np
@@ -265,3 +266,66 @@ def test_merging_holds_one_table_of_each_side():
     for count, _ in enumerate(merge_rows(old, new()), start=1):
         assert len(taken) <= count // 2 + 2
     assert count == 200
+
+
+# --- values that cannot be stored ------------------------------------------------------------------------------------
+
+
+def huge(extractor: FakeExtractor, monkeypatch, scale: float) -> None:
+    monkeypatch.setattr(extractor, "extract", lambda batch: FakeExtractor.extract(extractor, batch) * np.float32(scale))
+
+
+def stored(monkeypatch, colours: list[int], dtype: str, scale: float, *, batch_size: int = 3):
+    """Extract images of these colours, whose features are multiplied by a number; return rows by id, and the tally."""
+    spec = FeatureSpec("fake", (2, 3), dtype)
+    schema, extractor, tally = features_schema(spec), FakeExtractor(), Tally()
+    extractor.description = Description(spec, {"name": "fake"})
+    huge(extractor, monkeypatch, scale)
+    files = {f"image{n:02d}": grey(colour) for n, colour in enumerate(colours)}
+    tables = list(
+        extract_shard(
+            [ImageRef(name, f"uri/{name}") for name in files],
+            extractor=extractor,
+            read=lambda ref: files[ref.image_id],
+            schema=schema,
+            batch_size=batch_size,
+            threads=1,
+            tally=tally,
+        )
+    )
+    assert all(len(table) and table.schema.equals(schema, check_metadata=True) for table in tables)
+    return {row["image_id"]: row["feature"] for table in tables for row in table.to_pylist()}, tally
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_image_beyond_the_range_of_float16_is_a_failure_and_the_others_are_stored(monkeypatch):
+    # Multiplied by 256, colours from 251 on reach 65,536.
+    rows, tally = stored(monkeypatch, [0, 255, 200, 251, 250, 249, 255, 255, 255], "float16", 256.0)
+    assert rows == {f"image{n:02d}": [256.0 * (c + k) for k in range(6)] for n, c in ((0, 0), (2, 200), (4, 250), (5, 249))}
+    assert (tally.images, type(tally.images)) == (4, int)  # counts of workers travel as JSON
+    assert [(row["key"], row["stage"], row["reason"]) for row in tally.failures] == [
+        (f"image{n:02d}", "extract", "not_finite") for n in (1, 3, 6, 7, 8)
+    ]
+    assert tally.failures[0]["message"] == (
+        "5 values of the feature are infinite or no numbers in float16: its largest number is 65,504, float32 holds more"
+    )
+    assert tally.failures[1]["message"].startswith("1 values")
+    assert set(tally.digests) == {f"image{n:02d}" for n in range(9)}
+
+
+def test_float32_holds_them(monkeypatch):
+    rows, tally = stored(monkeypatch, [255, 251], "float32", 256.0)
+    assert (len(rows), tally.failures) == (2, [])
+
+
+def test_infinities_and_nans_are_failures_in_float32_too(monkeypatch):
+    for scale in (np.inf, np.nan):
+        rows, tally = stored(monkeypatch, [1, 2], "float32", scale)
+        assert (rows, tally.images) == ({}, 0)
+        assert tally.failures[0]["message"] == "6 values of the feature are infinite or no numbers in float32"
+
+
+def test_features_of_float32_are_rounded_for_a_dataset_of_float16(monkeypatch):
+    rows, _ = stored(monkeypatch, [17], "float16", 1 / 3)
+    expected = [struct.unpack("<e", struct.pack("<e", np.float32((17 + k) * np.float32(1 / 3))))[0] for k in range(6)]
+    assert rows == {"image00": expected}

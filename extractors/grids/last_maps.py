@@ -1,0 +1,187 @@
+"""``vgg19-grid`` and ``resnet152-grid``: the last map of a network, for models that attend to the cells of a grid.
+
+The features of DAN (Nam, Ha, Kim: Dual Attention Networks for Multimodal Reasoning and Matching, CVPR 2017, arXiv 1611.00471).
+What the paper says of the representation of images, and what is chosen where it is silent:
+
+==============  =======================================================================================================
+input           the paper: images are rescaled to 448×448 pixels; so both sides are resized, nothing is cut off
+layer           the paper: of the 19-layer VGGNet the last pooling layer (``pool5``), of the 152-layer ResNet the layer below
+                its last pooling layer (``res5c``, after its ReLU): vectors of 512 and 2048 numbers. At 448 pixels both maps
+                have 14×14 cells
+order           row by row from the top, from left to right in a row: cell ``(y, x)`` is vector ``14 * y + x``
+weights         silent; here torchvision's of 2017 (``IMAGENET1K_V1``)
+normalisation   silent; that of torchvision's weights: RGB / 255, less the mean, by the standard deviation of ImageNet. The
+                reimplementation github.com/JunweiLiang/DualAttentionNetwork, which had its author's advice and reaches the
+                paper's recalls with ResNet152, uses the same numbers
+interpolation   silent; bilinear with antialiasing, by Pillow, with which torchvision's weights were trained. That
+                reimplementation has OpenCV's bilinear, without antialiasing. Photographs of Flickr are 500 pixels long: their
+                longer side shrinks by a tenth, so that the two hardly differ
+==============  =======================================================================================================
+
+Features are stored unnormalised. In the 16-bit precisions the map is one of 16-bit numbers.
+
+Letters in shapes: ``B`` images, ``G`` = 196 cells, ``D`` = 512 or 2048 width of a vector.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+
+from extractors.base import Description, Extractor
+from extractors.computing.devices import cast_layers, compiled, numerics, upload
+from extractors.computing.passes import in_chunks, in_halves
+from extractors.images.preprocess import Preprocessing, normalize, resize_and_crop
+from extractors.settings import Settings
+from extractors.weights.checkpoints import read_state
+from extractors.weights.finding import Architecture, Weights, resolve_weights
+from schemas.features import FeatureSpec
+
+__all__ = ["PREPROCESSING", "VARIANTS", "LastMap", "Variant", "describe", "find_weights", "load"]
+
+_SIDE = 14  # Cells of a row, and rows of a map.
+_BATCH = 8  # Images, four times as large as those of other extractors.
+_FORWARD_IMAGES = 1  # Images of one pass on a CPU: VGG19's first maps take 100 MB each.
+
+PREPROCESSING = Preprocessing(resize_short=None, crop=448, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The differences between the two extractors of this module.
+
+    Attributes:
+        architecture: the model without its last layers, and the weights that the extractor's name stands for.
+        trunk: takes of the model the layers up to the map.
+    """
+
+    architecture: Architecture
+    trunk: Callable[[Any], nn.Module]
+
+
+def _vgg19(weights: None = None) -> nn.Module:
+    """Build torchvision's VGG19 without its fully connected layers; the others keep their random values."""
+    model = torchvision.models.vgg19(weights=weights)
+    model.classifier = nn.Sequential()
+    return model
+
+
+def _resnet152(weights: None = None) -> nn.Module:
+    """Build torchvision's ResNet152 without its fully connected layer; the others keep their random values."""
+    model = torchvision.models.resnet152(weights=weights)
+    model.fc = nn.Identity()
+    return model
+
+
+def _read_without(prefix: str) -> Callable[[Path], dict[str, Tensor]]:
+    """Return a function that reads a state dict without the tensors whose names begin so."""
+    return lambda path: {name: tensor for name, tensor in read_state(path).items() if not name.startswith(prefix)}
+
+
+VARIANTS = {
+    "vgg19-grid": Variant(
+        Architecture(
+            build=_vgg19,
+            default=torchvision.models.VGG19_Weights.IMAGENET1K_V1,
+            refused={
+                "d01eb7cb": "these are Oxford's VGG19 weights of 2014 in torchvision's format (jcjohnson/pytorch-vgg), which see "
+                "BGR in 0…255. Use --weights default, or vgg19-dcbb9e9d.pth (IMAGENET1K_V1)",
+            },
+            read=_read_without("classifier."),
+        ),
+        trunk=lambda model: model.features,
+    ),
+    "resnet152-grid": Variant(
+        Architecture(
+            build=_resnet152,
+            default=torchvision.models.ResNet152_Weights.IMAGENET1K_V1,
+            refused={
+                "f82ba261": "this is torchvision's IMAGENET1K_V2 of 2021, whose features have the same shape but are not those of "
+                "the papers' time. Use --weights default, or resnet152-394f9c45.pth (IMAGENET1K_V1)",
+            },
+            read=_read_without("fc."),
+        ),
+        trunk=lambda model: nn.Sequential(
+            OrderedDict((name, layer) for name, layer in model.named_children() if name not in ("avgpool", "fc"))
+        ),
+    ),
+}
+
+
+class LastMap(Extractor):
+    """A network up to its last map.
+
+    Args:
+        settings: what is asked of the extractor, whose name is in `VARIANTS`.
+        weights: from `find_weights`.
+        device: from `extractors.computing.devices.resolve_device`.
+    """
+
+    def __init__(self, settings: Settings, weights: Weights, device: torch.device) -> None:
+        super().__init__(describe(settings, weights))
+        variant = VARIANTS[settings.spec.name]
+        self._device = device
+        self._precision = settings.precision
+        with torch.device("meta"):
+            model = variant.architecture.build(weights=None)
+        model.load_state_dict(weights.state, assign=True)
+        trunk = variant.trunk(model).eval().requires_grad_(False)
+        self._dtype = cast_layers(trunk, settings.precision)
+        self._trunk = compiled(trunk.to(device).to(memory_format=torch.channels_last), device, enabled=settings.compile)
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """Resize both sides to 448, whatever the aspect ratio.
+
+        Returns:
+            uint8 ``[3, 448, 448]``, channels R, G, B.
+        """
+        return resize_and_crop(image, PREPROCESSING)
+
+    def extract(self, batch: Tensor) -> np.ndarray:
+        """Run the model on preprocessed images.
+
+        Args:
+            batch: uint8 ``[B, 3, 448, 448]``, channels R, G, B; B may be 0.
+
+        Returns:
+            ``[B, G, D]`` in the type of the spec, not negative, cells row by row. On a CPU an image has the same bytes in any batch
+            and with any number of threads.
+        """
+        size = PREPROCESSING.crop
+        if batch.dtype != torch.uint8 or batch.shape[1:] != (3, size, size):
+            raise ValueError(f"batch is {batch.dtype} {list(batch.shape)}, expected torch.uint8 [B, 3, {size}, {size}]")
+        if not len(batch):
+            return np.zeros((0, *self.spec.shape), dtype=self.spec.dtype)
+        if self._device.type == "cpu":
+            return self.spec.rounded(in_chunks(self._forward, batch, _FORWARD_IMAGES).numpy())
+        with numerics(self._precision, self._device), torch.inference_mode():
+            return self.spec.rounded(in_halves(self._forward, batch).numpy())
+
+    def _forward(self, pixels: Tensor) -> Tensor:
+        """Compute features: uint8 ``[B, 3, 448, 448]`` on any device to float32 ``[B, G, D]`` on the CPU."""
+        pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
+        maps = self._trunk(normalize(pixels, PREPROCESSING).to(self._dtype))  # [B, D, 14, 14]
+        return maps.permute(0, 2, 3, 1).flatten(1, 2).to(torch.float32).cpu()  # [B, G, D]
+
+
+def find_weights(spec: FeatureSpec, request: str) -> Weights:
+    """Find weights, see `extractors.catalogue.ExtractorModule`."""
+    return resolve_weights(request, VARIANTS[spec.name].architecture)
+
+
+def describe(settings: Settings, weights: Weights) -> Description:
+    """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
+    parameters = settings.parameters(weights, transform=PREPROCESSING.parameters(), grid=[_SIDE, _SIDE])
+    return Description(settings.spec, parameters, batch_size=_BATCH)
+
+
+load = LastMap

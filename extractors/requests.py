@@ -1,0 +1,197 @@
+"""An extractor as a user asks for it: by name, with its weights and options. Importing this loads no torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from extractors.base import Description, Extractor
+from extractors.catalogue import DETECTRON2, ENTRIES, Entry, ExtractorModule, entry_of, import_module, names
+from extractors.settings import RegionOptions, Settings
+from schemas.errors import UsageError
+from schemas.features import DTYPES, FeatureSpec
+from schemas.locations import absolute_location
+
+__all__ = ["ExtractorRequest", "describe", "load", "spec"]
+
+_CONFIG_END = re.compile(r"(?<=\.yaml)\+|(?<=\.yml)\+")
+
+
+@dataclass(frozen=True)
+class ExtractorRequest:
+    """An extractor as a user asks for it. Making one reads nothing and checks nothing; its methods do.
+
+    Attributes:
+        name: one of `names`, or ``timm:NAME`` with the name of one of timm's models, e.g. ``timm:resnet18.a1_in1k``. Without the
+            part behind the dot it is the model's default there; the spec always has the full name. Or
+            ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint of detectron2, see
+            `extractors.regions.detectron2_backend.stock_models`.
+        weights: ``default`` (torchvision's or timm's of that name, downloaded once; ``vgg19-10crop-caffe`` has none), the path of
+            a ``.pth``, ``.pt`` or ``.safetensors`` file (``vgg19-10crop-caffe`` and ``faster-rcnn-36`` also read ``.caffemodel``,
+            the latter every release of its detector), its ``gs://``, ``s3://``, ``http://`` or ``https://`` address (fetched once
+            per machine), or ``random:SEED`` (untrained).
+        precision: ``fp32`` or ``bf16``; on a GPU also ``tf32`` and ``fp16``.
+        compile: run the model through ``torch.compile``, on a GPU only: the first batches take a minute, and the last digits of
+            the features may differ, so it is part of the fingerprint.
+        regions: which regions to keep, for an extractor of regions; None for its defaults.
+        dtype: type in which features are returned and stored, ``float32`` or ``float16``; they are computed in float32 and then
+            rounded. An image with a feature beyond the range of float16 becomes a failure.
+        grid: of ``timm:NAME``, make the map before the pooling, as ``[H * W, D]`` in row-major order, instead of one vector.
+        separate: of the extractors of ten crops, keep the features of the crops apart, as ``[10, D]``, instead of their mean.
+    """
+
+    name: str
+    weights: str = "default"
+    precision: str = "fp32"
+    compile: bool = False
+    regions: RegionOptions | None = None
+    dtype: str = "float32"
+    grid: bool = False
+    separate: bool = False
+
+    def spec(self) -> FeatureSpec:
+        """Return name, shape and type of the feature that the extractor makes, without weights; of regions by default.
+
+        Raises:
+            UsageError: there is no extractor of that name, it needs a package that is not installed, or it does not have an
+                option.
+        """
+        return self._entry().spec
+
+    def describe(self) -> Description:
+        """Describe what `load` would make, without a device: for the machine that plans a run and does not extract.
+
+        The weights are hashed and checked, so missing or wrong ones are an error here already, but their values are not copied
+        into memory where the format allows that. Whether a device computes in the precision is left to `load`. Weights stay at
+        hand for a `load` that follows in the same process, see `extractors.weights.keeping`.
+
+        Raises:
+            UsageError: the name or an option is not one of those listed.
+            InputError: the weights are missing, broken, or another model's.
+        """
+        module, settings = self._resolve()
+        from extractors.computing.devices import check_precision
+        from extractors.weights.keeping import keep
+
+        check_precision(self.precision)
+        weights = module.find_weights(settings.spec, self.weights)
+        description = module.describe(settings, weights)
+        keep(self._weights_key(module, settings), weights)
+        return description
+
+    def load(self, device: str = "cpu") -> Extractor:
+        """Load the extractor, ready to use.
+
+        Args:
+            device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (a GPU if there is one).
+
+        Raises:
+            UsageError: the name or an option is not one of those listed, or this machine lacks the device.
+            InputError: the weights are missing, broken, or another model's.
+        """
+        module, settings = self._resolve()
+        from extractors.computing.devices import check_request
+        from extractors.weights.keeping import take
+
+        torch_device = check_request(device, self.precision, compile=self.compile)
+        weights = take(self._weights_key(module, settings)) or module.find_weights(settings.spec, self.weights)
+        return module.load(settings, weights.in_memory(), torch_device)
+
+    def files(self) -> tuple[str, ...]:
+        """Return the locations of the files that every process reads which loads the extractor; none for weights by name."""
+        return tuple(filter(_names_file, (*_stock_model(self.name), self.weights)))
+
+    def located(self) -> ExtractorRequest:
+        """Return the same request with absolute paths, which mean the same to a process in another folder."""
+        model = _stock_model(self.name)
+        name = f"{DETECTRON2}{'+'.join(map(_absolute, model))}" if model else self.name
+        return replace(self, name=name, weights=_absolute(self.weights))
+
+    def _resolve(self) -> tuple[ExtractorModule, Settings]:
+        """Import the module that makes the extractor: afterwards torch is known to be installed."""
+        entry = self._entry()
+        if self.regions is not None and not entry.makes_regions:
+            raise UsageError(
+                f"extractor {self.name!r} makes one feature per image and no regions: leave the options of regions out"
+            )
+        options = self.regions or RegionOptions()
+        module = entry.detectron2_module if options.backend == "detectron2" else entry.module
+        settings = Settings(entry.spec, self.precision, self.compile, options, self.grid, self.separate)
+        return import_module(module, entry.spec.name), settings
+
+    def _entry(self) -> Entry:
+        """Return the entry of the extractor, with the spec that the options ask for."""
+        entry = entry_of(self.name, grid=self.grid)
+        if self.dtype not in DTYPES:
+            raise UsageError(f"--dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
+        if self.separate and not entry.crops:
+            several = ", ".join(name for name in names() if ENTRIES[name].crops)
+            raise UsageError(
+                f"--separate keeps the features of crops apart, and extractor {self.name!r} makes none of several crops: leave it "
+                f"out, or choose one of {several}"
+            )
+        spec = replace(entry.spec, dtype=self.dtype)
+        if self.separate:
+            source = spec.source.replace("mean of ten crops", "each of ten crops")
+            spec = replace(spec, shape=(entry.crops, *spec.shape), source=source)
+        return replace(entry, spec=spec)
+
+    def _weights_key(self, module: ExtractorModule, settings: Settings) -> tuple[object, ...]:
+        """Return what decides which weights are found."""
+        return module, settings.spec.name, self.weights
+
+
+def spec(name: str, *, dtype: str = "float32", grid: bool = False, separate: bool = False) -> FeatureSpec:
+    """Return name, shape and type of the feature that an extractor makes, see `ExtractorRequest.spec`."""
+    return ExtractorRequest(name, dtype=dtype, grid=grid, separate=separate).spec()
+
+
+def describe(
+    name: str,
+    *,
+    weights: str = "default",
+    precision: str = "fp32",
+    compile: bool = False,  # noqa: A002
+    regions: RegionOptions | None = None,
+    dtype: str = "float32",
+    grid: bool = False,
+    separate: bool = False,
+) -> Description:
+    """Describe what `load` would make of the same arguments, see `ExtractorRequest.describe`."""
+    return ExtractorRequest(name, weights, precision, compile, regions, dtype, grid, separate).describe()
+
+
+def load(
+    name: str,
+    *,
+    weights: str = "default",
+    device: str = "cpu",
+    precision: str = "fp32",
+    compile: bool = False,  # noqa: A002
+    regions: RegionOptions | None = None,
+    dtype: str = "float32",
+    grid: bool = False,
+    separate: bool = False,
+) -> Extractor:
+    """Load an extractor, ready to use: an `ExtractorRequest` of these arguments, on a device.
+
+    Example:
+        >>> extractor = load("resnet50-pool", weights="random:0")  # doctest: +SKIP
+        >>> pixels = [extractor.preprocess(decode(data)) for data in files]  # doctest: +SKIP
+        >>> extractor.extract(extractor.collate(pixels)).shape  # doctest: +SKIP
+        (16, 2048)
+    """
+    return ExtractorRequest(name, weights, precision, compile, regions, dtype, grid, separate).load(device)
+
+
+def _stock_model(name: str) -> tuple[str, ...]:
+    """Return the config and the weights in the name of an extractor, if it is one of detectron2's models."""
+    return tuple(_CONFIG_END.split(name.removeprefix(DETECTRON2), maxsplit=1)) if name.startswith(DETECTRON2) else ()
+
+
+def _names_file(weights: str) -> bool:
+    return weights not in ("", "default") and not weights.startswith("random:")
+
+
+def _absolute(weights: str) -> str:
+    return absolute_location(weights) if _names_file(weights) else weights

@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import extractors
+from schemas.errors import UsageError
+
+timm = pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
+
+from timm.data import create_transform, resolve_model_data_config  # noqa: E402
+
+CONVOLUTIONAL, TRANSFORMER = "test_resnet.r160_in1k", "test_vit.r160_in1k"
+
+
+@pytest.fixture(scope="module")
+def images() -> list[Image.Image]:
+    generator = np.random.default_rng(2)
+    return [Image.fromarray(generator.integers(0, 256, (*hw, 3), dtype=np.uint8)) for hw in ((160, 170), (90, 300), (200, 161))]
+
+
+def seeded(name: str) -> torch.nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return timm.create_model(name, pretrained=False, num_classes=0).eval()
+
+
+def unpooled(name: str, images: list[Image.Image]) -> torch.Tensor:
+    """Run timm's own model and transform."""
+    model = seeded(name)
+    transform = create_transform(**resolve_model_data_config(model), is_training=False)
+    with torch.inference_mode():
+        return model.forward_features(torch.stack([transform(image) for image in images]))
+
+
+def cells(name: str, images: list[Image.Image]) -> np.ndarray:
+    extractor = extractors.load(f"timm:{name}", weights="random:0", grid=True)
+    found = extractor.extract(extractor.collate([extractor.preprocess(image) for image in images]))
+    assert (found.dtype, found.shape[1:]) == (np.float32, extractor.spec.shape)
+    return found
+
+
+def test_maps_of_a_convolutional_network_go_row_by_row(images):
+    found, expected = cells(CONVOLUTIONAL, images), unpooled(CONVOLUTIONAL, images).numpy()
+    assert (found.shape, expected.shape) == ((3, 25, 96), (3, 96, 5, 5))
+    for y in range(5):
+        for x in range(5):
+            assert np.abs(found[:, 5 * y + x] - expected[:, :, y, x]).max() < 1e-5 * np.abs(expected).max()
+    pooled = extractors.load(f"timm:{CONVOLUTIONAL}", weights="random:0")
+    vectors = pooled.extract(pooled.collate([pooled.preprocess(image) for image in images]))
+    assert np.abs(found.mean(axis=1) - vectors).max() < 1e-5 * np.abs(vectors).max()
+
+
+def test_tokens_of_a_transformer_come_without_the_class(images):
+    found, expected = cells(TRANSFORMER, images), unpooled(TRANSFORMER, images).numpy()
+    assert (found.shape, expected.shape) == ((3, 100, 64), (3, 101, 64))
+    assert np.abs(found - expected[:, 1:]).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "first", "grid"),
+    [
+        ("deit_tiny_distilled_patch16_224", 2, 14),  # class and distillation
+        ("vit_small_patch16_dinov3", 5, 16),  # class and four registers
+        ("mixer_s32_224", 0, 7),
+    ],
+)
+def test_tokens_that_are_of_no_patch_are_left_out(name, first, grid, images):
+    found, expected = cells(name, images[:1]), unpooled(name, images[:1]).numpy()
+    assert (found.shape[1], expected.shape[1]) == (grid * grid, first + grid * grid)
+    assert np.abs(found - expected[:, first:]).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.slow
+def test_maps_whose_channels_are_last_go_row_by_row(images):
+    name = "swin_tiny_patch4_window7_224"
+    found, expected = cells(name, images[:1]), unpooled(name, images[:1]).numpy()
+    assert expected.shape == (1, 7, 7, 768)
+    assert np.abs(found - expected.reshape(1, 49, 768)).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", [CONVOLUTIONAL, TRANSFORMER])
+def test_maps_are_the_same_bytes_whatever_the_threads_and_the_batch(name, images):
+    extractor = extractors.load(f"timm:{name}", weights="random:0", grid=True)
+    batch = extractor.collate([extractor.preprocess(image) for image in images])
+    expected, before = extractor.extract(batch), torch.get_num_threads()
+    try:
+        for threads, size in ((1, 3), (2, 2), (3, 1)):
+            torch.set_num_threads(threads)
+            found = np.concatenate([extractor.extract(part) for part in batch.split(size)])
+            assert found.tobytes() == expected.tobytes(), (threads, size)
+    finally:
+        torch.set_num_threads(before)
+    assert extractor.extract(batch[:0]).shape == (0, *extractor.spec.shape)
+
+
+def test_the_grid_is_part_of_the_spec_and_of_the_fingerprint():
+    name = f"timm:{TRANSFORMER}"
+    pooled, grid = (extractors.describe(name, weights="random:0", grid=grid) for grid in (False, True))
+    assert (pooled.spec.shape, grid.spec.shape) == ((64,), (100, 64))
+    assert grid.parameters == {**pooled.parameters, "grid": [10, 10]}
+    assert grid.spec.name == name
+    assert grid.spec.source.endswith("not pooled, 10x10 in row-major order")
+    assert grid == extractors.load(name, weights="random:0", grid=True).description
+    assert extractors.spec(name, grid=True) == grid.spec
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [("hiera_tiny_224", r"\[1, 49, 768\]"), ("twins_pcpvt_small", r"\[1, 49, 512\]"), ("crossvit_tiny_240", "a list")],
+)
+def test_models_without_a_grid_of_known_order_are_refused(name, made):
+    with pytest.raises(
+        UsageError, match=rf"timm's model '{name}\..*' returns {made} before its pooling, expected a map, or one"
+    ):
+        extractors.spec(f"timm:{name}", grid=True)
