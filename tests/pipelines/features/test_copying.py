@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import pickle
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,8 +20,8 @@ from pipelines.features import copying
 from pipelines.features.copying import place_of_copies, portions_of
 from pipelines.features.extract import extract_features, list_images
 from pipelines.features.job import FeaturesJob
-from pipelines.features.references import refs_of
-from pipelines.inputs.images import ImageRef, ImagesInParquet, archives, kept, open_images
+from pipelines.features.references import Piece, refs_of, unpacked
+from pipelines.inputs.images import Copies, Copy, ImageRef, ImagesInParquet, archives, kept, open_images
 from pipelines.running.runner import Execution
 from schemas.keys import shard_of
 from schemas.storage import Folder
@@ -221,3 +223,37 @@ def test_the_listing_of_a_run_elsewhere_is_kept(images, tmp_path):
     assert list(kept.kept_refs(listing.kept.path)) == list(job.images.refs())
     extract_features(job, ELSEWHERE, listing=listing)
     assert validate(tmp_path / "f") == []
+
+
+class Alone(ImagesInParquet):
+    """A source of any number of images, each a group of its own."""
+
+    def groups(self, refs):
+        return ([ref] for ref in refs)
+
+
+@dataclass(frozen=True)
+class Nowhere(Copies):
+    """Writes no copies, and says that it did."""
+
+    def write(self, images, refs):
+        yield from (Copy(ref.uri, f".images-{'0' * 49}.tmp-0", number * 10**5, 10**5) for number, ref in enumerate(refs))
+
+
+@pytest.mark.slow
+def test_few_bytes_travel_for_an_image(tmp_path):
+    """The local runner holds them in the launcher: places of references, and of the places of copies."""
+    count, shards, folder = 20_000, 1024, Folder(str(tmp_path))
+    refs = (ImageRef(f"i{number:06d}", f"train-00000-of-00010.parquet/{number}", offset=number) for number in range(count))
+    by_portion: dict[int, list[Piece]] = {}
+    travelling = found = 0
+    for shard, portion in portions_of(Alone(folder), refs, shards, left_out=frozenset(), folder=str(tmp_path)):
+        by_portion.setdefault(portion[0], []).append(portion[1])
+        travelling += 2 * len(pickle.dumps((shard, portion)))  # Once to the copies and once to the shard.
+    for element in by_portion.items():
+        for place in copying._copied(element, Alone(folder), Nowhere(folder, "0"), shards, str(tmp_path)):
+            travelling += len(pickle.dumps(place))
+            found += len(unpacked([place[1]])[1])
+    assert found == count
+    assert len(by_portion) == 2
+    assert 0 < travelling / count < 50
