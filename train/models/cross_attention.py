@@ -34,9 +34,9 @@ from train.models.retrieval_model import Encoded
 
 __all__ = ["CrossAttention", "cross_attention"]
 
-_NUMBERS_AT_ONCE = {"cpu": 2**21, "cuda": 2**24}
-"""Number of products in a tile, by kind of device. On a CPU, one thread is as fast with tiles of 2^18 to 2^21; of larger ones there
-are fewer, so that several threads wait less for each other, most of all where other processes use the cores, too."""
+_NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
+"""Number of products in a tile, by kind of device. On a CPU one thread is fastest with 2^18 to 2^20; with more of them, several
+threads wait less for each other, most of all where other processes use the cores, too."""
 
 _QUERIES_OF_A_TILE = 64
 
@@ -209,7 +209,8 @@ class _Attention:
     def __init__(self, products: Tensor, gram: Tensor, query: _Chunk, context: _Chunk, choices: CrossAttention) -> None:
         self.query, self.choices, self.products = query, choices, products
         exponents = leaky_relu(products, choices.leak)
-        self.scale = _inverse_root((exponents * exponents).sum(2, keepdim=True))  # [A, K, 1, B]
+        scratch = exponents * exponents  # A fresh array costs more than what is computed into it.
+        self.scale = _inverse_root(scratch.sum(2, keepdim=True))  # [A, K, 1, B]
         exponents *= choices.lambda_softmax * self.scale
         if context.present is not None:
             exponents.masked_fill_(~context.present[..., None, None], -torch.inf)
@@ -217,8 +218,8 @@ class _Attention:
             exponents -= exponents.amax(1, keepdim=True).clamp_min(-choices.lambda_softmax)
         self.weights = exponents.exp_()  # The softmax but for its denominator.
         self.attended = torch.bmm(gram, self.weights.flatten(2)).view_as(products)  # Products of v_k with the attended vectors.
-        self.along = (self.weights * products).sum(1)  # [A, T, B]
-        self.inverse = _inverse_root((self.weights * self.attended).sum(1))  # [A, T, B]
+        self.along = torch.mul(self.weights, products, out=scratch).sum(1)  # [A, T, B]
+        self.inverse = _inverse_root(torch.mul(self.weights, self.attended, out=scratch).sum(1))  # [A, T, B]
         self.relevance = self.along * self.inverse  # [A, T, B]
 
     def scores(self) -> Tensor:
