@@ -232,7 +232,7 @@ def shard_features(
 
 
 def _gathered(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return some rows of a small field. Around each the system maps some of the values, too, which are let go from time to time."""
+    """Return some rows of a small field. The system maps some values around each, too, which are let go from time to time."""
     gathered = np.empty((len(rows), *array.shape[1:]), array.dtype)
     for start in range(0, len(rows), _BLOCK):
         part = slice(start, start + _BLOCK)
