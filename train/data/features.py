@@ -99,16 +99,11 @@ class ImageFeatures:
 
     def mask(self, images: np.ndarray | slice) -> np.ndarray | None:
         """Return which features of images are in use, bool ``[N, R]``; None where the dataset has no padding."""
-        return None if self.counts is None else in_use(self.counts[self.rows[images]], self.shape[1])
+        return None if self.counts is None else in_use(_gathered(self.counts, self.rows[images]), self.shape[1])
 
     def norms_of_images(self) -> np.ndarray:
         """Return the norms in the order of the images, float32 ``[I]`` or ``[I, R]``; a copy."""
-        norms = np.empty((len(self), *self.norms.shape[1:]), np.float32)
-        for start in range(0, len(self), _BLOCK):  # Around each norm the system maps some values, too.
-            part = slice(start, start + _BLOCK)
-            norms[part] = self.norms[self.rows[part]]
-            release(self.norms)
-        return norms
+        return _gathered(self.norms, self.rows)
 
     @property
     def array(self) -> np.ndarray:
@@ -234,6 +229,16 @@ def shard_features(
     records = np.empty(len(values), _record(dataset))
     _put(records, slice(None), values, counts)
     return image_ids, ImageFeatures.of(records, np.arange(len(values)), feature_spec(dataset), l2)
+
+
+def _gathered(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return some rows of a small field. The system maps some values around each, too, which are let go from time to time."""
+    gathered = np.empty((len(rows), *array.shape[1:]), array.dtype)
+    for start in range(0, len(rows), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        gathered[part] = array[rows[part]]
+        release(array)
+    return gathered
 
 
 def _record(dataset: Dataset) -> np.dtype[Any]:
