@@ -71,8 +71,8 @@ def reads(monkeypatch) -> Counter:
     module.find_weights = lambda spec, request: resolve_weights(request, Architecture(build=make))
     module.describe, module.load = describe, Tiny
     monkeypatch.setitem(sys.modules, "tiny_extractor", module)
-    entry = catalogue._Entry(FeatureSpec(name=NAME, shape=(1,), source="a test"), module="tiny_extractor")
-    monkeypatch.setitem(catalogue._ENTRIES, NAME, entry)
+    entry = catalogue.Entry(FeatureSpec(name=NAME, shape=(1,), source="a test"), module="tiny_extractor")
+    monkeypatch.setitem(catalogue.ENTRIES, NAME, entry)
     monkeypatch.setattr(keeping, "_kept", {})
     return counts
 
