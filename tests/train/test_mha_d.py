@@ -142,7 +142,7 @@ def test_it_starts_from_another_run(train_regions, tmp_path):
 
 
 def test_one_feature_an_image_is_refused(toy, train_toy, tmp_path):
-    with pytest.raises(UsageError, match=r"have the shape \[8\], but the heads of a model of the kind 'mha-d' choose among"):
+    with pytest.raises(UsageError, match=r"have the shape \[8\], but a model of the kind 'mha-d' attends to several"):
         train_toy(MHA_D, corpus=toy)
     assert not (tmp_path / "run" / "last.pt").exists()
 

@@ -189,7 +189,7 @@ def _check_several(kind: str, shape: tuple[int, ...]) -> None:
     if len(shape) != 2:
         raise UsageError(
             f"the features of an image have the shape {list(shape)}, but a model of the kind {kind!r} attends to several features "
-            "of an image, [R, D]: give regions, for example of 'faster-rcnn-36', the crops of 'vgg19-10crop --separate', or the "
+            "of an image, [R, D]: give regions, for example of 'faster-rcnn-36', the separate crops of 'vgg19-10crop', or the "
             "cells of a grid; models of the kind 'vse' take one vector per image"
         )
 

@@ -33,6 +33,7 @@ __all__ = [
     "WordTable",
     "orthogonalize",
     "pooled",
+    "read_with_torch",
 ]
 
 
@@ -111,9 +112,8 @@ class BidirectionalLSTM(nn.Module):
     @torch.compiler.disable  # The number of time steps changes with each batch, so that each would be compiled anew.
     def forward(self, words: WordTable, captions: CaptionBatch) -> Encoded:
         """Read captions."""
-        if not len(captions) or words.weight.device.type != "cpu":
-            return _in_torch(self.lstm, words, captions)
-        return _mean_of(read_both_ways(self.lstm, words, captions), captions)
+        read = read_both_ways if words.weight.device.type == "cpu" else read_with_torch
+        return _both_ways(read, self.lstm, words, captions)
 
 
 class BidirectionalGRU(nn.Module):
@@ -131,7 +131,7 @@ class BidirectionalGRU(nn.Module):
     @torch.compiler.disable  # The number of time steps changes with each batch, so that each would be compiled anew.
     def forward(self, words: WordTable, captions: CaptionBatch) -> Encoded:
         """Read captions."""
-        return _in_torch(self.gru, words, captions)
+        return _both_ways(read_with_torch, self.gru, words, captions)
 
 
 READERS = {"gru": FinalStateGRU, "bilstm": BidirectionalLSTM, "bigru": BidirectionalGRU}
@@ -190,19 +190,21 @@ class SentenceEncoder(nn.Module):
         return self.pooling(self.states(captions))
 
 
-def _in_torch(network: nn.LSTM | nn.GRU, words: WordTable, captions: CaptionBatch) -> Encoded:
-    """Read captions in both directions with torch's own network."""
+def read_with_torch(network: nn.LSTM | nn.GRU, words: WordTable, captions: CaptionBatch) -> tuple[Tensor, ...]:
+    """Read captions, one or more, with torch's own network; arguments and result as of `packed_lstm.read_both_ways`."""
     vectors = words(torch.from_numpy(captions.padded(PAD)).to(words.weight.device))  # [B, T, W]
-    if not len(captions):
-        return Encoded(vectors.new_zeros(0, 1, network.hidden_size))
     sequence = pack_padded_sequence(vectors, torch.from_numpy(captions.lengths), batch_first=True, enforce_sorted=False)
     states, _ = pad_packed_sequence(network(sequence)[0], batch_first=True)  # [B, T, 2E]
-    return _mean_of(states.chunk(2, dim=2), captions)
+    return states.chunk(2, dim=2)
 
 
-def _mean_of(directions: Sequence[Tensor], captions: CaptionBatch) -> Encoded:
-    """Return the mean of the states of both directions ``[B, T, E]``, and where there are tokens."""
-    forward, backward = directions
+def _both_ways(
+    read: Callable[..., tuple[Tensor, ...]], network: nn.LSTM | nn.GRU, words: WordTable, captions: CaptionBatch
+) -> Encoded:
+    """Return the mean of the states of both directions for each token."""
+    if not len(captions):
+        return Encoded(words.weight.new_zeros(0, 1, network.hidden_size))
+    forward, backward = read(network, words, captions)  # [B, T, E]
     lengths = torch.from_numpy(captions.lengths).to(forward.device)
     return Encoded((forward + backward) / 2, torch.arange(forward.shape[1], device=forward.device) < lengths[:, None])
 

@@ -4,7 +4,7 @@ import torch
 
 from tests.train.models.equations import both_ways
 from train.data.batches import CaptionBatch
-from train.models.encoders import BidirectionalLSTM, WordTable
+from train.models.encoders import BidirectionalLSTM, WordTable, read_with_torch
 from train.models.packed_lstm import read_both_ways
 
 WORDS, WIDTH, UNITS = 9, 3, 4
@@ -67,10 +67,10 @@ def test_torch_reads_and_learns_the_same(seed):
     torch.manual_seed(seed)
     words, module = WordTable(WORDS, WIDTH), BidirectionalLSTM(WIDTH, UNITS)
     captions, results = batch_of(drawn(seed)), []
-    for read in (module._in_torch, lambda *inputs: read_both_ways(module.lstm, *inputs)):
+    for read in (read_with_torch, read_both_ways):
         words.zero_grad()
         module.zero_grad()
-        states = torch.stack(read(words, captions))
+        states = torch.stack(read(module.lstm, words, captions))
         (states * torch.linspace(-1, 1, states.numel()).view_as(states)).sum().backward()
         results.append([states, words.weight.grad.clone(), *(parameter.grad.clone() for parameter in module.parameters())])
     for ours, theirs in zip(*results, strict=True):
