@@ -6,6 +6,7 @@ from schemas.interruption import Left, leaving, say
 
 @pytest.fixture(autouse=True)
 def nothing_left():
+    interruption._left = None  # A test that interrupts a training in this process leaves it behind.
     yield
     interruption._left = None
 

@@ -83,7 +83,7 @@ def test_a_folder_without_images_is_an_error(features, tmp_path):
 def test_options_of_the_extractor_reach_its_request(features, images, monkeypatch):
     seen = []
 
-    def stop(job):
+    def stop(job, **_):
         seen.append(job.extractor)
         raise UsageError("enough")
 
