@@ -83,7 +83,8 @@ STS_PAPERS = (
             PublishedSts("OE (Vendrov et al.)", (82.2, 84.1, 90.8), quoted=True, preset="gella2017/oe-en"),
             PublishedSts("DAN (Nam et al.)", (84.1, 84.3, 90.8)),
             PublishedSts("VSE++ (Faghri et al.)", (84.5, 84.8, 91.2), preset="vsepp"),
-            PublishedSts("SCAN (Lee et al.)", (84.0, 83.9, 90.7)),  # Without vectors of sentences; how it was measured is not said.
+            # It has no vectors of sentences; how it was measured is not said.
+            PublishedSts("SCAN (Lee et al.)", (84.0, 83.9, 90.7)),
             PublishedSts("PIVOT (Gella et al.)", (84.6, 84.5, 91.5), quoted=True, preset="gella2017/parallel-asym"),
             PublishedSts("Ours (w/ Random)", (85.8, 87.8, 91.5), preset="huang2019/mha-d"),
             PublishedSts("Ours (w/ FastText)", (86.2, 88.3, 91.8)),
