@@ -23,7 +23,7 @@ demo: $(STAMP)  ## Run the main job on scenes that are drawn here.
 test: check  ## Run all checks and all tests but those of the target cluster.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not cluster' --durations=10
 
-cluster: $(STAMP)  ## Run the tests with stores, full disks, damage, many or killed processes, array jobs, and other runners.
+cluster: $(STAMP)  ## Run the long tests: stores, full disks, damage, many or killed processes, array jobs, other runners, snippets, presets.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster --durations=10
 
 quick: $(STAMP)  ## Run the tests that take seconds.

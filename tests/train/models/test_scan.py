@@ -186,7 +186,7 @@ def test_it_learns_and_is_resumed_bit_for_bit(attention, train_toy, four_languag
         return sum(score.retrieval.sum_of_recalls for score in evaluate_run(job))
 
     whole = str(tmp_path / "whole")
-    assert sum_of_recalls(whole) > 1.5 * sum_of_recalls(untrained.folder)
+    assert sum_of_recalls(whole) > sum_of_recalls(untrained.folder) + 60  # Of 600; it is some 80 here.
     assert sum_of_recalls(whole, untrained.folder) != sum_of_recalls(whole)
     for use in (
         lambda: embed_run(open_run(whole), str(tmp_path / "embedded"), name="run", features=four_languages_regions.features),
