@@ -5,6 +5,9 @@ other on ``PYTHONPATH``, and the other way round.
 """
 
 import os
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -65,3 +68,30 @@ def test_features(installed, photos, tmp_path):
 @pytest.mark.parametrize("command", ["--version", "--help"])
 def test_starting_alone(installed, tmp_path, command):
     installed(command, **trapped(tmp_path, PACKAGES, MODULES))
+
+
+def test_a_wheel_holds_every_file_of_the_packages(tmp_path):
+    root = Path(__file__).parents[2]
+    names = ("schemas", "extractors", "pipelines", "train")
+    ours = {path.relative_to(root).as_posix() for name in names for path in (root / name).rglob("*") if path.is_file()}
+    ours = {name for name in ours if "__pycache__" not in name} | {"imagepivot.py"}
+    source = tmp_path / "source"
+    for name in (*ours, "pyproject.toml", "README.md", "LICENSE"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((root / name).read_bytes())
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        tmp_path,
+        source,
+    ]
+    subprocess.run(words, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        assert {name for name in file.namelist() if ".dist-info/" not in name} == ours

@@ -129,18 +129,18 @@ def test_a_requested_language_must_have_captions(write_run, multi30k):
         scored(run, multi30k, languages=["en", "cs"])
 
 
-def test_only_evaluated_captions_are_read(run, multi30k, monkeypatch):
-    read = []
+def test_only_evaluated_captions_are_read(run, multi30k, monkeypatch, tmp_path):
+    read, folder = [], str(tmp_path / "maps")
 
     def spy(*arguments, **keywords):
         read.append((keywords["split"], dict(keywords["portions"]), keywords["memory_map"]))
         return open_data(*arguments, **keywords)
 
     monkeypatch.setattr("train.evaluation.scoring.open_data", spy)
-    scored(run, multi30k, languages=["en"], memory_map="somewhere")
+    scored(run, multi30k, languages=["en"], memory_map=folder)
     assert read == [
-        ("test_2016", {"en": ("comparable",)}, "somewhere"),
-        ("test_2016_flickr", {"en": ("translation",)}, "somewhere"),
+        ("test_2016", {"en": ("comparable",)}, folder),
+        ("test_2016_flickr", {"en": ("translation",)}, folder),
     ]
 
 
