@@ -134,7 +134,7 @@ def open_material(
         UsageError: the configuration does not fit the data, or the features do not fit into memory.
         DatasetError: a dataset is missing, of the wrong kind, or does not belong with the others.
     """
-    data = config.data
+    data, validated = config.data, _validation_portions(config, corpus)
     config.model.check_features(feature_spec(open_dataset(corpus.features)).shape)
     # The smaller split comes first, so that errors in the folders show sooner.
     validation = open_data(
@@ -142,7 +142,7 @@ def open_material(
         corpus.features,
         corpus.vocabulary,
         split=data.validation_split,
-        portions=_validation_portions(config, corpus),
+        portions=validated,
         l2=data.l2_features,
         memory_map=memory_map,
         allow_missing_features=allow_missing_features,

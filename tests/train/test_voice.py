@@ -109,7 +109,7 @@ def test_progress_remarks_and_results_come_once(data, gappy, tmp_path):
     [
         (("train", "vsep", "run"), "there is no preset 'vsep'", 2),
         (("train", "own.toml", "run", "--bogus"), "No such option: --bogus", 2),
-        (("train", "own.toml", "run", "--captions", "a", "--features", "b", "--vocabulary", "c"), "'b' is not a dataset", 1),
+        (("train", "own.toml", "run", "--captions", "a", "--features", "b", "--vocabulary", "c"), "'a' is not a dataset", 1),
     ],
 )
 def test_an_error_of_all_is_heard_once(data, tmp_path, arguments, message, code):
