@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from pipelines.features.copying import place_of_copies, portions_of
 from pipelines.features.extract import extract_features, list_images
 from pipelines.features.job import FeaturesJob
 from pipelines.features.references import Piece, refs_of, unpacked
-from pipelines.inputs.images import Copies, Copy, ImageRef, ImagesInParquet, archives, kept, open_images
+from pipelines.inputs.images import Copies, Copy, ImageRef, ImagesInParquet, kept, open_images
 from pipelines.running.runner import Execution
 from schemas.keys import shard_of
 from schemas.storage import Folder
@@ -59,19 +58,6 @@ def images(tmp_path) -> Path:
     write(tmp_path / "in", "a.parquet", range(24))
     write(tmp_path / "in", "b.parquet", range(24, 36))
     return tmp_path / "in"
-
-
-@pytest.fixture
-def read(monkeypatch) -> Counter:
-    """How often each row group was read."""
-    counter, read_column = Counter(), archives.read_column
-
-    def counted(folder, name, version, group):
-        counter[name, group] += 1
-        return read_column(folder, name, version, group)
-
-    monkeypatch.setattr(archives, "read_column", counted)
-    return counter
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.inputs.images import CopiedImages, Copies, archives, copies, open_images
+from pipelines.inputs.images import CopiedImages, Copies, copies, open_images
 from schemas.storage import Folder
 
 ROWS = 35
@@ -27,19 +27,6 @@ def source(tmp_path):
         (tmp_path / "in").mkdir(exist_ok=True)
         pq.write_table(pa.table(columns), tmp_path / "in" / f"{name}.parquet", row_group_size=10)
     return open_images(tmp_path / "in")
-
-
-@pytest.fixture
-def read(monkeypatch) -> Counter:
-    """How often each row group was read."""
-    counter, read_column = Counter(), archives.read_column
-
-    def counted(folder, name, version, group):
-        counter[name, group] += 1
-        return read_column(folder, name, version, group)
-
-    monkeypatch.setattr(archives, "read_column", counted)
-    return counter
 
 
 def copied(source, place) -> CopiedImages:
