@@ -1,6 +1,6 @@
-"""What a command leaves behind: a job on other machines that goes on without it, or a checkpoint.
+"""What a command leaves behind: a job on other machines that goes on without it, or a checkpoint; and what it has to put in order.
 
-Who submits such a job or writes such a checkpoint says so here, and who ends the process asks.
+Who submits such a job, writes such a checkpoint or holds a folder says so here, and who ends the process asks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["DetachedError", "Left", "leaving", "left", "say"]
+__all__ = ["DetachedError", "Left", "holds", "leaving", "left", "orderly", "say"]
 
 
 class DetachedError(Exception):
@@ -40,6 +40,7 @@ class Left:
 
 
 _left: Left | None = None
+_held = 0
 
 
 def left() -> Left | None:
@@ -65,3 +66,19 @@ def say(words: str) -> None:
     """Replace the words for what is left."""
     if _left is not None:
         _left.words = words
+
+
+@contextlib.contextmanager
+def orderly() -> Iterator[None]:
+    """Say that the end of the block puts something in order, which a signal should wait for."""
+    global _held
+    _held += 1
+    try:
+        yield
+    finally:
+        _held -= 1
+
+
+def holds() -> bool:
+    """Whether something has to be put in order before the process ends."""
+    return _held > 0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from schemas import interruption
 from schemas.errors import DatasetError
 from schemas.filesystems import storage_errors
 from schemas.fingerprints import FORMAT_VERSION, Identity
@@ -110,6 +111,12 @@ def hold(folder: Folder, *, shared: bool = False) -> Iterator[None]:
         folder.check_bucket()
         yield
         return
+    with interruption.orderly(), _held(folder, shared=shared):
+        yield
+
+
+@contextlib.contextmanager
+def _held(folder: Folder, *, shared: bool) -> Iterator[None]:
     path = folder.local_path
     with storage_errors(folder.location):
         made = [parent for parent in (path, *path.parents) if not parent.exists()]

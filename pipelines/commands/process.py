@@ -45,30 +45,51 @@ def stop_signal() -> int:
 def stoppable() -> Iterator[None]:
     """Let signals stop what the block does, from the first import to the end of the process.
 
-    The first one is raised as `KeyboardInterrupt`, wherever the main thread is. While a module is being imported, the process ends
-    at once: nothing has begun that would have to be put in order, and libraries swallow or disguise an interrupt of their imports.
+    The first one is raised as `KeyboardInterrupt`, wherever the main thread is. It is not raised while a module is being imported,
+    since libraries swallow or disguise an interrupt of their imports: there the process ends at once, or, where something has to be
+    put in order, after the import.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
         _received.append(number)
-        if len(_received) > 1 or _is_importing(frame):
+        if len(_received) > 1:
             _end()
-        raise KeyboardInterrupt
+        interrupt(frame)
+
+    def interrupt(frame: FrameType | None) -> None:
+        if not _is_importing(frame):
+            raise KeyboardInterrupt
+        later()
+
+    def later() -> None:
+        if not interruption.holds():
+            _end()
+        waiting.append(True)
+        threading.Timer(_WAKE_SECONDS, signal.pthread_kill, (main, signal.SIGURG)).start()
+
+    def wake(_number: int, frame: FrameType | None) -> None:
+        if waiting:
+            waiting.clear()
+            interrupt(frame)
 
     def report(unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):  # Raised where Python can only print it, e.g. by a finalizer.
-            _end()
-        sys.__unraisablehook__(unraisable)
+            later()
+        else:
+            sys.__unraisablehook__(unraisable)
 
     def report_thread(fault: threading.ExceptHookArgs) -> None:
         if not _received:  # Threads that serve others fail when these end.
             threading.__excepthook__(fault)
 
+    waiting: list[bool] = []
+    main = threading.get_ident()
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # As nohup leaves SIGHUP.
     for number in caught:
         signal.signal(number, handle)
-    _wake_main_thread(caught)
+    signal.signal(signal.SIGURG, wake)  # What is ignored interrupts nothing.
+    _wake_main_thread(main, caught)
     sys.unraisablehook = report
     threading.excepthook = report_thread
     try:
@@ -82,7 +103,7 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, _end_late)
 
 
-def _wake_main_thread(numbers: Sequence[signal.Signals]) -> None:
+def _wake_main_thread(main: int, numbers: Sequence[signal.Signals]) -> None:
     """Let the main thread see a signal at once that the kernel gave to another thread.
 
     Handlers run in the main thread, which may wait for a lock, e.g. for the result of a worker: the system then interrupts that
@@ -101,8 +122,6 @@ def _wake_main_thread(numbers: Sequence[signal.Signals]) -> None:
                 signal.pthread_kill(main, signal.SIGURG)
                 time.sleep(_WAKE_SECONDS)
 
-    main = threading.get_ident()
-    signal.signal(signal.SIGURG, lambda number, frame: None)  # What is ignored interrupts nothing.
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     threading.Thread(target=listen, name="signals", daemon=True).start()
 

@@ -120,3 +120,32 @@ def test_a_signal_that_another_thread_gets_ends_the_wait_of_the_main_thread():
         finally:
             child.kill()
     assert (child.returncode, out, errors) == (130, "", "stopped\n")
+
+
+@pytest.mark.parametrize("place", ["import slow", "finalized()"])
+def test_a_signal_that_cannot_be_raised_leaves_no_lock(tmp_path, place):
+    """Libraries import what they need in the midst of a run, and Python only prints what a finalizer raises."""
+    (tmp_path / "slow.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.2)\n")
+    script = (
+        "import os, signal, threading\n"
+        "from pipelines.commands.process import stoppable\n"
+        "from schemas.output import hold\n"
+        "from schemas.storage import Folder\n"
+        "class finalized:\n"
+        "    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "with stoppable(), hold(Folder('out')):\n"
+        f"    {place}\n"
+        "    threading.Event().wait()\n"
+    )
+    root = Path(process.__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
+    assert not (tmp_path / "out").exists()
