@@ -233,4 +233,5 @@ def word_vectors(
     )
     with show_progress(notes, "word-vectors", unit="words", log_json=log_json) as meter:
         manifest = import_word_vectors(job, meter)
+        meter.settle(words=sum(counts["file_words"] for counts in manifest.statistics.values()))
     finish(manifest, output)

@@ -6,11 +6,12 @@ gensim holds a model in memory whole: several gigabytes for those that were trai
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 
-from schemas.errors import InputError
+from schemas.errors import InputError, UsageError
 from schemas.locations import is_remote, local_path
 from schemas.vector_files import VectorFile, open_user_file
 
@@ -33,16 +34,15 @@ def read_model_file(location: str, wanted: Collection[str], composed: Collection
 
     Raises:
         InputError: the file cannot be read, or holds no model.
-        ModuleNotFoundError: gensim is not installed.
+        UsageError: gensim is not installed.
     """
-    from gensim.models.fasttext import load_facebook_vectors
-
+    load = _loader()
     if is_remote(location):
         raise InputError(f"{location!r} lies in a store: a model of fastText is read from this machine, so copy it here first")
     with open_user_file(location, expected) as (_, digest):
         sha256 = digest.sha256()
     try:
-        model = load_facebook_vectors(str(local_path(location)))
+        model = load(str(local_path(location)))
     except _UNREADABLE as error:
         raise InputError(
             f"{location!r} is not a model of fastText, or is cut off ({type(error).__name__}: {error}): fetch it again. {expected}"
@@ -61,3 +61,14 @@ def read_model_file(location: str, wanted: Collection[str], composed: Collection
         bytes=digest.bytes,
         sha256=sha256,
     )
+
+
+def _loader() -> Callable[[str], Any]:
+    try:
+        from gensim.models.fasttext import load_facebook_vectors
+    except ImportError:
+        raise UsageError(
+            "reading a model of fastText needs gensim, which is not installed: pip install 'imagepivot[fasttext]', or give vectors "
+            "as text (.vec)"
+        ) from None
+    return load_facebook_vectors  # type: ignore[no-any-return]

@@ -65,8 +65,8 @@ class WordVectorsJob:
     def __post_init__(self) -> None:
         if not self.files or len(self.files) != len(self.languages):
             raise UsageError(
-                f"--languages names {len(self.languages)} ({', '.join(self.languages) or 'none'}), but there are "
-                f"{len(self.files)} files of word vectors: give the language of each file, in their order"
+                f"--languages is {','.join(self.languages)!r}, expected the language of each FILE, in their order: there are "
+                f"{len(self.languages)} languages, and files of word vectors: {len(self.files)}"
             )
         twice = [language for language in self.languages if self.languages.count(language) > 1]
         if twice:

@@ -67,7 +67,7 @@ def check_word_vectors(model: ModelConfig, location: str) -> None:
     if model.pretrained_width and not location:
         raise UsageError(
             f"model.word_vectors is {'frozen' if model.frozen_words else 'trained'!r}, but no word vectors are given: give "
-            "--word-vectors FOLDER, a dataset that imagepivot word-vectors makes, or --set model.word_vectors=drawn"
+            "--word-vectors FOLDER (see the command of that name), or --set model.word_vectors=drawn"
         )
     if location and not model.pretrained_width:
         raise UsageError(

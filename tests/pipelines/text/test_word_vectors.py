@@ -132,8 +132,9 @@ def test_the_fingerprint_is_that_of_the_files_whatever_their_order_and_place(job
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"languages": ("en",)}, r"--languages names 1 \(en\), but there are 2 files .*give the language of each file"),
-        ({"languages": ()}, r"--languages names 0 \(none\), but there are 2"),
+        ({"languages": ("en",)}, "--languages is 'en', expected the language of each FILE.*1 languages, and files .*: 2"),
+        ({"languages": ()}, "--languages is '', expected the language of each FILE"),
+        ({"files": ()}, "files of word vectors: 0"),
         ({"languages": ("en", "en")}, "--languages names 'en' twice: give one file for each"),
     ],
 )
@@ -226,4 +227,17 @@ def test_what_is_no_model_is_refused(vocabulary, model_file, tmp_path, size):
     with pytest.raises(InputError, match=r"cut\.bin' is not a model of fastText, or is cut off .*fetch it again"):
         import_word_vectors(
             WordVectorsJob(str(tmp_path / "vocabulary"), (str(tmp_path / "cut.bin"),), str(tmp_path / "out"), ("en",))
+        )
+
+
+def test_gensim_is_an_extra(vocabulary, model_file, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gensim.models.fasttext", None)
+    with pytest.raises(UsageError, match=r"needs gensim, which is not installed: pip install 'imagepivot\[fasttext\]'"):
+        import_word_vectors(WordVectorsJob(str(tmp_path / "vocabulary"), (str(model_file),), str(tmp_path / "out"), ("en",)))
+
+
+def test_a_model_is_not_read_from_a_store(vocabulary, model_file, tmp_path):
+    with pytest.raises(InputError, match=r"'s3://bucket/cc\.en\.300\.bin' lies in a store: .*copy it here first"):
+        import_word_vectors(
+            WordVectorsJob(str(tmp_path / "vocabulary"), ("s3://bucket/cc.en.300.bin",), str(tmp_path / "out"), ("en",))
         )
