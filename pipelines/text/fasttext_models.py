@@ -71,4 +71,4 @@ def _loader() -> Callable[[str], Any]:
             "reading a model of fastText needs gensim, which is not installed: pip install 'imagepivot[fasttext]', or give vectors "
             "as text (.vec)"
         ) from None
-    return load_facebook_vectors  # type: ignore[no-any-return]
+    return load_facebook_vectors
