@@ -73,6 +73,8 @@ if TYPE_CHECKING:
     from pipelines.text.vocabulary import CountTokens as CountTokens
     from pipelines.text.vocabulary import VocabularyJob as VocabularyJob
     from pipelines.text.vocabulary import build_vocabulary as build_vocabulary
+    from pipelines.text.word_vectors import WordVectorsJob as WordVectorsJob
+    from pipelines.text.word_vectors import import_word_vectors as import_word_vectors
     from schemas import CaptionKey as CaptionKey
     from schemas import Dataset as Dataset
     from schemas import DatasetError as DatasetError
@@ -210,6 +212,7 @@ __all__ = [
     "Vocabulary",
     "VocabularyJob",
     "WebdatasetLayout",
+    "WordVectorsJob",
     "averages",
     "build_vocabulary",
     "cancel_job",
@@ -230,6 +233,7 @@ __all__ = [
     "extractor_names",
     "gold_ranks",
     "import_features",
+    "import_word_vectors",
     "list_images",
     "load_extractor",
     "open_captions",
@@ -300,6 +304,7 @@ _MODULES = {
     "pipelines.text.encoding": ("encode_captions", "EncodeCaptions", "EncodeJob"),
     "pipelines.text.queries": ("tokenize_query",),
     "pipelines.text.vocabulary": ("build_vocabulary", "BuildVocabulary", "CountTokens", "VocabularyJob"),
+    "pipelines.text.word_vectors": ("import_word_vectors", "WordVectorsJob"),
     "schemas": (
         "CaptionKey",
         "commit_tasks",

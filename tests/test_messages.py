@@ -26,7 +26,7 @@ SOURCES = {module_name(path): path.read_text(encoding="utf-8") for path in modul
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
-CALL = re.compile(r"imagepivot ([a-z]+)(.*?)(?=, imagepivot |$)")
+CALL = re.compile(r"imagepivot ([a-z]+(?:-[a-z]+)*)(.*?)(?=, imagepivot |$)")
 EXTRA = re.compile(r"imagepivot\[(\w+)\]")
 # Options of other programs: pip, tar, Beam.
 OTHERS = {"--no-build-isolation", "--dereference", "--hard-dereference", "--runner", "--project"}

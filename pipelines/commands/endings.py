@@ -25,13 +25,15 @@ _EXTRAS = {
     "train": frozenset({"torch", "matplotlib", "tensorboard"}),
     "hdf5": frozenset({"h5py"}),
     "heif": frozenset({"pillow_heif"}),
+    "fasttext": frozenset({"gensim"}),
     "timm": frozenset({"timm"}),
 }
 """The modules that each extra brings."""
 
 _NEEDS = {
     **dict.fromkeys(
-        ("captions", "vocabulary", "encode", "features", "cancel", "view", "import", "export", "demo"), "pipelines"
+        ("captions", "vocabulary", "encode", "word-vectors", "features", "cancel", "view", "import", "export", "demo"),
+        "pipelines",
     ),
     **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "tables"), "train"),
 }
