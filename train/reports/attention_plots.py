@@ -1,0 +1,170 @@
+"""Draw attention: to the regions as boxes over the picture, to the words and between words and regions as fields of grey.
+
+Weights show in the width of a box and in how dark it is, so that grey print keeps them. Each panel has a scale of its own, from 0
+to its greatest weight, which its title names beside the weight that all would have if they were alike.
+
+Letters: ``K`` heads, ``R`` regions, ``T`` tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib import patheffects
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from schemas.storage import Folder
+from train.reports.attention import AttendedCaption, AttendedImage, strongest
+from train.reports.pictures import Picture
+from train.reports.retrieval_plots import draw_picture
+from train.runs.plotting import SMALL, TINY, plain, save
+
+__all__ = ["BOXES", "plot_attention"]
+
+BOXES = 8
+"""Number of regions that are drawn over a picture, those with the greatest weights."""
+
+_WIDTH, _ACROSS = 7.2, 3  # Inches, and pictures in a row.
+_NAMED = 3  # Boxes of a head that have a number.
+_COLOUR = "#D55E00"
+_CELLS_WITH_NUMBERS = 20
+
+
+def plot_attention(shown: AttendedImage, picture: Picture | None, folder: Folder, name: str) -> None:
+    """Draw what a model attends to in an image and its captions.
+
+    Args:
+        shown: the attention.
+        picture: the picture; None draws boxes on an empty field.
+        folder: where to write.
+        name: name of the file.
+
+    Raises:
+        DatasetError: the picture cannot be written.
+    """
+    figure = _of_heads(shown, picture) if shown.regions is not None else _of_pairs(shown, picture)
+    figure.suptitle(plain(f"{shown.number}  {shown.image_id}"), fontsize=SMALL, x=0.01, ha="left", fontweight="bold")
+    save(figure, folder, name)
+
+
+def _of_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
+    """Draw a picture for each head, and for each caption heads over words."""
+    assert shown.regions is not None
+    heads = len(shown.regions)
+    drawn = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
+    rows = -(-heads // _ACROSS) if drawn else 1
+    aspect = 1.0 if not drawn else _aspect(shown, picture)
+    tall = _WIDTH / _ACROSS * aspect + 0.25 if drawn else 0.5 + 0.16 * heads
+    words = [0.85 + 0.2 * heads] * len(shown.captions)
+    figure = Figure(figsize=(_WIDTH, tall * rows + sum(words) + 0.25), layout="constrained")
+    grid = figure.add_gridspec(rows + len(words), _ACROSS, height_ratios=[*([tall] * rows), *words])
+    if drawn:
+        for head, weights in enumerate(shown.regions):
+            panel = figure.add_subplot(grid[head // _ACROSS, head % _ACROSS])
+            named = {region: f"{region + 1}: {weights[region]:.0%}" for region in strongest(weights, _NAMED)}
+            _draw_boxes(panel, shown, picture, weights, named)
+            panel.set_title(f"head {head + 1}: {_scale(weights[None])}", fontsize=TINY)
+    else:
+        panel = figure.add_subplot(grid[0, :])
+        _draw_field(panel, shown.regions, [f"head {head + 1}" for head in range(heads)], _numbers(shown.regions.shape[1]))
+        panel.set_title(f"image: {_scale(shown.regions)}", fontsize=TINY, loc="left")
+        panel.set_xlabel("region", fontsize=TINY)
+    for row, caption in enumerate(shown.captions, start=rows):
+        assert caption.words is not None
+        panel = figure.add_subplot(grid[row, :])
+        _draw_field(panel, caption.words, [f"head {head + 1}" for head in range(heads)], caption.caption.words, slanted=True)
+        panel.set_title(f"{plain(caption.caption.key.language)}: {_scale(caption.words)}", fontsize=TINY, loc="left")
+    return figure
+
+
+def _of_pairs(shown: AttendedImage, picture: Picture | None) -> Figure:
+    """Draw for each caption its words over the regions, beside the picture with the regions that are in it for most."""
+    drawn = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
+    least = 2.6 * _aspect(shown, picture) if drawn else 0.0
+    heights = [max(0.6 + 0.15 * len(caption.caption.words), least) for caption in shown.captions]
+    figure = Figure(figsize=(_WIDTH, sum(heights) + 0.25), layout="constrained")
+    grid = figure.add_gridspec(len(heights), 2, width_ratios=(2.6, 4.6), height_ratios=heights)
+    for row, caption in enumerate(shown.captions):
+        assert caption.pairs is not None
+        panel = figure.add_subplot(grid[row, 1] if drawn else grid[row, :])
+        _draw_field(panel, caption.pairs, caption.caption.words, _numbers(caption.pairs.shape[1]))
+        direction = "words attend to regions" if caption.words_attend else "regions attend to words"
+        scale = _scale(caption.pairs if caption.words_attend else caption.pairs.T)
+        panel.set_title(f"{plain(caption.caption.key.language)}: {direction}, {scale}", fontsize=TINY, loc="left")
+        panel.set_xlabel("region", fontsize=TINY)
+        if drawn:
+            weights, named = _by_region(caption)
+            _draw_boxes(figure.add_subplot(grid[row, 0]), shown, picture, weights, named)
+    return figure
+
+
+def _by_region(caption: AttendedCaption) -> tuple[np.ndarray, dict[int, str]]:
+    """Return the greatest weight of each region with any word, and of the strongest regions that word."""
+    assert caption.pairs is not None
+    inside = caption.pairs[1:-1] if len(caption.pairs) > 2 else caption.pairs  # Without <start> and <end>.
+    tokens = caption.caption.words[1:-1] if len(caption.pairs) > 2 else caption.caption.words
+    weights, best = inside.max(axis=0), inside.argmax(axis=0)
+    return weights, {region: f"{region + 1}: {tokens[best[region]]}" for region in strongest(weights, BOXES)}
+
+
+def _draw_boxes(
+    panel: Axes, shown: AttendedImage, picture: Picture | None, weights: np.ndarray, labels: dict[int, str]
+) -> None:
+    """Draw the regions with the greatest weights, the greatest on top, and some labels."""
+    assert shown.boxes is not None
+    draw_picture(panel, picture, "" if picture is None else shown.image_id, shown.size_wh)
+    greatest = max(float(weights.max()), 1e-12)
+    for region in reversed(strongest(weights, BOXES)):
+        share = float(weights[region]) / greatest
+        left, top, right, bottom = shown.boxes[region]
+        box = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=_COLOUR, linewidth=0.4 + 2.4 * share)
+        box.set_alpha(0.25 + 0.75 * share)
+        box.set_path_effects([patheffects.Stroke(linewidth=1.2 + 2.4 * share, foreground="white"), patheffects.Normal()])
+        panel.add_patch(box)
+        if region in labels:
+            text = panel.text(left, top, plain(labels[region]), fontsize=TINY - 1.5, va="top", clip_on=True, zorder=5)
+            text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85})
+
+
+def _draw_field(
+    panel: Axes, weights: np.ndarray, rows: Sequence[str], columns: Sequence[str], *, slanted: bool = False
+) -> None:
+    """Draw weights as grey cells, with their values in percent where there is room."""
+    greatest = max(float(weights.max()), 1e-12)
+    panel.imshow(weights, cmap="Greys", vmin=0, vmax=greatest, aspect="auto", interpolation="nearest")
+    panel.set_yticks(range(len(rows)), list(map(plain, rows)), fontsize=TINY)
+    every = 1 if slanted else max(1, -(-len(columns) // 40))
+    places = range(0, len(columns), every)
+    panel.set_xticks(places, [plain(columns[place]) for place in places], fontsize=TINY if slanted else TINY - 1.5)
+    if slanted:
+        for label in panel.get_xticklabels():
+            label.set(rotation=35, ha="right", rotation_mode="anchor")
+        if len(columns) <= _CELLS_WITH_NUMBERS:
+            for (row, column), weight in np.ndenumerate(weights):
+                colour = "white" if weight > 0.55 * greatest else "black"
+                panel.text(column, row, f"{100 * weight:.0f}", fontsize=TINY - 1, ha="center", va="center", color=colour)
+    panel.tick_params(length=1.5, pad=1.5)
+    panel.set_xticks(np.arange(1, len(columns)) - 0.5, minor=True)
+    panel.set_yticks(np.arange(1, len(rows)) - 0.5, minor=True)
+    panel.grid(which="minor", color="white", linewidth=0.6)
+    panel.tick_params(which="minor", length=0)
+    for spine in panel.spines.values():
+        spine.set(color="0.7", linewidth=0.5)
+
+
+def _scale(weights: np.ndarray) -> str:
+    """Say what the greatest weight is, and what all would be if they were alike; each row sums to 1."""
+    return f"up to {weights.max():.0%}, even {1 / weights.shape[1]:.0%}"
+
+
+def _numbers(count: int) -> list[str]:
+    return [str(number) for number in range(1, count + 1)]
+
+
+def _aspect(shown: AttendedImage, picture: Picture | None) -> float:
+    """Return height over width of the picture."""
+    width, height = picture[1] if picture is not None else shown.size_wh or (1, 1)
+    return min(2.0, height / width)
