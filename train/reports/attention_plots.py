@@ -8,7 +8,7 @@ Letters: ``K`` heads, ``R`` regions, ``T`` tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib import patheffects
@@ -22,7 +22,7 @@ from train.reports.pictures import Picture
 from train.reports.retrieval_plots import draw_picture
 from train.runs.plotting import SMALL, TINY, plain, save
 
-__all__ = ["BOXES", "plot_attention"]
+__all__ = ["BOXES", "placed_labels", "plot_attention"]
 
 BOXES = 8
 """Number of regions that are drawn over a picture, those with the greatest weights."""
@@ -30,7 +30,8 @@ BOXES = 8
 _WIDTH, _ACROSS = 7.2, 3  # Inches, and pictures in a row.
 _NAMED = 3  # Boxes of a head that have a number.
 _COLOUR = "#D55E00"
-_CELLS_WITH_NUMBERS = 20
+_CELLS_WITH_NUMBERS = 26
+_CHARACTER, _LINE = 0.045, 0.1  # Inches that a label's characters take.
 
 
 def plot_attention(shown: AttendedImage, picture: Picture | None, folder: Folder, name: str) -> None:
@@ -124,9 +125,31 @@ def _draw_boxes(
         box.set_alpha(0.25 + 0.75 * share)
         box.set_path_effects([patheffects.Stroke(linewidth=1.2 + 2.4 * share, foreground="white"), patheffects.Normal()])
         panel.add_patch(box)
-        if region in labels:
-            text = panel.text(left, top, plain(labels[region]), fontsize=TINY - 1.5, va="top", clip_on=True, zorder=5)
-            text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85})
+    for label, x, y in placed_labels(shown.boxes, labels, panel.get_xlim()[1], panel.get_ylim()[0]):
+        text = panel.text(x, y, plain(label), fontsize=TINY - 1.5, va="top", clip_on=True, zorder=5)
+        text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85})
+
+
+def placed_labels(boxes: np.ndarray, labels: Mapping[int, str], width: float, height: float) -> list[tuple[str, float, float]]:
+    """Return labels with their upper left corners: each in the first free corner of its box, or left out if none is free.
+
+    Args:
+        boxes: ``[R, 4]``.
+        labels: by region, the most important first.
+        width: width of the picture, in the units of the boxes.
+        height: its height.
+    """
+    inch = width / (_WIDTH / _ACROSS)
+    placed: list[tuple[str, float, float, float, float]] = []
+    for region, label in labels.items():
+        across, down = (_CHARACTER * len(label) + 0.05) * inch, _LINE * inch
+        left, top, right, bottom = map(float, boxes[region])
+        for x, y in ((left, top), (left, bottom - down), (right - across, top), (right - across, bottom - down)):
+            x, y = min(max(x, 0.0), max(width - across, 0.0)), min(max(y, 0.0), max(height - down, 0.0))
+            if all(x + across <= a or c <= x or y + down <= b or d <= y for _, a, b, c, d in placed):
+                placed.append((label, x, y, x + across, y + down))
+                break
+    return [(label, x, y) for label, x, y, _, _ in placed]
 
 
 def _draw_field(

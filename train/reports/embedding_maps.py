@@ -20,7 +20,7 @@ from train.reports.figure_examples import Example, first_captions, images_in_all
 
 __all__ = ["EmbeddingMap", "map_embeddings", "plane_of"]
 
-_PERPLEXITY = 30.0
+_PERPLEXITY = 30.0  # Scikit-learn's default; a tenth of the points where they are few, so that more than one group can show.
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def map_embeddings(
         count: counts the captions that are encoded.
 
     Raises:
-        UsageError: fewer than two images have captions in all languages, or all vectors are alike.
+        UsageError: fewer than two images have captions in all languages, or all vectors are alike, or no numbers.
     """
     known = images_in_all_languages(captions)
     if len(known) < 2:
@@ -86,7 +86,7 @@ def map_embeddings(
         batch = CaptionBatch(captions.token_ids, captions.offsets, rows[:, number])
         vectors.append(encode_captions(model, batch, language, count=count).values.cpu().numpy())
     stacked = np.stack(vectors)  # [1 + L, I, E]
-    perplexity = min(_PERPLEXITY, (stacked.shape[0] * stacked.shape[1] - 1) / 3)
+    perplexity = min(_PERPLEXITY, max(2.0, stacked.shape[0] * stacked.shape[1] / 10))
     points = plane_of(stacked.reshape(-1, stacked.shape[2]), perplexity=perplexity, seed=seed)
     place = {image: number for number, image in enumerate(chosen.tolist())}
     return EmbeddingMap(
@@ -106,14 +106,14 @@ def plane_of(vectors: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray
     vectors and seed give the same points, bit for bit, on the same machine.
 
     Raises:
-        UsageError: all vectors are alike.
+        UsageError: all vectors are alike, or no numbers.
     """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
+    if not np.isfinite(vectors).all() or bool((vectors == vectors[0]).all()):
+        raise UsageError("the vectors are all alike, or no numbers: there is nothing to map. Has the training collapsed?")
     method = TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
     with threadpool_limits(limits=1):
         points: np.ndarray = method.fit_transform(vectors.astype(np.float64))
-    if not np.isfinite(points).all():
-        raise UsageError("the vectors are all alike, so that there is nothing to map: has the training collapsed?")
     return points.astype(np.float32)

@@ -52,7 +52,7 @@ def plot_map(found: EmbeddingMap, folder: Folder, name: str) -> None:
     panel.set_yticks([])
     panel.set_aspect("equal", adjustable="datalim")
     size = f"{len(found.image_ids):,} images and a caption in each language"
-    note = f"t-SNE of {size}, perplexity {found.perplexity:g}, seed {found.seed}"
+    note = f"t-SNE of {size}, perplexity {found.perplexity:.3g}, seed {found.seed}"
     panel.set_xlabel(note, fontsize=TINY, color="0.35")
     figure.legend(loc="outside upper center", ncols=1 + len(captions), fontsize=SMALL, frameon=False)
     save(figure, folder, name)
