@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import typer
+
+from schemas.errors import UsageError
+from train.commands import figures, options
+from train.reports import figures as reports
+from train.reports.figures import Figures
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """Run the command, mounted with a function that reads pictures; return its standard output and standard error."""
+    for console in (options.console, options.notes):
+        monkeypatch.setattr(console, "_width", 80)
+
+    def run(*arguments: object, read=None) -> tuple[str, str]:
+        app = typer.Typer(pretty_exceptions_enable=False)
+
+        @app.callback()
+        def mount(context: typer.Context) -> None:
+            if read is not None:
+                context.meta[figures.PICTURES] = read
+
+        app.add_typer(figures.app)
+        app(["figures", *map(str, arguments)], standalone_mode=False)
+        printed = capsys.readouterr()
+        return printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list:
+    """The jobs that reach the work, which is left out."""
+    jobs = []
+
+    def draw(job, read, count):
+        jobs.append((job, read))
+        return Figures(("map.png", "figures.json"), {}, "a rule", (), None, ())
+
+    monkeypatch.setattr(reports, "draw_figures", draw)
+    return jobs
+
+
+def test_every_option_reaches_the_job(command, asked):
+    options = "--images photos --only map,retrieval --split val --languages de,en --portion translation --examples 3 --top 7"
+    more = "--points 50 --caption-ids a/en/comparable/0,b/de/comparable/1 --seed 9 --device cpu --memory-map maps --allow-missing-features"
+    out, _ = command("r", "o", "--captions", "c", "--features", "f", *options.split(), *more.split())
+    assert vars(asked[0][0]) == {
+        "run": "r",
+        "output": "o",
+        "captions": "c",
+        "features": "f",
+        "images": "photos",
+        "only": ("map", "retrieval"),
+        "split": "val",
+        "languages": ("de", "en"),
+        "portion": "translation",
+        "examples": 3,
+        "top": 7,
+        "points": 50,
+        "caption_ids": ("a/en/comparable/0", "b/de/comparable/1"),
+        "seed": 9,
+        "device": "cpu",
+        "memory_map": "maps",
+        "allow_missing_features": True,
+    }
+    assert asked[0][1] is None
+    assert out == "examples: a rule\nwritten: o/map.png, o/figures.json\n"
+
+
+def test_pictures_are_read_by_the_function_of_the_application(command, asked):
+    calls = []
+    command("r", "o", "--captions", "c", "--features", "f", "--ids", "path", read=lambda *given: calls.append(given))
+    asked[0][1]("photos", ["a", "b"])
+    assert calls == [("photos", ["a", "b"], "path")]
+
+
+def test_figures_of_a_run(command, write_run, toy, tmp_path):
+    def read(location, image_ids, ids):
+        assert (location, ids) == ("photos", "name")
+        return {name: (np.zeros((8, 8, 3), np.uint8), (8, 8)) for name in image_ids}
+
+    data = ["--captions", toy.captions, "--features", toy.features, "--split", "test", "--device", "cpu", "--examples", 1]
+    run, output = write_run(), tmp_path / "figures"
+    out, err = command(run, output, *data, "--images", "photos", "--top", 2, read=read)
+    lines = out.splitlines()
+    assert lines[0].startswith("examples: 1 of the 9 images of split test with captions in de, en, drawn with seed 0")
+    content = json.loads((output / "figures.json").read_text())
+    assert lines[1:3] == [f"1 {row['language']} rank {row['rank']} of 9: {row['text']}" for row in content["retrieval"]]
+    assert lines[3:] == [f"written: {output}/retrieval.png, {output}/map.png, {output}/figures.json"]
+    assert "no attention: " in err
+    assert "no pictures" not in err
+    assert "no pictures: ids of images stand for them" in command(run, output, *data, "--only", "retrieval")[1]
+    with pytest.raises(UsageError, match="reading images needs pip install"):
+        command(run, output, *data, "--images", "photos")
+
+
+def test_a_missing_package_shows_before_the_work(command, asked, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    with pytest.raises(ImportError, match="sklearn"):
+        command("r", "o", "--captions", "c", "--features", "f")
+    assert asked == []
