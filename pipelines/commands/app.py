@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pipelines.datasets.pictures import Picture
-    from pipelines.inputs.images.base import IdRule
     from schemas.parameters import TextRecipe
 
 __all__ = ["app", "console", "main", "notes"]
@@ -66,10 +65,11 @@ def _tokenize(text: str, language: str, steps: TextRecipe | None, truecaser: str
     return tokenize_query(text, language, steps, truecaser)
 
 
-def _pictures(location: str, image_ids: Sequence[str], ids: IdRule) -> Mapping[str, Picture]:
+def _pictures(location: str, image_ids: Sequence[str], *, columns: str, **options: Any) -> Mapping[str, Picture]:
     from pipelines.datasets.pictures import read_pictures
+    from pipelines.inputs.columns import parse_columns
 
-    return read_pictures(location, image_ids, ids=ids)
+    return read_pictures(location, image_ids, columns=parse_columns(columns) if columns else None, **options)
 
 
 def _version(value: bool) -> None:

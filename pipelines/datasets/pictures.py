@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -34,7 +34,13 @@ class Picture(NamedTuple):
 
 
 def read_pictures(
-    location: str | os.PathLike[str], image_ids: Sequence[str], *, ids: IdRule = "name", longer_side: int = _LONGER_SIDE
+    location: str | os.PathLike[str],
+    image_ids: Sequence[str],
+    *,
+    ids: IdRule = "name",
+    columns: Mapping[str, str] | None = None,
+    allow_private_addresses: bool = False,
+    longer_side: int = _LONGER_SIDE,
 ) -> dict[str, Picture]:
     """Read pictures for a figure, by image id.
 
@@ -42,13 +48,16 @@ def read_pictures(
         location: as for `open_images`.
         image_ids: the pictures.
         ids: as for `open_images`.
+        columns: as for `open_images`.
+        allow_private_addresses: as for `open_images`.
         longer_side: larger pictures are reduced to this many pixels on their longer side.
 
     Raises:
         InputError: the location does not exist, has no image of an id, or one cannot be read.
     """
     pictures = {}
-    for image_id, picture in decoded_pictures(open_images(location, ids=ids), image_ids).items():
+    images = open_images(location, ids=ids, columns=columns, allow_private_addresses=allow_private_addresses)
+    for image_id, picture in decoded_pictures(images, image_ids).items():
         size_wh = picture.size
         picture.thumbnail((longer_side, longer_side), Image.Resampling.LANCZOS)
         pictures[image_id] = Picture(np.asarray(picture), size_wh)

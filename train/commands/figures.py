@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal
 
 import typer
@@ -24,8 +25,8 @@ from train.commands.options import (
 __all__ = ["PICTURES", "app"]
 
 PICTURES = "imagepivot.pictures"
-"""Where the mounting application puts a function from a location, image ids and ``name`` or ``path`` to pictures, in
-`typer.Context.meta`."""
+"""Where in `typer.Context.meta` the mounting application puts a function of type `ReadPictures`, which also takes the options
+``ids``, ``columns`` and ``allow_private_addresses`` as keyword arguments."""
 
 app = typer.Typer()
 
@@ -48,6 +49,12 @@ def figures(
         Literal["name", "path"],
         typer.Option("--ids", help="Image id: the file's [i]name[/i] or its whole [i]path[/i], as for features."),
     ] = "name",
+    columns: Annotated[
+        str, typer.Option("--columns", help="Columns of a table of images: OURS=THEIRS, e.g. [i]image_id=file[/i].")
+    ] = "",
+    allow_private_addresses: Annotated[
+        bool, typer.Option("--allow-private-addresses", help="A table's http addresses may lead to private and local networks.")
+    ] = False,
     only: Annotated[
         str,
         typer.Option(
@@ -106,8 +113,10 @@ def figures(
         allow_missing_features=allow_missing_features,
     )
     read = context.meta.get(PICTURES)
+    if read is not None:
+        read = partial(read, ids=ids, columns=columns, allow_private_addresses=allow_private_addresses)
     with Counter(notes, "figures", unit="vectors", log_json=log_json) as count:
-        drawn = draw_figures(job, None if read is None else lambda location, chosen: read(location, chosen, ids), count)
+        drawn = draw_figures(job, read, count)
     events.record(counts={"figures": len(drawn.names) - 1})
     for name, reason in drawn.refused.items():
         remark(f"no {name}: {reason}")

@@ -38,3 +38,9 @@ def test_ids_of_whole_paths(photos):
 def test_pictures_that_are_not_there_or_damaged(photos, image_id, message):
     with pytest.raises(InputError, match=message):
         read_pictures(photos, ["red", image_id])
+
+
+def test_a_table_of_images(photos):
+    (photos.parent / "table.csv").write_text("name,uri\nfirst,photos/red.png\n")
+    pictures = read_pictures(photos.parent / "table.csv", ["first"], columns={"image_id": "name"})
+    assert pictures["first"].size_wh == (30, 20)

@@ -49,8 +49,10 @@ def asked(monkeypatch) -> list:
 
 def test_every_option_reaches_the_job(command, asked):
     options = "--images photos --only map,retrieval --split val --languages de,en --portion translation --examples 3 --top 7"
-    more = "--points 50 --caption-ids a/en/comparable/0,b/de/comparable/1 --seed 9 --device cpu --memory-map maps --allow-missing-features"
-    out, _ = command("r", "o", "--captions", "c", "--features", "f", *options.split(), *more.split())
+    more = "--points 50 --caption-ids a/en/comparable/0,b/de/comparable/1 --seed 9 --device cpu --memory-map maps"
+    out, _ = command(
+        "r", "o", "--captions", "c", "--features", "f", *options.split(), *more.split(), "--allow-missing-features"
+    )
     assert vars(asked[0][0]) == {
         "run": "r",
         "output": "o",
@@ -76,14 +78,16 @@ def test_every_option_reaches_the_job(command, asked):
 
 def test_pictures_are_read_by_the_function_of_the_application(command, asked):
     calls = []
-    command("r", "o", "--captions", "c", "--features", "f", "--ids", "path", read=lambda *given: calls.append(given))
+    options = ["--ids", "path", "--columns", "image_id=file", "--allow-private-addresses"]
+    command("r", "o", "--captions", "c", "--features", "f", *options, read=lambda *given, **more: calls.append((given, more)))
     asked[0][1]("photos", ["a", "b"])
-    assert calls == [("photos", ["a", "b"], "path")]
+    more = {"ids": "path", "columns": "image_id=file", "allow_private_addresses": True}
+    assert calls == [(("photos", ["a", "b"]), more)]
 
 
 def test_figures_of_a_run(command, write_run, toy, tmp_path):
-    def read(location, image_ids, ids):
-        assert (location, ids) == ("photos", "name")
+    def read(location, image_ids, **options):
+        assert (location, options) == ("photos", {"ids": "name", "columns": "", "allow_private_addresses": False})
         return {name: (np.zeros((8, 8, 3), np.uint8), (8, 8)) for name in image_ids}
 
     data = ["--captions", toy.captions, "--features", toy.features, "--split", "test", "--device", "cpu", "--examples", 1]

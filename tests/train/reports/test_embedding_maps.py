@@ -62,6 +62,7 @@ def test_the_examples_are_among_the_images_and_numbered(mapped):
     assert len(make(2, count=5)[0].image_ids) == 5  # All examples, though they are more.
 
 
+@pytest.mark.slow
 def test_the_plane_keeps_neighbours_and_is_the_same_again():
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((3, 8)) * 5

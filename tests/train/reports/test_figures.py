@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 import tests.train.region_models  # noqa: F401 -- Registers a kind that shows no attention.
@@ -52,7 +53,7 @@ def boxed(regions: Corpus, tmp_path_factory) -> Corpus:
 
 @pytest.fixture(scope="session")
 def attending(boxed: Corpus, tmp_path_factory) -> dict[str, str]:
-    """Runs of models that attend, by kind, hardly trained; their attention is far from even."""
+    """Runs of models that attend, by kind, hardly trained."""
     runs = {}
     t2i, i2t = (SCAN.replace("words = 4", f'words = 4\nattention = "{name}"') for name in ("t2i", "i2t"))
     for name, text in {"mha-d": MHA_D, "t2i": t2i, "i2t": i2t, "other": REGION_CONFIG}.items():
@@ -101,6 +102,7 @@ def framed(panel) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_the_sheet_shows_the_best_images_and_frames_the_right_one(job, drawn):
     found = draw_figures(replace(job, images="photos", top=3, only=("retrieval",)), pictures)
     assert found.names == ("retrieval.png", "figures.json")
@@ -132,6 +134,7 @@ def test_without_pictures_ids_stand_for_them(job, drawn):
     assert "ids of images stand for them" in drawn["retrieval.png"].texts[-1].get_text().replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_everything_is_the_same_again_and_nothing_else_is_written(job, tmp_path):
     assert draw_figures(job).names == ("retrieval.png", "map.png", "figures.json")
     first = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
@@ -147,6 +150,7 @@ def test_everything_is_the_same_again_and_nothing_else_is_written(job, tmp_path)
     assert all((tmp_path / "other" / name).read_bytes() != content for name, content in first.items())
 
 
+@pytest.mark.slow
 def test_the_numbers_are_written(job, tmp_path):
     found = draw_figures(job)
     content = json.loads((tmp_path / "figures" / "figures.json").read_text())
@@ -162,6 +166,7 @@ def test_the_numbers_are_written(job, tmp_path):
     assert content["examples"].startswith("4 of the 9 images of split test with captions in de, en, drawn with seed 0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mha-d", "t2i", "i2t"])
 def test_attention_is_the_models(attending, boxed, tmp_path, name):
     found = draw_figures(job_of(attending, boxed, tmp_path, name, only=("attention",)))
@@ -202,6 +207,7 @@ def boxes_of(panel) -> list[tuple[tuple[float, ...], float]]:
     return [((*patch.get_xy(), patch.get_width(), patch.get_height()), patch.get_linewidth()) for patch in found]
 
 
+@pytest.mark.slow
 def test_heads_over_regions_and_words(attending, boxed, tmp_path, drawn):
     found = draw_figures(job_of(attending, boxed, tmp_path, "mha-d", images="photos", only=("attention",)), pictures)
     for image in found.attention:
@@ -225,6 +231,7 @@ def test_heads_over_regions_and_words(attending, boxed, tmp_path, drawn):
             assert panel.get_title(loc="left").startswith(f"{shown.caption.key.language}: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "title"), [("t2i", "words attend to regions"), ("i2t", "regions attend to words")])
 def test_words_over_regions(attending, boxed, tmp_path, drawn, name, title):
     found = draw_figures(job_of(attending, boxed, tmp_path, name, only=("attention",)))
@@ -261,6 +268,7 @@ def test_features_without_boxes_are_a_field(toy_regions, tmp_path, drawn):
     assert np.array_equal(field.images[0].get_array(), image.regions)
 
 
+@pytest.mark.slow
 def test_a_figure_that_a_model_does_not_have_is_refused_alone(attending, boxed, tmp_path, job):
     found = draw_figures(job_of(attending, boxed, tmp_path, "t2i"))
     assert found.names == ("retrieval.png", "attention-1.png", "attention-2.png", "figures.json")
@@ -277,6 +285,7 @@ def test_a_figure_that_a_model_does_not_have_is_refused_alone(attending, boxed, 
         assert not list(Path(refused.output).glob("*"))
 
 
+@pytest.mark.slow
 def test_pictures_of_examples_that_are_no_more_are_deleted(attending, boxed, tmp_path):
     job = job_of(attending, boxed, tmp_path, "mha-d", only=("attention",), examples=3)
     draw_figures(job)
@@ -335,6 +344,20 @@ def test_pictures_need_something_that_reads_them(job):
     ):
         draw_figures(replace(job, images="photos"))
     assert not list(Path(job.output).glob("*"))
+
+
+def test_a_figure_appears_whole(job, tmp_path, monkeypatch):
+    draw_figures(replace(job, only=("retrieval",)))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
+
+    def fail(figure, file, **options):
+        file.write(b"half of a picture")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    with pytest.raises((OSError, DatasetError), match="the disk is full"):
+        draw_figures(replace(job, only=("retrieval",), seed=1))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()} == before
 
 
 def test_regions_of_a_picture_of_another_size(attending, boxed, tmp_path):
