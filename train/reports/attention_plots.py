@@ -1,7 +1,8 @@
 """Draw attention: to the regions as boxes over the picture, to the words and between words and regions as fields of grey.
 
-Weights show in the width of a box and in how dark it is, so that grey print keeps them. Each panel has a scale of its own, from 0
-to its greatest weight, which its title names beside the weight that all would have if they were alike.
+Weights show in the width of a box and in how dark a cell is, so that grey print keeps them. Each panel has a scale of its own,
+from 0 to its greatest weight, but no less than three times the weight that all would have if they were alike: even attention is
+pale. Its title names both weights.
 
 Letters: ``K`` heads, ``R`` regions, ``T`` tokens.
 """
@@ -55,6 +56,7 @@ def _of_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
     """Draw a picture for each head, and for each caption heads over words."""
     assert shown.regions is not None
     heads = len(shown.regions)
+    names = [f"head {head + 1}" for head in range(heads)]
     drawn = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
     rows = -(-heads // _ACROSS) if drawn else 1
     aspect = 1.0 if not drawn else _aspect(shown, picture)
@@ -66,17 +68,17 @@ def _of_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
         for head, weights in enumerate(shown.regions):
             panel = figure.add_subplot(grid[head // _ACROSS, head % _ACROSS])
             named = {region: f"{region + 1}: {weights[region]:.0%}" for region in strongest(weights, _NAMED)}
-            _draw_boxes(panel, shown, picture, weights, named)
+            _draw_boxes(panel, shown, picture, weights, named, 1 / len(weights))
             panel.set_title(f"head {head + 1}: {_scale(weights[None])}", fontsize=TINY)
     else:
         panel = figure.add_subplot(grid[0, :])
-        _draw_field(panel, shown.regions, [f"head {head + 1}" for head in range(heads)], _numbers(shown.regions.shape[1]))
+        _draw_field(panel, shown.regions, names, _numbers(shown.regions.shape[1]), 1 / shown.regions.shape[1])
         panel.set_title(f"image: {_scale(shown.regions)}", fontsize=TINY, loc="left")
         panel.set_xlabel("region", fontsize=TINY)
     for row, caption in enumerate(shown.captions, start=rows):
         assert caption.words is not None
         panel = figure.add_subplot(grid[row, :])
-        _draw_field(panel, caption.words, [f"head {head + 1}" for head in range(heads)], caption.caption.words, slanted=True)
+        _draw_field(panel, caption.words, names, caption.caption.words, 1 / caption.words.shape[1], slanted=True)
         panel.set_title(f"{plain(caption.caption.key.language)}: {_scale(caption.words)}", fontsize=TINY, loc="left")
     return figure
 
@@ -91,14 +93,15 @@ def _of_pairs(shown: AttendedImage, picture: Picture | None) -> Figure:
     for row, caption in enumerate(shown.captions):
         assert caption.pairs is not None
         panel = figure.add_subplot(grid[row, 1] if drawn else grid[row, :])
-        _draw_field(panel, caption.pairs, caption.caption.words, _numbers(caption.pairs.shape[1]))
+        even = 1 / caption.pairs.shape[1 if caption.words_attend else 0]
+        _draw_field(panel, caption.pairs, caption.caption.words, _numbers(caption.pairs.shape[1]), even)
         direction = "words attend to regions" if caption.words_attend else "regions attend to words"
         scale = _scale(caption.pairs if caption.words_attend else caption.pairs.T)
         panel.set_title(f"{plain(caption.caption.key.language)}: {direction}, {scale}", fontsize=TINY, loc="left")
         panel.set_xlabel("region", fontsize=TINY)
         if drawn:
             weights, named = _by_region(caption)
-            _draw_boxes(figure.add_subplot(grid[row, 0]), shown, picture, weights, named)
+            _draw_boxes(figure.add_subplot(grid[row, 0]), shown, picture, weights, named, even)
     return figure
 
 
@@ -112,12 +115,17 @@ def _by_region(caption: AttendedCaption) -> tuple[np.ndarray, dict[int, str]]:
 
 
 def _draw_boxes(
-    panel: Axes, shown: AttendedImage, picture: Picture | None, weights: np.ndarray, labels: dict[int, str]
+    panel: Axes,
+    shown: AttendedImage,
+    picture: Picture | None,
+    weights: np.ndarray,
+    labels: dict[int, str],
+    even: float,
 ) -> None:
     """Draw the regions with the greatest weights, the greatest on top, and some labels."""
     assert shown.boxes is not None
     draw_picture(panel, picture, "" if picture is None else shown.image_id, shown.size_wh)
-    greatest = max(float(weights.max()), 1e-12)
+    greatest = _end_of_scale(weights, even)
     for region in reversed(strongest(weights, BOXES)):
         share = float(weights[region]) / greatest
         left, top, right, bottom = shown.boxes[region]
@@ -153,10 +161,10 @@ def placed_labels(boxes: np.ndarray, labels: Mapping[int, str], width: float, he
 
 
 def _draw_field(
-    panel: Axes, weights: np.ndarray, rows: Sequence[str], columns: Sequence[str], *, slanted: bool = False
+    panel: Axes, weights: np.ndarray, rows: Sequence[str], columns: Sequence[str], even: float, *, slanted: bool = False
 ) -> None:
     """Draw weights as grey cells, with their values in percent where there is room."""
-    greatest = max(float(weights.max()), 1e-12)
+    greatest = _end_of_scale(weights, even)
     panel.imshow(weights, cmap="Greys", vmin=0, vmax=greatest, aspect="auto", interpolation="nearest")
     panel.set_yticks(range(len(rows)), list(map(plain, rows)), fontsize=TINY)
     every = 1 if slanted else max(1, -(-len(columns) // 40))
@@ -176,6 +184,10 @@ def _draw_field(
     panel.tick_params(which="minor", length=0)
     for spine in panel.spines.values():
         spine.set(color="0.7", linewidth=0.5)
+
+
+def _end_of_scale(weights: np.ndarray, even: float) -> float:
+    return max(float(weights.max()), min(1.0, 3 * even))
 
 
 def _scale(weights: np.ndarray) -> str:
