@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import typer
 
-from schemas.errors import UsageError
+from schemas.errors import InputError, UsageError
 from train.commands import figures, options
 from train.reports import figures as reports
 from train.reports.figures import Figures
@@ -112,3 +112,31 @@ def test_a_missing_package_shows_before_the_work(command, asked, monkeypatch):
     with pytest.raises(ImportError, match="sklearn"):
         command("r", "o", "--captions", "c", "--features", "f")
     assert asked == []
+
+
+def test_the_application_reads_images_as_for_features(write_run, toy, tmp_path):
+    """Mounted in the whole command, with images in a folder, and in a table whose columns have other names."""
+    from PIL import Image
+
+    from pipelines.commands.app import app
+
+    (tmp_path / "photos").mkdir()
+    rows = ["file,uri"]
+    for number in range(9):
+        Image.new("RGB", (20, 10), (number, 0, 0)).save(tmp_path / "photos" / f"test-{number:03d}.png")
+        rows.append(f"test-{number:03d},photos/test-{number:03d}.png")
+    (tmp_path / "photos.csv").write_text("\n".join(rows) + "\n")
+    data = ["--captions", toy.captions, "--features", toy.features, "--split", "test", "--device", "cpu", "--only", "retrieval"]
+    run, files = write_run(), []
+    for name, more in {"photos": [], "photos.csv": ["--columns", "image_id=file"]}.items():
+        output = tmp_path / f"figures-of-{name}"
+        arguments = ["figures", run, str(output), *data, "--examples", "1", "--images", str(tmp_path / name), *more]
+        app(arguments, standalone_mode=False)
+        files.append((output / "retrieval.png").read_bytes())
+    assert files[0] == files[1]
+    app(["figures", run, str(tmp_path / "without"), *data, "--examples", "1"], standalone_mode=False)
+    assert (tmp_path / "without" / "retrieval.png").read_bytes() != files[0]
+    (tmp_path / "photos" / "test-004.png").unlink()
+    names = ["--caption-ids", "test-004/en/comparable/0", "--images", str(tmp_path / "photos")]
+    with pytest.raises(InputError, match="image 'test-004' is not among the images in .*photos"):
+        app(["figures", run, str(tmp_path / "lacking"), *data, *names], standalone_mode=False)
