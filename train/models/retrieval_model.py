@@ -87,11 +87,11 @@ class Encoded:
 class AttentionWeights:
     """How much a model attends to the regions of one image and the words of one caption, each without its padding.
 
-    A model has either heads, which attend to regions and words by themselves, or attention between words and regions.
+    A model has either heads, which attend to regions or words by themselves, or attention between words and regions.
 
     Attributes:
-        regions: of each head to each region, ``[heads, R]``; each row sums to 1.
-        words: of each head to each token, ``<start>`` and ``<end>`` included, ``[heads, T]``; each row sums to 1.
+        regions: of each head to each region, ``[heads, R]``; each row sums to 1. None if no head attends to regions.
+        words: of each head to each token, ``<start>`` and ``<end>`` included, ``[heads, T]``; likewise.
         pairs: between each token and each region, ``[T, R]``; each row sums to 1 if words attend to regions, or else each column.
         words_attend: whether in ``pairs`` words attend to regions, or regions to words.
     """

@@ -30,7 +30,7 @@ class AttendedCaption:
 
     Attributes:
         caption: the caption.
-        words: of each head to each token, ``[K, T]``; None where words and regions attend to each other.
+        words: of each head to each token, ``[K, T]``; None where no head attends to words.
         pairs: between tokens and regions, ``[T, R]``; None where heads attend.
         words_attend: whether in ``pairs`` words attend to regions, or regions to words.
     """
@@ -50,7 +50,7 @@ class AttendedImage:
         image_id: its id.
         boxes: corners of the regions in its pixels, x1, y1, x2, y2, ``[R, 4]``; None where the features have no boxes.
         size_wh: its width and height in pixels; None where they are not known.
-        regions: of each head to each region, ``[K, R]``; None where words and regions attend to each other.
+        regions: of each head to each region, ``[K, R]``; None where no head attends to regions.
         captions: its captions.
     """
 
@@ -86,7 +86,8 @@ def check_attends(run: Run, data: TrainingData, example: Example) -> None:
     with evaluating(run.model) as device:
         images = ImageBatch.of(data.features, np.array([example.image]), device)
         batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, np.array([caption.row]))
-        if run.model.attention_weights(images, batch, caption.key.language) is None:
+        weights = run.model.attention_weights(images, batch, caption.key.language)
+        if weights is None or all(part is None for part in (weights.regions, weights.words, weights.pairs)):
             raise UsageError(
                 f"{run.folder.location!r} holds a model of the kind {run.config.model.kind!r}, which attends to neither regions "
                 "nor words: there is no attention to draw"

@@ -47,24 +47,24 @@ def plot_attention(shown: AttendedImage, picture: Picture | None, folder: Folder
     Raises:
         DatasetError: the picture cannot be written.
     """
-    figure = _of_heads(shown, picture) if shown.regions is not None else _of_pairs(shown, picture)
+    figure = (_of_heads if shown.captions[0].pairs is None else _of_pairs)(shown, picture)
     figure.suptitle(plain(f"{shown.number}  {shown.image_id}"), fontsize=SMALL, x=0.01, ha="left", fontweight="bold")
     save(figure, folder, name)
 
 
 def _of_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
-    """Draw a picture for each head, and for each caption heads over words."""
-    assert shown.regions is not None
-    heads = len(shown.regions)
-    names = [f"head {head + 1}" for head in range(heads)]
+    """Draw a picture for each head, and for each caption heads over words, as far as they attend to either."""
+    heads = 0 if shown.regions is None else len(shown.regions)
     drawn = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
-    rows = -(-heads // _ACROSS) if drawn else 1
-    aspect = 1.0 if not drawn else _aspect(shown, picture)
-    tall = _WIDTH / _ACROSS * aspect + 0.25 if drawn else 0.5 + 0.16 * heads
-    words = [0.85 + 0.2 * heads] * len(shown.captions)
-    figure = Figure(figsize=(_WIDTH, tall * rows + sum(words) + 0.25), layout="constrained")
-    grid = figure.add_gridspec(rows + len(words), _ACROSS, height_ratios=[*([tall] * rows), *words])
-    if drawn:
+    pictures = [_WIDTH / _ACROSS * _aspect(shown, picture) + 0.25] * -(-heads // _ACROSS)
+    attended = pictures if drawn or not heads else [0.5 + 0.16 * heads]
+    captions = [(caption, caption.words) for caption in shown.captions if caption.words is not None]
+    heights = [*attended, *(0.85 + 0.2 * len(words) for _, words in captions)]
+    figure = Figure(figsize=(_WIDTH, sum(heights) + 0.25), layout="constrained")
+    grid = figure.add_gridspec(len(heights), _ACROSS, height_ratios=heights)
+    if shown.regions is None:
+        pass
+    elif drawn:
         for head, weights in enumerate(shown.regions):
             panel = figure.add_subplot(grid[head // _ACROSS, head % _ACROSS])
             named = {region: f"{region + 1}: {weights[region]:.0%}" for region in strongest(weights, _NAMED)}
@@ -72,14 +72,13 @@ def _of_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
             panel.set_title(f"head {head + 1}: {_scale(weights[None])}", fontsize=TINY)
     else:
         panel = figure.add_subplot(grid[0, :])
-        _draw_field(panel, shown.regions, names, _numbers(shown.regions.shape[1]), 1 / shown.regions.shape[1])
+        _draw_field(panel, shown.regions, _heads(shown.regions), _numbers(shown.regions.shape[1]), 1 / shown.regions.shape[1])
         panel.set_title(f"image: {_scale(shown.regions)}", fontsize=TINY, loc="left")
         panel.set_xlabel("region", fontsize=TINY)
-    for row, caption in enumerate(shown.captions, start=rows):
-        assert caption.words is not None
+    for row, (caption, words) in enumerate(captions, start=len(attended)):
         panel = figure.add_subplot(grid[row, :])
-        _draw_field(panel, caption.words, names, caption.caption.words, 1 / caption.words.shape[1], slanted=True)
-        panel.set_title(f"{plain(caption.caption.key.language)}: {_scale(caption.words)}", fontsize=TINY, loc="left")
+        _draw_field(panel, words, _heads(words), caption.caption.words, 1 / words.shape[1], slanted=True)
+        panel.set_title(f"{plain(caption.caption.key.language)}: {_scale(words)}", fontsize=TINY, loc="left")
     return figure
 
 
@@ -193,6 +192,10 @@ def _end_of_scale(weights: np.ndarray, even: float) -> float:
 def _scale(weights: np.ndarray) -> str:
     """Say what the greatest weight is, and what all would be if they were alike; each row sums to 1."""
     return f"up to {weights.max():.0%}, even {1 / weights.shape[1]:.0%}"
+
+
+def _heads(weights: np.ndarray) -> list[str]:
+    return [f"head {number}" for number in _numbers(len(weights))]
 
 
 def _numbers(count: int) -> list[str]:

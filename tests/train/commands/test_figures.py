@@ -138,5 +138,5 @@ def test_the_application_reads_images_as_for_features(write_run, toy, tmp_path):
     assert (tmp_path / "without" / "retrieval.png").read_bytes() != files[0]
     (tmp_path / "photos" / "test-004.png").unlink()
     names = ["--caption-ids", "test-004/en/comparable/0", "--images", str(tmp_path / "photos")]
-    with pytest.raises(InputError, match="image 'test-004' is not among the images in .*photos"):
+    with pytest.raises(InputError, match=r"image 'test-004' is not among the images in .*photos"):
         app(["figures", run, str(tmp_path / "lacking"), *data, *names], standalone_mode=False)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from schemas.errors import UsageError
+from train.data.batches import CaptionBatch
 from train.data.splits import open_data
 from train.evaluation.evaluating import encode_images
 from train.reports import embedding_maps
@@ -35,8 +36,6 @@ def test_points_are_those_of_images_and_their_first_captions(mapped):
     assert found.image_ids == captions.image_ids
     assert found.languages == captions.language_names
     assert found.points.shape == (3, 9, 2)
-    from train.data.batches import CaptionBatch
-
     with torch.no_grad():
         np.testing.assert_allclose(found.points[0], encode_images(run.model, data.features).values[:, :2])
         for image in range(9):

@@ -26,7 +26,8 @@ from train.data.splits import open_data
 from train.evaluation.evaluating import evaluating
 from train.jobs import TrainJob
 from train.loop import train
-from train.models.retrieval_model import ImageBatch
+from train.models.mha_d import MhaD
+from train.models.retrieval_model import AttentionWeights, ImageBatch
 from train.reports import attention_plots, retrieval_plots
 from train.reports.attention import strongest
 from train.reports.attention_plots import placed_labels
@@ -254,6 +255,21 @@ def test_words_over_regions(attending, boxed, tmp_path, drawn, name, title):
             allowed = {f"{n + 1}: {words[inside[:, n].argmax()]}" for n in range(inside.shape[1])}
             assert {text.get_text() for text in picture.texts} - {""} <= allowed
             assert len(boxes_of(picture)) == inside.shape[1]
+
+
+@pytest.mark.parametrize("part", ["regions", "words"])
+def test_heads_may_attend_to_either_alone(attending, boxed, tmp_path, drawn, part, monkeypatch):
+    weights = MhaD.attention_weights
+    other = {"regions": "words", "words": "regions"}[part]
+    monkeypatch.setattr(MhaD, "attention_weights", lambda *given: replace(weights(*given), **{other: None}))
+    found = draw_figures(job_of(attending, boxed, tmp_path, "mha-d", only=("attention",), examples=1))
+    (image,) = found.attention
+    assert (image.regions is None) == (part == "words")
+    assert all((shown.words is None) == (part == "regions") for shown in image.captions)
+    assert len(drawn["attention-1.png"].axes) == 2  # Two heads over the picture, or two captions.
+    monkeypatch.setattr(MhaD, "attention_weights", lambda *given: AttentionWeights())
+    with pytest.raises(UsageError, match="there is no attention to draw"):
+        draw_figures(job_of(attending, boxed, tmp_path, "mha-d", only=("attention",)))
 
 
 def test_features_without_boxes_are_a_field(toy_regions, tmp_path, drawn):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from train.data.batches import CaptionBatch
 from train.data.splits import open_data
 from train.evaluation.evaluating import encode_images
 from train.reports.figure_examples import choose_examples
@@ -48,8 +49,6 @@ def test_images_are_ranked_as_an_evaluation_does(toy, write_run, similarity):
         assert ranking.images == 9
         assert len(ranking.hits) == 3
         # Each score once more, from one caption at a time.
-        from train.data.batches import CaptionBatch
-
         with torch.no_grad():
             caption = run.model.encode_captions(CaptionBatch(captions.token_ids, captions.offsets, np.array([row])), language)
             scores = run.model.scores(images, caption)[:, 0].tolist()
