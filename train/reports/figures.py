@@ -115,7 +115,7 @@ class Figures:
 def draw_figures(job: FiguresJob, read_pictures: ReadPictures | None = None, count: Count = count_nothing) -> Figures:
     """Draw the figures of a run into a folder: ``retrieval.png``, ``map.png``, ``attention-N.png``, and ``figures.json``.
 
-    The same run, data and options give the same bytes on the same machine.
+    The same run, data and options give the same bytes on the same machine, as long as torch computes with as many threads.
 
     Args:
         job: what to draw.
