@@ -74,6 +74,8 @@ def reached() -> dict[str, set[str]]:
         todo = [module for node in shared + own for _, module in imported_modules(ast.unparse(node), SOURCES)]
         if name in ("search", "sts"):
             todo.append("pipelines.text.queries")  # By way of the application, which hands the function on.
+        if name == "figures":
+            todo.append("pipelines.datasets.pictures")  # Likewise.
         while todo:
             module = todo.pop()
             if name not in commands[module]:
@@ -186,6 +188,9 @@ def test_every_optional_import_has_an_extra():
         ("search", "sacremoses", "pipelines"),
         ("sts", "sacremoses", "pipelines"),
         ("sts", "matplotlib", "train"),
+        ("figures", "torch", "figures"),
+        ("figures", "sklearn", "figures"),
+        ("figures", "obstore", "pipelines"),
         ("inspect", "PIL", "extractors"),
         ("inspect", "ours", None),
     ],

@@ -23,6 +23,7 @@ _EXTRAS = {
     "pipelines": _MODELS
     | {"apache_beam", "sacremoses", "ijson", "urllib3", "obstore", "botocore", "google", "requests", "grpc", "packaging"},
     "train": frozenset({"torch", "matplotlib", "tensorboard"}),
+    "figures": frozenset({"torch", "matplotlib", "tensorboard", "sklearn", "threadpoolctl"}),
     "hdf5": frozenset({"h5py"}),
     "heif": frozenset({"pillow_heif"}),
     "fasttext": frozenset({"gensim"}),
@@ -36,6 +37,7 @@ _NEEDS = {
         "pipelines",
     ),
     **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "tables"), "train"),
+    "figures": "figures",
 }
 """The extra that a command needs for all that it does."""
 

@@ -47,6 +47,7 @@ LINES = {
     "embed": "embed run OUT --features features --captions encoded",
     "search": "search run dog --tokenized --features features",
     "sts": "sts run pairs.tsv",
+    "figures": "figures run OUT --captions encoded --features features --images photos",
     "tables": "tables kadar2018 OUT --captions encoded --features features --vocabulary vocabulary --rows bilingual --seeds 1",
     "train": "train demo OUT --captions encoded --features features --vocabulary vocabulary --max-steps 1",
     "demo": "demo OUT",
