@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from extractors import names as extractor_names
     from pipelines.datasets.comparison import DiffJob as DiffJob
     from pipelines.datasets.comparison import compare_datasets as compare_datasets
+    from pipelines.datasets.pictures import read_pictures as read_pictures
     from pipelines.datasets.viewing import ViewJob as ViewJob
     from pipelines.datasets.viewing import draw_view as draw_view
     from pipelines.exchange.exporters import CaptionChoice as CaptionChoice
@@ -73,6 +74,8 @@ if TYPE_CHECKING:
     from pipelines.text.vocabulary import CountTokens as CountTokens
     from pipelines.text.vocabulary import VocabularyJob as VocabularyJob
     from pipelines.text.vocabulary import build_vocabulary as build_vocabulary
+    from pipelines.text.word_vectors import WordVectorsJob as WordVectorsJob
+    from pipelines.text.word_vectors import import_word_vectors as import_word_vectors
     from schemas import CaptionKey as CaptionKey
     from schemas import Dataset as Dataset
     from schemas import DatasetError as DatasetError
@@ -126,6 +129,7 @@ if TYPE_CHECKING:
     from train.loop import train as train
     from train.material import Material as Material
     from train.material import open_material as open_material
+    from train.models import AttentionWeights as AttentionWeights
     from train.models import Dimensions as Dimensions
     from train.models import Encoded as Encoded
     from train.models import ImageBatch as ImageBatch
@@ -134,6 +138,9 @@ if TYPE_CHECKING:
     from train.reports.comparison import Comparison as Comparison
     from train.reports.comparison import compare_runs as compare_runs
     from train.reports.comparison_plots import plot_comparison as plot_comparison
+    from train.reports.figures import Figures as Figures
+    from train.reports.figures import FiguresJob as FiguresJob
+    from train.reports.figures import draw_figures as draw_figures
     from train.reports.gold_ranks import gold_ranks as gold_ranks
     from train.reports.published import presets_of_table as presets_of_table
     from train.reports.tables import TablesJob as TablesJob
@@ -143,6 +150,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accelerator",
+    "AttentionWeights",
     "BuildVocabulary",
     "CaptionBatch",
     "CaptionChoice",
@@ -170,6 +178,8 @@ __all__ = [
     "ExtractorRequest",
     "FeatureSpec",
     "FeaturesJob",
+    "Figures",
+    "FiguresJob",
     "Folder",
     "Hdf5Import",
     "Identity",
@@ -210,6 +220,7 @@ __all__ = [
     "Vocabulary",
     "VocabularyJob",
     "WebdatasetLayout",
+    "WordVectorsJob",
     "averages",
     "build_vocabulary",
     "cancel_job",
@@ -218,6 +229,7 @@ __all__ = [
     "compare_datasets",
     "compare_runs",
     "decode_image",
+    "draw_figures",
     "draw_view",
     "embed",
     "embed_gallery",
@@ -230,6 +242,7 @@ __all__ = [
     "extractor_names",
     "gold_ranks",
     "import_features",
+    "import_word_vectors",
     "list_images",
     "load_extractor",
     "open_captions",
@@ -243,6 +256,7 @@ __all__ = [
     "prepare_captions",
     "preset_names",
     "presets_of_table",
+    "read_pictures",
     "read_sts",
     "register_model",
     "repair",
@@ -274,6 +288,7 @@ _MODULES = {
         "RegionOptions",
     ),
     "pipelines.datasets.comparison": ("compare_datasets", "DiffJob"),
+    "pipelines.datasets.pictures": ("read_pictures",),
     "pipelines.datasets.viewing": ("draw_view", "ViewJob"),
     "pipelines.exchange.exporters": (
         "CaptionChoice",
@@ -300,6 +315,7 @@ _MODULES = {
     "pipelines.text.encoding": ("encode_captions", "EncodeCaptions", "EncodeJob"),
     "pipelines.text.queries": ("tokenize_query",),
     "pipelines.text.vocabulary": ("build_vocabulary", "BuildVocabulary", "CountTokens", "VocabularyJob"),
+    "pipelines.text.word_vectors": ("import_word_vectors", "WordVectorsJob"),
     "schemas": (
         "CaptionKey",
         "commit_tasks",
@@ -351,9 +367,10 @@ _MODULES = {
     "train.jobs": ("TrainJob",),
     "train.loop": ("train",),
     "train.material": ("Material", "open_material"),
-    "train.models": ("Dimensions", "Encoded", "ImageBatch", "register_model", "RetrievalModel"),
+    "train.models": ("AttentionWeights", "Dimensions", "Encoded", "ImageBatch", "register_model", "RetrievalModel"),
     "train.reports.comparison": ("compare_runs", "Comparison"),
     "train.reports.comparison_plots": ("plot_comparison",),
+    "train.reports.figures": ("draw_figures", "Figures", "FiguresJob"),
     "train.reports.gold_ranks": ("gold_ranks",),
     "train.reports.published": ("presets_of_table",),
     "train.reports.tables": ("run_tables", "TablesJob"),

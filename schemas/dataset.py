@@ -21,7 +21,7 @@ from schemas.failures import parse_failures
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import shard_of
-from schemas.kinds import FAILURES, batch_rows, schema_of, vector_bytes
+from schemas.kinds import FAILURES, batch_rows, belongs_to_images, schema_of, vector_bytes
 from schemas.manifest import FileEntry, Manifest
 from schemas.parameters import feature_of
 from schemas.shards import sha256_of_footer
@@ -101,7 +101,7 @@ class Dataset:
 
     @cached_property
     def spec(self) -> FeatureSpec | None:
-        """The feature of a dataset of kind ``features``, ``regions`` or ``embeddings``, else None."""
+        """The feature of a dataset of a kind with vectors, else None."""
         return feature_of(self.manifest.parameters)
 
     @cached_property
@@ -164,8 +164,8 @@ class Dataset:
             KeyError: the dataset has no row of this image.
             DatasetError: rows of this kind do not belong to images.
         """
-        if self.kind == "vocabulary":
-            raise DatasetError(f"{self.folder.location!r} is a vocabulary, whose rows do not belong to images")
+        if not belongs_to_images(self.kind):
+            raise DatasetError(f"{self.folder.location!r} holds {self.kind}, whose rows do not belong to images")
         with self.open_shard(shard_of(image_id, self.num_shards)) as shard:
             table = pq.read_table(shard.source, filters=pc.field("image_id") == image_id)
             table.validate(full=True)

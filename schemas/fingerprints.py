@@ -60,7 +60,7 @@ class Identity:
     """Everything that determines a dataset's content, known before the first shard is made.
 
     Attributes:
-        kind: ``captions``, ``encoded``, ``vocabulary``, ``features``, ``regions`` or ``embeddings``.
+        kind: one of `schemas.kinds.KEY_COLUMNS`.
         parameters: every parameter that changes content; JSON values only.
         inputs: one entry per input: its name, and its fingerprint (a dataset) or digest (anything else).
         shards: number of shards.

@@ -19,12 +19,14 @@ __all__ = [
     "REGIONS",
     "VOCABULARY",
     "batch_rows",
+    "belongs_to_images",
     "embeddings_schema",
     "features_schema",
     "group_rows",
     "regions_schema",
     "schema_of",
     "vector_bytes",
+    "word_vectors_schema",
 ]
 
 _BATCH_BYTES = 4 << 20
@@ -42,8 +44,10 @@ KEY_COLUMNS: dict[str, tuple[str, ...]] = {
     "features": ("image_id",),
     "regions": ("image_id",),
     "embeddings": ("image_id", "language", "portion", "index"),
+    "word-vectors": ("language", "id"),
 }
-"""The columns of each kind's key; the rows of a shard are sorted by them, and no key occurs twice."""
+"""The columns of each kind's key; the rows of a shard are sorted by them, and no key occurs twice. Where the first is not
+``image_id``, rows do not belong to images, and there is one shard."""
 
 FAILURE_REASONS = {
     "empty_caption": "the caption holds no text",
@@ -154,12 +158,24 @@ def regions_schema(spec: FeatureSpec) -> pa.Schema:
     )
 
 
+def word_vectors_schema(spec: FeatureSpec) -> pa.Schema:
+    """Return the schema of kind ``word-vectors``: one row per language and token that has a vector."""
+    return pa.schema(
+        [
+            _field("language", _LABEL, "language of the file that the vector comes from, a BCP 47 tag"),
+            _field("id", pa.int32(), "id of the token in the vocabulary named in the manifest"),
+            _field("token", pa.string(), "the token, as the vocabulary has it"),
+            _vector("vector", spec.dtype, spec.width, f"{spec.name}, {spec.dtype}. {spec.source}".strip()),
+        ]
+    )
+
+
 def schema_of(kind: str, spec: FeatureSpec | None = None) -> pa.Schema:
     """Return the Arrow schema of a kind.
 
     Args:
         kind: a key of ``KEY_COLUMNS``.
-        spec: the feature; needed for ``features``, ``regions`` and ``embeddings``.
+        spec: the feature; needed for all kinds with vectors.
 
     Raises:
         ValueError: the kind is unknown, or has vectors and no spec is given.
@@ -171,7 +187,18 @@ def schema_of(kind: str, spec: FeatureSpec | None = None) -> pa.Schema:
         raise ValueError(f"kind {kind!r} is unknown, expected one of {', '.join(KEY_COLUMNS)}")
     if spec is None:
         raise ValueError(f"kind {kind!r} needs a FeatureSpec")
-    return {"features": features_schema, "regions": regions_schema, "embeddings": embeddings_schema}[kind](spec)
+    schemas = {
+        "features": features_schema,
+        "regions": regions_schema,
+        "embeddings": embeddings_schema,
+        "word-vectors": word_vectors_schema,
+    }
+    return schemas[kind](spec)
+
+
+def belongs_to_images(kind: str) -> bool:
+    """Whether the rows of a kind belong to images, which decide on their shard."""
+    return KEY_COLUMNS[kind][0] == "image_id"
 
 
 def vector_bytes(schema: pa.Schema) -> int:

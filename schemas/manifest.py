@@ -21,6 +21,7 @@ from schemas.parameters import (
     EncodedParameters,
     FeaturesParameters,
     VocabularyParameters,
+    WordVectorsParameters,
     feature_of,
 )
 from schemas.remote_jobs import RemoteJob
@@ -47,6 +48,7 @@ _PARAMETERS: dict[str, Any] = {
     "features": FeaturesParameters,
     "regions": FeaturesParameters,
     "embeddings": FeaturesParameters,
+    "word-vectors": WordVectorsParameters,
 }
 
 _MOST = 1 << 48

@@ -22,6 +22,7 @@ __all__ = [
     "FeaturesParameters",
     "TextRecipe",
     "VocabularyParameters",
+    "WordVectorsParameters",
     "feature_of",
 ]
 
@@ -219,6 +220,37 @@ class FeaturesParameters:
         model = _object(stored, "model")
         values = stored_values(cls, stored, but=("feature", "model"))
         return cls(**values, feature=feature, model=EmbeddingModel.from_json(model) if model is not None else None)
+
+
+@dataclass(frozen=True)
+class WordVectorsParameters:
+    """Parameters of a dataset of kind ``word-vectors``. Its inputs are the vocabulary, then a file for each language.
+
+    Attributes:
+        feature: name, width and type of the vectors.
+        languages: the languages, sorted.
+        lookup: how tokens were looked up in the files, in words.
+    """
+
+    feature: FeatureSpec
+    languages: tuple[str, ...] = ()
+    lookup: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all values."""
+        return _stated(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> WordVectorsParameters:
+        """Read what a manifest stores.
+
+        Raises:
+            DatasetError: it does not say how wide the vectors are.
+        """
+        feature = feature_of(stored)
+        if feature is None:
+            raise DatasetError("the manifest does not say how wide the vectors are: make the dataset again")
+        return cls(feature=feature, **stored_values(cls, stored, but=("feature",)))
 
 
 def feature_of(stored: Mapping[str, Any]) -> FeatureSpec | None:

@@ -11,6 +11,7 @@ from collections import Counter
 
 from schemas.errors import UsageError
 from schemas.keys import AUTO, LIKE, ShardsRequest
+from schemas.kinds import belongs_to_images
 from schemas.manifest import TASKS_NAME, Manifest
 from schemas.storage import Folder
 from schemas.task_plan import TaskPlan
@@ -100,9 +101,9 @@ def check_shard_bytes(shards: int, size: int, folder: Folder) -> None:
 
 def _shards_like(location: str) -> int:
     manifest = Manifest.read(Folder(location))
-    if manifest.kind == "vocabulary":
+    if not belongs_to_images(manifest.kind):
         raise UsageError(
-            f"{location!r} holds a vocabulary, which has no images: name captions, features or the like after '{LIKE}'"
+            f"{location!r} holds {manifest.kind}, which has no images: name captions, features or the like after '{LIKE}'"
         )
     return len(manifest.shards)
 

@@ -17,10 +17,10 @@ from schemas.errors import DatasetError
 from schemas.failures import failures_name, read_failures
 from schemas.fingerprints import FORMAT_VERSION, sha256_of_file
 from schemas.keys import shard_of
-from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS
+from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images
 from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
 from schemas.output import LOCK_NAME, PUBLISHING_NAME
-from schemas.parameters import EncodedParameters
+from schemas.parameters import EncodedParameters, WordVectorsParameters
 from schemas.records import read_sources, record_name
 from schemas.remote_jobs import JOB_NAME
 from schemas.shards import Footer, read_footer, sha256_of_footer
@@ -139,7 +139,7 @@ def _check_shard(dataset: Dataset, number: int, entry: ShardEntry) -> Iterator[s
             problem = "occurs twice" if before == after else f"comes before {after}, though it is larger"
             yield f"{entry.path}: key {before} {problem}"
             break
-    if dataset.kind != "vocabulary":
+    if belongs_to_images(dataset.kind):
         stray = next((key[0] for key in keys if shard_of(key[0], dataset.num_shards) != number), None)
         if stray is not None:
             yield f"{entry.path}: image {stray!r} belongs to shard {shard_of(stray, dataset.num_shards)}"
@@ -242,6 +242,21 @@ def _check_vectors(dataset: Dataset, table: pa.Table) -> Iterator[str]:
                 yield f"column {column.name!r} holds values that are not finite"
 
 
+def _check_word_vectors(dataset: Dataset, table: pa.Table) -> Iterator[str]:
+    yield from _check_vectors(dataset, table)
+    languages = WordVectorsParameters.from_json(dataset.manifest.parameters).languages
+    tokens: dict[int, str] = {}
+    for language, number, token in zip(*(table[name].to_pylist() for name in ("language", "id", "token")), strict=True):
+        if language not in languages:
+            yield f"language {language!r} is not in the manifest"
+            return
+        if number < len(SPECIALS) or tokens.setdefault(number, token) != token:
+            yield f"id {number} has the token {token!r}, expected " + (
+                f"{tokens[number]!r}" if number in tokens else f"an id of {len(SPECIALS)} or more"
+            )
+            return
+
+
 def _check_regions(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     yield from _check_vectors(dataset, table)
     regions = dataset.schema.field("class_ids").type.list_size
@@ -266,4 +281,5 @@ _CHECKS = {
     "features": _check_vectors,
     "regions": _check_regions,
     "embeddings": _check_vectors,
+    "word-vectors": _check_word_vectors,
 }

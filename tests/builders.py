@@ -53,7 +53,9 @@ def write_rows(
     output = Output(Folder(str(path)), identity, files=files)
 
     def make_shard(number: int, shard: Any) -> None:
-        chosen = [row for row in rows if kind == "vocabulary" or shard_by_hand(row["image_id"], shards) == number]
+        chosen = [
+            row for row in rows if "image_id" not in KEY_COLUMNS[kind] or shard_by_hand(row["image_id"], shards) == number
+        ]
         flat = [{name: v.ravel() if isinstance(v, np.ndarray) else v for name, v in row.items()} for row in chosen]
         flat.sort(key=lambda row: [row[name] for name in KEY_COLUMNS[kind]])
         shard.write(pa.Table.from_pylist(flat, schema=output.schema))

@@ -415,6 +415,6 @@ def test_the_command_starts_without_torch_and_beam():
 
 
 def test_configurations_data_and_commands_of_training_load_no_torch():
-    names = ("config", "data", "commands.train", "commands.runs", "commands.sts", "commands.tables")
+    names = ("config", "data", "commands.train", "commands.runs", "commands.sts", "commands.figures", "commands.tables")
     script = "\n".join(f"import train.{name}" for name in names) + "\nprint('torch' in sys.modules)"
     assert run(script) == "False\n"

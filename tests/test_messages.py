@@ -26,7 +26,7 @@ SOURCES = {module_name(path): path.read_text(encoding="utf-8") for path in modul
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
-CALL = re.compile(r"imagepivot ([a-z]+)(.*?)(?=, imagepivot |$)")
+CALL = re.compile(r"imagepivot ([a-z]+(?:-[a-z]+)*)(.*?)(?=, imagepivot |$)")
 EXTRA = re.compile(r"imagepivot\[(\w+)\]")
 # Options of other programs: pip, tar, Beam.
 OTHERS = {"--no-build-isolation", "--dereference", "--hard-dereference", "--runner", "--project"}
@@ -74,6 +74,8 @@ def reached() -> dict[str, set[str]]:
         todo = [module for node in shared + own for _, module in imported_modules(ast.unparse(node), SOURCES)]
         if name in ("search", "sts"):
             todo.append("pipelines.text.queries")  # By way of the application, which hands the function on.
+        if name == "figures":
+            todo.append("pipelines.datasets.pictures")  # Likewise.
         while todo:
             module = todo.pop()
             if name not in commands[module]:
@@ -186,6 +188,9 @@ def test_every_optional_import_has_an_extra():
         ("search", "sacremoses", "pipelines"),
         ("sts", "sacremoses", "pipelines"),
         ("sts", "matplotlib", "train"),
+        ("figures", "torch", "figures"),
+        ("figures", "sklearn", "figures"),
+        ("figures", "obstore", "pipelines"),
         ("inspect", "PIL", "extractors"),
         ("inspect", "ours", None),
     ],

@@ -9,6 +9,7 @@ from schemas.storage import Folder
 from train.config.sections import Config
 from train.data.corpus import Corpus
 from train.data.splits import LeftOut
+from train.data.word_vectors import check_word_vectors
 from train.devices import check_device_name, check_precision_name
 from train.runs.checkpoints import Standing
 
@@ -25,7 +26,7 @@ class TrainJob:
 
     Attributes:
         config: the model and how to train it.
-        corpus: folders of captions, features and vocabulary; None where `train` is given the material itself.
+        corpus: folders of captions, features, vocabulary and word vectors; None where `train` is given the material itself.
         output: folder of the run, on this machine.
         seed: seed for initial weights, order and sampling.
         device: a name that `train.devices.resolve_device` knows.
@@ -62,13 +63,16 @@ class TrainJob:
     start_from: str = ""
 
     def __post_init__(self) -> None:
-        datasets = {} if self.corpus is None else vars(self.corpus)
+        datasets = {} if self.corpus is None else {**vars(self.corpus)}
+        word_vectors = datasets.pop("word_vectors", None)
         folders = {"OUTPUT": self.output, **{f"--{name}": location for name, location in datasets.items()}}
         for name, location in folders.items():
             if not location:
                 raise UsageError(
                     f"{name} is missing: imagepivot train CONFIG OUTPUT --captions ... --features ... --vocabulary ..."
                 )
+        if word_vectors is not None:
+            check_word_vectors(self.config.model, word_vectors)
         if self.seed < 0:
             raise UsageError(f"seed is {self.seed}, expected 0 or more")
         if self.save_every < 1:

@@ -27,6 +27,7 @@ from train.interruption import Interruption, held_back
 from train.jobs import DivergedError, Result, TrainJob
 from train.material import TrainingMaterial, open_material
 from train.models.catalogue import build_model
+from train.models.word_tables import begin_with, freeze_words
 from train.objectives.terms import Objective, per_query, terms_of
 from train.progress import Report
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
@@ -70,7 +71,7 @@ def train(
         job: what to train.
         watch: receives a report every few steps and after each evaluation.
         remark: receives a sentence about the captions that are left out, for each split that lacks features, about features of
-            zeros or of wild norms, and about what was taken from another run.
+            zeros or of wild norms, and about the words and weights that were taken from elsewhere.
         material: what to train on, instead of the job's corpus.
 
     Raises:
@@ -109,7 +110,7 @@ def train(
         loop = _Loop(job, material, start, processes, device, watch)
         taken = loop.begin(before, source)
         if processes.is_first:
-            remarks = [taken, *(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)]
+            remarks = [*taken, *(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)]
             for sentence in filter(None, remarks):
                 remark(sentence)
         with held_back() as interruption, loop.supply.reading():
@@ -197,10 +198,12 @@ class _Loop:
         self.supply = Supply(material, material.sampler(config, job.seed), processes, device)
         self.epoch_steps = steps_per_epoch(config.schedule, self.supply.epoch_steps)
         self.model = build_model(config.model, start.dimensions, job.seed).to(device)
+        if config.model.frozen_words:
+            freeze_words(self.model, start.dimensions.vocabulary_size)
         self.terms = terms_of(config.loss, self.model)
         optimizer = torch.optim.AdamW if config.optimizer.decoupled else torch.optim.Adam
         self.optimizer = optimizer(
-            self.model.parameters(),
+            [parameter for parameter in self.model.parameters() if parameter.requires_grad],
             lr=config.optimizer.learning_rate,
             betas=config.optimizer.betas,
             eps=config.optimizer.epsilon,
@@ -208,13 +211,13 @@ class _Loop:
             fused=True,
         )
 
-    def begin(self, before: Checkpoint | None, other: Run | None) -> str:
-        """Restore the state in which an earlier process stopped, or take the weights of another run, and build the objective.
+    def begin(self, before: Checkpoint | None, other: Run | None) -> list[str]:
+        """Restore the state in which an earlier process stopped, or take pretrained weights, and build the objective.
 
         Returns:
-            What was taken from another run, in words.
+            What was taken from word vectors, and from another run, in words.
         """
-        taken = ""
+        taken = []
         if before is not None:
             assert before.optimizer is not None
             assert before.sampler is not None
@@ -226,9 +229,12 @@ class _Loop:
             say(_kept(self.standing.step))
         else:
             say("stopped before the first checkpoint: nothing is kept")
-        if before is None and other is not None:
+            if self.material.word_vectors is not None:
+                taken.append(begin_with(self.model, self.material.word_vectors, self.material.vocabulary.counts))
+        if before is None and other is not None:  # Words that it knows are further than pretrained ones.
             began = start_model(self.model, self.start.tokens, other)
-            self.start, taken = replace(self.start, started_from=began.to_dict()), began.remark
+            self.start = replace(self.start, started_from=began.to_dict())
+            taken.append(began.remark)
         objective = Objective(self.model, self.terms, whole=self.processes.whole)
         if self.job.compile:
             objective.compile()

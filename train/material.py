@@ -22,6 +22,7 @@ from train.data.norms import OddFeatures, odd_features
 from train.data.sampling import Batch, ImageSampler, Sampler, TaskSampler
 from train.data.splits import LeftOut, TrainingData, open_data
 from train.data.vectors import feature_spec
+from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
 from train.evaluation.validating import Validation, validate
 from train.models.dimensions import Dimensions
 from train.models.retrieval_model import ImageBatch, RetrievalModel
@@ -47,7 +48,11 @@ class TrainingMaterial(Protocol):
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """What tells other ``captions``, ``features``, ``vocabulary`` and ``extractor`` from these."""
+        """What tells other ``captions``, ``features``, ``vocabulary`` and ``extractor`` from these, and ``word_vectors`` if any."""
+
+    @property
+    def word_vectors(self) -> WordVectors | None:
+        """The pretrained vectors of words that the model begins with; None if it draws them."""
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -78,6 +83,7 @@ class Material:
         vocabulary: the vocabulary that the captions were encoded with.
         captions_parameters: parameters of the encoded captions.
         dimensions: languages and sizes.
+        word_vectors: the pretrained vectors of words that the model begins with; None if it draws them.
     """
 
     training: TrainingData
@@ -85,11 +91,13 @@ class Material:
     vocabulary: Vocabulary
     captions_parameters: Mapping[str, Any]
     dimensions: Dimensions
+    word_vectors: WordVectors | None = None
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
         """Fingerprints of the datasets."""
-        return self.training.fingerprints
+        words = {} if self.word_vectors is None else {"word_vectors": self.word_vectors.fingerprint}
+        return {**self.training.fingerprints, **words}
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -125,7 +133,7 @@ def open_material(
 
     Args:
         config: the configuration.
-        corpus: folders of captions, features and vocabulary.
+        corpus: folders of captions, features, vocabulary, and of word vectors if the model begins with them.
         seed: seed of the run, which reduced training splits depend on.
         memory_map: folder for a copy of the features that is mapped into memory, see `train.data.read_features`.
         allow_missing_features: leave out the captions of images that lack features.
@@ -136,6 +144,13 @@ def open_material(
     """
     data, validated = config.data, _validation_portions(config, corpus)
     config.model.check_features(feature_spec(open_dataset(corpus.features)).shape)
+    check_word_vectors(config.model, corpus.word_vectors)
+    words = None
+    if corpus.word_vectors:
+        made_for = open_dataset(corpus.vocabulary, kind="vocabulary").fingerprint
+        words = open_word_vectors(
+            corpus.word_vectors, vocabulary=made_for, languages=data.languages, width=config.model.pretrained_width
+        )
     # The smaller split comes first, so that errors in the folders show sooner.
     validation = open_data(
         corpus.captions,
@@ -178,6 +193,7 @@ def open_material(
             feature_shape=training.features.shape[1:],
             language_ids=language_ids,
         ),
+        word_vectors=words,
     )
 
 

@@ -23,10 +23,13 @@ from pipelines.commands.endings import run, wants_events
 from pipelines.commands.options import console, notes
 from pipelines.commands.process import BROKEN_PIPE, ask_what_to_leave
 from schemas import events
-from train.commands import runs, sts, tables, train
+from train.commands import figures, runs, sts, tables, train
 from train.voice import Voice
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipelines.datasets.pictures import Picture
     from schemas.parameters import TextRecipe
 
 __all__ = ["app", "console", "main", "notes"]
@@ -62,6 +65,13 @@ def _tokenize(text: str, language: str, steps: TextRecipe | None, truecaser: str
     return tokenize_query(text, language, steps, truecaser)
 
 
+def _pictures(location: str, image_ids: Sequence[str], *, columns: str, **options: Any) -> Mapping[str, Picture]:
+    from pipelines.datasets.pictures import read_pictures
+    from pipelines.inputs.columns import parse_columns
+
+    return read_pictures(location, image_ids, columns=parse_columns(columns) if columns else None, **options)
+
+
 def _version(value: bool) -> None:
     if value:
         from importlib.metadata import version
@@ -75,7 +85,9 @@ def _options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
-    context.obj = _tokenize  # Queries are tokenized as captions are, by a package that `train` must not import.
+    # Queries are tokenized as captions are, and images opened as for features, by a package that `train` must not import.
+    context.obj = _tokenize
+    context.meta[figures.PICTURES] = _pictures
 
 
 def _add(group: typer.Typer) -> None:
@@ -89,7 +101,7 @@ def _add(group: typer.Typer) -> None:
 
 for _group in (
     *(text.app, features.app, tasks.app, jobs.app, datasets.app, view.app, demo.app, exchange.app),
-    *(train.app, runs.app, sts.app, tables.app),
+    *(train.app, runs.app, sts.app, figures.app, tables.app),
 ):
     _add(_group)
 

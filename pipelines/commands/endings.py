@@ -23,17 +23,21 @@ _EXTRAS = {
     "pipelines": _MODELS
     | {"apache_beam", "sacremoses", "ijson", "urllib3", "obstore", "botocore", "google", "requests", "grpc", "packaging"},
     "train": frozenset({"torch", "matplotlib", "tensorboard"}),
+    "figures": frozenset({"torch", "matplotlib", "tensorboard", "sklearn", "threadpoolctl"}),
     "hdf5": frozenset({"h5py"}),
     "heif": frozenset({"pillow_heif"}),
+    "fasttext": frozenset({"gensim"}),
     "timm": frozenset({"timm"}),
 }
 """The modules that each extra brings."""
 
 _NEEDS = {
     **dict.fromkeys(
-        ("captions", "vocabulary", "encode", "features", "cancel", "view", "import", "export", "demo"), "pipelines"
+        ("captions", "vocabulary", "encode", "word-vectors", "features", "cancel", "view", "import", "export", "demo"),
+        "pipelines",
     ),
     **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "tables"), "train"),
+    "figures": "figures",
 }
 """The extra that a command needs for all that it does."""
 

@@ -1,4 +1,4 @@
-"""The commands ``captions``, ``vocabulary`` and ``encode``."""
+"""The commands ``captions``, ``vocabulary``, ``encode`` and ``word-vectors``."""
 
 from __future__ import annotations
 
@@ -191,4 +191,47 @@ def encode(
     with show_progress(notes, "encode", unit="captions", total=total, log_json=log_json) as meter:
         manifest = encode_captions(job, execution, meter)
         meter.settle(captions=manifest.rows)
+    finish(manifest, output)
+
+
+@app.command(
+    "word-vectors",
+    epilog="Example: imagepivot word-vectors vocabulary wiki.en.align.vec wiki.de.align.vec word-vectors --languages en,de",
+)
+def word_vectors(
+    vocabulary: Annotated[str, typer.Argument(help="Folder of a vocabulary.", show_default=False)],
+    files: Annotated[
+        list[str], typer.Argument(help="Word vectors: .vec or .txt, also .gz; or fastText's .bin.", show_default=False)
+    ],
+    output: Output,
+    languages: Annotated[
+        str, typer.Option("--languages", help="Language of each FILE, in their order, e.g. en,de.", show_default=False), COMMAS
+    ],
+    overwrite: Overwrite = False,
+    check: Check = False,
+    log_json: LogJson = False,
+    config: Config = "",
+) -> None:
+    """Take the pretrained vectors of a vocabulary's words, with which a training can begin.
+
+    Each language has a FILE: vectors of all languages are compared with each other, so that those of fastText should be the
+    aligned ones. Tokens are looked up without Moses escapes (&apos;s as 's), then in lower case. A model (.bin) also makes
+    vectors of other words from their sub-words; it needs the extra fasttext.
+
+    Prints how many of the words have a vector, by language.
+    """
+    from pipelines.running.progress import show_progress
+    from pipelines.text.word_vectors import WordVectorsJob, import_word_vectors
+
+    job = WordVectorsJob(
+        vocabulary=vocabulary,
+        files=tuple(files),
+        output=output,
+        languages=several(languages),
+        overwrite=overwrite,
+        verify=check,
+    )
+    with show_progress(notes, "word-vectors", unit="words", log_json=log_json) as meter:
+        manifest = import_word_vectors(job, meter)
+        meter.settle(words=sum(counts["file_words"] for counts in manifest.statistics.values()))
     finish(manifest, output)

@@ -26,7 +26,7 @@ from schemas.kinds import KEY_COLUMNS
 __all__ = ["Comparison", "DiffJob", "KeySample", "ParameterDifference", "VectorDifference", "compare_datasets"]
 
 _FIRST = 5
-_FEATURES = ("feature", "features")
+_FEATURES = ("feature", "features", "vector")
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def statistics_table(manifest: Manifest) -> Table | None:
     """Return the manifest's statistics in the form that suits its kind; None if there are none."""
     if not manifest.statistics:
         return None
-    own = {"captions": _captions_table, "vocabulary": _vocabulary_table}
+    own = {"captions": _captions_table, "vocabulary": _vocabulary_table, "word-vectors": _word_vectors_table}
     try:
         return own[manifest.kind](manifest.statistics)
     except (KeyError, TypeError, AttributeError, ValueError):
@@ -160,6 +160,25 @@ def _vocabulary_table(statistics: Mapping[str, Any]) -> Table:
     for split in splits:
         shares = (statistics["unknown"].get(language, {}).get(split) for language in languages)
         table.add_row(f"<unk> in {split}", *("" if share is None else f"{share:.2%}" for share in shares))
+    return table
+
+
+def _word_vectors_table(statistics: Mapping[str, Any]) -> Table:
+    table = Table(title="statistics", title_justify="left", title_style="bold")
+    table.add_column("")
+    for language in statistics:
+        table.add_column(language, justify="right", overflow="fold")
+    of_languages = tuple(statistics.values())
+    table.add_row("words in the file", *(f"{one['file_words']:,}" for one in of_languages))
+    for name, label in (("types", "words of the vocabulary"), ("occurrences", "their occurrences")):
+        table.add_section()
+        table.add_row(label, *(f"{one[name]:,}" for one in of_languages))
+        found = ((one[f"{name}_found"], one[name]) for one in of_languages)
+        table.add_row("with a vector", *(f"{count:,} ({count / every:.2%})" for count, every in found))
+    table.add_row("in lower case only", *(f"{one['types_in_lower_case']:,}" for one in of_languages), style="dim")
+    table.add_section()
+    missing = (sorted(one["most_frequent_missing"].items(), key=lambda item: (-item[1], item[0])) for one in of_languages)
+    table.add_row("without, most frequent", *(Text("\n".join(f"{token} {count:,}" for token, count in one)) for one in missing))
     return table
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
 from typing import Any
 
 from PIL import Image
 
-import extractors
 from pipelines.datasets.drawing import LabelledBox, draw_boxes
+from pipelines.datasets.pictures import alike, decoded_pictures
 from pipelines.datasets.region_names import RegionNames, named_regions
 from pipelines.inputs.images import ImageSource
 from schemas.dataset import Dataset, open_dataset
@@ -84,7 +83,7 @@ def draw_view(job: ViewJob) -> str:
     if dataset.kind not in ("regions", "features"):
         raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions or features")
     row = _row(dataset, job.image_id)
-    picture = _picture(job.images, job.image_id)
+    picture = decoded_pictures(job.images, [job.image_id])[job.image_id]
     if dataset.kind == "regions":
         drawing, description = _draw_regions(dataset, row, picture, job.most)
     else:
@@ -123,32 +122,7 @@ def _row(dataset: Dataset, image_id: str) -> dict[str, Any]:
     failed = next((row for row in dataset.failures().to_pylist() if row["key"] == image_id), None)
     if failed is not None:
         raise InputError(f"{place}: it failed with {failed['reason']}, {failed['message']!r}")
-    raise InputError(f"{place}{_alike(image_id, dataset.image_ids())}")
-
-
-def _alike(image_id: str, known: Iterable[str]) -> str:
-    """Return the end of a message: similar ids, or examples of ids."""
-    ids = sorted(known)
-    without_extension = PurePosixPath(image_id).stem
-    close = [without_extension] if without_extension in ids else difflib.get_close_matches(image_id, ids, n=3)
-    if close:
-        return f": did you mean {' or '.join(map(repr, close))}?"
-    return f": its ids are such as {', '.join(map(repr, ids[:3]))}" if ids else ": it has no ids at all"
-
-
-def _picture(images: ImageSource, image_id: str) -> Image.Image:
-    ref = next((ref for ref in images.refs() if ref.image_id == image_id), None)
-    if ref is None:
-        raise InputError(
-            f"image {image_id!r} is not among the images in {images.location!r}"
-            f"{_alike(image_id, (ref.image_id for ref in images.refs()))} (--ids path makes ids of whole paths)"
-        )
-    try:
-        return extractors.decode(images.read(ref))
-    except extractors.DecodeError as error:
-        raise InputError(f"image {ref.uri!r} cannot be decoded: {error}") from error
-    except OSError as error:
-        raise InputError(f"image {ref.uri!r} cannot be read: {error.strerror or type(error).__name__}") from error
+    raise InputError(f"{place}{alike(image_id, dataset.image_ids())}")
 
 
 def _draw_regions(dataset: Dataset, row: Mapping[str, Any], picture: Image.Image, most: int | None) -> tuple[Image.Image, str]:

@@ -42,6 +42,7 @@ __all__ = [
     "recipe",
     "split_tokens",
     "tokenize",
+    "unescape",
 ]
 
 MOSES_COMMIT = "3a0631a"
@@ -54,6 +55,12 @@ _SEPARATORS = frozenset("\x1c\x1d\x1e\x1f")
 
 # Every rule of the normalizer needs one of these to match; most captions contain none.
 _NORMALIZABLE = re.compile("[\r()%:;`\"„“”–—´‘’‚…«»\xa0]|  |''")
+
+# The ampersand comes first: later, it would escape the entities of the others.
+_ENTITIES = (
+    *(("&", "&amp;"), ("|", "&#124;"), ("<", "&lt;"), (">", "&gt;")),
+    *(("'", "&apos;"), ('"', "&quot;"), ("[", "&#91;"), ("]", "&#93;")),
+)
 
 _SPLITS_CONTRACTIONS_LEFT = frozenset({"fr", "it", "ga"})
 _OWN_QUOTE_RULES = frozenset({"en", "cs", "cz", "de", "es", "fr"})
@@ -214,10 +221,17 @@ def _primary(language: str) -> str:
     return language.partition("-")[0].lower()
 
 
+def unescape(token: str) -> str:
+    """Undo the escapes of the tokenizer: ``&apos;s`` becomes ``'s``."""
+    for character, entity in reversed(_ENTITIES):
+        token = token.replace(entity, character)
+    return token
+
+
 def _escape(text: str) -> str:
-    # The ampersand comes first: later, it would escape the entities of the others.
-    text = text.replace("&", "&amp;").replace("|", "&#124;").replace("<", "&lt;").replace(">", "&gt;")
-    return text.replace("'", "&apos;").replace('"', "&quot;").replace("[", "&#91;").replace("]", "&#93;")
+    for character, entity in _ENTITIES:
+        text = text.replace(character, entity)
+    return text
 
 
 @functools.cache

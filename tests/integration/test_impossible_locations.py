@@ -32,6 +32,7 @@ LINES = {
     "captions": "captions table.tsv OUT --format table --workers 1",
     "vocabulary": "vocabulary captions OUT",
     "encode": "encode captions vocabulary OUT",
+    "word-vectors": "word-vectors vocabulary words.vec OUT --languages en",
     "features": "features photos OUT --weights random:0 --device cpu --dry-run",
     "import": "import array.npy OUT --name x",
     "export": "export features OUT --format npy",
@@ -46,6 +47,7 @@ LINES = {
     "embed": "embed run OUT --features features --captions encoded",
     "search": "search run dog --tokenized --features features",
     "sts": "sts run pairs.tsv",
+    "figures": "figures run OUT --captions encoded --features features --images photos",
     "tables": "tables kadar2018 OUT --captions encoded --features features --vocabulary vocabulary --rows bilingual --seeds 1",
     "train": "train demo OUT --captions encoded --features features --vocabulary vocabulary --max-steps 1",
     "demo": "demo OUT",
@@ -67,6 +69,7 @@ NAMES = (
     "table.tsv",
     "pairs.tsv",
     "array.npy",
+    "words.vec",
     "photos",
     "captions",
     "vocabulary",
@@ -84,6 +87,7 @@ def folder(imagepivot, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("locations")
     (folder / "table.tsv").write_text("image_id\ttext\n1\ta dog\n2\ta cat\n")
     (folder / "pairs.tsv").write_text("1\ta dog\ta cat\n")
+    (folder / "words.vec").write_text("a 1 0\ndog 0 1\n")
     (folder / "photos").mkdir()
     (folder / "photos" / "1.jpg").touch()
     np.save(folder / "array.npy", np.ones((2, 4), np.float32))

@@ -18,8 +18,8 @@ from tests.builders import write_rows
 from tests.integration.processes import start, wait_for
 
 LONG = (
-    *("captions", "vocabulary", "encode", "features", "commit", "import", "export", "diff"),
-    *("train", "evaluate", "embed", "search", "sts", "tables"),
+    *("captions", "vocabulary", "encode", "word-vectors", "features", "commit", "import", "export", "diff"),
+    *("train", "evaluate", "embed", "search", "sts", "figures", "tables"),
 )
 
 

@@ -18,6 +18,7 @@ from pipelines.inputs.captions import EVERYTHING, open_source
 from pipelines.inputs.images import open_images
 from pipelines.text.truecasers import load_truecasers
 from schemas.errors import ImagepivotError
+from schemas.vector_files import read_vector_file
 from train.config.sections import resolve
 
 
@@ -51,6 +52,11 @@ def region_lines(header: str = "") -> str:
     return header + "".join(f"{name}\t640\t480\t1\t{box}\t{feature}\n" for name in ("ä", "b"))
 
 
+def word_vectors(path: Path) -> Any:
+    found = read_vector_file(str(path), {"ä", "b"}, expected="")
+    return found.words, {word: vector.tolist() for word, vector in found.vectors.items()}
+
+
 COCO = {
     "images": [{"id": 1, "file_name": "a.jpg"}],
     "annotations": [{"image_id": 1, "caption": "Größe"}, {"image_id": 1, "caption": "b"}],
@@ -77,6 +83,7 @@ INPUTS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "regions without a header": ("r.tsv", region_lines(), regions),
     "class names": ("names.txt", "Käse\ngray,grey\n", lambda path: read_names(path, 2)),
     "configuration": ("c.toml", CONFIG, lambda path: resolve(str(path))),
+    "word vectors": ("a.vec", "2 2\nä 1 2\nb 3 4\n", word_vectors),
     "truecaser": ("en.model", TRUECASER, lambda path: load_truecasers(str(path.parent)).inputs()),
 }
 

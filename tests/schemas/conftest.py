@@ -43,6 +43,7 @@ KEYS = {
     "features": ("image_id",),
     "regions": ("image_id",),
     "embeddings": ("image_id", "language", "portion", "index"),
+    "word-vectors": ("language", "id"),
 }
 SHARDS = 3
 # Twelve images; every one of the three shards holds some of them.
@@ -50,6 +51,7 @@ IMAGE_IDS = [f"image-{number:02d}" for number in range(9)] + ["bild-ä", "кар
 POOL = FeatureSpec(name="resnet50-pool", shape=(2048,), source="He et al. 2016")
 CROPS16 = FeatureSpec(name="vgg19-10crop", shape=(4096,), dtype="float16")
 REGIONS = FeatureSpec(name="faster-rcnn-36", shape=(36, 2048))
+WORDS = FeatureSpec(name="word-vectors", shape=(8,))
 JOINT = FeatureSpec(name="bilingual-c2c", shape=(16,), source="a joint space")
 
 
@@ -106,7 +108,7 @@ class Toy:
         return replace(self, path=path)
 
     def shard(self, number: int) -> list[dict[str, Any]]:
-        if self.kind == "vocabulary":
+        if "image_id" not in KEYS[self.kind]:
             return self.rows
         return [row for row in self.rows if shard_by_hand(row["image_id"], self.identity.shards) == number]
 
@@ -153,7 +155,7 @@ def make_toy(
 ) -> Toy:
     """Puts rows into the order of a dataset; writes nothing."""
     stored = {} if spec is None else {"feature": {**vars(spec), "shape": list(spec.shape)}}
-    number_of = (lambda row: 0) if kind == "vocabulary" else (lambda row: shard_by_hand(row["image_id"], shards))
+    number_of = (lambda row: 0) if "image_id" not in KEYS[kind] else (lambda row: shard_by_hand(row["image_id"], shards))
     return Toy(
         path=path,
         identity=Identity(kind=kind, parameters={**stored, **(parameters or {})}, shards=shards),
@@ -226,6 +228,23 @@ def make_vocabulary(path: Path, captions: Toy, **kwargs: Any) -> Toy:
     return make_toy(path, "vocabulary", rows, shards=1, **kwargs)
 
 
+def make_word_vectors(path: Path, captions: Toy, vocabulary: Toy, **kwargs: Any) -> Toy:
+    rng = np.random.default_rng(19)
+    rows = [
+        {
+            "language": language,
+            "id": row["id"],
+            "token": row["token"],
+            "vector": rng.standard_normal(WORDS.shape, dtype=np.float32),
+        }
+        for language in count_tokens(captions)
+        for row in vocabulary.rows
+        if language in dict(row["counts"])
+    ]
+    parameters = {"languages": ["de", "en"], "lookup": "as they are"}
+    return make_toy(path, "word-vectors", rows, spec=WORDS, parameters=parameters, shards=1, **kwargs)
+
+
 def make_encoded(path: Path, captions: Toy, vocabulary: Toy, **kwargs: Any) -> Toy:
     ids = {row["token"]: row["id"] for row in vocabulary.rows}
     rows = []
@@ -296,6 +315,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Toy]:
         "features16": make_features(root / "features16", CROPS16),
         "regions": make_regions(root / "regions"),
         "embeddings": make_embeddings(root / "embeddings", captions),
+        "word-vectors": make_word_vectors(root / "word-vectors", captions, vocabulary),
     }
     for toy in toys.values():
         toy.write()

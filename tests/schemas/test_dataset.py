@@ -11,7 +11,7 @@ from schemas.features import FeatureSpec
 from schemas.kinds import CAPTIONS, FAILURES
 from schemas.vocabulary import Vocabulary
 
-KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings"]
+KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"]
 IMAGE_KINDS = ["captions", "encoded", "features", "features16", "regions", "embeddings"]
 
 
@@ -165,7 +165,7 @@ def test_an_image_with_several_rows_has_no_single_one(toys):
 def test_a_vocabulary_is_not_about_images(toys):
     dataset = open_dataset(toys["vocabulary"].path)
     for method in (dataset.rows, dataset.get):
-        with pytest.raises(DatasetError, match="is a vocabulary, whose rows do not belong to images"):
+        with pytest.raises(DatasetError, match="holds vocabulary, whose rows do not belong to images"):
             method("dog")
 
 

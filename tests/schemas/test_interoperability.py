@@ -16,7 +16,7 @@ from schemas.validation import validate
 from schemas.vocabulary import SPECIALS
 from schemas.writing import commit
 
-KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings"]
+KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"]
 VECTORS = [("features", "feature"), ("features16", "feature"), ("regions", "features"), ("regions", "boxes")]
 
 
@@ -73,7 +73,7 @@ def full(request, toys, by_hand, tmp_path_factory):
     datasets = {}
     for kind in KINDS:
         toy = toys[kind]
-        shards = 1 if kind == "vocabulary" else request.param
+        shards = 1 if kind in ("vocabulary", "word-vectors") else request.param
         failed = failures(200) if kind in ("captions", "features", "features16", "regions") else []
         toy = by_hand.toy(
             root / kind, toy.kind, toy.rows, spec=toy.spec, parameters=toy.identity.parameters, failures=failed, shards=shards

@@ -7,6 +7,8 @@ from schemas.kinds import FAILURE_REASONS, FAILURES, KEY_COLUMNS, features_schem
 POOL = FeatureSpec(name="resnet50-pool", shape=(2048,), source="He et al. 2016")
 REGIONS16 = FeatureSpec(name="faster-rcnn-36", shape=(36, 2048), dtype="float16")
 
+WORDS = FeatureSpec(name="word-vectors", shape=(300,))
+
 LABEL = "dictionary<values=string, indices=int32, ordered=0>"
 CAPTION_KEY = [("image_id", "string"), ("language", LABEL), ("portion", LABEL), ("index", "int16"), ("split", LABEL)]
 # The columns of design.md, section 4.
@@ -28,8 +30,12 @@ EXPECTED = {
         ("attribute_scores", "fixed_size_list<item: float not null>[36]"),
     ],
     "embeddings": [*CAPTION_KEY, ("embedding", "fixed_size_list<item: float not null>[2048]")],
+    "word-vectors": [
+        *(("language", LABEL), ("id", "int32"), ("token", "string")),
+        ("vector", "fixed_size_list<item: float not null>[300]"),
+    ],
 }
-SPECS = {"features": POOL, "regions": REGIONS16, "embeddings": POOL}
+SPECS = {"features": POOL, "regions": REGIONS16, "embeddings": POOL, "word-vectors": WORDS}
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
@@ -73,7 +79,7 @@ def test_kinds_are_a_closed_list():
         schema_of("images")
 
 
-@pytest.mark.parametrize("kind", ["features", "regions", "embeddings"])
+@pytest.mark.parametrize("kind", ["features", "regions", "embeddings", "word-vectors"])
 def test_vectors_need_a_spec(kind):
     with pytest.raises(ValueError, match=f"kind '{kind}' needs a FeatureSpec"):
         schema_of(kind)

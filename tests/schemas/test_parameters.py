@@ -9,6 +9,7 @@ from schemas.parameters import (
     FeaturesParameters,
     TextRecipe,
     VocabularyParameters,
+    WordVectorsParameters,
 )
 
 # As manifests of format 1 hold them, key by key.
@@ -54,6 +55,7 @@ STORED = {
         FeaturesParameters,
         {"feature": FEATURE, "model": {"weights_sha256": "ab", "similarity": "cosine", "languages": ["en", "de"]}},
     ),
+    "word vectors": (WordVectorsParameters, {"feature": FEATURE, "languages": ["de", "en"], "lookup": "as they are"}),
 }
 
 
@@ -86,3 +88,5 @@ def test_what_is_not_stated_is_none_or_all(kind):
 def test_features_must_say_what_they_are():
     with pytest.raises(DatasetError, match="does not say what the feature is: make the dataset again"):
         FeaturesParameters.from_json({"imported": {}})
+    with pytest.raises(DatasetError, match="does not say how wide the vectors are: make the dataset again"):
+        WordVectorsParameters.from_json({"languages": ["en"]})

@@ -124,7 +124,7 @@ def test_what_cannot_be_followed(tmp_path):
         known(f"like:{tmp_path / 'nowhere'}", tmp_path)
     row = {"id": 0, "token": "<pad>", "count": 0, "counts": []}
     write_rows(tmp_path / "vocabulary", "vocabulary", [row])
-    with pytest.raises(UsageError, match=r"vocabulary' holds a vocabulary, which has no images: name captions, features"):
+    with pytest.raises(UsageError, match=r"vocabulary' holds vocabulary, which has no images: name captions, features"):
         known(f"like:{tmp_path / 'vocabulary'}", tmp_path)
 
 

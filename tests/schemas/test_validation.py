@@ -15,7 +15,7 @@ from schemas.errors import DatasetError
 from schemas.output import hold
 from schemas.validation import validate
 
-KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings"]
+KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"]
 FIRST = "part-00000-of-00003.parquet"
 VOCABULARY = "part-00000-of-00001.parquet"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,41 @@ def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """Datasets of images, captions and a vocabulary; read-only."""
     return write_toy(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="session")
+def write_words(toy: Corpus) -> Callable[..., str]:
+    """Write word vectors ``[4]`` of English and German; those of neighbouring topics are alike. Some words have none."""
+
+    def write(folder: Path, *, seed: int = 0, vocabulary: str = toy.vocabulary) -> str:
+        dataset, rng = open_dataset(vocabulary), np.random.default_rng(seed)
+        words, rows = dataset.vocabulary(), []
+        for number, (token, counts) in enumerate(zip(words.tokens, words.counts, strict=True)):
+            angle = 2 * np.pi * int("".join(filter(str.isdigit, token)) or 0) / WORDS
+            vector = [np.cos(angle), np.sin(angle), np.cos(2 * angle), np.sin(2 * angle)] + 0.01 * rng.standard_normal(4)
+            rows += [
+                {"language": language, "id": number, "token": token, "vector": vector.astype(np.float32)}
+                for language in counts
+                if language in ("en", "de") and number % 7
+            ]
+        write_dataset(
+            folder,
+            "word-vectors",
+            rows,
+            parameters={"languages": ["de", "en"], "lookup": f"seed {seed}"},
+            spec=FeatureSpec("word-vectors", (4,)),
+            inputs=({"name": "vocabulary", "fingerprint": dataset.fingerprint},),
+            shards=1,
+        )
+        return str(folder)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def toy_words(toy: Corpus, write_words: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """The toy with word vectors; read-only."""
+    return replace(toy, word_vectors=write_words(tmp_path_factory.mktemp("words") / "vectors"))
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ __all__ = [
     "Precision",
     "Settings",
     "Vocabulary",
+    "WordVectors",
     "console",
     "key_value_pairs",
     "notes",
@@ -67,6 +68,10 @@ def _precisions(incomplete: str) -> list[str]:
 Captions = Annotated[str, typer.Option("--captions", help="Folder of encoded captions.", show_default=False)]
 Features = Annotated[str, typer.Option("--features", help="Folder of image features or regions.", show_default=False)]
 Vocabulary = Annotated[str, typer.Option("--vocabulary", help="Folder of the vocabulary of the captions.", show_default=False)]
+WordVectors = Annotated[
+    str,
+    typer.Option("--word-vectors", help="Folder of pretrained word vectors, for [i]model.word_vectors[/i] trained or frozen."),
+]
 Device = Annotated[
     str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", autocompletion=_devices)
 ]

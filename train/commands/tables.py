@@ -20,6 +20,7 @@ from train.commands.options import (
     MemoryMap,
     Precision,
     Vocabulary,
+    WordVectors,
     console,
     notes,
     overrides_of,
@@ -45,6 +46,7 @@ def tables(
     captions: Captions,
     features: Features,
     vocabulary: Vocabulary,
+    word_vectors: WordVectors = "",
     seeds: Annotated[int, typer.Option("--seeds", help="Number of runs per row.")] = 10,
     rows: Annotated[
         list[str] | None,
@@ -94,7 +96,7 @@ def tables(
     job = TablesJob(
         paper=paper,
         output=output,
-        corpus=Corpus(captions, features, vocabulary),
+        corpus=Corpus(captions, features, vocabulary, word_vectors),
         seeds=seeds,
         rows=tuple(rows or ()) if table is None else presets_of_table(paper, table),
         overrides=overrides_of(settings, max_steps),

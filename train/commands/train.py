@@ -17,6 +17,7 @@ from train.commands.options import (
     MemoryMap,
     Precision,
     Settings,
+    WordVectors,
     console,
     notes,
     overrides_of,
@@ -43,6 +44,7 @@ def train(
     vocabulary: Annotated[
         str, typer.Option("--vocabulary", help="Folder of the vocabulary of the captions.", show_default=False)
     ] = "",
+    word_vectors: WordVectors = "",
     settings: Settings = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed for initial weights, order and sampling.")] = 0,
     device: Device = "auto",
@@ -98,7 +100,7 @@ def train(
 
     job = loop.TrainJob(
         config=resolved,
-        corpus=Corpus(captions, features, vocabulary),
+        corpus=Corpus(captions, features, vocabulary, word_vectors),
         output=output,
         seed=seed,
         device=device,

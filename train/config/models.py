@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from schemas.errors import UsageError
 from train.config.checks import not_negative, one_of, positive
@@ -31,6 +31,16 @@ class ModelConfig(Tagged):
         """Whether one encoder reads captions in all languages, so that a batch may mix them."""
         return True
 
+    @property
+    def pretrained_width(self) -> int:
+        """Width of the pretrained word vectors that the model begins with; 0 if it draws all, as by default."""
+        return 0
+
+    @property
+    def frozen_words(self) -> bool:
+        """Whether training leaves the vectors of words as they are."""
+        return False
+
     def check_features(self, shape: tuple[int, ...]) -> None:
         """Check that the model takes features of a shape, before any are read; by default it may be any.
 
@@ -52,13 +62,34 @@ class ModelConfig(Tagged):
         return _section(kind, f"{prefix}kind"), {key: value for key, value in table.items() if key != "kind"}
 
 
+WordStart: TypeAlias = Literal["drawn", "trained", "frozen"]
+_WORD_STARTS = ("drawn", "trained", "frozen")
+
+
+class _Words(ModelConfig):
+    """The key ``word_vectors`` of kinds with a table of words."""
+
+    words: int
+    word_vectors: WordStart
+
+    @property
+    def pretrained_width(self) -> int:
+        return 0 if self.word_vectors == "drawn" else self.words
+
+    @property
+    def frozen_words(self) -> bool:
+        return self.word_vectors == "frozen"
+
+
 @dataclass(frozen=True)
-class VseConfig(ModelConfig):
+class VseConfig(_Words):
     """A vector for each image and each sentence, in one space (Kiros et al. 2015, and the papers of the presets).
 
     Attributes:
         embedding: width of the joint space, and number of GRU units.
         words: width of the word embeddings.
+        word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
+            others; or ``frozen``, pretrained ones and drawn ones alike.
         shared: one sentence encoder over the joint vocabulary for all languages (Kádár et al. 2018); otherwise one per language
             (Gella et al. 2017).
         similarity: ``cosine``, or ``order`` (Vendrov et al. 2016).
@@ -74,6 +105,7 @@ class VseConfig(ModelConfig):
 
     embedding: int = 1024
     words: int = 300
+    word_vectors: WordStart = "drawn"
     shared: bool = True
     similarity: Literal["cosine", "order"] = "cosine"
     reader: Literal["gru", "bilstm", "bigru"] = "gru"
@@ -82,6 +114,7 @@ class VseConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         positive("model", self, "embedding", "words")
+        one_of("model", self, "word_vectors", _WORD_STARTS)
         one_of("model", self, "similarity", ("cosine", "order"))
         one_of("model", self, "reader", ("gru", "bilstm", "bigru"))
         one_of("model", self, "pooling", ("mean", "max"))
@@ -103,7 +136,7 @@ class VseConfig(ModelConfig):
 
 
 @dataclass(frozen=True)
-class MhaDConfig(ModelConfig):
+class MhaDConfig(_Words):
     """Heads that attend to the regions of an image and to the words of a sentence, whose encoder is one per language (MHA-D).
 
     An image or sentence is its K heads, one after the other: a vector of K times H numbers (Huang et al. 2019).
@@ -111,6 +144,8 @@ class MhaDConfig(ModelConfig):
     Attributes:
         embedding: H, width of a region and of a word in the joint space, and of each direction of the LSTM.
         words: width of the word embeddings.
+        word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
+            others; or ``frozen``, pretrained ones and drawn ones alike.
         heads: K, the number of heads.
         attention: H_attn, width in which contexts are compared with regions and words.
         context: H_c, width of the contexts.
@@ -120,12 +155,14 @@ class MhaDConfig(ModelConfig):
 
     embedding: int = 512
     words: int = 300
+    word_vectors: WordStart = "drawn"
     heads: int = 3
     attention: int = 512
     context: int = 512
 
     def __post_init__(self) -> None:
         positive("model", self, "embedding", "words", "heads", "attention", "context")
+        one_of("model", self, "word_vectors", _WORD_STARTS)
 
     @property
     def mixes_languages(self) -> bool:
@@ -138,12 +175,14 @@ class MhaDConfig(ModelConfig):
 
 
 @dataclass(frozen=True)
-class ScanConfig(ModelConfig):
+class ScanConfig(_Words):
     """Stacked cross attention between the regions of an image and the words of a caption (Lee et al. 2018).
 
     Attributes:
         embedding: width of regions and words in the joint space, and number of units of the reader in each direction.
         words: width of the word embeddings.
+        word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
+            others; or ``frozen``, pretrained ones and drawn ones alike.
         shared: one reader over the joint vocabulary for all languages; otherwise one per language.
         reader: what reads the words of a caption, a GRU or LSTM in both directions: ``bigru`` or ``bilstm``.
         attention: ``t2i``, words attend to regions (text-image in the paper); or ``i2t``, regions attend to words (image-text).
@@ -157,6 +196,7 @@ class ScanConfig(ModelConfig):
 
     embedding: int = 1024
     words: int = 300
+    word_vectors: WordStart = "drawn"
     shared: bool = True
     reader: Literal["bigru", "bilstm"] = "bigru"
     attention: Literal["t2i", "i2t"] = "t2i"
@@ -168,6 +208,7 @@ class ScanConfig(ModelConfig):
     def __post_init__(self) -> None:
         positive("model", self, "embedding", "words", "lambda_softmax", "lambda_lse")
         not_negative("model", self, "leak")
+        one_of("model", self, "word_vectors", _WORD_STARTS)
         one_of("model", self, "reader", ("bigru", "bilstm"))
         one_of("model", self, "attention", ("t2i", "i2t"))
         one_of("model", self, "pooling", ("lse", "avg"))

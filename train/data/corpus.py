@@ -15,8 +15,10 @@ class Corpus:
         captions: folder of the encoded captions.
         features: folder of the image features.
         vocabulary: folder of the vocabulary that the captions were encoded with; empty where none is needed.
+        word_vectors: folder of the pretrained word vectors that a model begins with; empty where it draws them.
     """
 
     captions: str
     features: str
     vocabulary: str = ""
+    word_vectors: str = ""

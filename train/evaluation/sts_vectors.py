@@ -1,9 +1,8 @@
 """Vectors of sentences from a file: means of word vectors, or vectors that another model made of whole sentences.
 
-Word vectors are text, a word and its numbers a line, with spaces between them: GloVe's files, and those of word2vec and fastText,
-which begin with the number of words and the width (``.vec``). The vector of a sentence is the mean of those of its words, each as
-often as it occurs. A word is a run of letters and digits; it is looked up as it is written, then in lower case. Other words count
-for nothing, and a sentence that has none but these has a vector of zeros.
+Word vectors are text, see `schemas.vector_files`. The vector of a sentence is the mean of those of its words, each as often as it
+occurs. A word is a run of letters and digits; it is looked up as it is written, then in lower case. Other words count for nothing,
+and a sentence that has none but these has a vector of zeros.
 
 Vectors of sentences are ``.npz`` with the arrays ``sentences``, the texts, and ``vectors``, a row for each:
 ``numpy.savez("vectors.npz", sentences=sentences, vectors=vectors)``.
@@ -13,28 +12,23 @@ Letters: ``S`` sentences, ``E`` width.
 
 from __future__ import annotations
 
-import gzip
 import io
 import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO, cast
 
 import numpy as np
 
-from schemas.errors import DatasetError, InputError
-from schemas.locations import absolute_location, check_location
-from schemas.storage import Folder
+from schemas.errors import InputError
+from schemas.vector_files import open_user_file, read_vector_file
 
 __all__ = ["Coverage", "coverage_of", "mean_vectors", "read_sentence_vectors", "read_word_vectors", "words_of"]
 
 _WORD = re.compile(r"\w+")
-_HEADER = re.compile(rb"\s*\d+\s+\d+\s*")  # Of word2vec and fastText: number of words, width.
-_CHUNK = 1 << 20
+_EXPECTED = "--vectors takes word vectors as text, or vectors of sentences as .npz"
 
 
 @dataclass(frozen=True)
@@ -95,27 +89,9 @@ def read_word_vectors(location: str, words: Collection[str]) -> dict[str, np.nda
     Raises:
         InputError: the file cannot be read, or holds no word vectors.
     """
-    wanted = {form.encode() for word in words for form in (word, word.lower())}
-    found: dict[bytes, np.ndarray] = {}
-    width = 0
-    with _opened(location) as file:
-        for number, line in enumerate(file, start=1):
-            word = next(iter(line.split(None, 1)), b"")
-            if not word or (number == 1 and _HEADER.fullmatch(line)) or (width and word not in wanted):
-                continue
-            values = line.split()[1:]
-            width = width or _width(values, location, number, line)
-            if len(values) > width or word in found:
-                continue  # Some of GloVe's words hold spaces; of words that are there twice, the first counts.
-            vector = _numbers(values)
-            if vector is None or len(vector) != width:
-                raise _not_a_vector(location, number, line, width)
-            if word in wanted:
-                found[word] = vector
-    if not width:
-        raise InputError(f"{location!r} holds no word vectors: expected a word and its numbers on each line, found nothing")
-    forms = {word: next((form for form in (word, word.lower()) if form.encode() in found), None) for word in words}
-    return {word: found[form.encode()] for word, form in forms.items() if form is not None}
+    found = read_vector_file(location, {form for word in words for form in (word, word.lower())}, expected=_EXPECTED).vectors
+    forms = {word: next((form for form in (word, word.lower()) if form in found), None) for word in words}
+    return {word: found[form] for word, form in forms.items() if form is not None}
 
 
 def read_sentence_vectors(location: str, sentences: Sequence[str]) -> np.ndarray:
@@ -124,7 +100,7 @@ def read_sentence_vectors(location: str, sentences: Sequence[str]) -> np.ndarray
     Raises:
         InputError: the file cannot be read, lacks an array, or lacks one of the sentences.
     """
-    with _opened(location) as file:
+    with open_user_file(location, _EXPECTED) as (file, _):
         try:
             with np.load(io.BytesIO(file.read()), allow_pickle=False) as arrays:
                 texts, vectors = arrays["sentences"], arrays["vectors"]
@@ -150,48 +126,3 @@ def read_sentence_vectors(location: str, sentences: Sequence[str]) -> np.ndarray
             "as it stands in the data"
         )
     return vectors[[rows[sentence] for sentence in sentences]].astype(np.float64)
-
-
-def _width(values: Sequence[bytes], location: str, number: int, line: bytes) -> int:
-    if len(values) < 2 or _numbers(values) is None:
-        raise _not_a_vector(location, number, line, 0)
-    return len(values)
-
-
-def _numbers(values: Sequence[bytes]) -> np.ndarray | None:
-    try:
-        vector = np.array([float(value) for value in values])
-    except ValueError:
-        return None
-    return vector if np.isfinite(vector).all() else None
-
-
-def _not_a_vector(location: str, number: int, line: bytes, width: int) -> InputError:
-    start = line[:40].decode("utf-8", "replace").rstrip("\n")
-    count = f"{width} " if width else ""
-    return InputError(
-        f"{location!r}, line {number}: expected a word and its {count}numbers with spaces between them, as in GloVe's files and "
-        f"fastText's .vec, found {start!r}. Vectors of sentences are given as .npz"
-    )
-
-
-@contextmanager
-def _opened(location: str) -> Iterator[BinaryIO]:
-    check_location(location)
-    folder, _, name = absolute_location(location).rpartition("/")
-    try:
-        with Folder(folder or "/").stream(name) as raw:
-            file = io.BufferedReader(raw, _CHUNK)
-            yield cast("BinaryIO", gzip.GzipFile(fileobj=file) if name.endswith(".gz") else file)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(
-            f"{location!r} is not a whole gzip file ({error}): fetch it again, or name it without '.gz'"
-        ) from error
-    except FileNotFoundError as error:
-        raise InputError(
-            f"there is no file {location!r}: --vectors takes word vectors as text, or vectors of sentences as .npz"
-        ) from error
-    except IsADirectoryError as error:
-        raise InputError(f"{location!r} is a folder: --vectors takes a file") from error
-    except DatasetError as error:
-        raise InputError(str(error)) from error

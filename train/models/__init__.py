@@ -6,11 +6,12 @@ from train.models.joint_embedding import SIMILARITIES, JointEmbedding
 from train.models.mha_d import MhaD
 from train.models.multi_head_attention import MultiHeadAttention
 from train.models.packed_gru import PackedGRU
-from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
+from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import cosine, order
 
 __all__ = [
     "SIMILARITIES",
+    "AttentionWeights",
     "Dimensions",
     "Encoded",
     "ImageBatch",

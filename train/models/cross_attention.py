@@ -32,7 +32,7 @@ from torch.nn.functional import leaky_relu
 
 from train.models.retrieval_model import Encoded
 
-__all__ = ["CrossAttention", "cross_attention"]
+__all__ = ["CrossAttention", "attention_of_pair", "cross_attention"]
 
 _NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
 """Number of products in a tile, by kind of device. On a CPU one thread is fastest with 2^18 to 2^20; with more of them, several
@@ -81,6 +81,25 @@ def cross_attention(queries: Encoded, contexts: Encoded, choices: CrossAttention
     """
     scores: Tensor = _CrossAttention.apply(queries.values, queries.mask, contexts.values, contexts.mask, choices)
     return scores
+
+
+@torch.no_grad()
+def attention_of_pair(query: Encoded, context: Encoded, choices: CrossAttention) -> Tensor:
+    """Return how much each vector of a query attends to each of a context, the a_kt by which it is scored.
+
+    Args:
+        query: one query, ``[1, T, E]``.
+        context: one context, ``[1, K, E]``.
+        choices: see there.
+
+    Returns:
+        ``[T, K]``, without what the masks leave out; each row sums to 1.
+    """
+    (queries,), (contexts,) = (_chunks(one.values[:, one.present[0]], None, 1) for one in (query, context))
+    products = _products(contexts, queries.vectors[0], 1)
+    gram = contexts.vectors @ contexts.vectors.mT
+    weights = _Attention(products, gram, queries, contexts, choices).weights[0, :, :, 0]  # [K, T]
+    return (weights / weights.sum(0)).T
 
 
 class _CrossAttention(torch.autograd.Function):

@@ -16,7 +16,7 @@ from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
 from train.models.encoders import BidirectionalLSTM, ImageEncoder, SentenceEncoder, WordTable
 from train.models.multi_head_attention import MultiHeadAttention, where_present
-from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
+from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import cosine, unit
 
 __all__ = ["MhaD"]
@@ -63,8 +63,7 @@ class MhaD(RetrievalModel):
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         """Return embeddings ``[N, E]`` of images with the features ``[N, R, D]``."""
-        regions = where_present(self.regions, images.features, images.mask)
-        return _embedding(self.attention(Encoded(regions, images.mask)))
+        return _embedding(self.attention(self._regions(images)))
 
     def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
         """Return embeddings ``[N, E]`` of captions in one language, in their order.
@@ -72,18 +71,41 @@ class MhaD(RetrievalModel):
         Raises:
             ValueError: the model does not read the language.
         """
-        if language not in self.languages:
-            raise ValueError(f"language is {language!r}, expected one of {self.languages}")
-        return _embedding(self.sentences[self.languages.index(language)](captions))
+        return _embedding(self._sentences_in(language)(captions))
 
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
         """Return the cosines ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]``, computed in float32."""
         with torch.autocast(a.values.device.type, enabled=False):
             return cosine(a.values, b.values)
 
+    def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
+        """Return how much each head attends to the regions of an image, and to the tokens of a caption.
+
+        Raises:
+            ValueError: the model does not read the language.
+        """
+        encoder = self._sentences_in(language)
+        assert isinstance(encoder.pooling, MultiHeadAttention)
+        regions, words = self._regions(images), encoder.states(captions)
+        return AttentionWeights(
+            regions=self.attention.weights(regions)[0, :, regions.present[0]],
+            words=encoder.pooling.weights(words)[0, :, words.present[0]],
+        )
+
     def modules_by_language(self) -> Mapping[str, Sequence[str]]:
         """Return the language of each sentence encoder."""
         return {f"sentences.{number}": (language,) for number, language in enumerate(self.languages)}
+
+    def _regions(self, images: ImageBatch) -> Encoded:
+        """Return the regions of images in the joint space, ``[N, R, H]``."""
+        return Encoded(where_present(self.regions, images.features, images.mask), images.mask)
+
+    def _sentences_in(self, language: str) -> SentenceEncoder:
+        if language not in self.languages:
+            raise ValueError(f"language is {language!r}, expected one of {self.languages}")
+        encoder = self.sentences[self.languages.index(language)]
+        assert isinstance(encoder, SentenceEncoder)
+        return encoder
 
 
 def _embedding(heads: Tensor) -> Encoded:

@@ -1,7 +1,7 @@
 """What training and evaluation need of a model.
 
-Letters in shapes: ``N`` images or captions, ``A`` and ``B`` those that are compared, ``D`` feature width, ``R`` regions, ``K``
-parts of an image or caption, ``E`` width of a vector.
+Letters in shapes: ``N`` images or captions, ``A`` and ``B`` those that are compared, ``D`` feature width, ``R`` regions, ``T``
+tokens, ``K`` parts of an image or caption, ``E`` width of a vector.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from train.data.batches import CaptionBatch
 from train.data.features import ImageFeatures
 
-__all__ = ["Encoded", "ImageBatch", "RetrievalModel"]
+__all__ = ["AttentionWeights", "Encoded", "ImageBatch", "RetrievalModel"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,25 @@ class Encoded:
         return Encoded(torch.cat([batch.values for batch in wide]), mask)
 
 
+@dataclass(frozen=True)
+class AttentionWeights:
+    """How much a model attends to the regions of one image and the words of one caption, each without its padding.
+
+    A model has either heads, which attend to regions or words by themselves, or attention between words and regions.
+
+    Attributes:
+        regions: of each head to each region, ``[heads, R]``; each row sums to 1. None if no head attends to regions.
+        words: of each head to each token, ``<start>`` and ``<end>`` included, ``[heads, T]``; likewise.
+        pairs: between each token and each region, ``[T, R]``; each row sums to 1 if words attend to regions, or else each column.
+        words_attend: whether in ``pairs`` words attend to regions, or regions to words.
+    """
+
+    regions: Tensor | None = None
+    words: Tensor | None = None
+    pairs: Tensor | None = None
+    words_attend: bool = True
+
+
 class RetrievalModel(nn.Module):
     """A model that says how alike images and captions are. All state that training changes is in its parameters and buffers.
 
@@ -117,6 +136,18 @@ class RetrievalModel(nn.Module):
     @abstractmethod
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
         """Return how alike images and captions, or captions and captions, are: ``[A, B]``, float32; more is more alike."""
+
+    def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights | None:
+        """Return how much the model attends to the regions of an image and the words of a caption; None if it does not attend.
+
+        Figures show it; neither training nor evaluation asks for it.
+
+        Args:
+            images: one image.
+            captions: one caption.
+            language: its language.
+        """
+        return None
 
     def modules_by_language(self) -> Mapping[str, Sequence[str]]:
         """Return the languages that a module reads, by its name, for modules that read captions and not those of every language.

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from train.config.models import ScanConfig
 from train.data.batches import CaptionBatch
-from train.models.cross_attention import CrossAttention, cross_attention
+from train.models.cross_attention import CrossAttention, attention_of_pair, cross_attention
 from train.models.dimensions import Dimensions
 from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, WordTable
-from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
+from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import unit
 
 __all__ = ["Scan"]
@@ -89,6 +89,17 @@ class Scan(RetrievalModel):
         """
         with torch.autocast(a.values.device.type, enabled=False):
             return cross_attention(b, a, self._attention).T if self._words_attend else cross_attention(a, b, self._attention)
+
+    def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
+        """Return how much the words of a caption attend to the regions of an image, or these to those.
+
+        Raises:
+            ValueError: the model does not read the language.
+        """
+        regions, words = self.encode_images(images), self.encode_captions(captions, language)
+        if self._words_attend:
+            return AttentionWeights(pairs=attention_of_pair(words, regions, self._attention))
+        return AttentionWeights(pairs=attention_of_pair(regions, words, self._attention).T, words_attend=False)
 
     def modules_by_language(self) -> Mapping[str, Sequence[str]]:
         """Return the languages of each reader."""

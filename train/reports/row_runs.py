@@ -137,7 +137,7 @@ def train_and_measure(task: Task, device: str) -> None:
 
 def _train(task: Task, device: str) -> dict[str, Any]:
     """Train, and return what the result says of it."""
-    job, corpus = task.job, task.job.corpus
+    job, corpus = task.job, task.job.corpus_of(task.config)
     material = open_material(
         task.config,
         corpus,

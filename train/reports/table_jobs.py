@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from schemas.errors import UsageError
 from schemas.storage import Folder
+from train.config.sections import Config, resolve
 from train.data.corpus import Corpus
 from train.devices import check_device_name, check_precision_name
 from train.reports.published import rows_of_paper
@@ -22,7 +23,7 @@ class TablesJob:
     Attributes:
         paper: one of `train.reports.published.PAPERS`.
         output: local folder for runs, results and the report; kept as an absolute path.
-        corpus: folders of captions, features and vocabulary.
+        corpus: folders of captions, features and vocabulary, and of word vectors for the rows that begin with them.
         seeds: number of runs per row, with seeds 0, 1, ...
         rows: patterns of presets, such as ``bilingual*``; all rows if empty.
         overrides: values in the configurations, as `train.config.resolve` takes them.
@@ -64,9 +65,23 @@ class TablesJob:
     def presets(self) -> list[str]:
         """Return the presets of the selected rows, each once, in the order of the tables.
 
+        Without word vectors, rows that begin with them are left out.
+
         Raises:
-            UsageError: a pattern matches no row.
+            UsageError: a pattern matches no row, or names one that begins with word vectors, and there are none.
         """
+        return self._divided()[0]
+
+    def left_out(self) -> list[str]:
+        """Return the presets that `presets` leaves out."""
+        return self._divided()[1]
+
+    def corpus_of(self, config: Config) -> Corpus:
+        """Return the folders of what a row is trained on: without word vectors, if it draws the vectors of its words."""
+        return self.corpus if config.model.pretrained_width else replace(self.corpus, word_vectors="")
+
+    def _divided(self) -> tuple[list[str], list[str]]:
+        """Return the presets of the rows to train, and those left out because there are no word vectors."""
         names = list(dict.fromkeys(row.preset for row in rows_of_paper(self.paper)))
         chosen: list[str] = []
         for pattern in self.rows or ("*",):
@@ -74,4 +89,18 @@ class TablesJob:
             if not matches:
                 raise UsageError(f"--rows {pattern!r} matches no row of {self.paper}: its rows are {', '.join(names)}")
             chosen += matches
-        return [name for name in names if name in chosen]
+        chosen = [name for name in names if name in chosen]
+        pretrained = [name for name in chosen if resolve(name, self.overrides).model.pretrained_width]
+        if self.corpus.word_vectors and not pretrained:
+            raise UsageError(
+                f"--word-vectors {self.corpus.word_vectors!r} is given, but no row that is chosen begins with word vectors: leave "
+                "it out, or choose others with --rows"
+            )
+        left_out = [] if self.corpus.word_vectors else pretrained
+        kept = [name for name in chosen if name not in left_out]
+        if not kept:
+            raise UsageError(
+                f"{', '.join(left_out)} begins with pretrained word vectors: give --word-vectors FOLDER, a dataset that imagepivot "
+                "word-vectors makes"
+            )
+        return kept, left_out

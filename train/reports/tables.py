@@ -76,19 +76,29 @@ def run_tables(
     Raises:
         ImagepivotError: an argument or the data is wrong, or an existing result is from something else; nothing was trained.
     """
+    kinds = {"captions": "encoded", "features": None, "word_vectors": "word-vectors"}
     fingerprints = {
-        name: open_dataset(location, kind={"captions": "encoded", "features": None}.get(name, name)).fingerprint
+        name: open_dataset(location, kind=kinds.get(name, name)).fingerprint
         for name, location in vars(job.corpus).items()
+        if location or name != "word_vectors"
     }
+    word_vectors = fingerprints.pop("word_vectors", None)
     if job.allow_missing_features:
         # Features may grow; with fewer images the results are others.
         ids = sorted(open_dataset(job.corpus.features).image_ids())
         fingerprints["images"] = sha256_of_bytes("".join(f"{image_id}\n" for image_id in ids).encode())
+    configs = {preset: resolve(preset, job.overrides) for preset in job.presets()}
+    own = {
+        preset: fingerprints | ({"word_vectors": word_vectors} if word_vectors and config.model.pretrained_width else {})
+        for preset, config in configs.items()
+    }
     tasks = [
-        Task(preset, seed, resolve(preset, job.overrides), job, fingerprints)
+        Task(preset, seed, config, job, own[preset])
         for seed in range(job.seeds)  # All rows with one seed first, so that a table that is stopped early has no gaps.
-        for preset in job.presets()
+        for preset, config in configs.items()
     ]
+    for preset in job.left_out():
+        remark(f"left out: {preset}, which begins with pretrained word vectors; --word-vectors takes them")
     for sentence in _check_data(tasks, job):
         remark(sentence)
     with hold(Folder(job.output)):

@@ -39,6 +39,7 @@ _UNREADABLE = (
     *(LookupError, ValueError, TypeError, AttributeError, AssertionError, ArithmeticError),
 )
 _FINGERPRINTS = ("captions", "features", "vocabulary", "extractor")
+_OPTIONAL = {"word_vectors"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Checkpoint:
         dimensions: languages and sizes of the model.
         model: parameters of the model.
         tokens: tokens of the vocabulary, by id.
-        fingerprints: fingerprints of what it was trained on: ``captions``, ``features``, ``vocabulary`` and ``extractor``.
+        fingerprints: fingerprints of what it was trained on: ``captions``, ``features``, ``vocabulary`` and ``extractor``, and
+            ``word_vectors`` if it began with some.
         captions: parameters of the encoded captions, including the text recipe.
         seed: seed for initial weights, order and sampling.
         precision: precision of the training.
@@ -220,7 +222,7 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
         raise damaged(location, f"started_from is {content['started_from']!r}")
     if not _maps(content["model"], Tensor):
         raise damaged(location, "model does not map names to tensors")
-    if not _maps(content["fingerprints"], str) or set(content["fingerprints"]) != set(_FINGERPRINTS):
+    if not _maps(content["fingerprints"], str) or set(content["fingerprints"]) - _OPTIONAL != set(_FINGERPRINTS):
         raise damaged(location, f"fingerprints are not those of {', '.join(_FINGERPRINTS)}")
     tokens = content["tokens"]
     if not isinstance(tokens, tuple) or not all(isinstance(token, str) for token in tokens):

@@ -31,7 +31,8 @@ class Run:
         config: configuration of the run.
         model: the model with the checkpoint's weights, in evaluation mode.
         vocabulary: the vocabulary that its captions were encoded with, without counts.
-        fingerprints: fingerprints of what it was trained on: ``captions``, ``features``, ``vocabulary`` and ``extractor``.
+        fingerprints: fingerprints of what it was trained on: ``captions``, ``features``, ``vocabulary`` and ``extractor``, and
+            ``word_vectors`` if it began with some.
         captions: parameters of the encoded captions, including the text recipe.
         seed: seed of the run.
         precision: precision that it was trained in.

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from schemas.errors import UsageError
-from train.models.encoders import WordTable
 from train.models.retrieval_model import RetrievalModel
+from train.models.word_tables import word_tables
 from train.runs.checkpoints import BEST, weights_digest
 from train.runs.run import Run
 
@@ -157,14 +157,5 @@ def _shape(name: str, weights: Mapping[str, Tensor], tables: Mapping[str, Sequen
 
 
 def _word_tables(model: nn.Module, tokens: Sequence[str]) -> dict[str, list[str]]:
-    """Return, by parameter, the token of each row of the tables of word vectors.
-
-    These are each `WordTable`, and torch's own embeddings that have as many rows as there are tokens.
-    """
-    tables = {}
-    for name, module in model.named_modules():
-        if isinstance(module, WordTable):
-            tables[f"{name}.weight"] = [tokens[number] for number in module.ids]
-        elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.num_embeddings == len(tokens):
-            tables[f"{name}.weight"] = list(tokens)
-    return tables
+    """Return, by parameter, the token of each row of the tables of word vectors."""
+    return {name: [tokens[number] for number in ids] for name, ids in word_tables(model, len(tokens)).items()}

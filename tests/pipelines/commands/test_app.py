@@ -14,9 +14,9 @@ from schemas.errors import DatasetError, UsageError
 from schemas.manifest import Manifest, ShardEntry
 
 COMMANDS = (
-    *("captions", "vocabulary", "encode", "features", "cancel", "commit", "import", "export"),
+    *("captions", "vocabulary", "encode", "word-vectors", "features", "cancel", "commit", "import", "export"),
     *("inspect", "view", "validate", "diff", "demo"),
-    *("train", "evaluate", "compare", "embed", "search", "sts", "tables"),
+    *("train", "evaluate", "compare", "embed", "search", "sts", "figures", "tables"),
 )
 ROOT = Path(cli.__file__).parents[1]
 

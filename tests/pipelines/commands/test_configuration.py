@@ -12,7 +12,19 @@ from pipelines.commands import app as cli
 from pipelines.commands.options import execution_of, several
 from schemas.errors import DatasetError, UsageError
 
-DATA_COMMANDS = ("captions", "vocabulary", "encode", "features", "import", "export", "inspect", "validate", "diff", "view")
+DATA_COMMANDS = (
+    "captions",
+    "vocabulary",
+    "encode",
+    "word-vectors",
+    "features",
+    "import",
+    "export",
+    "inspect",
+    "validate",
+    "diff",
+    "view",
+)
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,7 @@ def test_every_key_is_read_and_written():
     [model]
     embedding = 7
     words = 5
+    word_vectors = "frozen"
     shared = false
     similarity = "order"
     kind = "vse"
@@ -160,7 +161,7 @@ def test_a_file_extends_a_preset(tmp_path):
         (SMALL + "[model]\nkind = 'mha-d'\nheads = 0", "model.heads is 0, expected more than 0"),
         (
             SMALL + "[model]\nkind = 'mha-d'\nshared = true",
-            "unknown key model.shared: the known keys are embedding, words, heads",
+            "unknown key model.shared: the known keys are embedding, words, word_vectors, heads",
         ),
         (
             "[data]\nportions = { en = ['a'], de = ['a'] }\n[model]\nkind = 'mha-d'\n[loss]\nc2c_probability = 0.5",
@@ -177,6 +178,13 @@ def test_a_file_extends_a_preset(tmp_path):
         (SMALL + "[model]\nkind = 'scan'\npooling = 'max'", "model.pooling is 'max', expected one of 'lse', 'avg'"),
         (SMALL + "[model]\nkind = 'scan'\nreader = 'gru'", "model.reader is 'gru', expected one of 'bigru', 'bilstm'"),
         (SMALL + "[model]\nkind = 'scan'\nlambda_lse = 0", "model.lambda_lse is 0.0, expected more than 0"),
+        *(
+            (
+                SMALL + f"[model]\nkind = '{kind}'\nword_vectors = 'fasttext'",
+                "model.word_vectors is 'fasttext', expected one of 'drawn', 'trained', 'frozen'",
+            )
+            for kind in ("vse", "mha-d", "scan")
+        ),
         (SMALL + "[model]\nkind = 'scan'\nleak = -1", "model.leak is -1.0, expected 0 or more"),
         (
             SMALL + "[schedule]\nbatches = 'images'\nbucket = true",
@@ -307,7 +315,7 @@ KADAR = {
     ),  # Table 7.
     *("monolingual-one-caption-en", "monolingual-one-caption-de"),  # Figure 3.
 }
-HUANG = {"mha-d", "mha", "mha-d-vgg19"}
+HUANG = {"mha-d", "mha", "mha-d-vgg19", "mha-d-fasttext"}
 
 
 # Lambda of the softmax, and of the LogSumExp, None where the mean is taken: the arguments for Flickr30K in the released code.
@@ -448,7 +456,8 @@ def test_an_epoch_of_gella_is_five_epochs_of_the_named_implementation():
 @pytest.mark.parametrize("name", sorted(HUANG))
 def test_numbers_of_huang_2019(name):
     config = resolve(f"huang2019/{name}")
-    assert config.model == MhaDConfig(embedding=512, words=300, heads=3, attention=512, context=512)
+    start = "trained" if name == "mha-d-fasttext" else "drawn"
+    assert config.model == MhaDConfig(embedding=512, words=300, word_vectors=start, heads=3, attention=512, context=512)
     assert config.data.portions == {"en": ("comparable",), "de": ("comparable",)}
     loss = config.loss
     assert (loss.margin, loss.hinges, loss.caption_weight, loss.diversity_margin) == (0.2, "max", 0.6, 0.1)

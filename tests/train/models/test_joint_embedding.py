@@ -160,3 +160,9 @@ def test_a_bidirectional_network_may_read_the_sentences(reader, pooling):
     torch.testing.assert_close(captions, captions_of(model, batch(), "en")[[3, 1, 0, 2]])
     captions.sum().backward()
     assert {name for name, parameter in model.named_parameters() if parameter.grad is None} == {"images.weight", "images.bias"}
+
+
+def test_a_model_of_vectors_attends_to_nothing():
+    model = build_model(VseConfig(embedding=6, words=5), Dimensions(("en",), 9, (4,)), 0)
+    captions = CaptionBatch(np.array([1, 4, 2]), np.array([0, 3]), np.array([0]))
+    assert model.attention_weights(ImageBatch(torch.ones(1, 4)), captions, "en") is None

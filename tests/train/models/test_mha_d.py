@@ -173,3 +173,24 @@ def test_each_language_has_an_encoder_of_its_own(model):
     assert model.modules_by_language() == {"sentences.0": ("en",), "sentences.1": ("de",), "sentences.2": ("fr",)}
     model.encode_captions(batch_of([[1, 4, 2]]), "de").values.sum().backward()
     assert all((parameter.grad is not None) == name.startswith("sentences.1.") for name, parameter in model.named_parameters())
+
+
+def test_attention_weights_make_the_embeddings(model):
+    """Each head is the mean of its items under the weights that are shown; what the masks leave out has none."""
+    features = torch.randn(1, 6, 8, dtype=torch.float64)
+    images = ImageBatch(features, torch.tensor([[True, True, False, True, True, False]]))
+    captions = batch_of([[1, 5, 4, 6, 2], [1, 3, 4, 5, 6, 7, 8, 2]])
+    found = model.attention_weights(images, CaptionBatch(captions.token_ids, captions.offsets, np.array([0])), "de")
+    assert (found.regions.shape, found.words.shape, found.pairs) == ((3, 4), (3, 5), None)
+    regions = (model.regions(features[0])[images.mask[0]]).detach().numpy()
+    states = model.sentences[1].states(batch_of([[1, 5, 4, 6, 2]])).values[0].detach().numpy()
+    for weights, items, encoded in (
+        (found.regions, regions, model.encode_images(images)),
+        (found.words, states, model.encode_captions(batch_of([[1, 5, 4, 6, 2]]), "de")),
+    ):
+        np.testing.assert_allclose(weights.detach().sum(1), 1, atol=1e-12)
+        assert float(weights.detach().max() - weights.detach().min()) > 0.01
+        wanted = unit((weights.detach().numpy() @ items).ravel())
+        np.testing.assert_allclose(encoded.values[0].detach(), wanted, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="language is 'it'"):
+        model.attention_weights(images, captions, "it")

@@ -202,3 +202,21 @@ def test_it_trains_in_bfloat16(train_toy, four_languages_regions, tmp_path):
     result = train_toy(TOY, "rounded", corpus=four_languages_regions, precision="bf16")
     assert result.standing.step == 44
     assert all(value.isfinite().all() for value in weights(tmp_path / "rounded").values())
+
+
+@pytest.mark.parametrize("attention", ["t2i", "i2t"])
+def test_attention_weights_make_the_score(attention):
+    """The mean cosine of what attends with what it attends to, under the weights that are shown, is the score of the pair."""
+    model = build(attention=attention, pooling="avg", lambda_softmax=7.0, leak=0.2)
+    torch.manual_seed(1)
+    images = ImageBatch(torch.randn(1, 3, 7), torch.tensor([[True, False, True]]))
+    regions, words = model.encode_images(images), model.encode_captions(batch([1]), "de")
+    pairs = model.attention_weights(images, batch([1]), "de").pairs.detach()
+    assert pairs.shape == (5, 2)  # Words, and the regions that are there.
+    attended, others = words.values[0].detach(), regions.values[0][images.mask[0]].detach()
+    if attention == "i2t":
+        pairs, attended, others = pairs.T, others, attended
+    torch.testing.assert_close(pairs.sum(1), torch.ones(len(pairs)))
+    assert float(pairs.max() - pairs.min()) > 0.01
+    score = torch.nn.functional.cosine_similarity(attended, pairs @ others).mean()
+    torch.testing.assert_close(score, model.scores(regions, words)[0, 0].detach())

@@ -1,0 +1,215 @@
+"""``imagepivot word-vectors``: the pretrained vectors of a vocabulary's words, of a file for each language.
+
+A token is looked up without the escapes of the Moses tokenizer (``&apos;s`` as ``'s``), first as it is, then in lower case: a
+vocabulary of a truecasing recipe has capitals, and the files of the aligned vectors have none.
+
+The files are read in this process, one after the other; memory holds the vectors that are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.running.progress import Meter
+from pipelines.text.fasttext_models import MODEL_SUFFIX, read_model_file
+from pipelines.text.moses import unescape
+from schemas.dataset import open_dataset
+from schemas.errors import InputError, UsageError
+from schemas.features import FeatureSpec
+from schemas.fingerprints import Identity
+from schemas.kinds import schema_of
+from schemas.manifest import Manifest
+from schemas.output import Output
+from schemas.parameters import WordVectorsParameters
+from schemas.storage import Folder
+from schemas.vector_files import VectorFile, read_vector_file
+from schemas.vocabulary import SPECIALS, Vocabulary
+from schemas.writing import ShardWriter, write_dataset
+
+__all__ = ["WordVectorsJob", "import_word_vectors"]
+
+_LOOKUP = "without Moses escapes; then in lower case"
+_SUB_WORDS = "; then, of a .bin, by sub-words"
+_EXPECTED = "FILE takes word vectors as text (.vec, .txt, also .gz), or a model of fastText (.bin)"
+_LISTED = 10
+
+
+@dataclass(frozen=True)
+class WordVectorsJob:
+    """Job of ``imagepivot word-vectors``.
+
+    Attributes:
+        vocabulary: folder of a vocabulary.
+        files: files of word vectors, see `schemas.vector_files`, or models of fastText, whose names end in ``.bin``.
+        output: folder of the dataset.
+        languages: the language of each file.
+        overwrite: start anew, whatever dataset is there.
+        verify: compare the digests of what is there, too, and make again what is damaged.
+
+    Raises:
+        UsageError: there is not one language for each file.
+    """
+
+    vocabulary: str
+    files: tuple[str, ...]
+    output: str
+    languages: tuple[str, ...]
+    overwrite: bool = False
+    verify: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.files or len(self.files) != len(self.languages):
+            raise UsageError(
+                f"--languages is {','.join(self.languages)!r}, expected the language of each FILE, in their order: there are "
+                f"{len(self.languages)} languages, and files of word vectors: {len(self.files)}"
+            )
+        twice = [language for language in self.languages if self.languages.count(language) > 1]
+        if twice:
+            raise UsageError(f"--languages names {twice[0]!r} twice: give one file for each language")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The vectors of a language's tokens, by their ids, and what the statistics say of them."""
+
+    file: VectorFile
+    vectors: Mapping[int, np.ndarray]
+    statistics: Mapping[str, Any]
+
+
+def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest:
+    """Make a dataset of kind ``word-vectors``.
+
+    Args:
+        job: what to make.
+        meter: counts the words of the files, for the display of progress.
+
+    Returns:
+        The manifest of the committed dataset. Its statistics say how many words of each language have a vector, of the different
+        words and of their occurrences, and which of the others are the most frequent.
+
+    Raises:
+        DatasetError: ``job.vocabulary`` is not a vocabulary, or the folder cannot be written.
+        InputError: a file cannot be read or holds none of the words, the files have different widths, or the vocabulary was not
+            counted in a language.
+    """
+    dataset = open_dataset(job.vocabulary, kind="vocabulary")
+    vocabulary = dataset.vocabulary()
+    counted = sorted({language for counts in vocabulary.counts for language in counts})
+    for language in job.languages:
+        if language not in counted:
+            raise InputError(
+                f"{job.vocabulary!r} has no words of language {language!r}: it has {', '.join(counted) or 'none'}. Choose with "
+                "--languages"
+            )
+    found = {
+        language: _look_up(vocabulary, language, location, meter)
+        for language, location in sorted(zip(job.languages, job.files, strict=True))
+    }
+    locations = dict(zip(job.languages, job.files, strict=True))
+    spec = FeatureSpec(name="word-vectors", shape=(_common_width(found, locations),))
+    has_models = any(location.endswith(MODEL_SUFFIX) for location in job.files)
+    identity = Identity(
+        kind="word-vectors",
+        parameters=WordVectorsParameters(
+            feature=spec, languages=tuple(found), lookup=_LOOKUP + (_SUB_WORDS if has_models else "")
+        ).to_json(),
+        inputs=(
+            {"name": "vocabulary", "fingerprint": dataset.fingerprint},
+            *(
+                {
+                    "name": locations[language].rstrip("/").rpartition("/")[2],
+                    "language": language,
+                    "bytes": one.file.bytes,
+                    "sha256": one.file.sha256,
+                }
+                for language, one in found.items()
+            ),
+        ),
+    )
+
+    def make_shard(number: int, shard: ShardWriter) -> None:
+        for language, one in found.items():
+            shard.write(_rows(vocabulary, language, one.vectors, spec))
+        shard.statistics = {language: one.statistics for language, one in found.items()}
+
+    output = Output(folder=Folder(job.output), identity=identity)
+    return write_dataset(
+        output,
+        make_shard,
+        overwrite=job.overwrite,
+        verify=job.verify,
+        libraries=("gensim",) if has_models else (),
+    )
+
+
+def _look_up(vocabulary: Vocabulary, language: str, location: str, meter: Meter) -> _Found:
+    """Find the vectors of the tokens that a vocabulary counts in a language."""
+    words = {
+        number: unescape(token)
+        for number, token in enumerate(vocabulary.tokens)
+        if number >= len(SPECIALS) and language in vocabulary.counts[number]
+    }
+    wanted = {form for word in words.values() for form in (word, word.lower())}
+    if location.endswith(MODEL_SUFFIX):
+        file = read_model_file(location, wanted, set(words.values()), expected=_EXPECTED)
+    else:
+        file = read_vector_file(location, wanted, expected=_EXPECTED, watch=lambda count: meter.add(words=count))
+    vectors: dict[int, np.ndarray] = {}
+    counts = {number: vocabulary.counts[number][language] for number in words}
+    lower = 0
+    for number, word in words.items():
+        form = word if word in file.vectors else word.lower()
+        if form in file.vectors:
+            vectors[number] = file.vectors[form]
+            lower += form != word
+    if not vectors:
+        raise InputError(
+            f"{location!r} has none of the {len(words):,} words of {language!r} among its {file.words:,}: check that it is the "
+            "file of that language, and that the vocabulary holds whole words"
+        )
+    missing = sorted((number for number in words if number not in vectors), key=lambda number: (-counts[number], number))
+    return _Found(
+        file,
+        vectors,
+        {
+            "file_words": file.words,
+            "types": len(words),
+            "types_found": len(vectors),
+            "types_in_lower_case": lower,
+            "occurrences": sum(counts.values()),
+            "occurrences_found": sum(counts[number] for number in vectors),
+            "most_frequent_missing": {vocabulary.tokens[number]: counts[number] for number in missing[:_LISTED]},
+        },
+    )
+
+
+def _common_width(found: Mapping[str, _Found], locations: Mapping[str, str]) -> int:
+    (first, one), *others = found.items()
+    for language, other in others:
+        if other.file.width != one.file.width:
+            raise InputError(
+                f"{locations[language]!r} has {other.file.width} numbers a word, {locations[first]!r} has {one.file.width}: the "
+                "vectors of all languages must be of one width"
+            )
+    return one.file.width
+
+
+def _rows(vocabulary: Vocabulary, language: str, vectors: Mapping[int, np.ndarray], spec: FeatureSpec) -> pa.Table:
+    numbers = sorted(vectors)
+    values = spec.rounded(np.stack([vectors[number] for number in numbers]).astype(np.float32))
+    schema = schema_of("word-vectors", spec)
+    return pa.table(
+        {
+            "language": pa.array([language] * len(numbers)).dictionary_encode(),
+            "id": np.array(numbers, np.int32),
+            "token": [vocabulary.tokens[number] for number in numbers],
+            "vector": pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), type=schema.field("vector").type),
+        },
+        schema=schema,
+    )

@@ -1,0 +1,243 @@
+"""Files of word vectors: text, a word and its numbers a line, with spaces between them.
+
+GloVe's files are so, and those of word2vec and fastText (``.vec``), which begin with the number of words and the width; with a name
+that ends in ``.gz`` they are compressed. They hold millions of words: a file is read once, from start to end, and only the words
+that are looked for take memory.
+
+Some of fastText's words are not UTF-8, and some of GloVe's hold spaces: both are passed over.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import re
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from schemas.errors import DatasetError, InputError
+from schemas.locations import absolute_location, check_location
+from schemas.storage import Folder
+from schemas.text import HEAD, decode_line, mark_length
+
+__all__ = ["FileDigest", "VectorFile", "open_user_file", "read_vector_file"]
+
+_HEADER = re.compile(rb"\s*(\d+)\s+(\d+)\s*")  # Of word2vec and fastText: number of words, width.
+_CHUNK = 1 << 20
+_REPORT_LINES = 10_000
+
+
+class FileDigest(io.RawIOBase):
+    """A stream that hashes the bytes that are read through it.
+
+    Attributes:
+        bytes: number of bytes so far.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self.bytes = 0
+        self._source = source
+        self._digest = hashlib.sha256()
+
+    def readable(self) -> bool:
+        """Return that it can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer."""
+        data = self._source.read(len(buffer))
+        buffer[: len(data)] = data
+        self._digest.update(data)
+        self.bytes += len(data)
+        return len(data)
+
+    def sha256(self) -> str:
+        """Read what is left, and return the SHA-256 of the whole stream, hexadecimal."""
+        while self.read(_CHUNK):
+            pass
+        return self._digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class VectorFile:
+    """What was read of a file of word vectors.
+
+    Attributes:
+        vectors: float64 ``[E]`` by word, of the words that were looked for and are there.
+        width: E.
+        words: number of words in the file.
+        bytes: size of the file as it is stored.
+        sha256: SHA-256 of these bytes, hexadecimal.
+    """
+
+    vectors: Mapping[str, np.ndarray]
+    width: int
+    words: int
+    bytes: int
+    sha256: str
+
+
+def read_vector_file(
+    location: str, wanted: Collection[str], *, expected: str, watch: Callable[[int], object] = lambda words: None
+) -> VectorFile:
+    """Read the vectors of words; of a word that is there twice, the first.
+
+    Args:
+        location: the file, local or in a store.
+        wanted: the words, exactly as the file would have them.
+        expected: what may be given in its place, a sentence for messages.
+        watch: is called every few thousand words with their number.
+
+    Raises:
+        InputError: the file cannot be read, is cut off, is not UTF-8, or holds no word vectors.
+    """
+    reader = _Lines(location, {word.encode() for word in wanted}, expected)
+    with open_user_file(location, expected) as (file, digest):
+        number = 0
+        for number, line in enumerate(file, start=1):
+            reader.read(number, line)
+            if number % _REPORT_LINES == 0:
+                watch(_REPORT_LINES)
+        watch(number % _REPORT_LINES)
+        reader.finish()
+        sha256 = digest.sha256()
+    return VectorFile(
+        vectors={word.decode(): vector for word, vector in reader.found.items()},
+        width=reader.width,
+        words=reader.words,
+        bytes=digest.bytes,
+        sha256=sha256,
+    )
+
+
+class _Lines:
+    """Takes the lines of a file, one after the other."""
+
+    def __init__(self, location: str, wanted: Collection[bytes], expected: str) -> None:
+        self.found: dict[bytes, np.ndarray] = {}
+        self.width = self.words = 0
+        self._location, self._wanted, self._expected = location, wanted, expected
+        self._announced = 0  # Number of words that the first line says.
+        self._last = b"\n"
+        self._odd: tuple[int, bytes] | None = None  # The first line whose word is not UTF-8.
+        self._is_utf8 = False  # Whether some word is, and not just ASCII.
+
+    def read(self, number: int, line: bytes) -> None:
+        """Take a line.
+
+        Raises:
+            InputError: it is not a word and its numbers.
+        """
+        if number == 1:
+            line = line[mark_length(line[:HEAD], self._location) :]
+            if header := _HEADER.fullmatch(line):
+                self._announced, self.width = int(header[1]), int(header[2])
+                return
+        word = next(iter(line.split(None, 1)), b"")
+        if not word:
+            return
+        self._last = line
+        self._look_at(number, line, word)
+        # Spaces are counted faster than numbers are split; most words are not wanted.
+        if self.words and word not in self._wanted and line.rstrip().count(b" ") >= self.width:
+            self.words += 1
+            return
+        values = line.split()[1:]
+        if not self.words:
+            self._begin(number, line, values)
+        if len(values) < self.width:
+            raise self._not_a_vector(number, line)
+        self.words += 1
+        if len(values) == self.width and word in self._wanted and word not in self.found:
+            vector = _numbers(values)
+            if vector is None:
+                raise self._not_a_vector(number, line)
+            self.found[word] = vector
+
+    def finish(self) -> None:
+        """Check what is known at the end.
+
+        Raises:
+            InputError: there were no words, the file is cut off, or its words are not UTF-8.
+        """
+        if not self.words:
+            raise InputError(
+                f"{self._location!r} holds no word vectors: expected a word and its numbers on each line, found nothing"
+            )
+        if self.words < self._announced and not self._last.endswith(b"\n"):
+            raise InputError(
+                f"{self._location!r} is cut off: its first line announces {self._announced:,} words, and it ends in the middle of "
+                f"a line after {self.words:,}: fetch it again"
+            )
+        if self._odd is not None and not self._is_utf8:
+            decode_line(self._odd[1], self._odd[0], self._location)
+
+    def _look_at(self, number: int, line: bytes, word: bytes) -> None:
+        """Tell a few broken words among many from a file in another encoding, in which no word is UTF-8 but those in ASCII."""
+        if self._is_utf8 or word.isascii():
+            return
+        try:
+            word.decode()
+            self._is_utf8 = True
+        except UnicodeDecodeError:
+            self._odd = self._odd or (number, line)
+
+    def _begin(self, number: int, line: bytes, values: Sequence[bytes]) -> None:
+        if len(values) != (self.width or len(values)) or len(values) < 2 or _numbers(values) is None:
+            raise self._not_a_vector(number, line)
+        self.width = len(values)
+
+    def _not_a_vector(self, number: int, line: bytes) -> InputError:
+        start = line[:40].decode("utf-8", "replace").rstrip("\r\n")
+        count = f"{self.width} " if self.width else ""
+        return InputError(
+            f"{self._location!r}, line {number}: expected a word and its {count}numbers with spaces between them, as in GloVe's "
+            f"files and fastText's .vec, found {start!r}. {self._expected}"
+        )
+
+
+def _numbers(values: Sequence[bytes]) -> np.ndarray | None:
+    try:
+        vector = np.array([float(value) for value in values])
+    except ValueError:
+        return None
+    return vector if np.isfinite(vector).all() else None
+
+
+@contextmanager
+def open_user_file(location: str, expected: str) -> Iterator[tuple[BinaryIO, FileDigest]]:
+    """Open a file of a user's, local or in a store, to be read from start to end; what its name says is gzip is decompressed.
+
+    Args:
+        location: the file.
+        expected: what may be given in its place, a sentence for messages.
+
+    Yields:
+        The content, and the digest of the file as it is stored.
+
+    Raises:
+        InputError: there is no such file, or it cannot be read.
+    """
+    check_location(location)
+    folder, _, name = absolute_location(location).rpartition("/")
+    try:
+        with Folder(folder or "/").stream(name) as raw:
+            digest = FileDigest(raw)
+            file = io.BufferedReader(digest, _CHUNK)
+            yield cast("BinaryIO", gzip.GzipFile(fileobj=file) if name.endswith(".gz") else file), digest
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(
+            f"{location!r} is not a whole gzip file ({error}): fetch it again, or name it without '.gz'"
+        ) from error
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {location!r}: {expected}") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{location!r} is a folder: {expected}") from error
+    except DatasetError as error:
+        raise InputError(str(error)) from error

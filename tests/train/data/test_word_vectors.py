@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, UsageError
+from train.config.models import MhaDConfig, ModelConfig, ScanConfig, VseConfig
+from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
+
+
+def test_what_is_read_is_what_is_stored(toy, toy_words):
+    vocabulary = open_dataset(toy.vocabulary)
+    words = open_word_vectors(toy_words.word_vectors, vocabulary=vocabulary.fingerprint, languages=("de", "en"), width=4)
+    assert words.fingerprint == open_dataset(toy_words.word_vectors).fingerprint
+    rows = open_dataset(toy_words.word_vectors).table().to_pylist()
+    for language in ("de", "en"):
+        expected = {row["id"]: row["vector"] for row in rows if row["language"] == language}
+        assert words.ids[language].tolist() == sorted(expected)
+        np.testing.assert_array_equal(words.vectors[language], np.float32([expected[n] for n in sorted(expected)]))
+
+
+def test_a_token_of_several_languages_gets_their_mean_by_occurrences():
+    words = WordVectors(
+        "w",
+        "f",
+        2,
+        ids={"en": np.array([4, 6]), "de": np.array([4, 5]), "fr": np.array([4])},
+        vectors={"en": np.float32([[1, 0], [7, 7]]), "de": np.float32([[0, 1], [5, 5]]), "fr": np.float32([[9, 9]])},
+    )
+    counts = [{}, {}, {}, {}, {"en": 3, "de": 1, "fr": 100}, {"de": 2}, {"en": 1, "de": 50}]
+    ids, vectors = words.of_languages(("en", "de"), counts)
+    assert ids.tolist() == [4, 5, 6]
+    assert vectors.tolist() == [[0.75, 0.25], [5, 5], [7, 7]]  # No vector of German for 6, however often it occurs there.
+    ids, vectors = words.of_languages(("de",), counts)
+    assert (ids.tolist(), vectors.tolist()) == ([4, 5], [[0, 1], [5, 5]])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"vocabulary": "0" * 64}, DatasetError, "holds the words of another vocabulary .*make it again for this one"),
+        ({"width": 300}, UsageError, r"model\.words is 300, but the vectors in .* have 4 numbers: give --set model\.words=4"),
+        ({"languages": ("en", "fr")}, UsageError, r"has no vectors of 'fr': it has those of de, en\. Make it with a file"),
+    ],
+)
+def test_vectors_that_do_not_fit(toy, toy_words, change, error, message):
+    fields = {"vocabulary": open_dataset(toy.vocabulary).fingerprint, "languages": ("en",), "width": 4, **change}
+    with pytest.raises(error, match=message):
+        open_word_vectors(toy_words.word_vectors, **fields)
+
+
+def test_another_kind_of_dataset(toy):
+    with pytest.raises(DatasetError, match="holds vocabulary, expected word-vectors"):
+        open_word_vectors(toy.vocabulary, vocabulary="", languages=("en",), width=4)
+
+
+@pytest.mark.parametrize("model", [VseConfig(), MhaDConfig(), ScanConfig()], ids=lambda model: model.kind)
+def test_vectors_are_given_exactly_where_a_model_begins_with_them(model):
+    check_word_vectors(model, "")
+    for start in ("trained", "frozen"):
+        check_word_vectors(replace(model, word_vectors=start), "folder")
+        with pytest.raises(UsageError, match=rf"model\.word_vectors is '{start}', but no .* give --word-vectors FOLDER"):
+            check_word_vectors(replace(model, word_vectors=start), "")
+    with pytest.raises(UsageError, match=r"'folder' is given, but model\.word_vectors is 'drawn'.*word_vectors=trained"):
+        check_word_vectors(model, "folder")
+
+
+def test_a_kind_of_ones_own_draws_its_words():
+    assert (ModelConfig().pretrained_width, ModelConfig().frozen_words) == (0, False)

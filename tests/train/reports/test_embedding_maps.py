@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.errors import UsageError
+from train.data.batches import CaptionBatch
+from train.data.splits import open_data
+from train.evaluation.evaluating import encode_images
+from train.reports import embedding_maps
+from train.reports.embedding_maps import map_embeddings, plane_of
+from train.reports.figure_examples import choose_examples
+from train.runs.run import open_run
+
+
+@pytest.fixture
+def mapped(toy, write_run, monkeypatch):
+    """Map with a plane of the first two numbers of each vector, which tells the vectors apart; return also run and data."""
+    monkeypatch.setattr(embedding_maps, "plane_of", lambda vectors, **_: vectors[:, :2])
+    run = open_run(write_run())
+    data = open_data(toy.captions, toy.features, split="test", portions=dict.fromkeys(("en", "de"), ("comparable",)))
+    images = encode_images(run.model, data.features)
+
+    def make(most: int, seed: int = 0, count: int = 2):
+        examples, _ = choose_examples(data.captions, run.vocabulary.tokens, count=count, seed=seed)
+        return map_embeddings(run.model, data.captions, images, examples, most=most, seed=seed), examples
+
+    return make, run, data
+
+
+def test_points_are_those_of_images_and_their_first_captions(mapped):
+    make, run, data = mapped
+    found, _ = make(9)
+    captions = data.captions
+    assert found.image_ids == captions.image_ids
+    assert found.languages == captions.language_names
+    assert found.points.shape == (3, 9, 2)
+    with torch.no_grad():
+        np.testing.assert_allclose(found.points[0], encode_images(run.model, data.features).values[:, :2])
+        for image in range(9):
+            for number, language in enumerate(captions.language_names, start=1):
+                rows = [n for n in captions.rows_of(language).tolist() if captions.images[n] == image]
+                row = min(rows, key=lambda n: captions.indices[n])
+                batch = CaptionBatch(captions.token_ids, captions.offsets, np.array([row]))
+                vector = run.model.encode_captions(batch, language).values[0, :2]
+                np.testing.assert_allclose(found.points[number, image], vector, atol=1e-6)
+
+
+def test_the_examples_are_among_the_images_and_numbered(mapped):
+    make, _, _ = mapped
+    for seed in range(5):
+        found, examples = make(4, seed)
+        assert len(found.image_ids) == 4
+        assert sorted(found.image_ids) == list(found.image_ids)
+        assert {found.image_ids[place]: number for place, number in found.numbers.items()} == {
+            example.image_id: example.number for example in examples
+        }
+    assert len({make(4, seed)[0].image_ids for seed in range(8)}) > 1
+    assert make(4, 3)[0].image_ids == make(4, 3)[0].image_ids
+    assert len(make(2, count=5)[0].image_ids) == 5  # All examples, though they are more.
+
+
+@pytest.mark.slow
+def test_the_plane_keeps_neighbours_and_is_the_same_again():
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((3, 8)) * 5
+    vectors = np.repeat(centres, 20, axis=0) + rng.standard_normal((60, 8)) * 0.1
+    points = plane_of(vectors, perplexity=6, seed=1)
+    assert (points.shape, points.dtype) == ((60, 2), np.float32)
+    groups = points.reshape(3, 20, 2)
+    widest = max(np.linalg.norm(group - group.mean(0), axis=1).max() for group in groups)
+    closest = min(np.linalg.norm(groups[a].mean(0) - groups[b].mean(0)) for a, b in ((0, 1), (0, 2), (1, 2)))
+    assert closest > 2 * widest
+    assert np.array_equal(points, plane_of(vectors, perplexity=6, seed=1))
+
+
+@pytest.mark.parametrize("value", [1.0, np.nan])
+def test_vectors_that_are_all_alike(value):
+    with pytest.raises(UsageError, match="the vectors are all alike"):
+        plane_of(np.full((12, 4), value, np.float32), perplexity=2, seed=0)
+
+
+def test_one_image_is_no_map(mapped):
+    _, run, data = mapped
+    one = data.captions.select(data.captions.images == 0).compact()
+    with pytest.raises(UsageError, match="at least two images"):
+        map_embeddings(run.model, one, encode_images(run.model, data.features), (), most=3, seed=0)

@@ -1,0 +1,409 @@
+"""The figures of a run: what is handed to the drawing, what is written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+import tests.train.region_models  # noqa: F401 -- Registers a kind that shows no attention.
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.features import FeatureSpec
+from schemas.storage import Folder
+from tests.train.conftest import write_dataset
+from tests.train.region_models import REGION_CONFIG
+from tests.train.trainings import MHA_D
+from train.config.sections import from_toml
+from train.data.batches import CaptionBatch
+from train.data.corpus import Corpus
+from train.data.splits import open_data
+from train.evaluation.evaluating import evaluating
+from train.jobs import TrainJob
+from train.loop import train
+from train.models.mha_d import MhaD
+from train.models.retrieval_model import AttentionWeights, ImageBatch
+from train.reports import attention_plots, retrieval_plots
+from train.reports.attention import strongest
+from train.reports.attention_plots import placed_labels
+from train.reports.figures import FiguresJob, draw_figures
+from train.reports.retrieval_plots import FRAME
+from train.runs.run import open_run
+
+SCAN = MHA_D.split("[model]")[0] + '[model]\nkind = "scan"\nembedding = 6\nwords = 4\n[schedule]\nbatch_size = 9\n'
+
+
+@pytest.fixture(scope="session")
+def boxed(regions: Corpus, tmp_path_factory) -> Corpus:
+    """The toy with regions that have boxes, each of them another one."""
+    rng, rows = np.random.default_rng(0), []
+    for row in open_dataset(regions.features):
+        corners = rng.uniform(0, 300, (4, 2)).astype(np.float32)
+        boxes = np.concatenate([corners, corners + rng.uniform(20, 150, (4, 2)).astype(np.float32)], axis=1)
+        rows.append({**row, "boxes": boxes})
+    folder = tmp_path_factory.mktemp("boxed") / "regions"
+    spec = FeatureSpec("regions", (4, 8), "float16")
+    write_dataset(folder, "regions", rows, parameters={"extractor_fingerprint": "toy"}, spec=spec)
+    return Corpus(regions.captions, str(folder), regions.vocabulary)
+
+
+@pytest.fixture(scope="session")
+def attending(boxed: Corpus, tmp_path_factory) -> dict[str, str]:
+    """Runs of models that attend, by kind, hardly trained."""
+    runs = {}
+    t2i, i2t = (SCAN.replace("words = 4", f'words = 4\nattention = "{name}"') for name in ("t2i", "i2t"))
+    for name, text in {"mha-d": MHA_D, "t2i": t2i, "i2t": i2t, "other": REGION_CONFIG}.items():
+        config = from_toml(text, name)
+        config = replace(config, schedule=replace(config.schedule, max_steps=3, evaluate_every=3, patience=0))
+        runs[name] = str(tmp_path_factory.mktemp("attending") / name)
+        train(TrainJob(config, boxed, runs[name], device="cpu", curves=False, tensorboard=False))
+    return runs
+
+
+@pytest.fixture
+def job(toy, write_run, tmp_path) -> FiguresJob:
+    return FiguresJob(write_run(), str(tmp_path / "figures"), toy.captions, toy.features, split="test", device="cpu")
+
+
+def job_of(attending, boxed, tmp_path, name, **fields) -> FiguresJob:
+    fields = {"split": "test", "device": "cpu", "examples": 2} | fields
+    return FiguresJob(attending[name], str(tmp_path / "figures"), boxed.captions, boxed.features, **fields)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures by file name, as they were when they were saved."""
+    figures = {}
+    for module in (retrieval_plots, attention_plots):
+        save = module.save
+
+        def keep(figure, folder, name, save=save):
+            figures[name] = figure
+            save(figure, folder, name)
+
+        monkeypatch.setattr(module, "save", keep)
+    return figures
+
+
+def pictures(location, image_ids):
+    """A picture of one colour for each image, 640 x 480, reduced."""
+    assert location == "photos"
+    return {name: (np.full((48, 64, 3), int(name[-3:]), np.uint8), (640, 480)) for name in image_ids}
+
+
+def framed(panel) -> bool:
+    spines = panel.spines.values()
+    return all(spine.get_visible() for spine in spines) and next(iter(spines)).get_edgecolor()[:3] == pytest.approx(
+        tuple(int(FRAME[n : n + 2], 16) / 255 for n in (1, 3, 5))
+    )
+
+
+@pytest.mark.slow
+def test_the_sheet_shows_the_best_images_and_frames_the_right_one(job, drawn):
+    found = draw_figures(replace(job, images="photos", top=3, only=("retrieval",)), pictures)
+    assert found.names == ("retrieval.png", "figures.json")
+    panels = list(drawn["retrieval.png"].axes)
+    texts = [text.get_text() for text in drawn["retrieval.png"].texts]
+    for ranking in found.rankings:
+        shown, panels = panels[:3], panels[3:]
+        # The colour of a picture tells its image.
+        ids = [
+            f"test-{next(c for c in panel.get_children() if isinstance(c, AxesImage)).get_array()[0, 0, 0]:03d}"
+            for panel in shown
+        ]
+        assert ids == [hit.image_id for hit in ranking.hits]
+        assert [panel.get_title() for panel in shown] == ["1", "2", "3"]
+        assert [framed(panel) for panel in shown] == [name == ranking.right.image_id for name in ids]
+        if ranking.rank > 3:
+            right, *panels = panels
+            assert (right.get_title(), framed(right)) == (f"right: {ranking.rank}", True)
+        assert f"right image: rank {ranking.rank} of 9" in texts
+        assert ranking.caption.text.split()[0] in " ".join(texts)
+    assert panels == []
+    assert {ranking.rank > 3 for ranking in found.rankings} == {True, False}
+
+
+def test_without_pictures_ids_stand_for_them(job, drawn):
+    found = draw_figures(replace(job, top=2, only=("retrieval",)))
+    panels = drawn["retrieval.png"].axes
+    assert [text.get_text() for panel in panels[:2] for text in panel.texts] == [hit.image_id for hit in found.rankings[0].hits]
+    assert "ids of images stand for them" in drawn["retrieval.png"].texts[-1].get_text().replace("\n", " ")
+
+
+@pytest.mark.slow
+def test_everything_is_the_same_again_and_nothing_else_is_written(job, tmp_path):
+    assert draw_figures(job).names == ("retrieval.png", "map.png", "figures.json")
+    first = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
+    assert set(first) == {"retrieval.png", "map.png", "figures.json"}
+    assert all(
+        content.startswith(b"\x89PNG") and content.endswith(b"IEND\xaeB`\x82")
+        for name, content in first.items()
+        if name[-3:] == "png"
+    )
+    draw_figures(replace(job, output=str(tmp_path / "again")))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()} == first
+    draw_figures(replace(job, output=str(tmp_path / "other"), seed=1))
+    assert all((tmp_path / "other" / name).read_bytes() != content for name, content in first.items())
+
+
+@pytest.mark.slow
+def test_the_numbers_are_written(job, tmp_path):
+    found = draw_figures(job)
+    content = json.loads((tmp_path / "figures" / "figures.json").read_text())
+    assert [row["rank"] for row in content["retrieval"]] == [ranking.rank for ranking in found.rankings]
+    assert content["retrieval"][0]["hits"][0] == {
+        "image_id": found.rankings[0].hits[0].image_id,
+        "score": found.rankings[0].hits[0].score,
+    }
+    assert content["portions"] == ["comparable"]
+    assert content["map"]["image_ids"] == list(found.map.image_ids)
+    np.testing.assert_allclose(content["map"]["points"]["de"], found.map.points[1 + found.map.languages.index("de")], atol=1e-3)
+    assert "attends to neither regions nor words" in content["refused"]["attention"]
+    assert content["examples"].startswith("4 of the 9 images of split test with captions in de, en, drawn with seed 0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mha-d", "t2i", "i2t"])
+def test_attention_is_the_models(attending, boxed, tmp_path, name):
+    found = draw_figures(job_of(attending, boxed, tmp_path, name, only=("attention",)))
+    assert found.names == ("attention-1.png", "attention-2.png", "figures.json")
+    run = open_run(attending[name])
+    data = open_data(boxed.captions, boxed.features, split="test", portions=dict.fromkeys(("de", "en"), ("comparable",)))
+    rows = {row["image_id"]: row for row in open_dataset(boxed.features)}
+    content = json.loads((tmp_path / "figures" / "figures.json").read_text())["attention"]
+    for image, plain in zip(found.attention, content, strict=True):
+        count = rows[image.image_id]["num_regions"]
+        assert np.array_equal(image.boxes, rows[image.image_id]["boxes"][:count])
+        assert (image.size_wh, plain["image_id"]) == ((640, 480), image.image_id)
+        place = data.captions.image_ids.index(image.image_id)
+        assert [shown.caption.key.language for shown in image.captions] == list(data.captions.language_names)
+        for shown, plain_caption in zip(image.captions, plain["captions"], strict=True):
+            batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, np.array([shown.caption.row]))
+            with evaluating(run.model) as device:
+                images = ImageBatch.of(data.features, np.array([place]), device)
+                weights = run.model.attention_weights(images, batch, shown.caption.key.language)
+            if name == "mha-d":
+                assert image.regions.shape == (2, count)
+                assert shown.words.shape == (2, len(shown.caption.tokens))
+                assert np.array_equal(image.regions, weights.regions.numpy())
+                assert np.array_equal(shown.words, weights.words.numpy())
+                np.testing.assert_allclose(plain_caption["words"], shown.words, atol=1e-6)
+            else:
+                assert image.regions is None
+                assert shown.pairs.shape == (len(shown.caption.tokens), count)
+                assert np.array_equal(shown.pairs, weights.pairs.numpy())
+                assert plain_caption["words_attend"] is shown.words_attend is (name == "t2i")
+                np.testing.assert_allclose(shown.pairs.sum(1 if name == "t2i" else 0), 1, atol=1e-5)
+                np.testing.assert_allclose(plain_caption["pairs"], shown.pairs, atol=1e-6)
+
+
+def boxes_of(panel) -> list[tuple[tuple[float, ...], float]]:
+    """Boxes of a panel, in the order in which they are drawn, with their line widths."""
+    found = [patch for patch in panel.patches if not patch.get_fill()]
+    return [((*patch.get_xy(), patch.get_width(), patch.get_height()), patch.get_linewidth()) for patch in found]
+
+
+@pytest.mark.slow
+def test_heads_over_regions_and_words(attending, boxed, tmp_path, drawn):
+    found = draw_figures(job_of(attending, boxed, tmp_path, "mha-d", images="photos", only=("attention",)), pictures)
+    for image in found.attention:
+        *heads, german, english = drawn[f"attention-{image.number}.png"].axes
+        assert len(heads) == 2
+        for panel, weights in zip(heads, image.regions, strict=True):
+            (picture,) = panel.images
+            assert picture.get_array()[0, 0, 0] == int(image.image_id[-3:])
+            assert tuple(picture.get_extent()) == (0, 640, 480, 0)
+            order = sorted(range(len(weights)), key=lambda n: weights[n])  # The strongest on top.
+            expected = [(x1, y1, x2 - x1, y2 - y1) for x1, y1, x2, y2 in image.boxes[order]]
+            boxes = boxes_of(panel)
+            np.testing.assert_allclose([box for box, _ in boxes], expected, rtol=1e-5)
+            widths = [width for _, width in boxes]
+            assert widths == sorted(widths)
+            assert widths[-1] == pytest.approx(0.4 + 2.4 * weights.max() / max(weights.max(), min(1, 3 / len(weights))))
+            assert f"{weights.max():.0%}" in panel.get_title()
+        for panel, shown in zip((german, english), image.captions, strict=True):
+            assert np.array_equal(panel.images[0].get_array(), shown.words)
+            even = 1 / shown.words.shape[1]
+            assert panel.images[0].get_clim() == pytest.approx((0, max(shown.words.max(), min(1, 3 * even))))
+            assert [label.get_text() for label in panel.get_xticklabels()] == list(shown.caption.words)
+            assert panel.get_title(loc="left").startswith(f"{shown.caption.key.language}: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "title"), [("t2i", "words attend to regions"), ("i2t", "regions attend to words")])
+def test_words_over_regions(attending, boxed, tmp_path, drawn, name, title):
+    found = draw_figures(job_of(attending, boxed, tmp_path, name, only=("attention",)))
+    for image in found.attention:
+        panels = drawn[f"attention-{image.number}.png"].axes
+        assert len(panels) == 4
+        for field, picture, shown in zip(panels[::2], panels[1::2], image.captions, strict=True):
+            assert np.array_equal(field.images[0].get_array(), shown.pairs)
+            assert [label.get_text() for label in field.get_yticklabels()] == list(shown.caption.words)
+            assert f"{shown.caption.key.language}: {title}, " in field.get_title(loc="left")
+            assert (picture.images[:], picture.get_xlim(), picture.get_ylim()) == (
+                [],
+                (0, 640),
+                (480, 0),
+            )  # No picture was given.
+            inside = shown.pairs[1:-1] if len(shown.pairs) > 2 else shown.pairs
+            words = shown.caption.words[1:-1] if len(shown.pairs) > 2 else shown.caption.words
+            allowed = {f"{n + 1}: {words[inside[:, n].argmax()]}" for n in range(inside.shape[1])}
+            assert {text.get_text() for text in picture.texts} - {""} <= allowed
+            assert len(boxes_of(picture)) == inside.shape[1]
+
+
+@pytest.mark.parametrize("part", ["regions", "words"])
+def test_heads_may_attend_to_either_alone(attending, boxed, tmp_path, drawn, part, monkeypatch):
+    weights = MhaD.attention_weights
+    other = {"regions": "words", "words": "regions"}[part]
+    monkeypatch.setattr(MhaD, "attention_weights", lambda *given: replace(weights(*given), **{other: None}))
+    found = draw_figures(job_of(attending, boxed, tmp_path, "mha-d", only=("attention",), examples=1))
+    (image,) = found.attention
+    assert (image.regions is None) == (part == "words")
+    assert all((shown.words is None) == (part == "regions") for shown in image.captions)
+    assert len(drawn["attention-1.png"].axes) == 2  # Two heads over the picture, or two captions.
+    monkeypatch.setattr(MhaD, "attention_weights", lambda *given: AttentionWeights())
+    with pytest.raises(UsageError, match="there is no attention to draw"):
+        draw_figures(job_of(attending, boxed, tmp_path, "mha-d", only=("attention",)))
+
+
+def test_features_without_boxes_are_a_field(toy_regions, tmp_path, drawn):
+    run = str(tmp_path / "run")
+    config = from_toml(
+        MHA_D.replace("max_steps = 44", "max_steps = 2").replace("evaluate_every = 17", "evaluate_every = 2"), "x"
+    )
+    train(TrainJob(config, toy_regions, run, device="cpu", curves=False, tensorboard=False))
+    job = FiguresJob(run, str(tmp_path / "figures"), toy_regions.captions, toy_regions.features, split="test", device="cpu")
+    found = draw_figures(replace(job, only=("attention",), examples=1))
+    (image,) = found.attention
+    assert (image.boxes, image.size_wh) == (None, None)
+    field = drawn["attention-1.png"].axes[0]
+    assert np.array_equal(field.images[0].get_array(), image.regions)
+
+
+@pytest.mark.slow
+def test_a_figure_that_a_model_does_not_have_is_refused_alone(attending, boxed, tmp_path, job):
+    found = draw_figures(job_of(attending, boxed, tmp_path, "t2i"))
+    assert found.names == ("retrieval.png", "attention-1.png", "attention-2.png", "figures.json")
+    assert list(found.refused) == ["map"]
+    assert "has no vector of either" in found.refused["map"]
+    found = draw_figures(job_of(attending, boxed, tmp_path, "other"))
+    assert list(found.refused) == ["attention"]
+    for refused, name, message in (
+        (job_of(attending, boxed, tmp_path / "a", "t2i"), "map", "compares an image with a caption part by part"),
+        (replace(job, output=str(tmp_path / "b" / "figures")), "attention", "kind 'vse', which attends to neither"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            draw_figures(replace(refused, only=("retrieval", name)))
+        assert not list(Path(refused.output).glob("*"))
+
+
+@pytest.mark.slow
+def test_pictures_of_examples_that_are_no_more_are_deleted(attending, boxed, tmp_path):
+    job = job_of(attending, boxed, tmp_path, "mha-d", only=("attention",), examples=3)
+    draw_figures(job)
+    Folder(job.output).write("attention-mine.png", b"mine")
+    draw_figures(replace(job, examples=1))
+    assert sorted(Folder(job.output).names()) == ["attention-1.png", "attention-mine.png", "figures.json"]
+
+
+@pytest.mark.slow
+def test_captions_can_be_named(job, drawn):
+    names = ("test-003/de/comparable/1", "test-003/en/translation/0", "test-001/en/comparable/2")
+    found = draw_figures(replace(job, caption_ids=names, only=("retrieval", "map")))
+    assert [str(ranking.caption.key) for ranking in found.rankings] == list(names)
+    assert [ranking.example for ranking in found.rankings] == [1, 1, 2]
+    assert {found.map.image_ids[place]: number for place, number in found.map.numbers.items()} == {"test-003": 1, "test-001": 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"languages": ("en", "it")}, "--languages names it, but this run knows only en, de"),
+        ({"split": "tests"}, "has no captions of split 'tests' in en, de: choose with --split of test, train, val"),
+        ({"split": ""}, "has no captions of a split test_2016 or test_2016_flickr"),
+        ({"languages": ("de",), "portion": "translation"}, "no captions of split 'test', portion 'translation' in de"),
+        ({"caption_ids": ("test-003",)}, "--caption-ids names 'test-003'"),
+    ],
+)
+def test_captions_that_are_not_there(job, fields, message):
+    with pytest.raises(UsageError, match=message):
+        draw_figures(replace(job, **fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"only": ("tsne",)}, "--only names 'tsne', expected some of retrieval, map, attention"),
+        ({"top": 0}, "--top is 0, expected 1 or more"),
+        ({"examples": 0}, "--examples is 0"),
+        ({"points": 1}, "--points is 1, expected 2 or more"),
+        ({"seed": -1}, "--seed is -1, expected 0 or more"),
+        ({"device": "tpu"}, "device"),
+    ],
+)
+def test_impossible_values(job, fields, message):
+    with pytest.raises(UsageError, match=message):
+        replace(job, **fields)
+
+
+def test_data_of_another_kind(job, other_toy):
+    with pytest.raises(DatasetError, match="was made by another extractor"):
+        draw_figures(replace(job, features=other_toy.features))
+
+
+def test_pictures_need_something_that_reads_them(job):
+    with pytest.raises(
+        UsageError, match=r"--images is 'photos', and reading images needs pip install 'imagepivot\[pipelines\]'"
+    ):
+        draw_figures(replace(job, images="photos"))
+    assert not list(Path(job.output).glob("*"))
+
+
+@pytest.mark.slow
+def test_a_figure_appears_whole(job, tmp_path, monkeypatch):
+    draw_figures(replace(job, only=("retrieval",)))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
+
+    def fail(figure, file, **options):
+        file.write(b"half of a picture")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    with pytest.raises((OSError, DatasetError), match="the disk is full"):
+        draw_figures(replace(job, only=("retrieval",), seed=1))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()} == before
+
+
+def test_regions_of_a_picture_of_another_size(attending, boxed, tmp_path):
+    def smaller(location, image_ids):
+        return {name: (pixels, (320, 240)) for name, (pixels, _) in pictures(location, image_ids).items()}
+
+    job = job_of(attending, boxed, tmp_path, "mha-d", images="photos", only=("attention",))
+    with pytest.raises(InputError, match=r"is 320×240 pixels, its regions in .* are those of a picture of 640×480"):
+        draw_figures(job, smaller)
+    assert not list(Path(job.output).glob("*"))
+
+
+def test_the_strongest_come_first():
+    assert strongest([0.1, 0.5, 0.1, 0.3], 3) == [1, 3, 0]
+
+
+def test_labels_stand_within_the_picture_and_apart():
+    rng = np.random.default_rng(0)
+    corners = rng.uniform(-20, 400, (8, 2))
+    boxes = np.concatenate([corners, corners + rng.uniform(5, 300, (8, 2))], axis=1)
+    labels = {n: f"{n}: word" for n in (3, 1, 4, 0, 5, 2, 6, 7)}
+    placed = placed_labels(boxes, labels, 500, 400)
+    assert placed[0][0] == "3: word"
+    across, down = 0.365 * 500 / 2.4, 0.1 * 500 / 2.4
+    for number, (_, x, y) in enumerate(placed):
+        assert 0 <= x <= 500 - across
+        assert 0 <= y <= 400 - down
+        assert all(abs(x - a) >= across - 1e-9 or abs(y - b) >= down - 1e-9 for _, a, b in placed[:number])
+    assert len(placed_labels(np.tile([[0, 0, 500, 400]], (8, 1)), labels, 500, 400)) == 4  # A box has four corners.

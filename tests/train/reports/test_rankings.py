@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from train.data.batches import CaptionBatch
+from train.data.splits import open_data
+from train.evaluation.evaluating import encode_images
+from train.reports.figure_examples import choose_examples
+from train.reports.gold_ranks import ranks_of_captions
+from train.reports.rankings import rank_examples, ranked
+from train.runs.run import open_run
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_by_counting(seed):
+    """The place of the right score is the number of wrong ones that are not below it; the others are in descending order."""
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, 5, 30).astype(np.float32)
+    for right in range(30):
+        order = ranked(scores, right).tolist()
+        assert sorted(order) == list(range(30))
+        assert order.index(right) == sum(scores[n] >= scores[right] for n in range(30) if n != right)
+        assert list(scores[order]) == sorted(scores, reverse=True)
+
+
+def test_no_number_is_worst_for_the_model():
+    nan = np.nan
+    assert ranked(np.array([1.0, nan, 3.0]), 2).tolist() == [1, 2, 0]
+    assert ranked(np.array([1.0, nan, 3.0]), 1).tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "order"])
+def test_images_are_ranked_as_an_evaluation_does(toy, write_run, similarity):
+    run = open_run(write_run(similarity=similarity))
+    data = open_data(toy.captions, toy.features, split="test", portions=dict.fromkeys(("en", "de"), ("comparable",)))
+    captions, words = data.captions, run.vocabulary.tokens
+    examples, _ = choose_examples(captions, words, count=4, seed=0)
+    images = encode_images(run.model, data.features)
+    rankings = rank_examples(run.model, captions, images, examples, top=3)
+    assert [(ranking.example, ranking.caption.key.language) for ranking in rankings] == [
+        (number, language) for number in (1, 2, 3, 4) for language in captions.language_names
+    ]
+    ranks = ranks_of_captions(run, data)
+    for ranking in rankings:
+        language, row = ranking.caption.key.language, ranking.caption.row
+        assert ranking.rank == ranks[language][captions.rows_of(language).tolist().index(row)]
+        assert ranking.images == 9
+        assert len(ranking.hits) == 3
+        # Each score once more, from one caption at a time.
+        with torch.no_grad():
+            caption = run.model.encode_captions(CaptionBatch(captions.token_ids, captions.offsets, np.array([row])), language)
+            scores = run.model.scores(images, caption)[:, 0].tolist()
+        best = sorted(range(9), key=lambda n: -scores[n])[:3]
+        assert [hit.image_id for hit in ranking.hits] == [captions.image_ids[n] for n in best]
+        assert [hit.score for hit in ranking.hits] == pytest.approx([scores[n] for n in best], abs=1e-5)
+        assert ranking.right.image_id == ranking.caption.key.image_id
+        assert ranking.right.score == pytest.approx(scores[captions.image_ids.index(ranking.right.image_id)], abs=1e-5)
+        assert (ranking.rank == 1) == (ranking.hits[0].image_id == ranking.right.image_id)
+
+
+def test_only_images_with_captions_in_the_language_are_ranked(toy, write_run):
+    run = open_run(write_run())
+    data = open_data(toy.captions, toy.features, split="test", portions=dict.fromkeys(("en", "de"), ("comparable",)))
+    captions = data.captions
+    german = captions.languages == captions.language_names.index("de")
+    captions = captions.select(~german | (captions.images % 2 == 0))
+    examples, _ = choose_examples(captions, run.vocabulary.tokens, count=9, seed=0)
+    rankings = rank_examples(run.model, captions, encode_images(run.model, data.features), examples, top=20)
+    assert {ranking.caption.key.language: ranking.images for ranking in rankings} == {"de": 5, "en": 9}
+    for ranking in rankings:
+        found = {hit.image_id for hit in ranking.hits}
+        assert found == set(captions.image_ids[:: 2 if ranking.caption.key.language == "de" else 1])

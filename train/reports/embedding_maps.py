@@ -1,0 +1,119 @@
+"""Figure 3 of Huang et al. 2019: images and their captions in one plane, by t-SNE of their vectors.
+
+Letters: ``I`` images, ``L`` languages, ``E`` width of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import UsageError
+from train.data.batches import CaptionBatch
+from train.data.captions import Captions
+from train.evaluation.evaluating import Count, count_nothing, encode_captions
+from train.models.retrieval_model import Encoded, RetrievalModel
+from train.reports.figure_examples import Example, first_captions, images_in_all_languages
+
+__all__ = ["EmbeddingMap", "map_embeddings", "plane_of"]
+
+_PERPLEXITY = 30.0  # Scikit-learn's default; a tenth of the points where they are few, so that more than one group can show.
+
+
+@dataclass(frozen=True)
+class EmbeddingMap:
+    """Images and a caption of each in each language, in a plane.
+
+    Attributes:
+        image_ids: the images.
+        languages: the languages.
+        points: float32 ``[1 + L, I, 2]``: the images, then their captions in each language.
+        numbers: by position in ``image_ids``, the number of an example.
+        perplexity: that of the t-SNE.
+        seed: seed of the draw and of the t-SNE.
+    """
+
+    image_ids: tuple[str, ...]
+    languages: tuple[str, ...]
+    points: np.ndarray
+    numbers: dict[int, int]
+    perplexity: float
+    seed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        names = ("image", *self.languages)
+        points = {name: of_name.round(4).tolist() for name, of_name in zip(names, self.points.astype(float), strict=True)}
+        return {"image_ids": list(self.image_ids), "points": points, "perplexity": self.perplexity, "seed": self.seed}
+
+
+def map_embeddings(
+    model: RetrievalModel,
+    captions: Captions,
+    images: Encoded,
+    examples: Sequence[Example],
+    *,
+    most: int,
+    seed: int,
+    count: Count = count_nothing,
+) -> EmbeddingMap:
+    """Map the images of the examples, and others that are drawn, with the first caption of each in each language.
+
+    Args:
+        model: a model of vectors.
+        captions: captions of the split.
+        images: its images, as the model encodes them.
+        examples: the examples; those that lack a language are left out.
+        most: number of images, if there are so many with captions in all languages.
+        seed: seed of the draw and of the t-SNE.
+        count: counts the captions that are encoded.
+
+    Raises:
+        UsageError: fewer than two images have captions in all languages, or all vectors are alike, or no numbers.
+    """
+    known = images_in_all_languages(captions)
+    if len(known) < 2:
+        raise UsageError(f"a map needs at least two images with captions in all languages, split {captions.split!r} has one")
+    shown = [example.image for example in examples if example.image in known]
+    others = np.random.default_rng(seed).permutation(np.setdiff1d(known, shown))
+    chosen = np.sort(np.concatenate([np.array(shown, np.int64), others[: max(0, most - len(shown))]])).astype(np.int64)
+    rows = np.array([first_captions(captions, image) for image in chosen.tolist()])  # [I, L]
+    vectors = [images.values.cpu().numpy()[chosen]]
+    for number, language in enumerate(captions.language_names):
+        batch = CaptionBatch(captions.token_ids, captions.offsets, rows[:, number])
+        vectors.append(encode_captions(model, batch, language, count=count).values.cpu().numpy())
+    stacked = np.stack(vectors)  # [1 + L, I, E]
+    perplexity = min(_PERPLEXITY, max(2.0, stacked.shape[0] * stacked.shape[1] / 10))
+    points = plane_of(stacked.reshape(-1, stacked.shape[2]), perplexity=perplexity, seed=seed)
+    place = {image: number for number, image in enumerate(chosen.tolist())}
+    return EmbeddingMap(
+        image_ids=tuple(captions.image_ids[image] for image in chosen.tolist()),
+        languages=captions.language_names,
+        points=points.reshape(*stacked.shape[:2], 2),
+        numbers={place[example.image]: example.number for example in examples if example.image in place},
+        perplexity=perplexity,
+        seed=seed,
+    )
+
+
+def plane_of(vectors: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray:
+    """Return t-SNE (van der Maaten and Hinton 2008) of vectors ``[N, E]``, float32 ``[N, 2]``, by their Euclidean distances.
+
+    It begins with the first two principal components. With one thread, because sums over several depend on their number: the same
+    vectors and seed give the same points, bit for bit, on the same machine.
+
+    Raises:
+        UsageError: all vectors are alike, or no numbers.
+    """
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    if not np.isfinite(vectors).all() or bool((vectors == vectors[0]).all()):
+        raise UsageError("the vectors are all alike, or no numbers: there is nothing to map. Has the training collapsed?")
+    method = TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
+    with threadpool_limits(limits=1):
+        points: np.ndarray = method.fit_transform(vectors.astype(np.float64))
+    return points.astype(np.float32)

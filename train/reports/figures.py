@@ -1,0 +1,252 @@
+"""The figures of a run: what captions find, where images and captions lie, and what the model attends to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.dataset import Dataset, open_dataset
+from schemas.errors import UsageError
+from schemas.storage import Folder
+from train.data.captions import labels_of
+from train.data.splits import TEST_SPLITS, TrainingData, open_data
+from train.devices import check_device_name, resolve_device
+from train.evaluation.evaluating import Count, count_nothing, encode_images
+from train.evaluation.matching import check_vectors
+from train.evaluation.scoring import portions_in
+from train.models.retrieval_model import Encoded
+from train.reports.attention import AttendedImage, attend, check_attends
+from train.reports.attention_plots import plot_attention
+from train.reports.embedding_maps import EmbeddingMap, map_embeddings
+from train.reports.figure_examples import Example, choose_examples
+from train.reports.map_plots import plot_map
+from train.reports.pictures import Picture, ReadPictures, check_sizes, pictures_of
+from train.reports.rankings import Ranking, rank_examples
+from train.reports.retrieval_plots import plot_rankings
+from train.runs.run import Run, open_run
+
+__all__ = ["FIGURES", "Figures", "FiguresJob", "draw_figures"]
+
+FIGURES = ("retrieval", "map", "attention")
+"""The figures that there are."""
+
+_DATA = "figures.json"
+
+
+@dataclass(frozen=True)
+class FiguresJob:
+    """The figures of a run, as ``imagepivot figures`` draws them.
+
+    Attributes:
+        run: folder of the run.
+        output: folder for the figures.
+        captions: folder of encoded captions.
+        features: folder of image features or regions.
+        images: location of the images; without one, ids stand for pictures.
+        only: names of ``FIGURES`` to draw, each of which must be possible; if empty, all that are.
+        split: split of captions and images; if empty, the first of ``TEST_SPLITS`` that the captions have.
+        languages: languages to show; if empty, all that the captions have and the run knows.
+        portion: portion of the captions; if empty, ``comparable`` if all languages have it, or else another one.
+        examples: number of images to draw as examples.
+        caption_ids: captions to show as examples instead, as ``image/language/portion/index``.
+        top: number of images that are shown for each caption.
+        points: number of images in the map.
+        seed: seed of what is drawn at random, and of the map.
+        device: a name that `train.devices.resolve_device` knows.
+        memory_map: folder for a copy of the features that is mapped into memory, and that all runs with this folder share.
+        allow_missing_features: leave out images that lack features.
+
+    Raises:
+        UsageError: a value is impossible.
+    """
+
+    run: str
+    output: str
+    captions: str
+    features: str
+    images: str = ""
+    only: tuple[str, ...] = ()
+    split: str = ""
+    languages: tuple[str, ...] = ()
+    portion: str = ""
+    examples: int = 4
+    caption_ids: tuple[str, ...] = ()
+    top: int = 5
+    points: int = 100
+    seed: int = 0
+    device: str = "auto"
+    memory_map: str | None = None
+    allow_missing_features: bool = False
+
+    def __post_init__(self) -> None:
+        check_device_name(self.device)
+        for name in self.only:
+            if name not in FIGURES:
+                raise UsageError(f"--only names {name!r}, expected some of {', '.join(FIGURES)}")
+        for name, least in {"examples": 1, "top": 1, "points": 2, "seed": 0}.items():
+            if getattr(self, name) < least:
+                raise UsageError(f"--{name} is {getattr(self, name)}, expected {least} or more")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was drawn.
+
+    Attributes:
+        names: the files that were written, in their folder.
+        refused: by name of a figure, why it cannot be drawn of this run.
+        rule: how the examples were chosen.
+        rankings: what each caption of the examples finds; empty if it was not asked for.
+        map: the map of images and captions; None if it was not asked for, or refused.
+        attention: the attention to each example; likewise empty.
+    """
+
+    names: tuple[str, ...]
+    refused: Mapping[str, str]
+    rule: str
+    rankings: tuple[Ranking, ...]
+    map: EmbeddingMap | None
+    attention: tuple[AttendedImage, ...]
+
+
+def draw_figures(job: FiguresJob, read_pictures: ReadPictures | None = None, count: Count = count_nothing) -> Figures:
+    """Draw the figures of a run into a folder: ``retrieval.png``, ``map.png``, ``attention-N.png``, and ``figures.json``.
+
+    The same run, data and options give the same bytes on the same machine, as long as torch computes with as many threads.
+
+    Args:
+        job: what to draw.
+        read_pictures: reads the pictures of ``job.images``, e.g. ``imagepivot.read_pictures``; not needed without them.
+        count: counts the captions and images that are encoded, for a display of progress.
+
+    Raises:
+        UsageError: the run does not know a language, there are no such captions, or a figure of ``job.only`` cannot be drawn.
+        InputError: a picture is missing, damaged, or has another size than the one in which regions were found.
+        DatasetError: the folder holds no run, the data is not of the run's kind, or nothing can be written.
+    """
+    folder = Folder(job.output)
+    folder.check_writable()
+    run = open_run(job.run, device=resolve_device(job.device))
+    data, features = _open(run, job), open_dataset(job.features)
+    examples, rule = choose_examples(
+        data.captions, run.vocabulary.tokens, count=job.examples, seed=job.seed, caption_ids=job.caption_ids
+    )
+    work = _Work(job, run, data, features, examples, count)
+    found: dict[str, Any] = {}
+    refused = {}
+    for name in job.only or FIGURES:
+        try:
+            found[name] = getattr(work, name)()
+        except UsageError as error:
+            if job.only:
+                raise
+            refused[name] = str(error)
+    figures = Figures((), refused, rule, found.get("retrieval", ()), found.get("map"), found.get("attention", ()))
+    shown = {hit.image_id for ranking in figures.rankings for hit in (*ranking.hits, ranking.right)}
+    attended = {image.image_id for image in figures.attention}
+    pictures = pictures_of(job.images, shown | attended, read_pictures)
+    check_sizes(features, pictures, attended)
+    return _write(figures, run, job, data, pictures, folder)
+
+
+class _Work:
+    """What each figure shows."""
+
+    def __init__(
+        self, job: FiguresJob, run: Run, data: TrainingData, features: Dataset, examples: tuple[Example, ...], count: Count
+    ) -> None:
+        self.job, self.run, self.data, self.features, self.examples, self.count = job, run, data, features, examples, count
+        self._encoded: Encoded | None = None
+
+    def retrieval(self) -> tuple[Ranking, ...]:
+        model, captions = self.run.model, self.data.captions
+        return rank_examples(model, captions, self._images(), self.examples, top=self.job.top, count=self.count)
+
+    def map(self) -> EmbeddingMap:
+        check_vectors(self.run)
+        model, captions, job = self.run.model, self.data.captions, self.job
+        return map_embeddings(model, captions, self._images(), self.examples, most=job.points, seed=job.seed, count=self.count)
+
+    def attention(self) -> tuple[AttendedImage, ...]:
+        check_attends(self.run, self.data, self.examples[0])
+        return tuple(attend(self.run, self.data, self.features, example) for example in self.examples)
+
+    def _images(self) -> Encoded:
+        if self._encoded is None:
+            self._encoded = encode_images(self.run.model, self.data.features, count=self.count)
+        return self._encoded
+
+
+def _write(
+    figures: Figures, run: Run, job: FiguresJob, data: TrainingData, pictures: Mapping[str, Picture], folder: Folder
+) -> Figures:
+    """Draw what was found, and write it as JSON."""
+    drawings: dict[str, Callable[[str], None]] = {}
+    if figures.rankings:
+        note = f"Queries: {figures.rule}. A thick frame marks the right image."
+        note += "" if pictures else " No pictures were given: ids of images stand for them."
+        drawings["retrieval.png"] = lambda name: plot_rankings(figures.rankings, pictures, folder, name, note=note)
+    if found := figures.map:
+        drawings["map.png"] = lambda name: plot_map(found, folder, name)
+    for image in figures.attention:
+        drawings[f"attention-{image.number}.png"] = lambda name, image=image: plot_attention(  # type: ignore[misc]
+            image, pictures.get(image.image_id), folder, name
+        )
+    for name in folder.names():  # Of an earlier command with more examples, which would pass for some of these.
+        if re.fullmatch(r"attention-\d+\.png", name) and figures.attention and name not in drawings:
+            folder.delete(name)
+    for name, draw in drawings.items():
+        draw(name)
+    content = {
+        "step": run.step,
+        "split": data.captions.split,
+        "languages": list(data.captions.language_names),
+        "portions": list(data.captions.portion_names),
+        "fingerprints": dict(data.fingerprints),
+        "examples": figures.rule,
+        "seed": job.seed,
+        "retrieval": [ranking.to_dict() for ranking in figures.rankings],
+        "map": figures.map.to_dict() if figures.map else None,
+        "attention": [image.to_dict() for image in figures.attention],
+        "refused": dict(figures.refused),
+    }
+    folder.write(_DATA, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+    return Figures((*drawings, _DATA), figures.refused, figures.rule, figures.rankings, figures.map, figures.attention)
+
+
+def _open(run: Run, job: FiguresJob) -> TrainingData:
+    """Open the captions of a split, of one portion where all languages share one, with the features of their images."""
+    known = run.model.languages
+    unknown = [language for language in job.languages if language not in known]
+    if unknown:
+        raise UsageError(
+            f"--languages names {', '.join(unknown)}, but this run knows only {', '.join(known)}: give some of these"
+        )
+    labels = labels_of(open_dataset(job.captions, kind="encoded"))
+    splits = sorted({split for split, language, _ in labels if language in known})
+    wanted = job.split or next((split for split in TEST_SPLITS if split in splits), "")
+    portions = portions_in(labels, wanted, job.languages or sorted(known), job.portion)
+    lacking = [language for language in job.languages if language not in portions]
+    if not portions or lacking:
+        place = f"of split {wanted!r}" if wanted else f"of a split {' or '.join(TEST_SPLITS)}"
+        place += f", portion {job.portion!r}" if job.portion else ""
+        raise UsageError(
+            f"{job.captions!r} has no captions {place} in {', '.join(lacking or known)}: choose with --split of "
+            f"{', '.join(splits)}, and with --languages and --portion"
+        )
+    common = set.intersection(*map(set, portions.values()))
+    if common and not job.caption_ids:
+        portions = dict.fromkeys(portions, (min(common),))  # By their names, comparable comes before translation.
+    return open_data(
+        job.captions,
+        job.features,
+        split=wanted,
+        portions=portions,
+        l2=run.config.data.l2_features,
+        memory_map=job.memory_map,
+        expected={name: run.fingerprints[name] for name in ("vocabulary", "extractor")},
+        allow_missing_features=job.allow_missing_features,
+    )
