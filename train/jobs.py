@@ -77,10 +77,6 @@ class TrainJob:
             raise UsageError(f"seed is {self.seed}, expected 0 or more")
         if self.save_every < 1:
             raise UsageError(f"save_every is {self.save_every}, expected 1 or more")
-        if self.start_from and Folder(self.start_from).path_of("") == Folder(self.output).path_of(""):
-            raise UsageError(
-                f"--from {self.start_from!r} is OUTPUT itself: name another run, or continue this one with --resume"
-            )
         check_device_name(self.device)
         check_precision_name(self.precision)
         if not Folder(self.output).is_local:

@@ -31,17 +31,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torchvision
-from PIL import Image
 from torch import Tensor, nn
 
-from extractors.base import Description, Extractor
-from extractors.computing.devices import cast_layers, compiled, numerics, upload
-from extractors.computing.passes import in_chunks, in_halves
-from extractors.images.preprocess import Preprocessing, normalize, resize_and_crop
+from extractors.base import Description
+from extractors.images.preprocess import Preprocessing
 from extractors.settings import Settings
+from extractors.stacked import OneCropExtractor
 from extractors.weights.checkpoints import read_state
 from extractors.weights.finding import Architecture, Weights, resolve_weights
 from schemas.features import FeatureSpec
@@ -117,8 +114,8 @@ VARIANTS = {
 }
 
 
-class LastMap(Extractor):
-    """A network up to its last map.
+class LastMap(OneCropExtractor):
+    """A network up to its last map. An image becomes 448 pixels wide and high, whatever its aspect ratio.
 
     Args:
         settings: what is asked of the extractor, whose name is in `VARIANTS`.
@@ -127,50 +124,16 @@ class LastMap(Extractor):
     """
 
     def __init__(self, settings: Settings, weights: Weights, device: torch.device) -> None:
-        super().__init__(describe(settings, weights))
         variant = VARIANTS[settings.spec.name]
-        self._device = device
-        self._precision = settings.precision
         with torch.device("meta"):
             model = variant.architecture.build(weights=None)
         model.load_state_dict(weights.state, assign=True)
-        trunk = variant.trunk(model).eval().requires_grad_(False)
-        self._dtype = cast_layers(trunk, settings.precision)
-        self._trunk = compiled(trunk.to(device).to(memory_format=torch.channels_last), device, enabled=settings.compile)
+        trunk = variant.trunk(model)
+        super().__init__(describe(settings, weights), trunk, PREPROCESSING, settings, device, _FORWARD_IMAGES)
 
-    def preprocess(self, image: Image.Image) -> Tensor:
-        """Resize both sides to 448, whatever the aspect ratio.
-
-        Returns:
-            uint8 ``[3, 448, 448]``, channels R, G, B.
-        """
-        return resize_and_crop(image, PREPROCESSING)
-
-    def extract(self, batch: Tensor) -> np.ndarray:
-        """Run the model on preprocessed images.
-
-        Args:
-            batch: uint8 ``[B, 3, 448, 448]``, channels R, G, B; B may be 0.
-
-        Returns:
-            ``[B, G, D]`` in the type of the spec, not negative, cells row by row. On a CPU an image has the same bytes in any batch
-            and with any number of threads.
-        """
-        size = PREPROCESSING.crop
-        if batch.dtype != torch.uint8 or batch.shape[1:] != (3, size, size):
-            raise ValueError(f"batch is {batch.dtype} {list(batch.shape)}, expected torch.uint8 [B, 3, {size}, {size}]")
-        if not len(batch):
-            return np.zeros((0, *self.spec.shape), dtype=self.spec.dtype)
-        if self._device.type == "cpu":
-            return self.spec.rounded(in_chunks(self._forward, batch, _FORWARD_IMAGES).numpy())
-        with numerics(self._precision, self._device), torch.inference_mode():
-            return self.spec.rounded(in_halves(self._forward, batch).numpy())
-
-    def _forward(self, pixels: Tensor) -> Tensor:
-        """Compute features: uint8 ``[B, 3, 448, 448]`` on any device to float32 ``[B, G, D]`` on the CPU."""
-        pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
-        maps = self._trunk(normalize(pixels, PREPROCESSING).to(self._dtype))  # [B, D, 14, 14]
-        return maps.permute(0, 2, 3, 1).flatten(1, 2).to(torch.float32).cpu()  # [B, G, D]
+    def features(self, maps: Tensor) -> Tensor:
+        """Put the cells of maps row by row: ``[B, D, 14, 14]`` to float32 ``[B, G, D]``, not negative."""
+        return maps.permute(0, 2, 3, 1).flatten(1, 2).to(torch.float32)
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:

@@ -21,7 +21,6 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import timm
 import torch
 from PIL import Image
@@ -29,13 +28,13 @@ from timm.data import create_transform, resolve_data_config
 from timm.models import get_pretrained_cfg
 from torch import Tensor, nn
 
-from extractors.base import Description, Extractor
-from extractors.computing.devices import compiled, numerics, upload
-from extractors.computing.passes import in_chunks, in_halves
+from extractors.base import Description
+from extractors.computing.devices import compiled, upload
 from extractors.grids.timm_maps import UnpooledModel, grid_hw
 from extractors.images.decoding import DecodeError
 from extractors.images.preprocess import check_resized
 from extractors.settings import Settings
+from extractors.stacked import StackedExtractor
 from extractors.weights.checkpoints import read_state
 from extractors.weights.finding import Architecture, Weights, resolve_weights
 from schemas.errors import InputError, UsageError
@@ -49,7 +48,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _DOWNLOAD_ERRORS = (OSError, HTTPException, RuntimeError)
 
 
-class TimmModel(Extractor):
+class TimmModel(StackedExtractor):
     """A model of timm without its classifier.
 
     The 16-bit precisions use ``torch.autocast``, because these models have many kinds of layers.
@@ -61,11 +60,9 @@ class TimmModel(Extractor):
     """
 
     def __init__(self, settings: Settings, weights: Weights, device: torch.device) -> None:
-        super().__init__(describe(settings, weights))
         name = settings.spec.name.removeprefix(_PREFIX)
         self._config = _config(name)
-        self._device = device
-        self._precision = settings.precision
+        super().__init__(describe(settings, weights), self._config["input_size"][1:], settings, device)
         self._transform = create_transform(**self._config, is_training=False, normalize=False)
         # Not on the meta device: some models keep values outside their state dict.
         with torch.random.fork_rng(devices=[]):
@@ -96,27 +93,7 @@ class TimmModel(Extractor):
             )
         return pixels
 
-    def extract(self, batch: Tensor) -> np.ndarray:
-        """Run the model on preprocessed images.
-
-        Args:
-            batch: uint8 ``[B, 3, H, W]``, channels R, G, B; B may be 0.
-
-        Returns:
-            ``[B, D]``, or ``[B, G, D]`` for maps, in the type of the spec. On a CPU an image has the same bytes in any batch and
-            with any number of threads.
-        """
-        expected = self._config["input_size"]
-        if batch.dtype != torch.uint8 or batch.shape[1:] != expected:
-            raise ValueError(f"batch is {batch.dtype} {list(batch.shape)}, expected torch.uint8 [B, {str(list(expected))[1:]}")
-        if not len(batch):
-            return np.zeros((0, *self.spec.shape), dtype=self.spec.dtype)
-        if self._device.type == "cpu":
-            return self.spec.rounded(in_chunks(self._forward, batch).numpy())
-        with numerics(self._precision, self._device), torch.inference_mode():
-            return self.spec.rounded(in_halves(self._forward, batch).numpy())
-
-    def _forward(self, pixels: Tensor) -> Tensor:
+    def forward(self, pixels: Tensor) -> Tensor:
         """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on the CPU."""
         pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
         values = pixels.to(torch.float32).div_(255).sub_(self._mean).div_(self._std)

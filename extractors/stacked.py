@@ -1,0 +1,117 @@
+"""Extractors whose images all have one size, so that a batch is one tensor.
+
+Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of the input, ``S`` side of a crop in pixels, ``D`` channels and ``h`` and ``w``
+sides of a network's last map.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from extractors.base import Description, Extractor
+from extractors.computing.devices import cast_layers, compiled, numerics, upload
+from extractors.computing.passes import FORWARD_IMAGES, in_chunks, in_halves
+from extractors.images.preprocess import Preprocessing, normalize, resize_and_crop
+from extractors.settings import Settings
+
+__all__ = ["OneCropExtractor", "StackedExtractor"]
+
+
+class StackedExtractor(Extractor):
+    """An extractor whose images all have one size.
+
+    Args:
+        description: what the extractor makes.
+        size_hw: H and W.
+        settings: what is asked of the extractor.
+        device: from `extractors.computing.devices.resolve_device`.
+        forward_images: images of one pass on a CPU.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        size_hw: tuple[int, int],
+        settings: Settings,
+        device: torch.device,
+        forward_images: int = FORWARD_IMAGES,
+    ) -> None:
+        super().__init__(description)
+        self._input_shape = (3, *size_hw)
+        self._precision = settings.precision
+        self._device = device
+        self._forward_images = forward_images
+
+    @abstractmethod
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on the CPU."""
+
+    def extract(self, batch: Tensor) -> np.ndarray:
+        """Run the model on preprocessed images.
+
+        Args:
+            batch: uint8 ``[B, 3, H, W]``, channels R, G, B; B may be 0.
+
+        Returns:
+            ``[B, *spec.shape]`` in the type of the spec. On a CPU an image has the same bytes in any batch and with any number of
+            threads.
+        """
+        if batch.dtype != torch.uint8 or batch.shape[1:] != self._input_shape:
+            sides = ", ".join(map(str, self._input_shape))
+            raise ValueError(f"batch is {batch.dtype} {list(batch.shape)}, expected torch.uint8 [B, {sides}]")
+        if not len(batch):
+            return np.zeros((0, *self.spec.shape), dtype=self.spec.dtype)
+        if self._device.type == "cpu":
+            return self.spec.rounded(in_chunks(self.forward, batch, self._forward_images).numpy())
+        with numerics(self._precision, self._device), torch.inference_mode():
+            return self.spec.rounded(in_halves(self.forward, batch).numpy())
+
+
+class OneCropExtractor(StackedExtractor):
+    """A network of convolutions up to its last map, of one crop of an image.
+
+    Args:
+        description: what the extractor makes.
+        trunk: the network, on the CPU, from normalised pixels to the map.
+        preprocessing: how an image becomes pixels.
+        settings: what is asked of the extractor.
+        device: from `extractors.computing.devices.resolve_device`.
+        forward_images: images of one pass on a CPU.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        trunk: nn.Module,
+        preprocessing: Preprocessing,
+        settings: Settings,
+        device: torch.device,
+        forward_images: int = FORWARD_IMAGES,
+    ) -> None:
+        super().__init__(description, (preprocessing.crop, preprocessing.crop), settings, device, forward_images)
+        self._preprocessing = preprocessing
+        trunk = trunk.eval().requires_grad_(False)
+        self._dtype = cast_layers(trunk, settings.precision)
+        self._trunk = compiled(trunk.to(device).to(memory_format=torch.channels_last), device, enabled=settings.compile)
+
+    @abstractmethod
+    def features(self, maps: Tensor) -> Tensor:
+        """Make features of maps: ``[B, D, h, w]`` in the type of the network to float32 ``[B, *spec.shape]``."""
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """Resize an image and cut out its centre, see `extractors.images.preprocess.resize_and_crop`.
+
+        Returns:
+            uint8 ``[3, S, S]``, channels R, G, B.
+        """
+        return resize_and_crop(image, self._preprocessing)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Compute features: uint8 ``[B, 3, S, S]`` on any device to float32 ``[B, *spec.shape]`` on the CPU."""
+        pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
+        return self.features(self._trunk(normalize(pixels, self._preprocessing).to(self._dtype))).cpu()
