@@ -1,7 +1,7 @@
 """Extractors whose images all have one size, so that a batch is one tensor.
 
-Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of the input, ``S`` side of a crop in pixels, ``D`` channels and ``h`` and ``w``
-sides of a network's last map.
+Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of the input, ``S`` side of a crop in pixels, ``D`` channels of a network's
+last map, ``h`` and ``w`` its sides.
 """
 
 from __future__ import annotations
