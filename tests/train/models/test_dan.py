@@ -86,9 +86,11 @@ def test_absent_regions_and_padding_change_nothing(model, seed):
         torch.testing.assert_close(encoded[row], model.encode_captions(batch_of([caption]), "en").values[0], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_whole_model():
-    model = build_model(CONFIG, DIMENSIONS, seed=0).double()
-    features = torch.randn(3, 6, 8, dtype=torch.float64)
+    small = DanConfig(embedding=2, words=2, steps=2, attention=3, dropout=0.0)
+    model = build_model(small, Dimensions(("en",), 6, (6, 3)), seed=0).double()
+    features = torch.randn(3, 6, 3, dtype=torch.float64)
     mask = torch.arange(6) < torch.tensor([[6], [2], [4]])
     captions = batch_of([[1, 4, 2], [1, 4, 5, 2], [1, 3, 2]])
     chosen = [name for name, _ in model.named_parameters() if name.startswith(("attention", "sentences.0"))]
@@ -109,6 +111,7 @@ def test_gradients_of_a_whole_model():
     assert torch.autograd.gradcheck(function, [model.get_parameter(name) for name in chosen])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "compiled"])
 def test_other_precisions_and_compilation(precision):
     model = build_model(replace(CONFIG, dropout=0.5), DIMENSIONS, seed=0).eval()

@@ -105,9 +105,10 @@ def test_padding_changes_nothing(scoring):
         torch.testing.assert_close(together[row], alone, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scoring", ["dot", "general"])
 def test_gradients_of_a_whole_model(scoring):
-    model, features = build(scoring, languages=("en", "fr")), torch.randn(3, 7, dtype=torch.float64)
+    model, features = build(scoring, languages=("en", "fr"), vocabulary_size=8), torch.randn(3, 7, dtype=torch.float64)
     names = [name for name, _ in model.named_parameters()]
 
     class Shell(torch.nn.Module):
