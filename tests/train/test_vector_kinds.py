@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from schemas.dataset import open_dataset
+from tests.train.test_distributed import SCRIPT
 from tests.train.trainings import DAN, MLMME, assert_equal, events, lasting_log, weights
+from train.config.sections import from_toml
 from train.evaluation import EvaluateJob, SearchJob, embed_run, evaluate_run, search
 from train.evaluation.sts_scoring import StsJob, sts
+from train.jobs import TrainJob
+from train.loop import train
 from train.models import Encoded
 from train.runs import open_run
 
@@ -107,3 +117,36 @@ def test_it_starts_from_another_run(train_kind, tmp_path):
     train_kind("second", ("max_steps = 44", "max_steps = 1"), start_from=str(tmp_path / "first"))
     (line,) = events(tmp_path / "second", "started_from")
     assert not line["drawn"]
+
+
+@pytest.mark.cluster
+def test_two_processes_drop_out(toy_regions, tmp_path):
+    """Where dropout is stands in the model, so that processes agree on it; each drops out of its own rows."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    torchrun = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    text = DAN.replace("max_steps = 44", "max_steps = 5")
+    arguments = [toy_regions.captions, toy_regions.features, toy_regions.vocabulary, str(tmp_path / "two"), text]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, *arguments], env={**torchrun, "RANK": str(rank)}, cwd=Path(__file__).parents[2]
+        )
+        for rank in range(2)
+    ]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    train(TrainJob(from_toml(text, "test"), toy_regions, str(tmp_path / "one"), device="cpu"))
+    two, one = weights(tmp_path / "two"), weights(tmp_path / "one")
+    counts = [name for name in one if name.endswith("next_seed")]
+    assert len(counts) == 3
+    assert all(torch.equal(two[name], one[name]) for name in counts)
+
+
+def test_it_trains_in_bfloat16(train_kind, tmp_path):
+    steps = ("max_steps = 44", "max_steps = 3")
+    train_kind("full", steps)
+    train_kind("low", steps, precision="bf16")
+    full, low = weights(tmp_path / "full"), weights(tmp_path / "low")
+    assert all(values.dtype == full[name].dtype for name, values in low.items())
+    name = "sentences.0.words.weight"
+    assert 0 < (low[name] - full[name]).norm() < 0.2 * full[name].norm()
