@@ -16,7 +16,7 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from tests.train.test_distributed import SCRIPT
-from tests.train.trainings import MHA_D, assert_equal, events, lasting_log, weights
+from tests.train.trainings import DAN, MHA_D, assert_equal, events, lasting_log, weights
 from train.config.sections import from_toml
 from train.evaluation import EvaluateJob, SearchJob, embed_run, evaluate_run, search
 from train.jobs import TrainJob
@@ -169,8 +169,9 @@ def test_absent_regions_do_not_count_in_a_training(toy_regions, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_two_processes_train_the_model_of_one(toy_regions, tmp_path):
-    text = MHA_D.replace("max_steps = 44", "max_steps = 20")
+@pytest.mark.parametrize("text", [MHA_D, DAN.replace("dropout = 0.2", "dropout = 0.0")], ids=["mha-d", "dan"])
+def test_two_processes_train_the_model_of_one(toy_regions, tmp_path, text):
+    text = text.replace("max_steps = 44", "max_steps = 20")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_trains(four_languages, four_languages_regions, tmp_path, name):
     config = resolve(name, SMALL)
-    corpus = four_languages if config.model.kind == "vse" else four_languages_regions
+    corpus = four_languages if config.model.kind in ("vse", "mlmme") else four_languages_regions
     result = train(TrainJob(config, corpus, str(tmp_path / "run"), device="cpu", tensorboard=False))
     assert (result.standing.step, result.standing.stopped) == (4, "steps")
     run = open_run(tmp_path / "run")

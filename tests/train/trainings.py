@@ -49,6 +49,45 @@ evaluate_every = 17
 patience = 0
 max_steps = 44
 """
+DAN = """
+[data]
+portions = { en = ["comparable"], de = ["comparable"] }
+[model]
+kind = "dan"
+embedding = 8
+words = 6
+attention = 7
+dropout = 0.2
+[loss]
+caption_weight = 0.0
+margin = 1.0
+[optimizer]
+learning_rate = 0.01
+[schedule]
+batches = "images"
+batch_size = 9
+evaluate_every = 17
+patience = 0
+max_steps = 44
+"""
+MLMME = """
+[data]
+portions = { en = ["comparable"], de = ["comparable"] }
+[model]
+kind = "mlmme"
+embedding = 6
+words = 4
+units = 5
+scoring = "general"
+[optimizer]
+learning_rate = 0.01
+[schedule]
+batches = "images"
+batch_size = 9
+evaluate_every = 17
+patience = 0
+max_steps = 44
+"""
 # Values that make a preset small.
 SMALL = {
     "model.embedding": "6",

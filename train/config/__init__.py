@@ -1,6 +1,6 @@
 """Configurations: strict TOML sections and the presets."""
 
-from train.config.models import MhaDConfig, ModelConfig, VseConfig
+from train.config.models import DanConfig, MhaDConfig, MlmmeConfig, ModelConfig, VseConfig
 from train.config.presets import preset_names
 from train.config.sections import (
     Config,
@@ -15,9 +15,11 @@ from train.config.sections import (
 
 __all__ = [
     "Config",
+    "DanConfig",
     "DataConfig",
     "LossConfig",
     "MhaDConfig",
+    "MlmmeConfig",
     "ModelConfig",
     "OptimizerConfig",
     "ScheduleConfig",

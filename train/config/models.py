@@ -11,10 +11,20 @@ from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from schemas.errors import UsageError
-from train.config.checks import not_negative, one_of, positive
+from train.config.checks import not_negative, one_of, positive, require
 from train.config.strict_toml import Tagged
 
-__all__ = ["ENTRY_POINTS", "MhaDConfig", "ModelConfig", "ScanConfig", "VseConfig", "model_kinds", "register_section"]
+__all__ = [
+    "ENTRY_POINTS",
+    "DanConfig",
+    "MhaDConfig",
+    "MlmmeConfig",
+    "ModelConfig",
+    "ScanConfig",
+    "VseConfig",
+    "model_kinds",
+    "register_section",
+]
 
 ENTRY_POINTS = "imagepivot.models"
 """Group of entry points by which other distributions add kinds of models: name of the kind, and the module that registers it."""
@@ -127,12 +137,7 @@ class VseConfig(_Words):
 
     def check_features(self, shape: tuple[int, ...]) -> None:
         """Check that an image has one feature."""
-        if len(shape) != 1:
-            raise UsageError(
-                f"the features of an image have the shape {list(shape)}, but a model of the kind {self.kind!r} takes one vector "
-                "per image: give such features, for example of 'resnet50-pool', or choose a kind that attends to several, such as "
-                "'mha-d'"
-            )
+        _check_one(self.kind, shape)
 
 
 @dataclass(frozen=True)
@@ -223,7 +228,95 @@ class ScanConfig(_Words):
         _check_several(self.kind, shape)
 
 
-_SECTIONS: dict[str, type[ModelConfig]] = {section.kind: section for section in (VseConfig, MhaDConfig, ScanConfig)}
+@dataclass(frozen=True)
+class DanConfig(_Words):
+    """Attention within an image and within a sentence, in steps that a memory steers (Nam et al. 2017, m-DAN).
+
+    An image or sentence is its context vectors, one after the other: a vector of (K + 1) times H numbers. Each language has a
+    sentence encoder of its own.
+
+    Attributes:
+        embedding: H, width of a context vector and of a word, and of each direction of the LSTM.
+        words: width of the word embeddings.
+        word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
+            others; or ``frozen``, pretrained ones and drawn ones alike.
+        steps: K, the number of steps of attention.
+        attention: width in which memories are compared with regions and words.
+        dropout: ratio of dropout; 0 means none.
+    """
+
+    kind: ClassVar[str] = "dan"
+
+    embedding: int = 512
+    words: int = 512
+    word_vectors: WordStart = "drawn"
+    steps: int = 2
+    attention: int = 512
+    dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        positive("model", self, "embedding", "words", "steps", "attention")
+        one_of("model", self, "word_vectors", _WORD_STARTS)
+        require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}, expected 0 to less than 1")
+
+    @property
+    def mixes_languages(self) -> bool:
+        """Each language has a sentence encoder of its own."""
+        return False
+
+    def check_features(self, shape: tuple[int, ...]) -> None:
+        """Check that an image has several features."""
+        _check_several(self.kind, shape)
+
+
+@dataclass(frozen=True)
+class MlmmeConfig(_Words):
+    """A GRU for each language, and one map of all sentences into the space of the images (Calixto et al. 2017, MLMME).
+
+    Attributes:
+        embedding: width of the joint space.
+        words: width of the word embeddings.
+        word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
+            others; or ``frozen``, pretrained ones and drawn ones alike.
+        units: number of GRU units.
+        scoring: ``dot``, the cosine; or ``general``, a learned bilinear form for every two views, the images and each language.
+    """
+
+    kind: ClassVar[str] = "mlmme"
+
+    embedding: int = 2048
+    words: int = 620
+    word_vectors: WordStart = "drawn"
+    units: int = 1024
+    scoring: Literal["dot", "general"] = "dot"
+
+    def __post_init__(self) -> None:
+        positive("model", self, "embedding", "words", "units")
+        one_of("model", self, "word_vectors", _WORD_STARTS)
+        one_of("model", self, "scoring", ("dot", "general"))
+
+    @property
+    def mixes_languages(self) -> bool:
+        """Each language has a GRU of its own."""
+        return False
+
+    def check_features(self, shape: tuple[int, ...]) -> None:
+        """Check that an image has one feature."""
+        _check_one(self.kind, shape)
+
+
+_SECTIONS: dict[str, type[ModelConfig]] = {
+    section.kind: section for section in (VseConfig, MhaDConfig, ScanConfig, DanConfig, MlmmeConfig)
+}
+
+
+def _check_one(kind: str, shape: tuple[int, ...]) -> None:
+    if len(shape) != 1:
+        raise UsageError(
+            f"the features of an image have the shape {list(shape)}, but a model of the kind {kind!r} takes one vector "
+            "per image: give such features, for example of 'resnet50-pool', or choose a kind that attends to several, such as "
+            "'mha-d'"
+        )
 
 
 def _check_several(kind: str, shape: tuple[int, ...]) -> None:

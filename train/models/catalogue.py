@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from schemas.errors import UsageError
-from train.config.models import MhaDConfig, ModelConfig, ScanConfig, VseConfig, register_section
+from train.config.models import DanConfig, MhaDConfig, MlmmeConfig, ModelConfig, ScanConfig, VseConfig, register_section
+from train.models.dan import Dan
 from train.models.dimensions import Dimensions
 from train.models.joint_embedding import JointEmbedding
 from train.models.mha_d import MhaD
+from train.models.mlmme import Mlmme
 from train.models.retrieval_model import RetrievalModel
 from train.models.scan import Scan
 
@@ -20,7 +22,13 @@ __all__ = ["Builder", "build_model", "register_model"]
 Builder = Callable[[Any, Dimensions], RetrievalModel]
 """From the section of a configuration and the dimensions of the data to a new model."""
 
-_BUILDERS: dict[str, Builder] = {VseConfig.kind: JointEmbedding, MhaDConfig.kind: MhaD, ScanConfig.kind: Scan}
+_BUILDERS: dict[str, Builder] = {
+    VseConfig.kind: JointEmbedding,
+    MhaDConfig.kind: MhaD,
+    ScanConfig.kind: Scan,
+    DanConfig.kind: Dan,
+    MlmmeConfig.kind: Mlmme,
+}
 
 
 def register_model(section: type[ModelConfig], builder: Builder) -> None:

@@ -9,7 +9,7 @@ embedding width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from schemas.vocabulary import PAD, UNK
 from train.data.batches import CaptionBatch
 from train.data.packing import PackedCaptions, pack
+from train.models.dimensions import Dimensions
 from train.models.packed_gru import PackedGRU
 from train.models.packed_lstm import read_both_ways
 from train.models.retrieval_model import Encoded
@@ -30,6 +31,7 @@ __all__ = [
     "FinalStateGRU",
     "ImageEncoder",
     "SentenceEncoder",
+    "SentenceEncoders",
     "WordTable",
     "orthogonalize",
     "pooled",
@@ -188,6 +190,57 @@ class SentenceEncoder(nn.Module):
     def forward(self, captions: CaptionBatch) -> Tensor:
         """Return a vector for each caption, in their order."""
         return self.pooling(self.states(captions))
+
+
+class SentenceEncoders(nn.ModuleList):
+    """The sentence encoders of a model: one for each language, or one for all.
+
+    Args:
+        dimensions: languages, size of the vocabulary, and the ids that have a vector.
+        word_width: W.
+        reader: makes a new reader.
+        pooling: makes the pooling of a new encoder.
+        shared: whether one encoder reads all languages.
+    """
+
+    def __init__(
+        self,
+        dimensions: Dimensions,
+        word_width: int,
+        reader: Callable[[], nn.Module],
+        pooling: Callable[[], Callable[[Encoded], Tensor]] = lambda: pooled,
+        *,
+        shared: bool = False,
+    ) -> None:
+        self.languages = dimensions.languages
+        self.shared = shared
+        ids_of_encoders = [dimensions.language_ids.get(language) for language in self.languages[: 1 if shared else None]]
+        super().__init__(
+            SentenceEncoder(WordTable(dimensions.vocabulary_size, word_width, ids=ids), reader(), pooling())
+            for ids in ids_of_encoders
+        )
+
+    def of(self, language: str) -> SentenceEncoder:
+        """Return the encoder that reads a language.
+
+        Raises:
+            ValueError: none does.
+        """
+        if language not in self.languages:
+            raise ValueError(f"language is {language!r}, expected one of {self.languages}")
+        encoder = self[0 if self.shared else self.languages.index(language)]
+        assert isinstance(encoder, SentenceEncoder)
+        return encoder
+
+    def by_language(self, name: str) -> Mapping[str, Sequence[str]]:
+        """Return the languages of each encoder, for `RetrievalModel.modules_by_language`.
+
+        Args:
+            name: the name of this module in the model.
+        """
+        if self.shared:
+            return {f"{name}.0": self.languages}
+        return {f"{name}.{number}": (language,) for number, language in enumerate(self.languages)}
 
 
 def read_with_torch(network: nn.LSTM | nn.GRU, words: WordTable, captions: CaptionBatch) -> tuple[Tensor, ...]:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from train.config.models import VseConfig
 from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
-from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, WordTable, orthogonalize, pooled
+from train.models.encoders import READERS, ImageEncoder, SentenceEncoders, orthogonalize, pooled
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import cosine, order, unit
 
@@ -45,16 +45,13 @@ class JointEmbedding(RetrievalModel):
         self.languages = dimensions.languages
         self.width = config.embedding
         self.similarity = config.similarity
-        self._shared = config.shared
         self.images = ImageEncoder(dimensions.feature_shape[0], config.embedding)
-        ids_of_encoders = [dimensions.language_ids.get(language) for language in self.languages[: 1 if config.shared else None]]
-        self.sentences = nn.ModuleList(
-            SentenceEncoder(
-                WordTable(dimensions.vocabulary_size, config.words, ids=ids),
-                READERS[config.reader](config.words, config.embedding),
-                partial(pooled, pooling=config.pooling),
-            )
-            for ids in ids_of_encoders
+        self.sentences = SentenceEncoders(
+            dimensions,
+            config.words,
+            lambda: READERS[config.reader](config.words, config.embedding),
+            lambda: partial(pooled, pooling=config.pooling),
+            shared=config.shared,
         )
         if config.initialization == "orthogonal":
             for encoder in self.sentences:
@@ -70,10 +67,7 @@ class JointEmbedding(RetrievalModel):
         Raises:
             ValueError: the model does not read the language.
         """
-        if language not in self.languages:
-            raise ValueError(f"language is {language!r}, expected one of {self.languages}")
-        encoder = self.sentences[0 if self._shared else self.languages.index(language)]
-        return self._embedding(encoder(captions))
+        return self._embedding(self.sentences.of(language)(captions))
 
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
         """Return scores ``[A, C]`` of embeddings ``[A, E]`` and ``[C, E]``; a higher score means more alike.
@@ -85,9 +79,7 @@ class JointEmbedding(RetrievalModel):
 
     def modules_by_language(self) -> Mapping[str, Sequence[str]]:
         """Return the languages of each sentence encoder."""
-        if self._shared:
-            return {"sentences.0": self.languages}
-        return {f"sentences.{number}": (language,) for number, language in enumerate(self.languages)}
+        return self.sentences.by_language("sentences")
 
     def _embedding(self, encoded: Tensor) -> Encoded:
         """Place encoder outputs ``[B, E]`` in the joint space."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from train.config.models import MhaDConfig
 from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
-from train.models.encoders import BidirectionalLSTM, ImageEncoder, SentenceEncoder, WordTable
+from train.models.encoders import BidirectionalLSTM, ImageEncoder, SentenceEncoders
 from train.models.multi_head_attention import MultiHeadAttention, where_present
 from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import cosine, unit
@@ -52,13 +52,11 @@ class MhaD(RetrievalModel):
         sizes = {"heads": config.heads, "attention": config.attention, "context": config.context}
         self.regions = ImageEncoder(dimensions.feature_shape[1], config.embedding)
         self.attention = MultiHeadAttention(config.embedding, **sizes)
-        self.sentences = nn.ModuleList(
-            SentenceEncoder(
-                WordTable(dimensions.vocabulary_size, config.words, ids=dimensions.language_ids.get(language)),
-                BidirectionalLSTM(config.words, config.embedding),
-                MultiHeadAttention(config.embedding, **sizes),
-            )
-            for language in self.languages
+        self.sentences = SentenceEncoders(
+            dimensions,
+            config.words,
+            lambda: BidirectionalLSTM(config.words, config.embedding),
+            lambda: MultiHeadAttention(config.embedding, **sizes),
         )
 
     def encode_images(self, images: ImageBatch) -> Encoded:
@@ -71,7 +69,7 @@ class MhaD(RetrievalModel):
         Raises:
             ValueError: the model does not read the language.
         """
-        return _embedding(self._sentences_in(language)(captions))
+        return _embedding(self.sentences.of(language)(captions))
 
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
         """Return the cosines ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]``, computed in float32."""
@@ -84,7 +82,7 @@ class MhaD(RetrievalModel):
         Raises:
             ValueError: the model does not read the language.
         """
-        encoder = self._sentences_in(language)
+        encoder = self.sentences.of(language)
         assert isinstance(encoder.pooling, MultiHeadAttention)
         regions, words = self._regions(images), encoder.states(captions)
         return AttentionWeights(
@@ -94,18 +92,11 @@ class MhaD(RetrievalModel):
 
     def modules_by_language(self) -> Mapping[str, Sequence[str]]:
         """Return the language of each sentence encoder."""
-        return {f"sentences.{number}": (language,) for number, language in enumerate(self.languages)}
+        return self.sentences.by_language("sentences")
 
     def _regions(self, images: ImageBatch) -> Encoded:
         """Return the regions of images in the joint space, ``[N, R, H]``."""
         return Encoded(where_present(self.regions, images.features, images.mask), images.mask)
-
-    def _sentences_in(self, language: str) -> SentenceEncoder:
-        if language not in self.languages:
-            raise ValueError(f"language is {language!r}, expected one of {self.languages}")
-        encoder = self.sentences[self.languages.index(language)]
-        assert isinstance(encoder, SentenceEncoder)
-        return encoder
 
 
 def _embedding(heads: Tensor) -> Encoded:

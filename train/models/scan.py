@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from train.config.models import ScanConfig
 from train.data.batches import CaptionBatch
 from train.models.cross_attention import CrossAttention, attention_of_pair, cross_attention
 from train.models.dimensions import Dimensions
-from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, WordTable
+from train.models.encoders import READERS, ImageEncoder, SentenceEncoders
 from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import unit
 
@@ -47,19 +47,13 @@ class Scan(RetrievalModel):
         self.languages = dimensions.languages
         self.width = config.embedding
         self.similarity = f"{config.attention}-{config.pooling}"
-        self._shared = config.shared
         self._words_attend = config.attention == "t2i"
         self._attention = CrossAttention(
             config.lambda_softmax, config.lambda_lse if config.pooling == "lse" else None, config.leak
         )
         self.images = ImageEncoder(dimensions.feature_shape[1], config.embedding)
-        ids_of_readers = [dimensions.language_ids.get(language) for language in self.languages[: 1 if config.shared else None]]
-        self.sentences = nn.ModuleList(
-            SentenceEncoder(
-                WordTable(dimensions.vocabulary_size, config.words, ids=ids),
-                READERS[config.reader](config.words, config.embedding),
-            )
-            for ids in ids_of_readers
+        self.sentences = SentenceEncoders(
+            dimensions, config.words, lambda: READERS[config.reader](config.words, config.embedding), shared=config.shared
         )
 
     def encode_images(self, images: ImageBatch) -> Encoded:
@@ -75,11 +69,7 @@ class Scan(RetrievalModel):
         Raises:
             ValueError: the model does not read the language.
         """
-        if language not in self.languages:
-            raise ValueError(f"language is {language!r}, expected one of {self.languages}")
-        encoder = self.sentences[0 if self._shared else self.languages.index(language)]
-        assert isinstance(encoder, SentenceEncoder)
-        states = encoder.states(captions)
+        states = self.sentences.of(language).states(captions)
         return Encoded(unit(states.values.float()), states.mask)
 
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
@@ -103,6 +93,4 @@ class Scan(RetrievalModel):
 
     def modules_by_language(self) -> Mapping[str, Sequence[str]]:
         """Return the languages of each reader."""
-        if self._shared:
-            return {"sentences.0": self.languages}
-        return {f"sentences.{number}": (language,) for number, language in enumerate(self.languages)}
+        return self.sentences.by_language("sentences")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["cosine", "order", "unit"]
+__all__ = ["cosine", "inner_product", "order", "unit"]
 
 _NUMBERS_AT_ONCE = {"cpu": 2**19, "cuda": 2**24}
 """Number of differences held at once, by kind of device. On a CPU they should stay in its caches: among 2^17 to 2^22 this was the
@@ -35,6 +35,11 @@ def unit(vectors: Tensor) -> Tensor:
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """Return the cosines ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]`` of length 1."""
+    return a @ b.T
+
+
+def inner_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return the inner products ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]`` of any length."""
     return a @ b.T
 
 

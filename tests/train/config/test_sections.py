@@ -4,7 +4,7 @@ from dataclasses import fields, is_dataclass, replace
 import pytest
 
 from schemas.errors import UsageError
-from train.config.models import MhaDConfig
+from train.config.models import DanConfig, MhaDConfig, MlmmeConfig
 from train.config.presets import preset_names, read_preset
 from train.config.sections import Config, DataConfig, ScheduleConfig, from_toml, resolve, to_toml
 
@@ -183,8 +183,11 @@ def test_a_file_extends_a_preset(tmp_path):
                 SMALL + f"[model]\nkind = '{kind}'\nword_vectors = 'fasttext'",
                 "model.word_vectors is 'fasttext', expected one of 'drawn', 'trained', 'frozen'",
             )
-            for kind in ("vse", "mha-d", "scan")
+            for kind in ("vse", "mha-d", "scan", "dan", "mlmme")
         ),
+        (SMALL + "[model]\nkind = 'dan'\nsteps = 0", "model.steps is 0, expected more than 0"),
+        (SMALL + "[model]\nkind = 'dan'\ndropout = 1.0", "model.dropout is 1.0, expected 0 to less than 1"),
+        (SMALL + "[model]\nkind = 'mlmme'\nscoring = 'order'", "model.scoring is 'order', expected one of 'dot', 'general'"),
         (SMALL + "[model]\nkind = 'scan'\nleak = -1", "model.leak is -1.0, expected 0 or more"),
         (
             SMALL + "[schedule]\nbatches = 'images'\nbucket = true",
@@ -315,6 +318,8 @@ KADAR = {
     ),  # Table 7.
     *("monolingual-one-caption-en", "monolingual-one-caption-de"),  # Figure 3.
 }
+# Presets of single models, which the tables of the papers quote.
+OTHERS = {"demo", "vsepp", "vsepp-de", "dan", "dan-de", "mlmme", "mlmme-general"}
 HUANG = {"mha-d", "mha", "mha-d-vgg19", "mha-d-fasttext"}
 
 
@@ -324,7 +329,7 @@ SCAN = {"t2i-lse": (9, 6), "t2i-avg": (9, None), "i2t-lse": (4, 5), "i2t-avg": (
 
 def test_there_is_a_preset_for_each_row():
     rows = {"gella2017": GELLA, "kadar2018": KADAR, "huang2019": HUANG}
-    expected = {"demo", "vsepp", "vsepp-de", *(f"{paper}/{name}" for paper, names in rows.items() for name in names)}
+    expected = {*OTHERS, *(f"{paper}/{name}" for paper, names in rows.items() for name in names)}
     expected |= {f"scan/{name}{language}" for name in SCAN for language in ("", "-de")}
     assert set(preset_names()) == expected
 
@@ -431,6 +436,27 @@ def test_numbers_of_scan(name, language):
     assert (schedule.batch_size, schedule.max_epochs, schedule.decay_epochs, schedule.decay_factor) == (128, 30, 15, 0.1)
     assert config.data.portions == {language: ("comparable",)}
     assert (config.data.min_count, config.data.l2_features) == (4, False)
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_numbers_of_dan(language):
+    """Those of the reimplementation that reaches the paper's recalls, and Huang et al.'s of their own training."""
+    config = resolve("dan" if language == "en" else "dan-de")
+    assert config.model == DanConfig(embedding=512, words=512, word_vectors="drawn", steps=2, attention=512, dropout=0.5)
+    assert (config.loss.margin, config.loss.hinges, config.data.min_count, config.data.l2_features) == (100, "max", 2, False)
+    assert (config.optimizer.learning_rate, config.optimizer.weight_decay, config.optimizer.decoupled) == (2e-4, 5e-4, True)
+    schedule, own = config.schedule, resolve("huang2019/mha-d").schedule
+    assert schedule == replace(own, batches="tasks")
+    assert config.data.portions == {language: ("comparable",)}
+
+
+@pytest.mark.parametrize("scoring", ["dot", "general"])
+def test_numbers_of_mlmme(scoring):
+    config = resolve("mlmme" if scoring == "dot" else "mlmme-general")
+    assert config.model == MlmmeConfig(embedding=2048, words=620, word_vectors="drawn", units=1024, scoring=scoring)
+    assert (config.loss.margin, config.loss.hinges, config.loss.caption_weight) == (0.2, "sum", 1.0)
+    assert (config.optimizer.learning_rate, config.schedule.batches, config.schedule.batch_size) == (2e-4, "images", 128)
+    assert config.data.portions == {"en": ("comparable",), "de": ("comparable",)}
 
 
 def test_a_binary_file_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from train.config.models import MhaDConfig, ModelConfig, ScanConfig, VseConfig
+from train.config.models import DanConfig, MhaDConfig, MlmmeConfig, ModelConfig, ScanConfig, VseConfig
 from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
 
 
@@ -57,7 +57,9 @@ def test_another_kind_of_dataset(toy):
         open_word_vectors(toy.vocabulary, vocabulary="", languages=("en",), width=4)
 
 
-@pytest.mark.parametrize("model", [VseConfig(), MhaDConfig(), ScanConfig()], ids=lambda model: model.kind)
+@pytest.mark.parametrize(
+    "model", [VseConfig(), MhaDConfig(), ScanConfig(), DanConfig(), MlmmeConfig()], ids=lambda model: model.kind
+)
 def test_vectors_are_given_exactly_where_a_model_begins_with_them(model):
     check_word_vectors(model, "")
     for start in ("trained", "frozen"):

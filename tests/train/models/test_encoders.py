@@ -1,10 +1,14 @@
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from train.config.models import MhaDConfig, ScanConfig, VseConfig
 from train.data.batches import CaptionBatch
+from train.models.catalogue import build_model
+from train.models.dimensions import Dimensions
 from train.models.encoders import (
     READERS,
     BidirectionalGRU,
@@ -12,10 +16,12 @@ from train.models.encoders import (
     FinalStateGRU,
     ImageEncoder,
     SentenceEncoder,
+    SentenceEncoders,
     WordTable,
     orthogonalize,
     pooled,
 )
+from train.models.multi_head_attention import MultiHeadAttention
 from train.models.retrieval_model import Encoded
 
 
@@ -159,3 +165,56 @@ def test_recurrent_weights_of_each_gate_are_orthogonal(name, gates, recurrent):
         assert 0.099 < weight.abs().max() <= 0.1
         assert weight.mean().abs() < 0.01
     assert all(not bias.any() for bias in of_kind["bias"])
+
+
+# --- the encoders of a model -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", ["vse", "scan", "mha-d"])
+def test_encoders_of_every_kind_keep_their_names_and_initial_weights(kind, shared):
+    """A model is its map of images, its pooling of them, and then words, reader and pooling of each encoder in turn."""
+    ids = (0, 1, 2, 3, 5, 7)
+    several = Dimensions(("en", "de"), 9, (3, 7), {"en": ids, "de": ids})
+    sizes = {"heads": 2, "attention": 5, "context": 8}
+    if kind == "vse":
+        model = build_model(
+            VseConfig(embedding=6, words=4, shared=shared, reader="bigru"), replace(several, feature_shape=(7,)), 3
+        )
+    elif kind == "scan":
+        model = build_model(ScanConfig(embedding=6, words=4, shared=shared), several, 3)
+    elif shared:
+        pytest.skip("this kind has an encoder for each language")
+    else:
+        model = build_model(MhaDConfig(embedding=6, words=4, **sizes), several, 3)
+    expected = {}
+
+    def drawn(prefix, module):
+        expected.update({f"{prefix}.{name}": values for name, values in module.state_dict().items()})
+
+    torch.manual_seed(3)
+    drawn("regions" if kind == "mha-d" else "images", ImageEncoder(7, 6))
+    if kind == "mha-d":
+        drawn("attention", MultiHeadAttention(6, **sizes))
+    for number in range(1 if shared else 2):
+        drawn(f"sentences.{number}.words", WordTable(9, 4, ids=ids))
+        drawn(f"sentences.{number}.reader", BidirectionalLSTM(4, 6) if kind == "mha-d" else BidirectionalGRU(4, 6))
+        if kind == "mha-d":
+            drawn(f"sentences.{number}.pooling", MultiHeadAttention(6, **sizes))
+    found = model.state_dict()
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert model.modules_by_language() == (
+        {"sentences.0": ("en", "de")} if shared else {"sentences.0": ("en",), "sentences.1": ("de",)}
+    )
+
+
+def test_the_encoder_of_a_language():
+    dimensions = Dimensions(("en", "de"), 9, (7,), {"de": (0, 1, 2, 3, 5)})
+    own, shared = (SentenceEncoders(dimensions, 4, lambda: FinalStateGRU(4, 6), shared=shared) for shared in (False, True))
+    assert own.of("de") is own[1]
+    assert [len(encoder.words.weight) for encoder in own] == [9, 5]
+    assert shared.of("de") is shared.of("en") is shared[0]
+    for encoders in (own, shared):
+        with pytest.raises(ValueError, match=r"language is 'fr', expected one of \('en', 'de'\)"):
+            encoders.of("fr")

@@ -18,7 +18,7 @@ from schemas.features import FeatureSpec
 from schemas.storage import Folder
 from tests.train.conftest import write_dataset
 from tests.train.region_models import REGION_CONFIG
-from tests.train.trainings import MHA_D
+from tests.train.trainings import DAN, MHA_D
 from train.config.sections import from_toml
 from train.data.batches import CaptionBatch
 from train.data.corpus import Corpus
@@ -57,7 +57,7 @@ def attending(boxed: Corpus, tmp_path_factory) -> dict[str, str]:
     """Runs of models that attend, by kind, hardly trained."""
     runs = {}
     t2i, i2t = (SCAN.replace("words = 4", f'words = 4\nattention = "{name}"') for name in ("t2i", "i2t"))
-    for name, text in {"mha-d": MHA_D, "t2i": t2i, "i2t": i2t, "other": REGION_CONFIG}.items():
+    for name, text in {"mha-d": MHA_D, "dan": DAN, "t2i": t2i, "i2t": i2t, "other": REGION_CONFIG}.items():
         config = from_toml(text, name)
         config = replace(config, schedule=replace(config.schedule, max_steps=3, evaluate_every=3, patience=0))
         runs[name] = str(tmp_path_factory.mktemp("attending") / name)
@@ -168,7 +168,7 @@ def test_the_numbers_are_written(job, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mha-d", "t2i", "i2t"])
+@pytest.mark.parametrize("name", ["mha-d", "dan", "t2i", "i2t"])
 def test_attention_is_the_models(attending, boxed, tmp_path, name):
     found = draw_figures(job_of(attending, boxed, tmp_path, name, only=("attention",)))
     assert found.names == ("attention-1.png", "attention-2.png", "figures.json")
@@ -187,7 +187,7 @@ def test_attention_is_the_models(attending, boxed, tmp_path, name):
             with evaluating(run.model) as device:
                 images = ImageBatch.of(data.features, np.array([place]), device)
                 weights = run.model.attention_weights(images, batch, shown.caption.key.language)
-            if name == "mha-d":
+            if name in ("mha-d", "dan"):
                 assert image.regions.shape == (2, count)
                 assert shown.words.shape == (2, len(shown.caption.tokens))
                 assert np.array_equal(image.regions, weights.regions.numpy())

@@ -36,7 +36,7 @@ def test_every_number_of_the_tables_is_included():
         ("kadar2018", "table 6"): 5 * 4,
         ("kadar2018", "table 7"): 4 * 2,
         ("kadar2018", "figure 3"): 0,
-        ("huang2019", "table 1"): 9 * 12,
+        ("huang2019", "table 1"): 10 * 12,
     }
 
 
@@ -53,6 +53,9 @@ def test_numbers_are_in_the_columns_of_the_papers():
     assert find("table 3", "Parallel-Asym (Gella et al.)", "de").image_to_text == Measures(30.2, 60.4, 72.8)
     german = next(row for row in ROWS if row.preset == "vsepp-de")
     assert (german.text_to_image, german.image_to_text) == (Measures(31.3, 62.2, 70.9), Measures(47.5, 78.5, 84.5))
+    german, english = (next(row for row in ROWS if row.preset == preset) for preset in ("dan-de", "dan"))
+    assert (german.text_to_image, german.image_to_text) == (Measures(31.0, 60.9, 71.0), Measures(46.5, 77.5, 83.0))
+    assert (english.text_to_image, english.image_to_text) == (Measures(39.4, 69.2, 69.1), Measures(55.0, 81.8, 89.0))
     english = next(row for row in ROWS if (row.preset, row.language) == ("huang2019/mha", "en"))
     assert (english.text_to_image, english.image_to_text) == (Measures(46.2, 74.7, 82.9), Measures(63.3, 87.0, 93.3))
     german, english = (row for row in ROWS if row.preset == "huang2019/mha-d-fasttext")
@@ -64,7 +67,9 @@ def test_recalls_rise_with_the_cutoff():
     for row in ROWS:
         for side in (row.image_to_text, row.text_to_image):
             recalls = [value for value in (side.recall_at_1, side.recall_at_5, side.recall_at_10) if value is not None]
-            assert recalls == sorted(recalls)
+            # As printed by Huang et al.; 79.1 in Nam et al.
+            misprinted = recalls == [39.4, 69.2, 69.1] and (row.paper, row.preset) == ("huang2019", "dan")
+            assert recalls == sorted(recalls) or misprinted
             assert all(0 < value < 100 for value in recalls)
 
 

@@ -11,7 +11,7 @@ import torch
 from schemas.errors import DatasetError, UsageError
 from schemas.output import hold
 from schemas.storage import Folder
-from tests.train.trainings import CONFIG, MHA_D, PARALLEL, assert_equal, contents, lasting_log, weights
+from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, PARALLEL, assert_equal, contents, lasting_log, weights
 from train.runs.checkpoints import BEST, LAST, read_checkpoint, write_checkpoint
 
 KILLED = """
@@ -52,8 +52,10 @@ train(TrainJob(from_toml(text, "test"), corpus, output, device="cpu", save_every
         (CONFIG, "toy", 34, "saving"),
         (PARALLEL, "toy", 30, "training"),
         (MHA_D, "toy_regions", 30, "training"),
+        (DAN, "toy_regions", 30, "training"),
+        (MLMME, "toy", 30, "training"),
     ],
-    ids=["c2c, saving", "parallel, training", "mha-d, training"],
+    ids=["c2c, saving", "parallel, training", "mha-d, training", "dan, training", "mlmme, training"],
 )
 def test_a_killed_run_resumes_to_the_same_weights(request, train_toy, tmp_path, text, data, step, where):
     corpus = request.getfixturevalue(data)

@@ -1,0 +1,137 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.errors import UsageError
+from train.config.models import MlmmeConfig
+from train.data.batches import CaptionBatch
+from train.models.catalogue import build_model
+from train.models.dimensions import Dimensions
+from train.models.mlmme import Mlmme
+from train.models.retrieval_model import ImageBatch
+
+LANGUAGES = ("en", "de", "fr")
+DIMENSIONS = Dimensions(LANGUAGES, 9, (7,), {"de": (0, 1, 2, 3, 5, 7)})
+CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 7, 2]]
+
+
+def build(scoring: str, **changes) -> Mlmme:
+    config = MlmmeConfig(embedding=4, words=3, units=5, scoring=scoring)
+    return build_model(config, replace(DIMENSIONS, **changes), seed=0).double()
+
+
+def batch_of(captions: list[list[int]] = CAPTIONS) -> CaptionBatch:
+    return CaptionBatch(np.concatenate(captions), np.cumsum([0, *map(len, captions)]), np.arange(len(captions)))
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def sentence(model: Mlmme, language: str, caption: list[int]) -> np.ndarray:
+    """Return a sentence in the joint space, not yet normalized: a GRU over single numbers, then the map of all languages."""
+    encoder = model.sentences.of(language)
+    table, values = encoder.words.weight.detach().numpy(), {k: v.detach().numpy() for k, v in encoder.reader.named_parameters()}
+    w_ih, w_hh, b_ih, b_hh = (
+        next(value for name, value in values.items() if part in name)
+        for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    )
+    rows = caption if language != "de" else [{0: 0, 1: 1, 2: 2, 3: 3, 5: 4, 7: 5}.get(token, 3) for token in caption]
+    state = np.zeros(5)
+    for word in table[rows]:
+        (i_r, i_z, i_n), (h_r, h_z, h_n) = np.split(w_ih @ word + b_ih, 3), np.split(w_hh @ state + b_hh, 3)
+        reset, update = sigmoid(i_r + h_r), sigmoid(i_z + h_z)
+        state = (1 - update) * np.tanh(i_n + reset * h_n) + update * state
+    return model.projection.weight.detach().numpy() @ state + model.projection.bias.detach().numpy()
+
+
+def image(model: Mlmme, feature: np.ndarray) -> np.ndarray:
+    return model.images.weight.detach().numpy() @ feature + model.images.bias.detach().numpy()
+
+
+def views_of(model: Mlmme, features: torch.Tensor) -> dict[str, tuple]:
+    views = {"images": (model.encode_images(ImageBatch(features)), [image(model, each) for each in features.numpy()])}
+    for language in LANGUAGES:
+        views[language] = model.encode_captions(batch_of(), language), [sentence(model, language, each) for each in CAPTIONS]
+    return views
+
+
+def test_scores_are_cosines():
+    model = build("dot")
+    assert (model.similarity, model.width, model.mappings) == ("cosine", 4, None)
+    views = views_of(model, torch.randn(3, 7, dtype=torch.float64))
+    for a, raw_a in views.values():
+        for b, raw_b in views.values():
+            wanted = [[x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in raw_b] for x in raw_a]
+            np.testing.assert_allclose(model.scores(a, b).detach(), wanted, rtol=0, atol=1e-12)
+
+
+def test_general_scores_are_bilinear():
+    """Every two views have a matrix of their own, whichever of them comes first."""
+    model = build("general")
+    assert (model.similarity, model.width, model.vectors) == ("inner-product", 6 * 4, True)
+    views = views_of(model, torch.randn(3, 7, dtype=torch.float64))
+    names = list(views)
+    assert list(model.mappings) == [f"{a}-{b}" for n, a in enumerate(names) for b in names[n + 1 :]]
+    for number, one in enumerate(names):
+        for other in names[number + 1 :]:
+            matrix = model.mappings[f"{one}-{other}"].weight.detach().numpy()
+            wanted = np.array([[y @ matrix @ x for y in views[other][1]] for x in views[one][1]])
+            assert np.abs(wanted).max() > 1e-3
+            np.testing.assert_allclose(model.scores(views[one][0], views[other][0]).detach(), wanted, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(model.scores(views[other][0], views[one][0]).detach(), wanted.T, rtol=0, atol=1e-12)
+
+
+def test_one_map_serves_all_languages_and_a_matrix_two_views():
+    model = build("general")
+    assert model.modules_by_language() == {f"sentences.{number}": (language,) for number, language in enumerate(LANGUAGES)}
+    english, german = (model.encode_captions(batch_of(), language) for language in ("en", "de"))
+    model.scores(english, german).square().sum().backward()
+    moved = {name for name, parameter in model.named_parameters() if parameter.grad is not None and parameter.grad.any()}
+    assert {name.partition(".")[0] for name in moved} == {"projection", "sentences", "mappings"}
+    assert {name for name in moved if name.startswith("mappings")} == {"mappings.en-de.weight"}
+    assert not any(name.startswith("sentences.2") for name in moved)
+
+
+@pytest.mark.parametrize("scoring", ["dot", "general"])
+def test_padding_changes_nothing(scoring):
+    model, rng = build(scoring), np.random.default_rng(0)
+    captions = [[1, *rng.integers(3, 9, rng.integers(0, 9)).tolist(), 2] for _ in range(20)]
+    together = model.encode_captions(batch_of(captions), "de").values
+    for row, caption in enumerate(captions):
+        alone = model.encode_captions(batch_of([caption]), "de").values[0]
+        torch.testing.assert_close(together[row], alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scoring", ["dot", "general"])
+def test_gradients_of_a_whole_model(scoring):
+    model, features = build(scoring, languages=("en", "fr"), vocabulary_size=8), torch.randn(3, 7, dtype=torch.float64)
+    names = [name for name, _ in model.named_parameters()]
+
+    class Shell(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self):
+            views = [self.model.encode_images(ImageBatch(features))]
+            views += [self.model.encode_captions(batch_of(), language) for language in ("en", "fr")]
+            pairs = ((0, 1), (0, 2), (1, 2))
+            return torch.cat([self.model.scores(views[a], views[b]).flatten() for a, b in pairs])
+
+    def function(*values):
+        return torch.func.functional_call(
+            Shell(), {f"model.{name}": value for name, value in zip(names, values, strict=True)}, ()
+        )
+
+    assert torch.autograd.gradcheck(function, [model.get_parameter(name) for name in names])
+
+
+def test_several_features_and_unknown_languages_are_refused():
+    with pytest.raises(UsageError, match=r"the shape \[36, 2048\], but a model of the kind 'mlmme' takes one vector per image"):
+        build("dot", feature_shape=(36, 2048))
+    with pytest.raises(ValueError, match="language is 'cs'"):
+        build("dot").encode_captions(batch_of(), "cs")
