@@ -15,7 +15,6 @@ from schemas.errors import DatasetError
 from train.commands.options import (
     AllowMissingFeatures,
     Captions,
-    Features,
     LogJson,
     MemoryMap,
     Precision,
@@ -44,7 +43,14 @@ def tables(
     paper: Annotated[Literal["gella2017", "kadar2018", "huang2019"], typer.Argument(help="The paper.", show_default=False)],
     output: Annotated[str, typer.Argument(help="Folder for runs, results and report.", show_default=False)],
     captions: Captions,
-    features: Features,
+    features: Annotated[
+        list[str],
+        typer.Option(
+            "--features",
+            help="Folder of image features or regions; may be repeated, and each row takes the first that fits it.",
+            show_default=False,
+        ),
+    ],
     vocabulary: Vocabulary,
     word_vectors: WordVectors = "",
     seeds: Annotated[int, typer.Option("--seeds", help="Number of runs per row.")] = 10,
@@ -96,7 +102,7 @@ def tables(
     job = TablesJob(
         paper=paper,
         output=output,
-        corpus=Corpus(captions, features, vocabulary, word_vectors),
+        corpus=Corpus(captions, features[0], vocabulary, word_vectors),
         seeds=seeds,
         rows=tuple(rows or ()) if table is None else presets_of_table(paper, table),
         overrides=overrides_of(settings, max_steps),
@@ -105,6 +111,7 @@ def tables(
         precision=precision,
         memory_map=memory_map or None,
         allow_missing_features=allow_missing_features,
+        other_features=tuple(features[1:]),
     )
     with Counter(notes, "tables", unit="runs", total=len(job.presets()) * seeds, log_json=log_json) as count:
 

@@ -32,7 +32,7 @@ from train.data.splits import TEST_SPLITS, TrainingData, open_data
 from train.devices import resolve_device
 from train.evaluation.evaluating import Count, count_nothing, encode_captions, encode_images, scores_between
 from train.evaluation.metrics import ranks_of
-from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
+from train.reports.gold_published import GOLD_COLUMNS, GOLD_RANKS
 from train.reports.results import read_result
 from train.runs.checkpoints import BEST
 from train.runs.run import Run, open_run

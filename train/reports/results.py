@@ -18,8 +18,10 @@ MEASURES = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
 
 _DIGEST = "sha256"
 
-_NEEDED: dict[str, type] = {"feature": str, "step": int, "overrides": list, "scores": list}
-_KINDS = _NEEDED | {"untrained": bool, "recipe": str, "vocabulary": int, "steps": int, "words": dict, "captions": dict}
+_COUNTED = ("words", "captions", "pretrained")
+_NEEDED: dict[str, type] = {"feature": str, "overrides": list, "scores": list}
+_KINDS = _NEEDED | {"untrained": bool, "recipe": str, "vocabulary": int, "step": int, "steps": int, "members": dict}
+_KINDS |= dict.fromkeys(_COUNTED, dict)
 
 
 def results_folder(output: str, preset: str) -> Path:
@@ -68,12 +70,13 @@ def read_result(path: Path) -> dict[str, Any]:
 def _check(result: Any) -> None:
     """Raise one of Python's own errors unless a report can be made of a result."""
     for name, kind in _KINDS.items():
-        # Results of earlier versions do not say what was trained on.
-        if (name in result or name in _NEEDED) and not isinstance(result[name], kind):
+        # Results of earlier versions do not say what was trained on; those of ensembles have no steps of their own.
+        needed = name in _NEEDED or (name == "step" and "members" not in result)
+        if (name in result or needed) and not isinstance(result[name], kind):
             raise TypeError(f"{name} is {result[name]!r}")
     if not all(isinstance(setting, str) for setting in result["overrides"]):
         raise TypeError(f"overrides are {result['overrides']!r}")
-    for name in ("words", "captions"):
+    for name in _COUNTED:
         if not all(isinstance(number, int) for number in result.get(name, {}).values()):
             raise TypeError(f"{name} are {result[name]!r}")
     for score in result["scores"]:

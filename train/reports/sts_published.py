@@ -81,14 +81,14 @@ STS_PAPERS = (
             PublishedSts("GRAN (Wieting et al.)", (83.7, 84.5, 85.0), quoted=True),
             PublishedSts("VSE (Kiros et al.)", (80.6, 82.7, 89.6), quoted=True, preset="gella2017/vse-en"),
             PublishedSts("OE (Vendrov et al.)", (82.2, 84.1, 90.8), quoted=True, preset="gella2017/oe-en"),
-            PublishedSts("DAN (Nam et al.)", (84.1, 84.3, 90.8)),
+            PublishedSts("DAN (Nam et al.)", (84.1, 84.3, 90.8), preset="huang2019/dan-en"),
             PublishedSts("VSE++ (Faghri et al.)", (84.5, 84.8, 91.2), preset="vsepp"),
             # It has no vectors of sentences; how it was measured is not said.
             PublishedSts("SCAN (Lee et al.)", (84.0, 83.9, 90.7)),
             PublishedSts("PIVOT (Gella et al.)", (84.6, 84.5, 91.5), quoted=True, preset="gella2017/parallel-asym"),
             PublishedSts("Ours (w/ Random)", (85.8, 87.8, 91.5), preset="huang2019/mha-d"),
-            PublishedSts("Ours (w/ FastText)", (86.2, 88.3, 91.8)),
-            PublishedSts("Ours (w/ BERT)", (86.4, 88.0, 91.7)),
+            PublishedSts("Ours (w/ FastText)", (86.2, 88.3, 91.8), preset="huang2019/mha-d-fasttext"),
+            PublishedSts("Ours (w/ BERT)", (86.4, 88.0, 91.7), preset="huang2019/mha-d-bert"),
         ),
     ),
 )

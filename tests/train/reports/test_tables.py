@@ -240,7 +240,7 @@ def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
     (line,) = (line for line in report.to_markdown().splitlines() if line.startswith("| kadar2018/multi-comparable | toy |"))
     _, captions = counted(four_languages, rows["multi-comparable"])
     numbers = ", ".join(f"{language} {count}" for language, count in captions.items())
-    assert line.endswith(f"| raw | 120 | {kept['multi-comparable']} | {numbers} | 4 | {line.split(' | ')[7]} | 1 of 1 |")
+    assert line.endswith(f"| raw | 120 | {kept['multi-comparable']} | – | {numbers} | 4 | {line.split(' | ')[8]} | 1 of 1 |")
 
     measured = {  # Every portion that the captions hold is shown, each once.
         (line.row.preset.partition("/")[2], line.row.language, line.row.portion)
