@@ -10,8 +10,18 @@ from schemas.errors import DatasetError
 from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_json
 from schemas.storage import Folder
+from train.runs.checkpoints import BEST
 
-__all__ = ["DIRECTIONS", "MEASURES", "failure_file", "read_result", "result_file", "results_folder", "write_result"]
+__all__ = [
+    "DIRECTIONS",
+    "MEASURES",
+    "failure_file",
+    "finished_runs",
+    "read_result",
+    "result_file",
+    "results_folder",
+    "write_result",
+]
 
 DIRECTIONS = ("image_to_text", "text_to_image")
 MEASURES = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
@@ -37,6 +47,17 @@ def result_file(output: str, preset: str, seed: int) -> Path:
 def failure_file(output: str, preset: str, seed: int) -> Path:
     """Return the file that says why a run failed."""
     return results_folder(output, preset) / f"failed-seed-{seed}.json"
+
+
+def finished_runs(output: str, preset: str) -> list[Path]:
+    """Return the folders of the runs of a preset that were measured, in the order of their seeds.
+
+    Raises:
+        DatasetError: a result is damaged.
+    """
+    names = [path.stem for path in results_folder(output, preset).glob("seed-*.json") if read_result(path)["scores"]]
+    runs = [Folder(output).local_path / "runs" / preset / name for name in sorted(names, key=lambda name: (len(name), name))]
+    return [run for run in runs if (run / BEST).exists()]
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 
 from schemas.dataset import Dataset
 from schemas.errors import UsageError
+from schemas.parameters import FeaturesParameters
 from train.config.sections import Config
 from train.data.vectors import feature_spec
 
@@ -52,12 +53,12 @@ def _wanted(preset: str, config: Config) -> str:
 
 def _sort(dataset: Dataset) -> str:
     """Return what features are; empty for several of unknown origin."""
-    spec = feature_spec(dataset)
-    if len(spec.shape) == 1:
+    if len(feature_spec(dataset).shape) == 1:
         return "vector"
     if dataset.kind == "regions":
         return "regions"
-    return next((sort for sort, part in (("crops", "10crop"), ("grid", "grid")) if part in spec.name), "")
+    extractor = FeaturesParameters.from_json(dataset.manifest.parameters).extractor or {}
+    return next((sort for sort, stated in (("crops", "separate"), ("grid", "grid")) if extractor.get(stated)), "")
 
 
 def _takes(config: Config, shape: tuple[int, ...]) -> bool:

@@ -175,19 +175,19 @@ _STATED = ["preset", "features", "recipe", "vocabulary", "words", "pretrained", 
 
 def _stated(row: RowStatement) -> list[str]:
     numbers = (row.vocabulary, row.words, row.pretrained, row.captions, row.steps, row.best, row.seeds)
-    return [
-        f"{row.preset} (the mean of {' and '.join(row.members)})" if row.members else row.preset,
-        _cell(row.feature),
-        row.recipe,
-        *numbers,
-    ]
+    made_of = f" ({_made_of(row)})" if row.members else ""
+    return [f"{row.preset}{made_of}", _cell(row.feature), row.recipe, *numbers]
+
+
+def _made_of(row: RowStatement) -> str:
+    return f"means of the scores of {' and '.join(row.members)}"
 
 
 def _in_words(row: RowStatement) -> str:
     if not row.results:
         return f"seeds: {row.seeds}"
     if row.members:
-        return f"scores are means of those of {' and '.join(row.members)}; seeds: {row.seeds}"
+        return f"{_made_of(row)}; seeds: {row.seeds}"
     steps = f"best after {row.best} of {row.steps} steps" if row.steps != _NONE else f"best after {row.best} steps"
     named = (("words", row.words), ("pretrained", row.pretrained), ("captions", row.captions))
     parts = [f"{name}: {number}" for name, number in named if number != _NONE]
