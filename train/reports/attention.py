@@ -23,7 +23,7 @@ from train.models.retrieval_model import ImageBatch
 from train.reports.figure_examples import Example, ShownCaption
 from train.runs.run import Run
 
-__all__ = ["AttendedCaption", "AttendedImage", "attend", "check_attends", "strongest"]
+__all__ = ["AttendedCaption", "AttendedImage", "attend", "check_attends", "grid_of", "strongest"]
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ def attend(run: Run, data: TrainingData, features: Dataset, example: Example) ->
             regions = _array(weights.regions)
             captions.append(AttendedCaption(caption, _array(weights.words), _array(weights.pairs), weights.words_attend))
     boxes, size_wh = _boxes(features, example.image_id)
-    return AttendedImage(example.number, example.image_id, boxes, size_wh, regions, tuple(captions), _grid(features))
+    return AttendedImage(example.number, example.image_id, boxes, size_wh, regions, tuple(captions), grid_of(features))
 
 
-def _grid(features: Dataset) -> tuple[int, int] | None:
+def grid_of(features: Dataset) -> tuple[int, int] | None:
     """Return rows and columns of the grid whose cells are the features; None if they are something else."""
     stated = (FeaturesParameters.from_json(features.manifest.parameters).extractor or {}).get("grid")
     spec = feature_spec(features)

@@ -57,29 +57,31 @@ def _of_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
     """Draw a picture for each head, and for each caption heads over words, as far as they attend to either."""
     heads = 0 if shown.regions is None else len(shown.regions)
     drawn = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
-    pictures = [_WIDTH / _ACROSS * _aspect(shown, picture) + 0.25] * -(-heads // _ACROSS)
-    mapped = shown.grid_hw is not None and not drawn
-    if mapped:
-        assert shown.grid_hw is not None
-        rows, columns = shown.grid_hw
-        pictures = [_WIDTH / _ACROSS * min(2.0, rows / columns) + 0.25] * -(-heads // _ACROSS)
-    attended = pictures if drawn or mapped or not heads else [0.5 + 0.16 * heads]
+    mapped = shown.grid_hw if heads and not drawn else None
+    # A map may be of a part of the picture, or stretched: the picture stands before the maps, not below them.
+    before = int(mapped is not None and picture is not None)
+    across = _ACROSS + before
+    aspect = _aspect(shown, picture) if mapped is None else min(2.0, mapped[0] / mapped[1])
+    pictures = [_WIDTH / across * aspect + 0.25] * -(-(before + heads) // across)
+    attended = pictures if drawn or mapped is not None or not heads else [0.5 + 0.16 * heads]
     captions = [(caption, caption.words) for caption in shown.captions if caption.words is not None]
     heights = [*attended, *(0.85 + 0.2 * len(words) for _, words in captions)]
     figure = Figure(figsize=(_WIDTH, sum(heights) + 0.25), layout="constrained")
-    grid = figure.add_gridspec(len(heights), _ACROSS, height_ratios=heights)
+    grid = figure.add_gridspec(len(heights), across, height_ratios=heights)
     if shown.regions is None:
         pass
     elif drawn:
         for head, weights in enumerate(shown.regions):
-            panel = figure.add_subplot(grid[head // _ACROSS, head % _ACROSS])
+            panel = figure.add_subplot(grid[divmod(head, across)])
             named = {region: f"{region + 1}: {_percent(weights[region])}" for region in strongest(weights, _NAMED)}
             _draw_boxes(panel, shown, picture, weights, named, 1 / len(weights))
             panel.set_title(f"head {head + 1}: {_scale(weights[None])}", fontsize=TINY)
-    elif mapped:
+    elif mapped is not None:
+        if before:
+            draw_picture(figure.add_subplot(grid[0, 0]), picture, shown.image_id)
         for head, weights in enumerate(shown.regions):
-            panel = figure.add_subplot(grid[head // _ACROSS, head % _ACROSS])
-            _draw_map(panel, weights.reshape(shown.grid_hw))
+            panel = figure.add_subplot(grid[divmod(before + head, across)])
+            _draw_map(panel, weights.reshape(mapped))
             panel.set_title(f"head {head + 1}: {_scale(weights[None])}", fontsize=TINY)
     else:
         panel = figure.add_subplot(grid[0, :])
@@ -185,7 +187,7 @@ def _draw_field(
             label.set(rotation=35, ha="right", rotation_mode="anchor")
         if len(columns) <= _CELLS_WITH_NUMBERS:
             for (row, column), weight in np.ndenumerate(weights):
-                colour = "white" if weight > 0.55 * greatest else "black"
+                colour = "white" if weight > 0.65 * greatest else "black"
                 panel.text(column, row, f"{100 * weight:.0f}", fontsize=TINY - 1, ha="center", va="center", color=colour)
     panel.tick_params(length=1.5, pad=1.5)
     panel.set_xticks(np.arange(1, len(columns)) - 0.5, minor=True)
