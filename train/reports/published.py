@@ -168,7 +168,7 @@ _HUANG = {
     "de": (
         ("VSE (Kiros et al.)", "gella2017/vse-de", (20.3, 47.2, 60.1), (29.3, 58.1, 71.8)),
         ("OE (Vendrov et al.)", "gella2017/oe-de", (21.0, 48.5, 60.4), (26.8, 57.5, 70.9)),
-        ("DAN (Nam et al.)", "huang2019/dan-de", (31.0, 60.9, 71.0), (46.5, 77.5, 83.0)),
+        ("DAN (Nam et al.)", "dan-de", (31.0, 60.9, 71.0), (46.5, 77.5, 83.0)),
         ("VSE++ (Faghri et al.)", "vsepp-de", (31.3, 62.2, 70.9), (47.5, 78.5, 84.5)),
         ("SCAN (Lee et al.)", "scan/t2i-avg-de", (35.7, 64.9, 74.6), (52.3, 81.8, 88.5)),
         ("SCAN, t-i AVG + i-t LSE", "scan/t2i-avg+i2t-lse-de", (), ()),
@@ -183,7 +183,7 @@ _HUANG = {
     "en": (
         ("VSE (Kiros et al.)", "gella2017/vse-en", (23.3, 53.6, 65.8), (31.6, 60.4, 72.7)),
         ("OE (Vendrov et al.)", "gella2017/oe-en", (25.8, 56.5, 67.8), (34.8, 63.7, 74.8)),
-        ("DAN (Nam et al.)", "huang2019/dan-en", (39.4, 69.2, 69.1), (55.0, 81.8, 89.0)),
+        ("DAN (Nam et al.)", "dan", (39.4, 69.2, 69.1), (55.0, 81.8, 89.0)),
         ("VSE++ (Faghri et al.)", "vsepp", (39.6, 69.1, 79.8), (53.1, 82.1, 87.5)),
         ("SCAN (Lee et al.)", "scan/t2i-avg", (45.8, 74.4, 83.0), (61.8, 87.5, 93.7)),
         ("SCAN, t-i AVG + i-t LSE", "scan/t2i-avg+i2t-lse", (), ()),

@@ -8,6 +8,7 @@ whose origin is not known, such as imported ones, fit all of these.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from schemas.dataset import Dataset
@@ -16,10 +17,35 @@ from schemas.parameters import FeaturesParameters
 from train.config.sections import Config
 from train.data.vectors import feature_spec
 
-__all__ = ["features_for"]
+__all__ = ["FURTHER", "Further", "features_for"]
+
+
+@dataclass(frozen=True)
+class Further:
+    """A dataset that only some presets take.
+
+    Attributes:
+        asked: the property of `ModelConfig` that is not 0 where a preset takes it.
+        lacking: what a preset lacks without it, and the option that brings it.
+        taking: what a preset does with it.
+    """
+
+    asked: str
+    lacking: str
+    taking: str
+
+
+FURTHER: Mapping[str, Further] = {
+    "word_vectors": Further(
+        "pretrained_width",
+        "pretrained word vectors (--word-vectors FOLDER, which imagepivot word-vectors makes)",
+        "begins with word vectors",
+    ),
+}
+"""Such datasets, by field of `Corpus`."""
 
 _OPTION = "--features FOLDER, which may be repeated"
-_SORTS: Mapping[str, str] = {"huang2019/mha-d-vgg19": "crops", "huang2019/dan-*": "grid"}
+_SORTS: Mapping[str, str] = {"huang2019/mha-d-vgg19": "crops", "dan*": "grid"}
 _EXAMPLES: Mapping[str, str] = {
     "vector": "one vector per image, such as 'resnet50-pool'",
     "regions": "regions, such as 'faster-rcnn-36'",

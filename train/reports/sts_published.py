@@ -62,7 +62,7 @@ STS_PAPERS = (
             PublishedSts("Shared task baseline", (29.9, 51.3, 60.4), quoted=True),
             PublishedSts("STS best system", (87.3, 83.4, 86.4), quoted=True),
             PublishedSts("GRAN (Wieting et al.)", (83.7, 84.5, 85.0), quoted=True),
-            PublishedSts("MLMME (Calixto et al.)", (None, 72.7, 79.7), quoted=True),
+            PublishedSts("MLMME (Calixto et al.)", (None, 72.7, 79.7), quoted=True, preset="mlmme"),
             PublishedSts("VSE", (80.6, 82.7, 89.6), preset="gella2017/vse-en"),
             PublishedSts("OE", (82.2, 84.1, 90.8), preset="gella2017/oe-en"),
             PublishedSts("PIVOT-SYM", (80.5, 81.8, 89.2), preset="gella2017/pivot-sym"),
@@ -81,7 +81,7 @@ STS_PAPERS = (
             PublishedSts("GRAN (Wieting et al.)", (83.7, 84.5, 85.0), quoted=True),
             PublishedSts("VSE (Kiros et al.)", (80.6, 82.7, 89.6), quoted=True, preset="gella2017/vse-en"),
             PublishedSts("OE (Vendrov et al.)", (82.2, 84.1, 90.8), quoted=True, preset="gella2017/oe-en"),
-            PublishedSts("DAN (Nam et al.)", (84.1, 84.3, 90.8), preset="huang2019/dan-en"),
+            PublishedSts("DAN (Nam et al.)", (84.1, 84.3, 90.8), preset="dan"),
             PublishedSts("VSE++ (Faghri et al.)", (84.5, 84.8, 91.2), preset="vsepp"),
             # It has no vectors of sentences; how it was measured is not said.
             PublishedSts("SCAN (Lee et al.)", (84.0, 83.9, 90.7)),

@@ -14,7 +14,7 @@ from train.config.sections import resolve
 from train.data.corpus import Corpus
 from train.devices import check_device_name, check_precision_name
 from train.reports.published import ENSEMBLES, presets_of_paper, rows_of_paper
-from train.reports.row_needs import features_for
+from train.reports.row_needs import FURTHER, features_for
 
 __all__ = ["TablesJob", "what_is_left_out"]
 
@@ -89,11 +89,13 @@ class TablesJob:
         kept, left_out = self._divided()
         if not kept:
             raise UsageError(f"there is nothing to train: {'; '.join(what_is_left_out(left_out))}")
-        if self.corpus.word_vectors and not any(corpus.word_vectors for corpus in kept.values()):
-            raise UsageError(
-                f"--word-vectors {self.corpus.word_vectors!r} is given, but no row that is chosen begins with word vectors: leave "
-                "it out, or choose others with --rows"
-            )
+        for name, further in FURTHER.items():
+            given = getattr(self.corpus, name)
+            if given and not any(getattr(corpus, name) for corpus in kept.values()):
+                raise UsageError(
+                    f"--{name.replace('_', '-')} {given!r} is given, but no row that is chosen {further.taking}: leave it out, or "
+                    "choose others with --rows"
+                )
         unused = [location for location in self._features if all(corpus.features != location for corpus in kept.values())]
         if unused:
             raise UsageError(
@@ -122,10 +124,10 @@ class TablesJob:
             elif name in preset_names():
                 config = resolve(name, self.overrides)
                 features, lacking = features_for(name, config, given)
-                vectors = self.corpus.word_vectors if config.model.pretrained_width else ""
-                if config.model.pretrained_width and not vectors:
-                    lacking = lacking or "pretrained word vectors (--word-vectors FOLDER, which imagepivot word-vectors makes)"
-                corpus = replace(self.corpus, features=features, word_vectors=vectors)
+                taken = {field: further for field, further in FURTHER.items() if getattr(config.model, further.asked)}
+                folders = {field: getattr(self.corpus, field) if field in taken else "" for field in FURTHER}
+                lacking = lacking or next((taken[field].lacking for field in taken if not folders[field]), "")
+                corpus = replace(self.corpus, features=features, **folders)
             else:
                 lacking, corpus = "a preset", self.corpus
             if lacking:

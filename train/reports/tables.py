@@ -32,6 +32,7 @@ from train.material import validation_portions
 from train.reports.failures import Failure, attempt
 from train.reports.parallel import run_parallel
 from train.reports.published import ENSEMBLES, rows_of_paper
+from train.reports.row_needs import FURTHER
 from train.reports.row_runs import Task, train_and_measure
 from train.reports.row_statements import FailedRun
 from train.reports.table_jobs import TablesJob, what_is_left_out
@@ -99,11 +100,11 @@ def _tasks(job: TablesJob) -> Iterator[Task]:
 
 def _fingerprints(corpus: Corpus, job: TablesJob) -> dict[str, str]:
     """Return the fingerprints of what a row is trained on."""
-    kinds = {"captions": "encoded", "features": None, "word_vectors": "word-vectors"}
+    kinds = {"captions": "encoded", "features": None} | {name: name.replace("_", "-") for name in FURTHER}
     fingerprints = {
         name: open_dataset(location, kind=kinds.get(name, name)).fingerprint
         for name, location in vars(corpus).items()
-        if location or name != "word_vectors"
+        if location or name not in FURTHER
     }
     if job.allow_missing_features:
         # Features may grow; with fewer images the results are others.
