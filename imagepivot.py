@@ -143,6 +143,7 @@ if TYPE_CHECKING:
     from train.reports.figures import draw_figures as draw_figures
     from train.reports.gold_ranks import gold_ranks as gold_ranks
     from train.reports.published import presets_of_table as presets_of_table
+    from train.reports.sts_rows import sts_rows as sts_rows
     from train.reports.tables import TablesJob as TablesJob
     from train.reports.tables import run_tables as run_tables
     from train.runs import Run as Run
@@ -270,6 +271,7 @@ __all__ = [
     "shard_of",
     "show_progress",
     "sts",
+    "sts_rows",
     "tokenize_query",
     "train",
     "validate",
@@ -373,6 +375,7 @@ _MODULES = {
     "train.reports.figures": ("draw_figures", "Figures", "FiguresJob"),
     "train.reports.gold_ranks": ("gold_ranks",),
     "train.reports.published": ("presets_of_table",),
+    "train.reports.sts_rows": ("sts_rows",),
     "train.reports.tables": ("run_tables", "TablesJob"),
     "train.runs": ("open_run", "Run"),
 }

@@ -28,7 +28,16 @@ from train.models.dimensions import Dimensions
 from train.models.retrieval_model import ImageBatch, RetrievalModel
 from train.objectives.terms import Inputs, Term
 
-__all__ = ["Material", "TrainingMaterial", "build_sampler", "frequent_tokens", "inputs_of", "open_material", "tokens_of"]
+__all__ = [
+    "Material",
+    "TrainingMaterial",
+    "build_sampler",
+    "frequent_tokens",
+    "inputs_of",
+    "open_material",
+    "tokens_of",
+    "validation_portions",
+]
 
 
 class TrainingMaterial(Protocol):
@@ -142,7 +151,7 @@ def open_material(
         UsageError: the configuration does not fit the data, or the features do not fit into memory.
         DatasetError: a dataset is missing, of the wrong kind, or does not belong with the others.
     """
-    data, validated = config.data, _validation_portions(config, corpus)
+    data, validated = config.data, validation_portions(config, corpus.captions)
     config.model.check_features(feature_spec(open_dataset(corpus.features)).shape)
     check_word_vectors(config.model, corpus.word_vectors)
     words = None
@@ -197,14 +206,18 @@ def open_material(
     )
 
 
-def _validation_portions(config: Config, corpus: Corpus) -> dict[str, tuple[str, ...]]:
+def validation_portions(config: Config, location: str) -> dict[str, tuple[str, ...]]:
     """Return the portions to validate on: all where a language is monitored, otherwise those that the split has.
+
+    Args:
+        config: the configuration.
+        location: folder of the encoded captions.
 
     Raises:
         DatasetError: a language that is monitored lacks captions.
     """
     data, monitored = config.data, config.schedule.monitor or config.data.languages
-    captions = open_dataset(corpus.captions, kind="encoded")
+    captions = open_dataset(location, kind="encoded")
     available = {labels[1:] for labels in labels_of(captions) if labels[0] == data.validation_split}
     present = {
         language: tuple(portion for portion in portions if (language, portion) in available)

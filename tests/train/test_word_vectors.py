@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,11 +12,13 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import CONFIG, MHA_D, SMALL, assert_equal, weights
 from train.config.sections import from_toml
+from train.data.word_vectors import open_word_vectors
 from train.evaluation import EvaluateJob, evaluate_run
 from train.jobs import TrainJob
 from train.loop import train
 from train.material import open_material
 from train.reports.results import read_result
+from train.reports.table_reports import read_report
 from train.reports.tables import TablesJob, run_tables
 from train.runs import open_run
 
@@ -52,6 +55,20 @@ def test_words_begin_with_their_vectors(train_toy, toy_words, tmp_path, how):
     run = open_run(tmp_path / "run")
     assert run.fingerprints["word_vectors"] == open_dataset(toy_words.word_vectors).fingerprint
     assert evaluate_run(EvaluateJob(str(tmp_path / "run"), toy_words.captions, toy_words.features, ("val",)))
+
+
+def test_words_that_begin_with_a_vector_are_counted(toy_words):
+    words = open_word_vectors(
+        toy_words.word_vectors,
+        vocabulary=open_dataset(toy_words.vocabulary).fingerprint,
+        languages=("en", "de"),
+        width=4,
+    )
+    rows = open_dataset(toy_words.word_vectors).table().to_pylist()
+    for languages in (("en",), ("de",), ("en", "de")):
+        expected = {row["id"] for row in rows if row["language"] in languages}
+        assert words.known(languages, range(1000)) == len(expected)
+        assert words.known(languages, (0, 1, *sorted(expected)[:5])) == 5
 
 
 def test_good_vectors_help(train_toy, toy_words):
@@ -130,13 +147,18 @@ def huang(corpus, output, *rows, seeds=1) -> TablesJob:
     return TablesJob("huang2019", str(output), corpus, rows=rows, seeds=seeds, overrides=HUANG, workers=1, device="cpu")
 
 
-def test_rows_that_need_vectors_are_trained_where_these_are_given(toy, toy_words, tmp_path):
+def test_rows_that_need_vectors_are_trained_where_these_are_given(toy_regions, toy_words, tmp_path):
+    toy, toy_words = toy_regions, replace(toy_words, features=toy_regions.features)
     rows = ("mha-d", "mha-d-fasttext")
     without, given = huang(toy, tmp_path / "o", *rows), huang(toy_words, tmp_path / "o", *rows)
     assert without.presets() == ["huang2019/mha-d"]
-    assert without.left_out() == ["huang2019/mha-d-fasttext"]
-    assert (given.presets(), given.left_out()) == (["huang2019/mha-d", "huang2019/mha-d-fasttext"], [])
-    with pytest.raises(UsageError, match="huang2019/mha-d-fasttext begins with pretrained word vectors: give --word-vectors"):
+    lacking = "pretrained word vectors (--word-vectors FOLDER, which imagepivot word-vectors makes)"
+    assert without.left_out() == {"huang2019/mha-d-fasttext": lacking}
+    assert (given.presets(), given.left_out()) == (["huang2019/mha-d", "huang2019/mha-d-fasttext"], {})
+    assert [corpus.word_vectors for corpus in given.corpora().values()] == ["", toy_words.word_vectors]
+    with pytest.raises(
+        UsageError, match=r"nothing to train: left out for want of pretrained word vectors \(--word-vectors FOLDER"
+    ):
         huang(toy, tmp_path / "o", "mha-d-fasttext").presets()
     with pytest.raises(UsageError, match="is given, but no row that is chosen begins with word vectors"):
         huang(toy_words, tmp_path / "o", "mha-d").presets()
@@ -148,7 +170,9 @@ def test_a_row_with_vectors_keeps_the_results_of_the_others(four_languages_regio
     remarks = []
     rows = ("mha-d", "mha-d-fasttext")
     assert run_tables(huang(four_languages_regions, tmp_path / "o", *rows), remark=remarks.append) == ()
-    assert any("left out: huang2019/mha-d-fasttext" in remark for remark in remarks)
+    assert any(
+        remark.startswith("left out for want of") and remark.endswith(": huang2019/mha-d-fasttext") for remark in remarks
+    )
     vectors = write_words(tmp_path / "words", vocabulary=four_languages_regions.vocabulary)
     ended = []
     job = huang(replace(four_languages_regions, word_vectors=vectors), tmp_path / "o", *rows)
@@ -156,3 +180,11 @@ def test_a_row_with_vectors_keeps_the_results_of_the_others(four_languages_regio
     assert ended == ["huang2019/mha-d", "huang2019/mha-d-fasttext"]
     random, pretrained = (read_result(tmp_path / "o" / "results" / "huang2019" / name / "seed-0.json") for name in rows)
     assert set(pretrained["fingerprints"]) - set(random["fingerprints"]) == {"word_vectors"}
+    known = Counter(row["language"] for row in open_dataset(vectors).table().to_pylist())
+    words = pretrained["words"]
+    assert all(0 < pretrained["pretrained"][language] <= min(known[language], words[language]) for language in ("en", "de"))
+    assert "pretrained" not in random
+    report = read_report(str(tmp_path / "o"), "huang2019").to_markdown()
+    (line,) = (line for line in report.splitlines() if line.startswith("| huang2019/mha-d-fasttext | "))
+    numbers = pretrained["pretrained"]
+    assert f"| en {words['en']}, de {words['de']} | en {numbers['en']}, de {numbers['de']} |" in line

@@ -15,7 +15,6 @@ from schemas.errors import DatasetError
 from train.commands.options import (
     AllowMissingFeatures,
     Captions,
-    Features,
     LogJson,
     MemoryMap,
     Precision,
@@ -28,6 +27,8 @@ from train.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from train.evaluation.searching import Tokenize
+    from train.evaluation.sts_pairs import StsPairs
     from train.reports.row_statements import FailedRun
     from train.reports.tables import Done, TablesJob
 
@@ -41,10 +42,18 @@ app = typer.Typer()
     "--vocabulary vocabulary"
 )
 def tables(
+    context: typer.Context,
     paper: Annotated[Literal["gella2017", "kadar2018", "huang2019"], typer.Argument(help="The paper.", show_default=False)],
     output: Annotated[str, typer.Argument(help="Folder for runs, results and report.", show_default=False)],
     captions: Captions,
-    features: Features,
+    features: Annotated[
+        list[str],
+        typer.Option(
+            "--features",
+            help="Folder of image features or regions; may be repeated, and each row takes the first that fits it.",
+            show_default=False,
+        ),
+    ],
     vocabulary: Vocabulary,
     word_vectors: WordVectors = "",
     seeds: Annotated[int, typer.Option("--seeds", help="Number of runs per row.")] = 10,
@@ -54,8 +63,20 @@ def tables(
     ] = None,
     table: Annotated[
         int | None,
-        typer.Option("--table", help="Only the rows of this table; 3 of gella2017 prints ranks of single captions.", min=1),
+        typer.Option("--table", help="Only the rows of this table.", min=1),
     ] = None,
+    sts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sts",
+            metavar="DATA",
+            help="Sentence pairs, as for sts, to measure textual similarity on: table 4 of gella2017, 2 of huang2019; may be "
+            "repeated.",
+        ),
+    ] = None,
+    truecaser: Annotated[
+        str, typer.Option("--truecaser", help="With --sts, folder of the captions, if their recipe truecases.")
+    ] = "",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A value in all configurations; may be repeated, see train."),
@@ -79,6 +100,9 @@ def tables(
 
     A run that fails, or whose process is killed, does not end the others. The report lists it with its reason, the exit code is 3,
     and the same command tries it again.
+
+    Table 3 of gella2017 also prints ranks of single captions. Table 4 of it and table 2 of huang2019 are measured on the sentence
+    pairs that --sts names.
     """
     if plot:
         # Imported first: a missing package shows before hours of training.
@@ -88,23 +112,34 @@ def tables(
     from train.data.corpus import Corpus
     from train.progress import Counter
     from train.reports.published import presets_of_table
+    from train.reports.sts_rows import open_sts, sts_paper
     from train.reports.table_reports import read_report
     from train.reports.tables import TablesJob, run_tables
 
     if table is not None and rows:
         raise UsageError("--table and --rows both choose rows: give one of them")
+    if sts and sts_paper(paper) is None:
+        raise UsageError(f"--sts is given, but {paper} has no table of textual similarity: leave it out")
+    if not sts and table is not None and sts_paper(paper, table):
+        raise UsageError(
+            f"table {table} of {paper} is measured on sentence pairs: give --sts, files or folders of them, as imagepivot sts "
+            "takes them"
+        )
+    # The mounting application sets `context.obj` to a function of type `searching.Tokenize`.
+    pairs = open_sts(sts, captions, context.obj, truecaser) if sts else []
     job = TablesJob(
         paper=paper,
         output=output,
-        corpus=Corpus(captions, features, vocabulary, word_vectors),
+        corpus=Corpus(captions, features[0], vocabulary, word_vectors),
         seeds=seeds,
-        rows=tuple(rows or ()) if table is None else presets_of_table(paper, table),
+        rows=presets_of_table(paper, table) if table is not None else tuple(rows or (["*"] if sts else [])),
         overrides=overrides_of(settings, max_steps),
         workers=workers,
         device=device,
         precision=precision,
         memory_map=memory_map or None,
         allow_missing_features=allow_missing_features,
+        other_features=tuple(features[1:]),
     )
     with Counter(notes, "tables", unit="runs", total=len(job.presets()) * seeds, log_json=log_json) as count:
 
@@ -134,6 +169,8 @@ def tables(
         if not failed:
             raise
         remark(str(error), style="red")  # Mostly the disk is full, which the runs have found out as well.
+    if pairs:
+        _report_sts(job, pairs, context.obj, truecaser, log_json=log_json)
     if failed:
         _report_failures(failed, total)
         raise typer.Exit(3)
@@ -161,4 +198,19 @@ def _report_gold_ranks(job: TablesJob) -> None:
     for part in gold_rank_tables(ranks):
         console.print(part, highlight=False)
     for name in write_gold_ranks(ranks, job.output):
+        console.print(f"written: {escape(f'{job.output}/{name}')}", highlight=False, soft_wrap=True)
+
+
+def _report_sts(
+    job: TablesJob, pairs: Sequence[StsPairs], tokenize: Tokenize | None, truecaser: str, *, log_json: bool
+) -> None:
+    from train.progress import Counter
+    from train.reports.sts_row_reports import sts_row_tables, write_sts_rows
+    from train.reports.sts_rows import sts_rows
+
+    with Counter(notes, "sts", unit="sentences", log_json=log_json) as count:
+        rows = sts_rows(job.paper, job.output, pairs, tokenize, truecaser=truecaser, device=job.device, count=count)
+    for part in sts_row_tables(rows):
+        console.print(part, highlight=False)
+    for name in write_sts_rows(rows, job.output):
         console.print(f"written: {escape(f'{job.output}/{name}')}", highlight=False, soft_wrap=True)

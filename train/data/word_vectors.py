@@ -35,6 +35,15 @@ class WordVectors:
     ids: Mapping[str, np.ndarray]
     vectors: Mapping[str, np.ndarray]
 
+    def known(self, languages: Sequence[str], ids: Sequence[int]) -> int:
+        """Count the tokens that have a vector in one of some languages at least.
+
+        Args:
+            languages: the languages.
+            ids: token ids.
+        """
+        return len(np.intersect1d(np.concatenate([self.ids[language] for language in languages]), ids))
+
     def of_languages(self, languages: Sequence[str], counts: Sequence[Mapping[str, int]]) -> tuple[np.ndarray, np.ndarray]:
         """Return token ids int64 ``[N]``, ascending, and a vector for each, float32 ``[N, W]``.
 

@@ -30,7 +30,7 @@ from train.evaluation.sts_pairs import StsPairs, read_sts
 from train.evaluation.sts_vectors import Coverage, coverage_of, mean_vectors, read_sentence_vectors, read_word_vectors, words_of
 from train.runs.run import Run, open_run
 
-__all__ = ["OVERLAP", "StsJob", "StsResult", "StsSystem", "score_sts", "sts", "word_overlap"]
+__all__ = ["OVERLAP", "StsJob", "StsResult", "StsSystem", "score_overlap", "score_sts", "sts", "word_overlap"]
 
 OVERLAP = "word overlap"
 """Name of the baseline."""
@@ -163,7 +163,7 @@ def sts(job: StsJob, tokenize: Tokenize | None = None, count: Count = count_noth
         keys.append((run.text, language, truecaser))
         if keys[-1] not in readings:
             readings[keys[-1]] = _tokens_of(run, sentences, None if job.tokenized else tokenize, language, truecaser)
-    systems = [_overlap(data)]
+    systems = [score_overlap(data)]
     for run, folder, key in zip(runs, job.runs, keys, strict=True):
         systems.append(_of_run(run, data, sentences, readings[key], folder, key[1], not job.tokenized, count))
     systems += [_of_vectors(location, data, sentences, tokenized=job.tokenized) for location in job.vectors]
@@ -210,7 +210,8 @@ def word_overlap(first: str, second: str) -> float:
     return sqrt(len(a & b) ** 2 / (len(a) * len(b)))  # Under the root, equal ratios give equal numbers, and equal ranks.
 
 
-def _overlap(data: Sequence[StsPairs]) -> StsSystem:
+def score_overlap(data: Sequence[StsPairs]) -> StsSystem:
+    """Measure the baseline, `word_overlap`, on data sets."""
     similarities = tuple(np.array(list(map(word_overlap, pairs.first, pairs.second))) for pairs in data)
     correlations = tuple(pairs.correlation(values) for pairs, values in zip(data, similarities, strict=True))
     return StsSystem(OVERLAP, "baseline", "split at white space, case kept", similarities, correlations)

@@ -14,14 +14,16 @@ import torch
 
 from schemas.dataset import Dataset
 from schemas.errors import UsageError
+from schemas.parameters import FeaturesParameters
 from train.data.batches import CaptionBatch
 from train.data.splits import TrainingData
+from train.data.vectors import feature_spec
 from train.evaluation.evaluating import evaluating
 from train.models.retrieval_model import ImageBatch
 from train.reports.figure_examples import Example, ShownCaption
 from train.runs.run import Run
 
-__all__ = ["AttendedCaption", "AttendedImage", "attend", "check_attends", "strongest"]
+__all__ = ["AttendedCaption", "AttendedImage", "attend", "check_attends", "grid_of", "strongest"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class AttendedImage:
         size_wh: its width and height in pixels; None where they are not known.
         regions: of each head to each region, ``[K, R]``; None where no head attends to regions.
         captions: its captions.
+        grid_hw: rows and columns, where the features are the cells of a grid; otherwise None.
     """
 
     number: int
@@ -60,6 +63,7 @@ class AttendedImage:
     size_wh: tuple[int, int] | None
     regions: np.ndarray | None
     captions: tuple[AttendedCaption, ...]
+    grid_hw: tuple[int, int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -67,6 +71,7 @@ class AttendedImage:
             "example": self.number,
             "image_id": self.image_id,
             "boxes": _plain(self.boxes),
+            "grid": None if self.grid_hw is None else list(self.grid_hw),
             "regions": _plain(self.regions),
             "captions": [
                 {**shown.caption.to_dict(), "tokens": list(shown.caption.tokens)}
@@ -113,7 +118,17 @@ def attend(run: Run, data: TrainingData, features: Dataset, example: Example) ->
             regions = _array(weights.regions)
             captions.append(AttendedCaption(caption, _array(weights.words), _array(weights.pairs), weights.words_attend))
     boxes, size_wh = _boxes(features, example.image_id)
-    return AttendedImage(example.number, example.image_id, boxes, size_wh, regions, tuple(captions))
+    return AttendedImage(example.number, example.image_id, boxes, size_wh, regions, tuple(captions), grid_of(features))
+
+
+def grid_of(features: Dataset) -> tuple[int, int] | None:
+    """Return rows and columns of the grid whose cells are the features; None if they are something else."""
+    stated = (FeaturesParameters.from_json(features.manifest.parameters).extractor or {}).get("grid")
+    spec = feature_spec(features)
+    if not isinstance(stated, list) or len(spec.shape) != 2 or len(stated) != 2:
+        return None
+    rows, columns = stated
+    return (rows, columns) if rows * columns == spec.shape[0] else None
 
 
 def _boxes(features: Dataset, image_id: str) -> tuple[np.ndarray | None, tuple[int, int] | None]:

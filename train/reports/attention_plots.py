@@ -32,6 +32,7 @@ _WIDTH, _ACROSS = 7.2, 3  # Inches, and pictures in a row.
 _NAMED = 3  # Boxes of a head that have a number.
 _COLOUR = "#D55E00"
 _CELLS_WITH_NUMBERS = 26
+_NUMBERS = 20  # Below a field, side by side; of more cells the first, the fifth and so on have theirs.
 _CHARACTER, _LINE = 0.045, 0.1  # Inches that a label's characters take.
 
 
@@ -56,19 +57,31 @@ def _of_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
     """Draw a picture for each head, and for each caption heads over words, as far as they attend to either."""
     heads = 0 if shown.regions is None else len(shown.regions)
     drawn = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
-    pictures = [_WIDTH / _ACROSS * _aspect(shown, picture) + 0.25] * -(-heads // _ACROSS)
-    attended = pictures if drawn or not heads else [0.5 + 0.16 * heads]
+    mapped = shown.grid_hw if heads and not drawn else None
+    # A map may be of a part of the picture, or stretched: the picture stands before the maps, not below them.
+    before = int(mapped is not None and picture is not None)
+    across = _ACROSS + before
+    aspect = _aspect(shown, picture) if mapped is None else min(2.0, mapped[0] / mapped[1])
+    pictures = [_WIDTH / across * aspect + 0.25] * -(-(before + heads) // across)
+    attended = pictures if drawn or mapped is not None or not heads else [0.5 + 0.16 * heads]
     captions = [(caption, caption.words) for caption in shown.captions if caption.words is not None]
     heights = [*attended, *(0.85 + 0.2 * len(words) for _, words in captions)]
     figure = Figure(figsize=(_WIDTH, sum(heights) + 0.25), layout="constrained")
-    grid = figure.add_gridspec(len(heights), _ACROSS, height_ratios=heights)
+    grid = figure.add_gridspec(len(heights), across, height_ratios=heights)
     if shown.regions is None:
         pass
     elif drawn:
         for head, weights in enumerate(shown.regions):
-            panel = figure.add_subplot(grid[head // _ACROSS, head % _ACROSS])
-            named = {region: f"{region + 1}: {weights[region]:.0%}" for region in strongest(weights, _NAMED)}
+            panel = figure.add_subplot(grid[divmod(head, across)])
+            named = {region: f"{region + 1}: {_percent(weights[region])}" for region in strongest(weights, _NAMED)}
             _draw_boxes(panel, shown, picture, weights, named, 1 / len(weights))
+            panel.set_title(f"head {head + 1}: {_scale(weights[None])}", fontsize=TINY)
+    elif mapped is not None:
+        if before:
+            draw_picture(figure.add_subplot(grid[0, 0]), picture, shown.image_id)
+        for head, weights in enumerate(shown.regions):
+            panel = figure.add_subplot(grid[divmod(before + head, across)])
+            _draw_map(panel, weights.reshape(mapped))
             panel.set_title(f"head {head + 1}: {_scale(weights[None])}", fontsize=TINY)
     else:
         panel = figure.add_subplot(grid[0, :])
@@ -166,15 +179,15 @@ def _draw_field(
     greatest = _end_of_scale(weights, even)
     panel.imshow(weights, cmap="Greys", vmin=0, vmax=greatest, aspect="auto", interpolation="nearest")
     panel.set_yticks(range(len(rows)), list(map(plain, rows)), fontsize=TINY)
-    every = 1 if slanted else max(1, -(-len(columns) // 40))
-    places = range(0, len(columns), every)
+    every = next(step for step in (1, 5, 10, 20, 50, len(columns)) if len(columns) <= _NUMBERS * step)
+    places = range(len(columns)) if slanted or every == 1 else [0, *range(every - 1, len(columns), every)]
     panel.set_xticks(places, [plain(columns[place]) for place in places], fontsize=TINY if slanted else TINY - 1.5)
     if slanted:
         for label in panel.get_xticklabels():
             label.set(rotation=35, ha="right", rotation_mode="anchor")
         if len(columns) <= _CELLS_WITH_NUMBERS:
             for (row, column), weight in np.ndenumerate(weights):
-                colour = "white" if weight > 0.55 * greatest else "black"
+                colour = "white" if weight > 0.65 * greatest else "black"
                 panel.text(column, row, f"{100 * weight:.0f}", fontsize=TINY - 1, ha="center", va="center", color=colour)
     panel.tick_params(length=1.5, pad=1.5)
     panel.set_xticks(np.arange(1, len(columns)) - 0.5, minor=True)
@@ -185,13 +198,27 @@ def _draw_field(
         spine.set(color="0.7", linewidth=0.5)
 
 
+def _draw_map(panel: Axes, weights: np.ndarray) -> None:
+    """Draw the weights of the cells of a grid where they lie in the image, ``[rows, columns]``."""
+    panel.imshow(weights, cmap="Greys", vmin=0, vmax=_end_of_scale(weights, 1 / weights.size), interpolation="nearest")
+    panel.set_xticks([])
+    panel.set_yticks([])
+    for spine in panel.spines.values():
+        spine.set(color="0.7", linewidth=0.5)
+
+
 def _end_of_scale(weights: np.ndarray, even: float) -> float:
     return max(float(weights.max()), min(1.0, 3 * even))
 
 
 def _scale(weights: np.ndarray) -> str:
     """Say what the greatest weight is, and what all would be if they were alike; each row sums to 1."""
-    return f"up to {weights.max():.0%}, even {1 / weights.shape[1]:.0%}"
+    return f"up to {_percent(weights.max())}, even {_percent(1 / weights.shape[1])}"
+
+
+def _percent(weight: float) -> str:
+    """Return a weight in percent; below 10 % with a decimal, without which the even weights of many regions look alike."""
+    return f"{weight:.0%}" if weight >= 0.0995 else f"{weight:.1%}"
 
 
 def _heads(weights: np.ndarray) -> list[str]:

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas.storage import Folder
+from train.reports.gold_published import GOLD_COLUMNS
 from train.reports.gold_ranks import GoldRanks, RankedCaption, Tally
-from train.reports.published import GOLD_COLUMNS
 
 __all__ = ["gold_rank_markdown", "gold_rank_tables", "write_gold_ranks"]
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -24,7 +23,6 @@ import numpy as np
 import torch
 
 from schemas.errors import DatasetError
-from schemas.storage import Folder
 from train.data.batches import CaptionBatch
 from train.data.captions import Captions
 from train.data.corpus import Corpus
@@ -32,9 +30,8 @@ from train.data.splits import TEST_SPLITS, TrainingData, open_data
 from train.devices import resolve_device
 from train.evaluation.evaluating import Count, count_nothing, encode_captions, encode_images, scores_between
 from train.evaluation.metrics import ranks_of
-from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
-from train.reports.results import read_result
-from train.runs.checkpoints import BEST
+from train.reports.gold_published import GOLD_COLUMNS, GOLD_RANKS
+from train.reports.results import finished_runs
 from train.runs.run import Run, open_run
 
 __all__ = ["GoldRanks", "RankedCaption", "Tally", "gold_ranks", "ranks_of_captions"]
@@ -155,7 +152,7 @@ def gold_ranks(
     for column, pattern in GOLD_COLUMNS.items():
         for preset in dict.fromkeys(pattern.format(language) for language in _LANGUAGES):
             of_runs: dict[str, list[np.ndarray]] = {}
-            for folder in _finished(output, preset):
+            for folder in finished_runs(output, preset):
                 run = open_run(folder, device=resolve_device(device))
                 words = run.vocabulary.tokens
                 data = _test_data(run, corpus, allow_missing_features)
@@ -205,13 +202,6 @@ def ranks_of_captions(run: Run, data: TrainingData, *, count: Count = count_noth
         )
         results[language] = ranks.text_to_image.cpu().numpy()
     return results
-
-
-def _finished(output: str, preset: str) -> list[Path]:
-    """Return the folders of the runs of a preset that were measured, in the order of their seeds."""
-    folder = Folder(output).local_path
-    names = [path.stem for path in sorted((folder / "results" / preset).glob("seed-*.json")) if read_result(path).get("scores")]
-    return [folder / "runs" / preset / name for name in names if (folder / "runs" / preset / name / BEST).exists()]
 
 
 def _test_data(run: Run, corpus: Corpus, allow_missing_features: bool) -> TrainingData:

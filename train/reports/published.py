@@ -1,7 +1,8 @@
 """The numbers in the papers' tables, with the preset of each row.
 
 Gella, Sennrich, Keller, Lapata (2017): Image pivoting for learning multilingual multimodal representations. Tables 1 and 2, on the
-five comparable captions of each of the 1,000 test images of 2016. Table 3 has ranks of single captions, see `GOLD_RANKS`.
+five comparable captions of each of the 1,000 test images of 2016. Table 3 has ranks of single captions, see
+`train.reports.gold_published`; table 4 and table 2 of Huang et al. are in `train.reports.sts_published`.
 
 Kádár, Elliott, Côté, Chrupała, Alishahi (2018): Lessons learned in multilingual grounded language learning. Tables 2 to 5 on the
 same captions. Tables 6 and 7 are taken to be on the one translation of each image, the only captions in French and Czech; the paper
@@ -10,10 +11,11 @@ The numbers are means of ten models. Figure 3 has no numbers, so its rows here h
 et al.; those lines are trained by their presets.
 
 Huang, Chang, Hauptmann (2019): Multi-head attention with diversity for learning grounded multilingual multimodal representations.
-Of table 1 those lines whose models are built here: VSE, OE and PIVOT, which it quotes from Gella et al., and VSE++, which have one
-vector per image; DAN, which attends to the cells of a grid; SCAN (Lee et al. (2018) report its English numbers for t-i AVG); and
-its own, which it calls "Ours", with words that are drawn (Random) or pretrained (FastText). The latter two attend to regions. The
-R@10 of DAN from English text to images stands as printed, 69.1, below its R@5; in Nam et al. (2017) it is 79.1, as the README of
+Of table 1 all lines: VSE, OE and PIVOT, which it quotes from Gella et al., and VSE++, which have one vector per image; DAN, which
+attends to the cells of a grid; SCAN (Lee et al. (2018) report its English numbers for t-i AVG); and its own, which it calls "Ours",
+with words that are drawn (Random), pretrained (FastText) or read in their sentence (BERT). SCAN and its own attend to regions. The
+two ensembles of Lee et al. stand below SCAN, without numbers: this paper has none of them. The R@10 of DAN from English text to
+images stands as printed, 69.1, below its R@5; in Nam et al. (2017) it is 79.1, as the README of
 github.com/JunweiLiang/DualAttentionNetwork quotes them, with the other English numbers as they stand here.
 """
 
@@ -23,8 +25,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from schemas.errors import UsageError
+from train.reports.gold_published import GOLD_COLUMNS, GOLD_RANKS
+from train.reports.sts_published import STS_PAPERS
 
-__all__ = ["GOLD_COLUMNS", "GOLD_RANKS", "PAPERS", "GoldRank", "Measures", "PublishedRow", "presets_of_table", "rows_of_paper"]
+__all__ = [
+    "ENSEMBLES",
+    "PAPERS",
+    "Measures",
+    "PublishedRow",
+    "presets_of_paper",
+    "presets_of_table",
+    "rows_of_paper",
+]
 
 PAPERS = ("gella2017", "kadar2018", "huang2019")
 
@@ -54,7 +66,7 @@ class PublishedRow:
         paper: one of `PAPERS`.
         table: name of the table in the paper, e.g. ``table 2``.
         name: name of the row in the paper; a quoted one with its source.
-        preset: the preset that trains it, for a quoted row mostly that of another paper.
+        preset: the preset that trains it, for a quoted row mostly that of another paper; or a name in `ENSEMBLES`.
         language: language of the test captions.
         portion: portion of the test captions.
         image_to_text: numbers with images as queries.
@@ -82,6 +94,17 @@ def rows_of_paper(paper: str) -> tuple[PublishedRow, ...]:
     return {"gella2017": _gella2017, "kadar2018": _kadar2018, "huang2019": _huang2019}[paper]()
 
 
+def presets_of_paper(paper: str) -> tuple[str, ...]:
+    """Return what all rows of a paper's tables are made of, each once: presets of rows and of members, and ensembles behind these.
+
+    Raises:
+        UsageError: the paper is unknown.
+    """
+    names = [row.preset for row in rows_of_paper(paper)] + [name for number in _sts(paper).values() for name in number]
+    singles = [single for name in names for single in ENSEMBLES.get(name, (name,))]
+    return tuple(dict.fromkeys([*singles, *(name for name in names if name in ENSEMBLES)]))
+
+
 def presets_of_table(paper: str, table: int) -> tuple[str, ...]:
     """Return the presets of a table's rows, each once, in their order.
 
@@ -96,56 +119,19 @@ def presets_of_table(paper: str, table: int) -> tuple[str, ...]:
     if paper == "gella2017":
         of_columns = (preset.format(rank.language) for preset in GOLD_COLUMNS.values() for rank in GOLD_RANKS)
         presets[3] = dict.fromkeys(of_columns)
+    presets |= _sts(paper)
     if table not in presets:
         raise UsageError(f"--table is {table}, but the tables of {paper} are {', '.join(map(str, sorted(presets)))}")
     return tuple(presets[table])
 
 
-@dataclass(frozen=True)
-class GoldRank:
-    """A line of table 3 of Gella et al. 2017: a caption as query, and the rank of its image under several models.
-
-    Attributes:
-        image_id: the image, which the paper shows.
-        language: language of the caption.
-        index: index of the caption among the comparable ones of its image: the number of its file in Multi30K, less one.
-        text: the caption, as printed.
-        ranks: rank of the image, by column of the table.
-    """
-
-    image_id: str
-    language: str
-    index: int
-    text: str
-    ranks: Mapping[str, int]
-
-
-GOLD_COLUMNS: Mapping[str, str] = {
-    "OE": "gella2017/oe-{}",
-    "PIVOT": "gella2017/pivot-asym",
-    "PARALLEL": "gella2017/parallel-asym",
-}
-"""Columns of table 3, "models trained using asymmetric similarity", and their presets; ``{}`` stands for the language."""
-
-GOLD_RANKS = tuple(
-    GoldRank(image_id, language, index, text, dict(zip(GOLD_COLUMNS, ranks, strict=True)))
-    for image_id, language, index, text, ranks in (
-        ("2511798599", "de", 0, "2 Menschen auf der Straße mit Megafon", (141, 37, 6)),
-        ("2511798599", "en", 3, "two people in blue shirts are outside with a bullhorn", (85, 7, 3)),
-        (
-            *("3532476966", "de", 4),
-            "ein Verkäufer mit weißem Hut und blauem Hemd , verkauft Kartoffeln oder ähnliches an Männer und Frauen",
-            (36, 1, 3),
-        ),
-        (
-            *("3532476966", "en", 0),
-            "at an outdoor market , a small group of people stoop to buy potatoes from a street vendor , who has his goods laid "
-            "out on the ground",
-            (24, 2, 2),
-        ),
-    )
-)
-"""Table 3 of Gella et al. 2017. The images and the numbers of the captions are where Multi30K has these words."""
+def _sts(paper: str) -> dict[int, dict[str, None]]:
+    """Return the presets of a paper's table of textual similarity, by its number."""
+    return {
+        of_paper.table: dict.fromkeys(row.preset for row in of_paper.rows if row.preset)
+        for of_paper in STS_PAPERS
+        if of_paper.paper == paper
+    }
 
 
 # Text to image, then image to text, each R@1, R@5, R@10 and median rank: the order of the columns in the paper.
@@ -186,11 +172,14 @@ _HUANG = {
         ("DAN (Nam et al.)", "dan-de", (31.0, 60.9, 71.0), (46.5, 77.5, 83.0)),
         ("VSE++ (Faghri et al.)", "vsepp-de", (31.3, 62.2, 70.9), (47.5, 78.5, 84.5)),
         ("SCAN (Lee et al.)", "scan/t2i-avg-de", (35.7, 64.9, 74.6), (52.3, 81.8, 88.5)),
+        ("SCAN, t-i AVG + i-t LSE", "scan/t2i-avg+i2t-lse-de", (), ()),
+        ("SCAN, t-i LSE + i-t AVG", "scan/t2i-lse+i2t-avg-de", (), ()),
         ("Pivot (Gella et al.)", "gella2017/pivot-asym", (22.5, 49.3, 61.7), (28.2, 61.9, 73.4)),
         ("MHA-D (Random, VGG19)", "huang2019/mha-d-vgg19", (25.8, 54.9, 65.1), (34.1, 65.5, 76.5)),
         ("MHA (Random, no diversity)", "huang2019/mha", (36.3, 65.3, 74.7), (53.1, 82.3, 88.8)),
         ("MHA-D (Random)", "huang2019/mha-d", (39.2, 67.5, 76.7), (55.0, 84.7, 91.2)),
         ("MHA-D (FastText)", "huang2019/mha-d-fasttext", (40.3, 70.1, 79.0), (60.4, 85.4, 92.0)),
+        ("MHA-D (BERT)", "huang2019/mha-d-bert", (40.7, 70.5, 78.8), (56.5, 84.6, 91.3)),
     ),
     "en": (
         ("VSE (Kiros et al.)", "gella2017/vse-en", (23.3, 53.6, 65.8), (31.6, 60.4, 72.7)),
@@ -198,13 +187,23 @@ _HUANG = {
         ("DAN (Nam et al.)", "dan", (39.4, 69.2, 69.1), (55.0, 81.8, 89.0)),
         ("VSE++ (Faghri et al.)", "vsepp", (39.6, 69.1, 79.8), (53.1, 82.1, 87.5)),
         ("SCAN (Lee et al.)", "scan/t2i-avg", (45.8, 74.4, 83.0), (61.8, 87.5, 93.7)),
+        ("SCAN, t-i AVG + i-t LSE", "scan/t2i-avg+i2t-lse", (), ()),
+        ("SCAN, t-i LSE + i-t AVG", "scan/t2i-lse+i2t-avg", (), ()),
         ("Pivot (Gella et al.)", "gella2017/pivot-asym", (26.2, 56.4, 68.4), (33.8, 62.8, 75.2)),
         ("MHA-D (Random, VGG19)", "huang2019/mha-d-vgg19", (30.1, 62.5, 71.6), (36.4, 68.0, 80.9)),
         ("MHA (Random, no diversity)", "huang2019/mha", (46.2, 74.7, 82.9), (63.3, 87.0, 93.3)),
         ("MHA-D (Random)", "huang2019/mha-d", (48.7, 77.2, 85.0), (66.4, 88.3, 93.4)),
         ("MHA-D (FastText)", "huang2019/mha-d-fasttext", (50.1, 78.1, 85.7), (68.0, 88.8, 94.0)),
+        ("MHA-D (BERT)", "huang2019/mha-d-bert", (48.9, 78.3, 85.8), (66.5, 89.1, 94.1)),
     ),
 }
+
+ENSEMBLES: Mapping[str, tuple[str, ...]] = {
+    f"scan/{first}+{second}{suffix}": (f"scan/{first}{suffix}", f"scan/{second}{suffix}")
+    for suffix in ("-de", "")
+    for first, second in (("t2i-avg", "i2t-lse"), ("t2i-lse", "i2t-avg"))
+}
+"""Rows that are ensembles: their names, and the presets whose runs of the same seed are scored together."""
 
 # Tables 2 and 3: image to text, then text to image, each R@1, R@5 and R@10.
 _KADAR_RECALLS = {

@@ -10,16 +10,28 @@ from schemas.errors import DatasetError
 from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_json
 from schemas.storage import Folder
+from train.runs.checkpoints import BEST
 
-__all__ = ["DIRECTIONS", "MEASURES", "failure_file", "read_result", "result_file", "results_folder", "write_result"]
+__all__ = [
+    "DIRECTIONS",
+    "MEASURES",
+    "failure_file",
+    "finished_runs",
+    "read_result",
+    "result_file",
+    "results_folder",
+    "write_result",
+]
 
 DIRECTIONS = ("image_to_text", "text_to_image")
 MEASURES = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
 
 _DIGEST = "sha256"
 
-_NEEDED: dict[str, type] = {"feature": str, "step": int, "overrides": list, "scores": list}
-_KINDS = _NEEDED | {"untrained": bool, "recipe": str, "vocabulary": int, "steps": int, "words": dict, "captions": dict}
+_COUNTED = ("words", "captions", "pretrained")
+_NEEDED: dict[str, type] = {"feature": str, "overrides": list, "scores": list}
+_KINDS = _NEEDED | {"untrained": bool, "recipe": str, "vocabulary": int, "step": int, "steps": int, "members": dict}
+_KINDS |= dict.fromkeys(_COUNTED, dict)
 
 
 def results_folder(output: str, preset: str) -> Path:
@@ -35,6 +47,17 @@ def result_file(output: str, preset: str, seed: int) -> Path:
 def failure_file(output: str, preset: str, seed: int) -> Path:
     """Return the file that says why a run failed."""
     return results_folder(output, preset) / f"failed-seed-{seed}.json"
+
+
+def finished_runs(output: str, preset: str) -> list[Path]:
+    """Return the folders of the runs of a preset that were measured, in the order of their seeds.
+
+    Raises:
+        DatasetError: a result is damaged.
+    """
+    names = [path.stem for path in results_folder(output, preset).glob("seed-*.json") if read_result(path)["scores"]]
+    runs = [Folder(output).local_path / "runs" / preset / name for name in sorted(names, key=lambda name: (len(name), name))]
+    return [run for run in runs if (run / BEST).exists()]
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
@@ -68,12 +91,13 @@ def read_result(path: Path) -> dict[str, Any]:
 def _check(result: Any) -> None:
     """Raise one of Python's own errors unless a report can be made of a result."""
     for name, kind in _KINDS.items():
-        # Results of earlier versions do not say what was trained on.
-        if (name in result or name in _NEEDED) and not isinstance(result[name], kind):
+        # Results of earlier versions do not say what was trained on; those of ensembles have no steps of their own.
+        needed = name in _NEEDED or (name == "step" and "members" not in result)
+        if (name in result or needed) and not isinstance(result[name], kind):
             raise TypeError(f"{name} is {result[name]!r}")
     if not all(isinstance(setting, str) for setting in result["overrides"]):
         raise TypeError(f"overrides are {result['overrides']!r}")
-    for name in ("words", "captions"):
+    for name in _COUNTED:
         if not all(isinstance(number, int) for number in result.get(name, {}).values()):
             raise TypeError(f"{name} are {result[name]!r}")
     for score in result["scores"]:

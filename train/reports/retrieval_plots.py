@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -25,6 +26,7 @@ _CELL, _STEP, _HEAD = 1.0, 1.06, 0.2  # Inches: side of a picture, from one to t
 _EDGE, _INDENT, _TEXT, _APART, _LINE = 0.06, 0.26, 2.4, 0.2, 0.14
 _CHARACTERS, _LINES = 34, 5  # Of a caption.
 _CHARACTERS_PER_INCH = 17  # Of the note.
+_MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
 
 
 def plot_rankings(
@@ -93,9 +95,9 @@ def draw_picture(panel: Axes, picture: Picture | None, image_id: str, size_wh: t
 
 
 def _panel(figure: Figure, left: float, bottom: float) -> Axes:
-    """Return a square panel, placed in inches."""
+    """Return a square panel, placed in inches; a picture hangs from its upper edge, so that headings are on one line."""
     width, height = figure.get_size_inches()
-    return figure.add_axes((left / width, bottom / height, _CELL / width, _CELL / height))
+    return figure.add_axes((left / width, bottom / height, _CELL / width, _CELL / height), anchor="N")
 
 
 def _finish(panel: Axes, title: str, *, framed: bool) -> None:
@@ -111,7 +113,9 @@ def _write_query(figure: Figure, ranking: Ranking, y: float, *, start: bool) -> 
     if start:
         _write(figure, _EDGE, top, str(ranking.example), fontsize=SMALL, fontweight="bold", va="top")
     _write(figure, _INDENT, top, ranking.caption.key.language, fontsize=SMALL, fontweight="bold", va="top")
-    lines = textwrap.wrap(ranking.caption.text, _CHARACTERS)
+    # A space that does not break holds marks at the word before them.
+    text = _MARKS.sub("\N{NO-BREAK SPACE}\\1", ranking.caption.text)
+    lines = textwrap.wrap(text, _CHARACTERS)
     if len(lines) > _LINES:
         lines = [*lines[: _LINES - 1], f"{lines[_LINES - 1][: _CHARACTERS - 2]} …"]
     _write(figure, _INDENT, top - 0.17, "\n".join(lines), fontsize=TINY, va="top", linespacing=1.15)

@@ -1,4 +1,4 @@
-"""One run of a row: its files, its training and its measurement."""
+"""One run of a row: its files, its training and its measurement; an ensemble is measured on the runs of its members."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from schemas.parameters import EncodedParameters, FeaturesParameters
 from schemas.storage import Folder
 from schemas.vocabulary import SPECIALS
 from train.config.sections import Config, from_toml, to_toml
-from train.evaluation.scoring import score_run
+from train.data.corpus import Corpus
+from train.evaluation.scoring import score_together
 from train.jobs import TrainJob
 from train.loop import train
 from train.material import Material, open_material
@@ -39,14 +40,18 @@ class Task:
         seed: seed of the run.
         config: configuration of the run.
         job: the job that the task belongs to.
-        fingerprints: fingerprints of captions, features and vocabulary.
+        corpus: what the run is trained on.
+        fingerprints: fingerprints of what it is trained on.
+        members: of an ensemble, the tasks whose runs are scored together; then ``config`` is that of the first.
     """
 
     preset: str
     seed: int
     config: Config
     job: TablesJob
+    corpus: Corpus
     fingerprints: Mapping[str, str]
+    members: tuple[Task, ...] = ()
 
     @property
     def run(self) -> Path:
@@ -66,8 +71,10 @@ class Task:
     @property
     def identity(self) -> dict[str, Any]:
         """Everything but the machine that the result depends on."""
-        config = to_toml(self.config)
-        return {"config": config, "fingerprints": dict(self.fingerprints), "precision": self.job.precision, "seed": self.seed}
+        made_of: dict[str, Any] = {"config": to_toml(self.config)}
+        if self.members:
+            made_of = {"members": {member.preset: to_toml(member.config) for member in self.members}}
+        return {**made_of, "fingerprints": dict(self.fingerprints), "precision": self.job.precision, "seed": self.seed}
 
     def is_done(self) -> bool:
         """Return whether the result exists.
@@ -114,30 +121,48 @@ class Task:
 
 def _with_new_keys(name: str, value: Any) -> Any:
     """Return a value of a stored identity; a configuration with the keys that there are since, at their defaults."""
+    if name == "members" and isinstance(value, dict):
+        return {member: _with_new_keys("config", config) for member, config in value.items()}
     return to_toml(from_toml(value, "the result")) if name == "config" and isinstance(value, str) else value
 
 
 def train_and_measure(task: Task, device: str) -> None:
-    """Train a row, or continue its training, and write its result."""
+    """Train a row, or continue its training, and write its result; of an ensemble, whose members are trained, only write it."""
     task.forget_divergence()
-    content = _train(task, device)
-    job, corpus = task.job, task.job.corpus
-    run = open_run(task.run, device=device)
-    scores = score_run(
-        run,
-        captions=corpus.captions,
-        features=corpus.features,
-        memory_map=job.memory_map,
-        allow_missing_features=job.allow_missing_features,
+    content = _together(task) if task.members else _train(task, device)
+    runs = [open_run(each.run, device=device) for each in task.members or (task,)]
+    scores = score_together(
+        runs,
+        captions=task.corpus.captions,
+        features=task.corpus.features,
+        memory_map=task.job.memory_map,
+        allow_missing_features=task.job.allow_missing_features,
     )
-    content |= {"step": run.step, "scores": [score.to_dict() for score in scores]}
+    content |= {"scores": [score.to_dict() for score in scores]}
+    if not task.members:
+        content |= {"step": runs[0].step}
     write_result(task.result, content)
-    (task.run / LAST).unlink()  # The state of the optimizer is twice the size of the model, and no longer needed.
+    if not task.members:
+        (task.run / LAST).unlink()  # The state of the optimizer is twice the size of the model, and no longer needed.
+
+
+def _together(task: Task) -> dict[str, Any]:
+    """Return what the result of an ensemble says of it besides its scores: what its members have in common."""
+    results = []
+    for member in task.members:
+        if not member.result.exists():
+            raise DatasetError(
+                f"the run of its member {member.preset} with seed {member.seed} failed: nothing is scored together"
+            )
+        results.append(read_result(member.result))
+    named = ("feature", "untrained", "recipe", "vocabulary")
+    common = {name: results[0][name] for name in named if name in results[0]}
+    return task.identity | {"preset": task.preset, "overrides": task.job.settings} | common
 
 
 def _train(task: Task, device: str) -> dict[str, Any]:
     """Train, and return what the result says of it."""
-    job, corpus = task.job, task.job.corpus_of(task.config)
+    job, corpus = task.job, task.corpus
     material = open_material(
         task.config,
         corpus,
@@ -164,7 +189,7 @@ def _train(task: Task, device: str) -> dict[str, Any]:
         **task.identity,
         "preset": task.preset,
         "steps": result.standing.step,
-        "overrides": [f"{key}={value}" for key, value in sorted(job.overrides.items())],
+        "overrides": job.settings,
         **_statement(task, material),
     }
     if result.left_out:
@@ -175,18 +200,22 @@ def _train(task: Task, device: str) -> dict[str, Any]:
 def _statement(task: Task, material: Material) -> dict[str, Any]:
     """Say what a run is trained on: the feature, captions by language, and the words that each sentence encoder has vectors of."""
     dimensions, captions = material.dimensions, material.training.captions
-    features = open_dataset(task.job.corpus.features)
+    features = open_dataset(task.corpus.features)
     text = EncodedParameters.from_json(material.captions_parameters).text
     languages = dimensions.languages
     every = range(dimensions.vocabulary_size)
-    words = {name: len(dimensions.language_ids.get(name, every)) - len(SPECIALS) for name in languages}
+    tables = {"+".join(languages): languages} if task.config.model.mixes_languages else {name: (name,) for name in languages}
+    ids = {name: dimensions.language_ids.get(of_table[0], every) for name, of_table in tables.items()}
+    vectors = material.word_vectors
+    pretrained = {} if vectors is None else {name: vectors.known(tables[name], ids[name]) for name in tables}
     return {
         "feature": "" if features.spec is None else f"{features.spec.name}, {features.spec.source}".rstrip(", "),
         "untrained": FeaturesParameters.from_json(features.manifest.parameters).untrained,
         "recipe": "" if text is None else text.recipe,
         "captions": {name: len(captions.rows_of(name)) for name in languages},
         "vocabulary": len(every) - len(SPECIALS),
-        "words": {"+".join(languages): words[languages[0]]} if task.config.model.mixes_languages else words,
+        "words": {name: len(of_table) - len(SPECIALS) for name, of_table in ids.items()},
+        **({"pretrained": pretrained} if pretrained else {}),
     }
 
 

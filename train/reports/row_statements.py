@@ -92,6 +92,16 @@ class RowStatement:
         return self._by_language("words")
 
     @property
+    def pretrained(self) -> str:
+        """Number of these words that began with a pretrained vector, likewise."""
+        return self._by_language("pretrained")
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Presets of an ensemble, whose scores are the means of theirs; none if it is trained itself."""
+        return next((tuple(result["members"]) for result in self.results if "members" in result), ())
+
+    @property
     def captions(self) -> str:
         """Number of captions that were trained on, by language if there are several."""
         return self._by_language("captions")
@@ -104,7 +114,7 @@ class RowStatement:
     @property
     def best(self) -> str:
         """Number of steps after which the model that was measured was reached."""
-        return _range(result["step"] for result in self.results)
+        return _range(result.get("step") for result in self.results)
 
     def _stated(self, text: Callable[[Mapping[str, Any]], str]) -> str:
         return "; ".join(sorted({text(result) for result in self.results} - {""})) or _NONE

@@ -87,8 +87,8 @@ STS_PAPERS = (
             PublishedSts("SCAN (Lee et al.)", (84.0, 83.9, 90.7)),
             PublishedSts("PIVOT (Gella et al.)", (84.6, 84.5, 91.5), quoted=True, preset="gella2017/parallel-asym"),
             PublishedSts("Ours (w/ Random)", (85.8, 87.8, 91.5), preset="huang2019/mha-d"),
-            PublishedSts("Ours (w/ FastText)", (86.2, 88.3, 91.8)),
-            PublishedSts("Ours (w/ BERT)", (86.4, 88.0, 91.7)),
+            PublishedSts("Ours (w/ FastText)", (86.2, 88.3, 91.8), preset="huang2019/mha-d-fasttext"),
+            PublishedSts("Ours (w/ BERT)", (86.4, 88.0, 91.7), preset="huang2019/mha-d-bert"),
         ),
     ),
 )

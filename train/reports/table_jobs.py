@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.storage import Folder
-from train.config.sections import Config, resolve
+from train.config.presets import preset_names
+from train.config.sections import resolve
 from train.data.corpus import Corpus
 from train.devices import check_device_name, check_precision_name
-from train.reports.published import rows_of_paper
+from train.reports.published import ENSEMBLES, presets_of_paper, rows_of_paper
+from train.reports.row_needs import FURTHER, features_for
 
-__all__ = ["TablesJob"]
+__all__ = ["TablesJob", "what_is_left_out"]
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,14 @@ class TablesJob:
         output: local folder for runs, results and the report; kept as an absolute path.
         corpus: folders of captions, features and vocabulary, and of word vectors for the rows that begin with them.
         seeds: number of runs per row, with seeds 0, 1, ...
-        rows: patterns of presets, such as ``bilingual*``; all rows if empty.
+        rows: patterns of presets, such as ``bilingual*``; all rows of retrieval if empty.
         overrides: values in the configurations, as `train.config.resolve` takes them.
         workers: number of runs at a time; 0 means one per GPU, or one per core if there is no GPU.
         device: a name that `train.devices.resolve_device` knows; ``auto`` and ``cuda`` use all GPUs.
         precision: a name that `train.devices.check_precision` knows.
         memory_map: folder for a copy of the features that is mapped into memory, and that all runs share.
         allow_missing_features: leave out the captions of images that lack features instead of raising an error.
+        other_features: folders of more features, for the rows that those of the corpus do not fit.
 
     Raises:
         UsageError: a value is impossible.
@@ -48,6 +52,7 @@ class TablesJob:
     precision: str = "fp32"
     memory_map: str | None = None
     allow_missing_features: bool = False
+    other_features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         rows_of_paper(self.paper)
@@ -62,45 +67,95 @@ class TablesJob:
         # "~" is resolved once, for everything that is written there.
         object.__setattr__(self, "output", str(Folder(self.output).local_path))
 
-    def presets(self) -> list[str]:
-        """Return the presets of the selected rows, each once, in the order of the tables.
+    @property
+    def settings(self) -> list[str]:
+        """The overrides as ``KEY=VALUE``, sorted."""
+        return [f"{key}={value}" for key, value in sorted(self.overrides.items())]
 
-        Without word vectors, rows that begin with them are left out.
+    def presets(self) -> list[str]:
+        """Return what `corpora` has corpora of."""
+        return list(self.corpora())
+
+    def corpora(self) -> dict[str, Corpus]:
+        """Return the presets of the selected rows in the order of the tables, ensembles last, each with what it is trained on.
+
+        Rows that need what is not given are left out: features of another sort, or word vectors. What a row does not take, such as
+        word vectors where it draws them, is not in its corpus.
 
         Raises:
-            UsageError: a pattern matches no row, or names one that begins with word vectors, and there are none.
+            UsageError: a pattern matches no row, no row is left, or no row takes some features or the word vectors.
+            DatasetError: there are no such features.
         """
-        return self._divided()[0]
+        kept, left_out = self._divided()
+        if not kept:
+            raise UsageError(f"there is nothing to train: {'; '.join(what_is_left_out(left_out))}")
+        for name, further in FURTHER.items():
+            given = getattr(self.corpus, name)
+            if given and not any(getattr(corpus, name) for corpus in kept.values()):
+                raise UsageError(
+                    f"--{name.replace('_', '-')} {given!r} is given, but no row that is chosen {further.taking}: leave it out, or "
+                    "choose others with --rows"
+                )
+        unused = [location for location in self._features if all(corpus.features != location for corpus in kept.values())]
+        if unused:
+            raise UsageError(
+                f"--features {unused[0]!r} is given, but no row that is chosen takes these features: leave it out, or choose "
+                "others with --rows"
+            )
+        return kept
 
-    def left_out(self) -> list[str]:
-        """Return the presets that `presets` leaves out."""
+    def left_out(self) -> dict[str, str]:
+        """Return the presets that are left out, each with what it lacks and the option that brings it."""
         return self._divided()[1]
 
-    def corpus_of(self, config: Config) -> Corpus:
-        """Return the folders of what a row is trained on: without word vectors, if it draws the vectors of its words."""
-        return self.corpus if config.model.pretrained_width else replace(self.corpus, word_vectors="")
+    @property
+    def _features(self) -> tuple[str, ...]:
+        return self.corpus.features, *self.other_features
 
-    def _divided(self) -> tuple[list[str], list[str]]:
-        """Return the presets of the rows to train, and those left out because there are no word vectors."""
-        names = list(dict.fromkeys(row.preset for row in rows_of_paper(self.paper)))
-        chosen: list[str] = []
-        for pattern in self.rows or ("*",):
-            matches = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{self.paper}/{pattern}")]
+    def _divided(self) -> tuple[dict[str, Corpus], dict[str, str]]:
+        """Return the presets to train with what they are trained on, and those left out with what they lack."""
+        given = {location: open_dataset(location) for location in self._features}
+        kept: dict[str, Corpus] = {}
+        left_out: dict[str, str] = {}
+        for name in self._chosen():
+            if name in ENSEMBLES:  # Its members stand before it.
+                lacking = next((left_out[member] for member in ENSEMBLES[name] if member in left_out), "")
+                corpus = kept.get(ENSEMBLES[name][0], self.corpus)
+            elif name in preset_names():
+                config = resolve(name, self.overrides)
+                features, lacking = features_for(name, config, given)
+                taken = {field: further for field, further in FURTHER.items() if getattr(config.model, further.asked)}
+                folders = {field: getattr(self.corpus, field) if field in taken else "" for field in FURTHER}
+                lacking = lacking or next((taken[field].lacking for field in taken if not folders[field]), "")
+                corpus = replace(self.corpus, features=features, **folders)
+            else:
+                lacking, corpus = "a preset", self.corpus
+            if lacking:
+                left_out[name] = lacking
+            else:
+                kept[name] = corpus
+        return kept, left_out
+
+    def _chosen(self) -> list[str]:
+        """Return the presets of the rows that are chosen, and of the members of ensembles among them."""
+        names = presets_of_paper(self.paper)
+        chosen = set() if self.rows else {row.preset for row in rows_of_paper(self.paper)}
+        for pattern in self.rows:
+            matches = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{self.paper}/{pattern}")}
             if not matches:
                 raise UsageError(f"--rows {pattern!r} matches no row of {self.paper}: its rows are {', '.join(names)}")
-            chosen += matches
-        chosen = [name for name in names if name in chosen]
-        pretrained = [name for name in chosen if resolve(name, self.overrides).model.pretrained_width]
-        if self.corpus.word_vectors and not pretrained:
-            raise UsageError(
-                f"--word-vectors {self.corpus.word_vectors!r} is given, but no row that is chosen begins with word vectors: leave "
-                "it out, or choose others with --rows"
-            )
-        left_out = [] if self.corpus.word_vectors else pretrained
-        kept = [name for name in chosen if name not in left_out]
-        if not kept:
-            raise UsageError(
-                f"{', '.join(left_out)} begins with pretrained word vectors: give --word-vectors FOLDER, a dataset that imagepivot "
-                "word-vectors makes"
-            )
-        return kept, left_out
+            chosen |= matches
+        chosen |= {member for name in chosen for member in ENSEMBLES.get(name, ())}
+        return [name for name in names if name in chosen]
+
+
+def what_is_left_out(left_out: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each thing that presets lack.
+
+    Args:
+        left_out: what `TablesJob.left_out` returns.
+    """
+    by_cause: dict[str, list[str]] = {}
+    for preset, lacking in left_out.items():
+        by_cause.setdefault(lacking, []).append(preset)
+    return [f"left out for want of {lacking}: {', '.join(presets)}" for lacking, presets in by_cause.items()]

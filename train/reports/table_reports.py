@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from train.reports.published import Measures, PublishedRow, rows_of_paper
+from train.reports.published import Measures, PublishedRow, presets_of_paper, rows_of_paper
 from train.reports.results import DIRECTIONS, MEASURES
 from train.reports.row_statements import FailedRun, RowStatement, read_row
 
@@ -170,20 +170,28 @@ class Report:
         return lines
 
 
-_STATED = ["preset", "features", "recipe", "vocabulary", "words", "captions", "steps", "best after", "seeds"]
+_STATED = ["preset", "features", "recipe", "vocabulary", "words", "pretrained", "captions", "steps", "best after", "seeds"]
 
 
 def _stated(row: RowStatement) -> list[str]:
-    numbers = (row.vocabulary, row.words, row.captions, row.steps, row.best, row.seeds)
-    return [row.preset, _cell(row.feature), row.recipe, *numbers]
+    numbers = (row.vocabulary, row.words, row.pretrained, row.captions, row.steps, row.best, row.seeds)
+    made_of = f" ({_made_of(row)})" if row.members else ""
+    return [f"{row.preset}{made_of}", _cell(row.feature), row.recipe, *numbers]
+
+
+def _made_of(row: RowStatement) -> str:
+    return f"means of the scores of {' and '.join(row.members)}"
 
 
 def _in_words(row: RowStatement) -> str:
     if not row.results:
         return f"seeds: {row.seeds}"
+    if row.members:
+        return f"{_made_of(row)}; seeds: {row.seeds}"
     steps = f"best after {row.best} of {row.steps} steps" if row.steps != _NONE else f"best after {row.best} steps"
-    parts = [f"words: {row.words}" if row.words != _NONE else "", f"captions: {row.captions}" if row.captions != _NONE else ""]
-    return "; ".join(part for part in (*parts, steps, f"seeds: {row.seeds}") if part)
+    named = (("words", row.words), ("pretrained", row.pretrained), ("captions", row.captions))
+    parts = [f"{name}: {number}" for name, number in named if number != _NONE]
+    return "; ".join(part for part in (*parts, steps, f"seeds: {row.seeds}"))
 
 
 def _cell(text: str) -> str:
@@ -221,7 +229,7 @@ def read_report(output: str, paper: str) -> Report:
 
     Args:
         output: output folder of ``imagepivot tables``.
-        paper: ``gella2017`` or ``kadar2018``.
+        paper: one of `train.reports.published.PAPERS`.
 
     Returns:
         The report; a row without results has only the published numbers.
@@ -231,7 +239,7 @@ def read_report(output: str, paper: str) -> Report:
         DatasetError: a result is damaged.
     """
     published = rows_of_paper(paper)
-    rows = {preset: read_row(output, preset) for preset in dict.fromkeys(row.preset for row in published)}
+    rows = {preset: read_row(output, preset) for preset in presets_of_paper(paper)}
     sections, further = [], []
     seen = {(row.preset, row.language, row.portion) for row in published}
     for table, of_table in groupby(published, key=lambda row: row.table):
@@ -287,10 +295,10 @@ def _notes(rows: Sequence[RowStatement]) -> tuple[str, ...]:
     results = [result for row in rows for result in row.results]
     failed = sum(len(row.failed) for row in rows)
     if results:
-        steps = sorted(result["step"] for result in results)
+        steps = sorted(result["step"] for result in results if "step" in result)
         changed = sorted({setting for result in results for setting in result["overrides"]})
         notes.append(f"Features: {'; '.join(sorted({row.feature for row in rows if row.results}))}.")
-        notes.append(f"{len(results)} runs; the best model of each was reached after {steps[0]:,} to {steps[-1]:,} steps.")
+        notes.append(f"{len(steps)} runs; the best model of each was reached after {steps[0]:,} to {steps[-1]:,} steps.")
         notes.append(f"Changed against the presets: {', '.join(changed)}." if changed else "The presets are unchanged.")
     else:
         notes.append("No row has been trained yet.")

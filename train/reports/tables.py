@@ -21,19 +21,21 @@ from schemas.output import hold
 from schemas.storage import Folder
 from train.config.sections import resolve
 from train.data.captions import labels_of, read_captions
+from train.data.corpus import Corpus
 from train.data.features import read_features
 from train.data.norms import odd_features
 from train.data.splits import TEST_SPLITS, check_images, without_images
-from train.data.vectors import feature_spec
 from train.devices import resolve_device
 from train.evaluation.scoring import portions_in
 from train.loop import Remark
+from train.material import validation_portions
 from train.reports.failures import Failure, attempt
 from train.reports.parallel import run_parallel
-from train.reports.published import rows_of_paper
+from train.reports.published import ENSEMBLES, rows_of_paper
+from train.reports.row_needs import FURTHER
 from train.reports.row_runs import Task, train_and_measure
 from train.reports.row_statements import FailedRun
-from train.reports.table_jobs import TablesJob
+from train.reports.table_jobs import TablesJob, what_is_left_out
 
 __all__ = ["Done", "TablesJob", "Task", "run_tables"]
 
@@ -76,33 +78,39 @@ def run_tables(
     Raises:
         ImagepivotError: an argument or the data is wrong, or an existing result is from something else; nothing was trained.
     """
-    kinds = {"captions": "encoded", "features": None, "word_vectors": "word-vectors"}
-    fingerprints = {
-        name: open_dataset(location, kind=kinds.get(name, name)).fingerprint
-        for name, location in vars(job.corpus).items()
-        if location or name != "word_vectors"
-    }
-    word_vectors = fingerprints.pop("word_vectors", None)
-    if job.allow_missing_features:
-        # Features may grow; with fewer images the results are others.
-        ids = sorted(open_dataset(job.corpus.features).image_ids())
-        fingerprints["images"] = sha256_of_bytes("".join(f"{image_id}\n" for image_id in ids).encode())
-    configs = {preset: resolve(preset, job.overrides) for preset in job.presets()}
-    own = {
-        preset: fingerprints | ({"word_vectors": word_vectors} if word_vectors and config.model.pretrained_width else {})
-        for preset, config in configs.items()
-    }
-    tasks = [
-        Task(preset, seed, config, job, own[preset])
-        for seed in range(job.seeds)  # All rows with one seed first, so that a table that is stopped early has no gaps.
-        for preset, config in configs.items()
-    ]
-    for preset in job.left_out():
-        remark(f"left out: {preset}, which begins with pretrained word vectors; --word-vectors takes them")
-    for sentence in _check_data(tasks, job):
+    tasks = list(_tasks(job))
+    for sentence in (*what_is_left_out(job.left_out()), *_check_data(tasks, job)):
         remark(sentence)
     with hold(Folder(job.output)):
         return tuple(_failed(tasks, job, watch))
+
+
+def _tasks(job: TablesJob) -> Iterator[Task]:
+    """Yield the tasks: all rows with one seed first, so that a table that is stopped early has no gaps; ensembles last."""
+    corpora = job.corpora()
+    fingerprints = {preset: _fingerprints(corpus, job) for preset, corpus in corpora.items()}
+    tasks: dict[tuple[str, int], Task] = {}
+    for seed in range(job.seeds):
+        for preset, corpus in corpora.items():
+            members = tuple(tasks[member, seed] for member in ENSEMBLES.get(preset, ()))
+            config = members[0].config if members else resolve(preset, job.overrides)
+            tasks[preset, seed] = Task(preset, seed, config, job, corpus, fingerprints[preset], members)
+    yield from sorted(tasks.values(), key=lambda task: bool(task.members))
+
+
+def _fingerprints(corpus: Corpus, job: TablesJob) -> dict[str, str]:
+    """Return the fingerprints of what a row is trained on."""
+    kinds = {"captions": "encoded", "features": None} | {name: name.replace("_", "-") for name in FURTHER}
+    fingerprints = {
+        name: open_dataset(location, kind=kinds.get(name, name)).fingerprint
+        for name, location in vars(corpus).items()
+        if location or name not in FURTHER
+    }
+    if job.allow_missing_features:
+        # Features may grow; with fewer images the results are others.
+        ids = sorted(open_dataset(corpus.features).image_ids())
+        fingerprints["images"] = sha256_of_bytes("".join(f"{image_id}\n" for image_id in ids).encode())
+    return fingerprints
 
 
 def _failed(tasks: Sequence[Task], job: TablesJob, watch: Callable[[Done], None]) -> Iterator[FailedRun]:
@@ -121,9 +129,11 @@ def _ended(tasks: Sequence[Task], job: TablesJob) -> Iterator[tuple[Task, Failur
     for task in finished:
         task.end(None)
         yield task, None
-    for task, failure in _run_all(remaining, job, alone=len(tasks) == 1):
-        task.end(failure)
-        yield task, failure
+    for ensembles in (False, True):  # These are measured when their members are trained.
+        due = [task for task in remaining if bool(task.members) == ensembles]
+        for task, failure in _run_all(due, job, alone=len(tasks) == 1):
+            task.end(failure)
+            yield task, failure
 
 
 def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[str]:
@@ -133,34 +143,41 @@ def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[str]:
         By split, what to say of images that lack features, if the job allows it, and of features that should be looked at, if
         anything is left to train.
     """
-    captions, features = open_dataset(job.corpus.captions, kind="encoded"), open_dataset(job.corpus.features)
+    captions = open_dataset(job.corpus.captions, kind="encoded")
     labels = labels_of(captions)
     available = {(language, portion) for split, language, portion in labels if split in TEST_SPLITS}
-    portions_read: dict[str, dict[str, set[str]]] = {}  # By split and language, of all rows: each split is read once.
-    for preset, config in {task.preset: task.config for task in tasks}.items():
-        config.model.check_features(feature_spec(features).shape)
-        data = config.data
+    # By features, split and language, of all rows: each split is read once.
+    portions_read: dict[str, dict[str, dict[str, set[str]]]] = {}
+    for task in {task.preset: task for task in tasks if not task.members}.values():
+        data = task.config.data
         needed = {(language, portion) for language, portions in data.portions.items() for portion in portions}
-        needed |= {(row.language, row.portion) for row in rows_of_paper(job.paper) if row.preset == preset}
+        needed |= {(row.language, row.portion) for row in rows_of_paper(job.paper) if row.preset == task.preset}
         if missing := sorted(needed - available):
             raise DatasetError(
-                f"{preset} needs captions of {', '.join(map(' '.join, missing))}, which {job.corpus.captions!r} does not have in "
-                f"split {' or '.join(TEST_SPLITS)}: encode captions that have them, or choose other rows with --rows"
+                f"{task.preset} needs captions of {', '.join(map(' '.join, missing))}, which {job.corpus.captions!r} does not have "
+                f"in split {' or '.join(TEST_SPLITS)}: encode captions that have them, or choose other rows with --rows"
             )
         measured = {split: portions_in(labels, split, data.languages) for split in TEST_SPLITS}
-        for split, portions in ((data.split, data.portions), (data.validation_split, data.portions), *measured.items()):
+        validated = validation_portions(task.config, job.corpus.captions)
+        for split, portions in ((data.split, data.portions), (data.validation_split, validated), *measured.items()):
             for language, names in portions.items():
-                portions_read.setdefault(split, {}).setdefault(language, set()).update(names)
+                by_split = portions_read.setdefault(task.corpus.features, {})
+                by_split.setdefault(split, {}).setdefault(language, set()).update(names)
     remarks, looks = [], not all(task.result.exists() for task in tasks)
-    for split, by_language in portions_read.items():
-        chosen = read_captions(captions, split=split, portions={language: sorted(n) for language, n in by_language.items()})
-        lacking = check_images(chosen, features, allow_missing_features=job.allow_missing_features)
-        if lacking is not None:
-            chosen = without_images(chosen, features)
-            remarks.append(lacking.remark)
-        if looks:
-            odd = odd_features(split, read_features(features, chosen.image_ids, memory_map=job.memory_map), chosen.image_ids)
-            remarks += [odd.remark] if odd is not None else []
+    for location, by_split in portions_read.items():
+        features = open_dataset(location)
+        for split, by_language in by_split.items():
+            every = {language: sorted(names) for language, names in by_language.items()}
+            chosen = read_captions(captions, split=split, portions=every)
+            lacking = check_images(chosen, features, allow_missing_features=job.allow_missing_features)
+            if lacking is not None:
+                chosen = without_images(chosen, features)
+                remarks.append(lacking.remark)
+            if looks:
+                odd = odd_features(
+                    split, read_features(features, chosen.image_ids, memory_map=job.memory_map), chosen.image_ids
+                )
+                remarks += [odd.remark] if odd is not None else []
     return remarks
 
 

@@ -258,7 +258,7 @@ def test_search_without_a_tokenizer_takes_only_tokens(command, write_run, toy):
 def test_tables_writes_the_report(command, toy_2016, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     maps = []
-    for name in ("open_material", "score_run"):
+    for name in ("open_material", "score_together"):
         function = getattr(row_runs, name)
 
         def spied(*arguments, function=function, **keywords):
@@ -301,6 +301,34 @@ def test_a_table_chooses_its_rows_and_table_3_ranks_captions(command, toy_2016, 
     assert "Table 3: all captions" in out
     assert f"written: {tmp_path}/o/gella2017-table-3.json" in out
     assert json.loads((tmp_path / "o" / "gella2017-table-3.json").read_text())["images"] == 9
+
+
+@pytest.mark.slow
+def test_table_4_is_measured_on_sentence_pairs(command, toy_2016, sts_pairs, tmp_path):
+    arguments = (
+        *("tables", "gella2017", tmp_path / "o", "--seeds", "1", "--workers", "1", "--device", "cpu", "--no-plot"),
+        *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
+        *("--max-steps", "2", "--set", "model.embedding=6", "--set", "model.words=4", "--set", "schedule.batch_size=8"),
+    )
+
+    def lengths(text, language, recipe, truecaser) -> list[str]:
+        return [f"{language}{len(word)}" for word in text.split()]
+
+    with pytest.raises(UsageError, match="table 4 of gella2017 is measured on sentence pairs: give --sts"):
+        command(*arguments, "--table", "4")
+    with pytest.raises(UsageError, match="--sts is given, but kadar2018 has no table of textual similarity"):
+        command("tables", "kadar2018", *arguments[2:], "--sts", sts_pairs)
+    assert not (tmp_path / "o").exists()
+    out, notes = command(*arguments, "--table", "4", "--sts", sts_pairs, obj=lengths)
+    trained = {path.name for path in (tmp_path / "o" / "runs" / "gella2017").iterdir()}
+    assert trained == {"vse-en", "oe-en", "pivot-sym", "parallel-sym", "pivot-asym", "parallel-asym"}
+    assert "6 of 6: " in notes
+    assert "Table 4: semantic textual similarity" in out
+    assert f"written: {tmp_path}/o/gella2017-table-4.json" in out
+    rows = json.loads((tmp_path / "o" / "gella2017-table-4.json").read_text())["rows"]
+    assert [row["name"] for row in rows if row["runs"]] == [
+        *("Shared task baseline", "VSE", "OE", "PIVOT-SYM", "PARALLEL-SYM", "PIVOT-ASYM", "PARALLEL-ASYM")
+    ]
 
 
 def test_evaluate_says_what_it_leaves_out(command, write_run, gappy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import tests.train.region_models  # noqa: F401 -- Registers a kind that shows no
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
+from schemas.keys import CaptionKey
 from schemas.storage import Folder
 from tests.train.conftest import write_dataset
 from tests.train.region_models import REGION_CONFIG
@@ -29,8 +31,9 @@ from train.loop import train
 from train.models.mha_d import MhaD
 from train.models.retrieval_model import AttentionWeights, ImageBatch
 from train.reports import attention_plots, retrieval_plots
-from train.reports.attention import strongest
-from train.reports.attention_plots import placed_labels
+from train.reports.attention import AttendedCaption, AttendedImage, grid_of, strongest
+from train.reports.attention_plots import placed_labels, plot_attention
+from train.reports.figure_examples import ShownCaption
 from train.reports.figures import FiguresJob, draw_figures
 from train.reports.retrieval_plots import FRAME
 from train.runs.run import open_run
@@ -118,6 +121,7 @@ def test_the_sheet_shows_the_best_images_and_frames_the_right_one(job, drawn):
         ]
         assert ids == [hit.image_id for hit in ranking.hits]
         assert [panel.get_title() for panel in shown] == ["1", "2", "3"]
+        assert {panel.get_anchor() for panel in shown} == {"N"}  # So that headings are on one line.
         assert [framed(panel) for panel in shown] == [name == ranking.right.image_id for name in ids]
         if ranking.rank > 3:
             right, *panels = panels
@@ -225,7 +229,8 @@ def test_heads_over_regions_and_words(attending, boxed, tmp_path, drawn):
             widths = [width for _, width in boxes]
             assert widths == sorted(widths)
             assert widths[-1] == pytest.approx(0.4 + 2.4 * weights.max() / max(weights.max(), min(1, 3 / len(weights))))
-            assert f"{weights.max():.0%}" in panel.get_title()
+            greatest = f"{weights.max():.0%}" if weights.max() >= 0.1 else f"{weights.max():.1%}"
+            assert f"up to {greatest}, even " in panel.get_title()
         for panel, shown in zip((german, english), image.captions, strict=True):
             assert np.array_equal(panel.images[0].get_array(), shown.words)
             even = 1 / shown.words.shape[1]
@@ -284,6 +289,52 @@ def test_features_without_boxes_are_a_field(toy_regions, tmp_path, drawn):
     assert (image.boxes, image.size_wh) == (None, None)
     field = drawn["attention-1.png"].axes[0]
     assert np.array_equal(field.images[0].get_array(), image.regions)
+
+
+@pytest.mark.parametrize("with_picture", [False, True])
+def test_cells_of_a_grid_are_maps(tmp_path, drawn, with_picture):
+    weights = np.random.default_rng(0).dirichlet(np.ones(12), 3)
+    caption = ShownCaption(0, CaptionKey("a", "en", "comparable", 0), ("<start>", "one", "<end>"))
+    words = np.full((3, 3), 1 / 3)
+    image = AttendedImage(1, "a", None, None, weights, (AttendedCaption(caption, words, None),), grid_hw=(3, 4))
+    picture = (np.zeros((48, 64, 3), np.uint8), (640, 480)) if with_picture else None
+    plot_attention(image, picture, Folder(str(tmp_path)), "a.png")
+    *panels, field = drawn["a.png"].axes
+    assert np.array_equal(field.images[0].get_array(), words)
+    if with_picture:
+        assert panels.pop(0).images[0].get_array().shape == (48, 64, 3)
+    for panel, of_head in zip(panels, weights, strict=True):
+        cells = panel.images[0].get_array()
+        assert cells.shape == (3, 4)
+        assert all(cells[y, x] == of_head[4 * y + x] for y in range(3) for x in range(4))
+    tops = {round(panel.get_subplotspec().get_position(drawn["a.png"]).y1, 6) for panel in panels}
+    assert len(tops) == 1  # Three heads stand side by side, also beside the picture.
+
+
+@pytest.mark.parametrize(("count", "numbers"), [(20, 20), (36, 8), (196, 20)])
+def test_numbers_below_a_field_do_not_meet(tmp_path, drawn, count, numbers):
+    weights = np.random.default_rng(0).dirichlet(np.ones(count), 3)
+    caption = ShownCaption(0, CaptionKey("a", "en", "comparable", 0), ("<start>", "one", "<end>"))
+    image = AttendedImage(1, "a", None, None, weights, (AttendedCaption(caption, np.full((3, 3), 1 / 3), None),))
+    plot_attention(image, None, Folder(str(tmp_path)), "a.png")
+    panel = drawn["a.png"].axes[0]
+    boxes = [label.get_window_extent() for label in panel.get_xticklabels()]
+    assert len(boxes) == numbers
+    assert all(left.x1 + 2 < right.x0 for left, right in pairwise(boxes))
+    assert [int(label.get_text()) - 1 for label in panel.get_xticklabels()] == panel.get_xticks().tolist()
+
+
+def test_a_grid_is_what_the_extractor_states(toy_regions, tmp_path):
+    rows = [{"image_id": "a", "feature": np.ones(24, np.float32)}]
+    for name, extractor, expected in (
+        ("grid", {"grid": [1, 3]}, (1, 3)),
+        ("crops", {"separate": True}, None),
+        ("other", {"grid": [2, 2]}, None),
+    ):
+        spec = FeatureSpec("several", (3, 8))
+        write_dataset(tmp_path / name, "features", rows, parameters={"extractor": extractor}, spec=spec)
+        assert grid_of(open_dataset(tmp_path / name)) == expected
+    assert grid_of(open_dataset(toy_regions.features)) is None
 
 
 @pytest.mark.slow

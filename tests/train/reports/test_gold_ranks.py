@@ -17,9 +17,10 @@ from train.data.batches import CaptionBatch
 from train.data.splits import open_data
 from train.evaluation.evaluating import encode_captions, encode_images
 from train.reports import gold_ranks as module
+from train.reports.gold_published import GOLD_COLUMNS, GoldRank
 from train.reports.gold_rank_reports import gold_rank_markdown, gold_rank_tables, write_gold_ranks
 from train.reports.gold_ranks import gold_ranks
-from train.reports.published import GOLD_COLUMNS, GoldRank, presets_of_table
+from train.reports.published import presets_of_table
 from train.reports.tables import TablesJob, run_tables
 from train.runs.run import open_run
 

@@ -132,6 +132,17 @@ def test_captions_that_lack_a_language_are_refused_before_training(toy, toy_2016
     assert not (tmp_path / "o").exists()
 
 
+def test_a_language_that_is_not_monitored_needs_no_validation_captions(toy_2016, new_dataset, tmp_path):
+    source = open_dataset(toy_2016.captions)
+    rows = [row for row in source.table().to_pylist() if (row["split"], row["language"]) != ("val", "de")]
+    new_dataset(tmp_path / "few", "encoded", rows, parameters=source.manifest.parameters, inputs=source.manifest.inputs)
+    job = job_of(replace(toy_2016, captions=str(tmp_path / "few")), tmp_path / "o", rows=("pivot-sym",), seeds=1)
+    with pytest.raises(DatasetError, match="leave de out of them"):
+        run(job)
+    assert not (tmp_path / "o").exists()
+    assert run(replace(job, overrides=SMALL | {"schedule.monitor": '["en"]'})) == [("gella2017/pivot-sym", 0)]
+
+
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_features_that_lack_images_are_refused_before_training(multi30k, new_dataset, tmp_path, split):
     rows = [row for row in open_dataset(multi30k.features).table().to_pylist() if row["image_id"] != f"{split}-003"]
@@ -240,7 +251,7 @@ def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
     (line,) = (line for line in report.to_markdown().splitlines() if line.startswith("| kadar2018/multi-comparable | toy |"))
     _, captions = counted(four_languages, rows["multi-comparable"])
     numbers = ", ".join(f"{language} {count}" for language, count in captions.items())
-    assert line.endswith(f"| raw | 120 | {kept['multi-comparable']} | {numbers} | 4 | {line.split(' | ')[7]} | 1 of 1 |")
+    assert line.endswith(f"| raw | 120 | {kept['multi-comparable']} | – | {numbers} | 4 | {line.split(' | ')[8]} | 1 of 1 |")
 
     measured = {  # Every portion that the captions hold is shown, each once.
         (line.row.preset.partition("/")[2], line.row.language, line.row.portion)

@@ -1,0 +1,112 @@
+"""Rows that are ensembles of the runs of other rows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import DatasetError
+from tests.train.trainings import SMALL
+from train.evaluation.scoring import score_together
+from train.reports.results import read_result, write_result
+from train.reports.table_reports import read_report
+from train.reports.tables import TablesJob, run_tables
+from train.runs.run import open_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+
+MEMBERS = ["scan/t2i-avg", "scan/i2t-lse"]
+ENSEMBLE = "scan/t2i-avg+i2t-lse"
+
+
+def job_of(corpus, output, **more) -> TablesJob:
+    fields = {"rows": (ENSEMBLE,), "seeds": 1, "overrides": SMALL, "workers": 1, "device": "cpu", **more}
+    return TablesJob("huang2019", str(output), corpus, **fields)
+
+
+@pytest.fixture(scope="module")
+def finished(four_languages_regions, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("ensembles") / "out"
+    ended = []
+    job = job_of(four_languages_regions, output)
+    assert run_tables(job, lambda done: ended.append((done.task.preset, done.total))) == ()
+    assert ended == [(preset, 3) for preset in (*MEMBERS, ENSEMBLE)]
+    return output
+
+
+def result(output: Path, preset: str) -> dict:
+    return read_result(output / "results" / preset / "seed-0.json")
+
+
+def test_the_result_is_that_of_both_runs_evaluated_as_one(finished, four_languages_regions):
+    runs = [open_run(finished / "runs" / member / "seed-0") for member in MEMBERS]
+    corpus = four_languages_regions
+    scores = score_together(runs, captions=corpus.captions, features=corpus.features)
+    together = result(finished, ENSEMBLE)
+    assert together["scores"] == [score.to_dict() for score in scores]
+    assert list(together["members"]) == MEMBERS
+    assert not (finished / "runs" / ENSEMBLE).exists()
+    alone = [score["image_to_text"] for score in result(finished, MEMBERS[0])["scores"]]
+    assert alone != [score["image_to_text"] for score in together["scores"]]
+
+
+def test_members_are_trained_once_and_kept(finished, four_languages_regions, tmp_path):
+    shutil.copytree(finished, tmp_path / "o")
+    path = tmp_path / "o" / "results" / ENSEMBLE / "seed-0.json"
+    before = path.read_bytes()
+    path.unlink()
+    kept = {each: each.stat().st_mtime_ns for each in (tmp_path / "o" / "runs").rglob("best.pt")}
+    job = job_of(four_languages_regions, tmp_path / "o", rows=("scan/t2i-avg", ENSEMBLE))
+    assert run_tables(job) == ()
+    assert path.read_bytes() == before
+    assert {each: each.stat().st_mtime_ns for each in (tmp_path / "o" / "runs").rglob("best.pt")} == kept
+    with pytest.raises(DatasetError, match="measured with other config"):
+        run_tables(replace(job, overrides=SMALL | {"schedule.max_steps": "6"}))
+    for member in MEMBERS:
+        (tmp_path / "o" / "results" / member / "seed-0.json").unlink()
+    with pytest.raises(DatasetError, match=r"i2t-lse/seed-0\.json' was measured with other members"):
+        run_tables(replace(job, overrides=SMALL | {"schedule.max_steps": "6"}))
+
+
+def test_results_from_before_a_key_existed_are_kept(finished, four_languages_regions, tmp_path):
+    shutil.copytree(finished, tmp_path / "o")
+    path = tmp_path / "o" / "results" / ENSEMBLE / "seed-0.json"
+    stored = json.loads(path.read_text())
+    del stored["sha256"]
+    lines = stored["members"][MEMBERS[0]].splitlines()
+    stored["members"][MEMBERS[0]] = "\n".join(line for line in lines if not line.startswith("decoupled"))
+    write_result(path, stored)
+    job = job_of(four_languages_regions, tmp_path / "o")
+    decoupled = [line for line in lines if line.startswith("decoupled")] == ["decoupled = true"]
+    if decoupled:
+        with pytest.raises(DatasetError, match="measured with other members"):
+            run_tables(job)
+    else:
+        assert run_tables(job) == ()
+
+
+def test_without_a_member_it_fails(finished, four_languages_regions, tmp_path):
+    shutil.copytree(finished, tmp_path / "o")
+    for preset in (MEMBERS[1], ENSEMBLE):
+        (tmp_path / "o" / "results" / preset / "seed-0.json").unlink()
+    failed = run_tables(job_of(four_languages_regions, tmp_path / "o"))
+    assert [run.name for run in failed] == [f"{preset}, seed 0" for preset in (MEMBERS[1], ENSEMBLE)]
+    assert failed[1].failure.reason.startswith("the run of its member scan/i2t-lse with seed 0 failed")
+    report = read_report(str(tmp_path / "o"), "huang2019")
+    assert [run.preset for run in report.failed] == [MEMBERS[1], ENSEMBLE]
+
+
+def test_the_report_says_what_it_is_made_of(finished):
+    report = read_report(str(finished), "huang2019")
+    (line,) = (line for line in report.sections[0].lines if line.row.preset == ENSEMBLE)
+    recall = next(score for score in result(finished, ENSEMBLE)["scores"] if score["portion"] == "comparable")
+    assert line.runs == 1
+    assert line.cells["image_to_text", "recall_at_5"].mean == recall["image_to_text"]["recall_at_5"]
+    markdown = report.to_markdown()
+    assert f"| {ENSEMBLE} (means of the scores of scan/t2i-avg and scan/i2t-lse) | several |" in markdown
+    assert "| scan/i2t-lse | several |" in markdown  # A member without a line of its own.
+    assert "2 runs; the best model of each was reached after" in markdown

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schemas.dataset import Dataset, open_dataset
+from schemas.errors import UsageError
+from schemas.features import FeatureSpec
+from tests.train.trainings import SMALL
+from train.config.sections import resolve
+from train.data.corpus import Corpus
+from train.reports.row_needs import features_for
+from train.reports.table_jobs import TablesJob, what_is_left_out
+
+SEVERAL = {
+    "crops": {"extractor": {"name": "vgg19-10crop", "separate": True}},
+    "grid": {"extractor": {"name": "resnet152-grid", "grid": [2, 2]}},
+    "imported": {"imported": {"format": "npy"}},
+}
+
+
+@pytest.fixture
+def given(new_dataset, regions, toy, tmp_path) -> dict[str, Dataset]:
+    """A dataset of each sort, by its folder."""
+    for name, parameters in SEVERAL.items():
+        rows = [{"image_id": "a", "feature": np.ones(32, np.float32)}]
+        new_dataset(tmp_path / name, "features", rows, parameters=parameters, spec=FeatureSpec(name, (4, 8)))
+    folders = {"vector": toy.features, "regions": regions.features, **{name: str(tmp_path / name) for name in SEVERAL}}
+    return {name: open_dataset(folder) for name, folder in folders.items()}
+
+
+@pytest.mark.parametrize(
+    ("preset", "fitting"),
+    [
+        ("gella2017/vse-en", ["vector"]),
+        ("vsepp", ["vector"]),
+        ("huang2019/mha-d", ["regions", "imported"]),
+        ("scan/t2i-avg", ["regions", "imported"]),
+        ("huang2019/mha-d-vgg19", ["crops", "imported"]),
+    ],
+)
+def test_a_row_takes_the_features_that_fit_it(given, preset, fitting):
+    config = resolve(preset)
+    found = [name for name, dataset in given.items() if features_for(preset, config, {name: dataset})[0]]
+    assert found == fitting
+    assert features_for(preset, config, given) == (fitting[0], "")
+    location, lacking = features_for(preset, config, {name: one for name, one in given.items() if name not in fitting})
+    assert location == ""
+    assert lacking.endswith("(--features FOLDER, which may be repeated)")
+
+
+def job_of(given: dict[str, Dataset], *names: str, rows: tuple[str, ...] = ("*",), paper="huang2019") -> TablesJob:
+    first, *others = (given[name].folder.location for name in names)
+    corpus = Corpus("captions", first, "vocabulary")
+    return TablesJob(paper, "o", corpus, rows=rows, overrides=SMALL, other_features=tuple(others))
+
+
+def test_a_table_is_divided_among_the_features(given):
+    rows = ("vsepp", "mha-d", "mha-d-vgg19", "scan/t2i-avg+i2t-lse")
+    job = job_of(given, "vector", "regions", "crops", rows=rows)
+    assert {preset: Path(corpus.features).name for preset, corpus in job.corpora().items()} == {
+        "vsepp": "features",
+        "scan/t2i-avg": "regions",
+        "scan/i2t-lse": "regions",
+        "huang2019/mha-d-vgg19": "crops",
+        "huang2019/mha-d": "regions",
+        "scan/t2i-avg+i2t-lse": "regions",
+    }
+    assert job.left_out() == {}
+    only = job_of(given, "vector", rows=rows)
+    assert only.presets() == ["vsepp"]
+    assert sorted(what_is_left_out(only.left_out())) == [
+        "left out for want of regions, such as 'faster-rcnn-36' (--features FOLDER, which may be repeated): huang2019/mha-d, "
+        "scan/t2i-avg, scan/i2t-lse, scan/t2i-avg+i2t-lse",
+        "left out for want of separate crops, as those of 'vgg19-10crop' with features --separate (--features FOLDER, which may be "
+        "repeated): huang2019/mha-d-vgg19",
+    ]
+
+
+def test_a_whole_table_is_never_refused_for_some_of_its_rows(given):
+    job = job_of(given, "regions", rows=())
+    kept, left_out = job.presets(), job.left_out()
+    assert {"huang2019/mha", "scan/t2i-avg+i2t-lse-de"} <= set(kept)
+    assert {"gella2017/vse-en", "huang2019/mha-d-vgg19", "huang2019/mha-d-fasttext"} <= set(left_out)
+    assert not set(kept) & set(left_out)
+    assert "gella2017/parallel-asym" not in {*kept, *left_out}  # A row of table 2 alone, of textual similarity.
+    assert "gella2017/parallel-asym" in job_of(given, "vector").presets()
+
+
+def test_features_that_no_row_takes_are_refused(given):
+    with pytest.raises(UsageError, match=r"--features '.*crops' is given, but no row that is chosen takes these features"):
+        job_of(given, "vector", "crops", rows=("vsepp",)).presets()
+    with pytest.raises(
+        UsageError, match="nothing to train: left out for want of one vector per image, such as 'resnet50-pool'"
+    ):
+        job_of(given, "regions", paper="gella2017").presets()
+    with pytest.raises(UsageError, match="nothing to train: left out for want of pretrained word vectors"):
+        job_of(given, "regions", rows=("mha-d-fasttext",)).presets()

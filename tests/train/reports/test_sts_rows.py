@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import io
+import json
+from statistics import mean, stdev
+
+import pytest
+from rich.console import Console
+
+from schemas.errors import UsageError
+from tests.train.trainings import SMALL
+from train.evaluation.sts_pairs import read_sts
+from train.evaluation.sts_scoring import StsJob, sts
+from train.reports.sts_published import STS_PAPERS
+from train.reports.sts_row_reports import sts_row_markdown, sts_row_tables, write_sts_rows
+from train.reports.sts_rows import open_sts, sts_paper, sts_rows
+from train.reports.tables import TablesJob, run_tables
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+
+
+def tokenize(text, language, recipe, truecaser) -> list[str]:
+    """Return words of the toy, one for each length of a word."""
+    return [f"{language}{len(word)}" for word in text.split()]
+
+
+@pytest.fixture(scope="module")
+def trained(toy_2016, tmp_path_factory):
+    """Two rows of table 4 of Gella et al., two runs each; read-only."""
+    output = tmp_path_factory.mktemp("sts") / "out"
+    rows = ("vse-en", "pivot-asym")
+    job = TablesJob("gella2017", str(output), toy_2016, seeds=2, rows=rows, overrides=SMALL, workers=1, device="cpu")
+    assert run_tables(job) == ()
+    return output
+
+
+@pytest.fixture
+def pairs(sts_pairs):
+    return read_sts(sts_pairs)
+
+
+def test_runs_are_measured_as_sts_does_beside_what_was_published(trained, pairs, sts_pairs):
+    rows = sts_rows("gella2017", str(trained), pairs, tokenize)
+    assert [row.published for row in rows.rows] == list(STS_PAPERS[0].rows)
+    assert rows.tasks == (1, 2)
+    folders = [str(trained / "runs" / "gella2017" / "pivot-asym" / f"seed-{seed}") for seed in (0, 1)]
+    expected = sts(StsJob(data=(str(sts_pairs),), runs=tuple(folders), language="en", device="cpu"), tokenize)
+    by_name = {row.published.name: row for row in rows.rows}
+    for number in (0, 1):
+        found = by_name["PIVOT-ASYM"].values(number)
+        assert found == tuple(system.correlations[number].pearson for system in expected.systems[1:])
+        assert rows.published(by_name["PIVOT-ASYM"], number) == (83.8, 90.3)[number]
+        (overlap,) = by_name["Shared task baseline"].values(number)
+        assert overlap == pytest.approx((51.3, 60.4)[number], abs=0.1)
+        for quoted in ("GRAN (Wieting et al.)", "STS best system", "MLMME (Calixto et al.)"):
+            assert by_name[quoted].values(number) == ()
+        assert by_name["OE"].values(number) == ()  # Not trained.
+
+    markdown = sts_row_markdown(rows)
+    values = by_name["PIVOT-ASYM"].values(0)
+    assert f"| PIVOT-ASYM | 2 | {mean(values):.1f} ± {stdev(values):.1f} (83.8) |" in markdown
+    assert "| GRAN (Wieting et al.) * |  | – (84.5) | – (85.0) |" in markdown
+    assert "| OE | 0 | – (84.1) | – (90.8) |" in markdown
+    assert "| Shared task baseline * |  | 51.3 (51.3) | 60.4 (60.4) |" in markdown
+    assert "on MSRvid 2012 are not shown" in markdown
+
+
+def test_a_row_of_another_paper_is_measured_where_it_is_quoted(trained, pairs):
+    rows = {row.published.name: row for row in sts_rows("huang2019", str(trained), pairs, tokenize).rows}
+    assert len(rows["VSE (Kiros et al.)"].measured) == 2
+    assert [system.name for system in rows["VSE (Kiros et al.)"].measured] == [f"gella2017/vse-en/seed-{n}" for n in (0, 1)]
+    assert rows["SCAN (Lee et al.)"].published.preset == ""
+    assert sts_paper("gella2017", 3) is None
+
+
+def test_a_run_that_cannot_be_measured_does_not_end_the_others(trained, pairs):
+    def refuse(text, language, recipe, truecaser):
+        raise UsageError("no words here")
+
+    rows = sts_rows("gella2017", str(trained), pairs, refuse)
+    assert {row.published.name for row in rows.rows if row.refused} == {"VSE", "PIVOT-ASYM"}
+    assert "- VSE is not measured: " in sts_row_markdown(rows)
+    assert "no words here" in sts_row_markdown(rows)
+
+
+def test_the_table_fits_into_80_columns(trained, pairs, tmp_path):
+    rows = sts_rows("gella2017", str(trained), pairs, tokenize)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(*sts_row_tables(rows), sep="\n")
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert max(map(len, lines)) <= 80
+    here = next(number for number, line in enumerate(lines) if line.startswith("PIVOT-ASYM, 2 runs"))
+    assert lines[here + 1].split() == ["published", "83.8", "90.3"]
+    assert any(line.startswith("GRAN (Wieting et al.) *") for line in lines)
+    assert write_sts_rows(rows, str(tmp_path)) == ["gella2017-table-4.md", "gella2017-table-4.json"]
+    plain = json.loads((tmp_path / "gella2017-table-4.json").read_text())
+    assert [data["task"] for data in plain["data"]] == ["images 2014", "images 2015"]
+    (row,) = (row for row in plain["rows"] if row["preset"] == "gella2017/pivot-asym")
+    assert row["scores"]["images-2014"]["published"] == 83.8
+    assert len(row["scores"]["images-2014"]["measured"]) == 2
+
+
+def test_pairs_are_looked_at_before_anything_is_trained(toy_2016, sts_pairs):
+    def refuse(text, language, recipe, truecaser):
+        raise UsageError(f"{recipe.recipe} needs a truecaser")
+
+    with pytest.raises(UsageError, match="raw needs a truecaser"):
+        open_sts([str(sts_pairs)], toy_2016.captions, refuse)
+    with pytest.raises(UsageError, match=r"pip install 'imagepivot\[pipelines\]'"):
+        open_sts([str(sts_pairs)], toy_2016.captions, None)
+    with pytest.raises(UsageError, match="kadar2018 has no table of textual similarity: gella2017 and huang2019 have one"):
+        sts_rows("kadar2018", "o", [], tokenize)

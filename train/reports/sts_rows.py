@@ -1,0 +1,169 @@
+"""The papers' tables of semantic textual similarity, measured: the runs of a table's rows, with the baseline, on sentence pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from schemas.dataset import open_dataset
+from schemas.errors import UsageError
+from schemas.parameters import EncodedParameters
+from train.devices import resolve_device
+from train.evaluation.evaluating import Count, count_nothing
+from train.evaluation.searching import Tokenize
+from train.evaluation.sts_pairs import StsPairs, read_sts
+from train.evaluation.sts_scoring import StsSystem, score_overlap, score_sts
+from train.reports.results import finished_runs
+from train.reports.sts_published import STS_PAPERS, TASKS, PublishedSts, StsPaper, task_of
+from train.runs.run import open_run
+
+__all__ = ["StsRow", "StsRows", "open_sts", "sts_paper", "sts_rows"]
+
+_LANGUAGE = "en"  # Of all pairs that the papers measure on.
+
+
+@dataclass(frozen=True)
+class StsRow:
+    """A row of a table.
+
+    Attributes:
+        published: the row as published.
+        measured: what was measured: each run of its preset, the baseline in the row of the baseline, or nothing.
+        refused: why its runs cannot be measured; empty if they can.
+    """
+
+    published: PublishedSts
+    measured: tuple[StsSystem, ...] = ()
+    refused: str = ""
+
+    def values(self, number: int) -> tuple[float, ...]:
+        """Return Pearson's r times 100 of what was measured on a data set, as far as it has one."""
+        found = (system.correlations[number].pearson for system in self.measured)
+        return tuple(value for value in found if value is not None)
+
+
+@dataclass(frozen=True)
+class StsRows:
+    """A table.
+
+    Attributes:
+        paper: the table as published.
+        data: the data sets.
+        tasks: which of `TASKS` each data set is; None if it is none of them.
+        rows: the rows, in their order.
+    """
+
+    paper: StsPaper
+    data: tuple[StsPairs, ...]
+    tasks: tuple[int | None, ...]
+    rows: tuple[StsRow, ...]
+
+    def published(self, row: StsRow, number: int) -> float | None:
+        """Return what was published of a row on a data set; None if nothing was, or if it is not one of the paper's."""
+        task = self.tasks[number]
+        return None if task is None else row.published.values[task]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "paper": self.paper.paper,
+            "table": f"table {self.paper.table}",
+            "data": [
+                {
+                    "name": pairs.name,
+                    "location": pairs.location,
+                    "pairs": len(pairs),
+                    "task": None if task is None else TASKS[task],
+                }
+                for pairs, task in zip(self.data, self.tasks, strict=True)
+            ],
+            "rows": [self._plain(row) for row in self.rows],
+        }
+
+    def _plain(self, row: StsRow) -> dict[str, Any]:
+        scores = {}
+        for number, pairs in enumerate(self.data):
+            values = row.values(number)
+            scores[pairs.name] = {
+                "published": self.published(row, number),
+                "mean": mean(values) if values else None,
+                "measured": list(values),
+            }
+        of_row = {"name": row.published.name, "preset": row.published.preset, "quoted": row.published.quoted}
+        return {**of_row, "runs": [system.name for system in row.measured], "refused": row.refused, "scores": scores}
+
+
+def sts_paper(paper: str, table: int | None = None) -> StsPaper | None:
+    """Return a paper's table of textual similarity; None if it has none, or if another table is named."""
+    return next((one for one in STS_PAPERS if one.paper == paper and table in (None, one.table)), None)
+
+
+def open_sts(data: Sequence[str], captions: str, tokenize: Tokenize | None, truecaser: str = "") -> list[StsPairs]:
+    """Read sentence pairs, and check that they can go through the recipe of some captions.
+
+    Args:
+        data: files and folders, see `read_sts`.
+        captions: folder of the encoded captions that runs are trained on.
+        tokenize: turns text into tokens as captions were; None if that is not installed.
+        truecaser: folder of the truecasers, if the recipe truecases.
+
+    Raises:
+        InputError: there are no such pairs.
+        UsageError: there is no way to make tokens of them.
+    """
+    pairs = read_sts(data)
+    if tokenize is None:
+        raise UsageError(
+            "--sts takes text, and turning text into tokens needs pip install 'imagepivot[pipelines]': install that"
+        )
+    text = EncodedParameters.from_json(open_dataset(captions, kind="encoded").manifest.parameters).text
+    tokenize(pairs[0].first[0], _LANGUAGE, text, truecaser)
+    return pairs
+
+
+def sts_rows(
+    paper: str,
+    output: str,
+    data: Sequence[StsPairs],
+    tokenize: Tokenize | None,
+    *,
+    truecaser: str = "",
+    device: str = "cpu",
+    count: Count = count_nothing,
+) -> StsRows:
+    """Measure the finished runs in an output folder of ``tables`` on sentence pairs.
+
+    Args:
+        paper: a paper with such a table, ``gella2017`` or ``huang2019``.
+        output: folder that ``imagepivot tables`` wrote; rows without a result have only the published numbers.
+        data: the pairs, see `read_sts`.
+        tokenize: turns text into tokens as a run's captions were; None if the sentences are tokens, separated by spaces.
+        truecaser: folder of the truecasers, for runs whose recipe truecases.
+        device: a name that `train.devices.resolve_device` knows.
+        count: counts the sentences that are embedded.
+
+    Raises:
+        UsageError: the paper has no such table.
+        DatasetError: a run or a result is damaged.
+    """
+    table = sts_paper(paper)
+    if table is None:
+        raise UsageError(
+            f"{paper} has no table of textual similarity: {' and '.join(one.paper for one in STS_PAPERS)} have one"
+        )
+    overlap = score_overlap(data)
+    rows = [StsRow(table.rows[0], (overlap,))]
+    for published in table.rows[1:]:
+        systems, refused = [], ""
+        for folder in finished_runs(output, published.preset) if published.preset else ():
+            run, name = open_run(folder, device=resolve_device(device)), f"{published.preset}/{folder.name}"
+            try:
+                systems.append(score_sts(run, data, tokenize, name=name, language=_LANGUAGE, truecaser=truecaser, count=count))
+            except UsageError as error:
+                refused = str(error)
+                break
+        rows.append(StsRow(published, tuple(systems), refused))
+    tasks = (task_of(pairs, found.pearson) for pairs, found in zip(data, overlap.correlations, strict=True))
+    return StsRows(table, tuple(data), tuple(tasks), tuple(rows))
