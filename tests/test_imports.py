@@ -46,6 +46,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "pooled": {"images", "computing", "weights", "settings", "base", "grids"},
         "grids": {"images", "computing", "weights", "settings", "base"},
         "regions": {"images", "computing", "weights", "settings", "base"},
+        "tokens": {"computing", "weights", "settings", "base"},
         "catalogue": {"weights", "settings", "base", "pooled", "grids", "regions"},
         "requests": {"*"},
     },
