@@ -136,7 +136,7 @@ def test_rows_that_need_vectors_are_trained_where_these_are_given(toy, toy_words
     assert without.presets() == ["huang2019/mha-d"]
     assert without.left_out() == ["huang2019/mha-d-fasttext"]
     assert (given.presets(), given.left_out()) == (["huang2019/mha-d", "huang2019/mha-d-fasttext"], [])
-    with pytest.raises(UsageError, match="huang2019/mha-d-fasttext begins with pretrained word vectors: give --word-vectors"):
+    with pytest.raises(UsageError, match="huang2019/mha-d-fasttext needs pretrained word vectors: give --word-vectors"):
         huang(toy, tmp_path / "o", "mha-d-fasttext").presets()
     with pytest.raises(UsageError, match="is given, but no row that is chosen begins with word vectors"):
         huang(toy_words, tmp_path / "o", "mha-d").presets()

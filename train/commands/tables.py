@@ -19,6 +19,7 @@ from train.commands.options import (
     LogJson,
     MemoryMap,
     Precision,
+    TokenFeatures,
     Vocabulary,
     WordVectors,
     console,
@@ -47,6 +48,7 @@ def tables(
     features: Features,
     vocabulary: Vocabulary,
     word_vectors: WordVectors = "",
+    token_features: TokenFeatures = "",
     seeds: Annotated[int, typer.Option("--seeds", help="Number of runs per row.")] = 10,
     rows: Annotated[
         list[str] | None,
@@ -96,7 +98,7 @@ def tables(
     job = TablesJob(
         paper=paper,
         output=output,
-        corpus=Corpus(captions, features, vocabulary, word_vectors),
+        corpus=Corpus(captions, features, vocabulary, word_vectors, token_features),
         seeds=seeds,
         rows=tuple(rows or ()) if table is None else presets_of_table(paper, table),
         overrides=overrides_of(settings, max_steps),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from train.config.models import VseConfig
 from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
-from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, WordTable, orthogonalize, pooled
+from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, orthogonalize, pooled, words_of
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import cosine, order, unit
 
@@ -50,7 +50,7 @@ class JointEmbedding(RetrievalModel):
         ids_of_encoders = [dimensions.language_ids.get(language) for language in self.languages[: 1 if config.shared else None]]
         self.sentences = nn.ModuleList(
             SentenceEncoder(
-                WordTable(dimensions.vocabulary_size, config.words, ids=ids),
+                words_of(dimensions, config.words, ids),
                 READERS[config.reader](config.words, config.embedding),
                 partial(pooled, pooling=config.pooling),
             )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from train.config.models import MhaDConfig
 from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
-from train.models.encoders import BidirectionalLSTM, ImageEncoder, SentenceEncoder, WordTable
+from train.models.encoders import BidirectionalLSTM, ImageEncoder, SentenceEncoder, words_of
 from train.models.multi_head_attention import MultiHeadAttention, where_present
 from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import cosine, unit
@@ -54,7 +54,7 @@ class MhaD(RetrievalModel):
         self.attention = MultiHeadAttention(config.embedding, **sizes)
         self.sentences = nn.ModuleList(
             SentenceEncoder(
-                WordTable(dimensions.vocabulary_size, config.words, ids=dimensions.language_ids.get(language)),
+                words_of(dimensions, config.words, dimensions.language_ids.get(language)),
                 BidirectionalLSTM(config.words, config.embedding),
                 MultiHeadAttention(config.embedding, **sizes),
             )

@@ -18,7 +18,7 @@ from train.config.models import ScanConfig
 from train.data.batches import CaptionBatch
 from train.models.cross_attention import CrossAttention, attention_of_pair, cross_attention
 from train.models.dimensions import Dimensions
-from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, WordTable
+from train.models.encoders import READERS, ImageEncoder, SentenceEncoder, words_of
 from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import unit
 
@@ -56,7 +56,7 @@ class Scan(RetrievalModel):
         ids_of_readers = [dimensions.language_ids.get(language) for language in self.languages[: 1 if config.shared else None]]
         self.sentences = nn.ModuleList(
             SentenceEncoder(
-                WordTable(dimensions.vocabulary_size, config.words, ids=ids),
+                words_of(dimensions, config.words, ids),
                 READERS[config.reader](config.words, config.embedding),
             )
             for ids in ids_of_readers

@@ -12,7 +12,7 @@ et al.; those lines are trained by their presets.
 Huang, Chang, Hauptmann (2019): Multi-head attention with diversity for learning grounded multilingual multimodal representations.
 Of table 1 those lines whose models are built here: VSE, OE and PIVOT, which it quotes from Gella et al., and VSE++, which have one
 vector per image; SCAN (Lee et al. (2018) report its English numbers for t-i AVG); and its own, which it calls "Ours", with words
-that are drawn (Random) or pretrained (FastText). The latter two attend to regions.
+that are drawn (Random) or pretrained (FastText), or tokens as BERT reads them. The latter two attend to regions.
 """
 
 from __future__ import annotations
@@ -188,6 +188,7 @@ _HUANG = {
         ("MHA (Random, no diversity)", "huang2019/mha", (36.3, 65.3, 74.7), (53.1, 82.3, 88.8)),
         ("MHA-D (Random)", "huang2019/mha-d", (39.2, 67.5, 76.7), (55.0, 84.7, 91.2)),
         ("MHA-D (FastText)", "huang2019/mha-d-fasttext", (40.3, 70.1, 79.0), (60.4, 85.4, 92.0)),
+        ("MHA-D (BERT)", "huang2019/mha-d-bert", (40.7, 70.5, 78.8), (56.5, 84.6, 91.3)),
     ),
     "en": (
         ("VSE (Kiros et al.)", "gella2017/vse-en", (23.3, 53.6, 65.8), (31.6, 60.4, 72.7)),
@@ -199,6 +200,7 @@ _HUANG = {
         ("MHA (Random, no diversity)", "huang2019/mha", (46.2, 74.7, 82.9), (63.3, 87.0, 93.3)),
         ("MHA-D (Random)", "huang2019/mha-d", (48.7, 77.2, 85.0), (66.4, 88.3, 93.4)),
         ("MHA-D (FastText)", "huang2019/mha-d-fasttext", (50.1, 78.1, 85.7), (68.0, 88.8, 94.0)),
+        ("MHA-D (BERT)", "huang2019/mha-d-bert", (48.9, 78.3, 85.8), (66.5, 89.1, 94.1)),
     ),
 }
 

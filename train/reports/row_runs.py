@@ -121,7 +121,7 @@ def train_and_measure(task: Task, device: str) -> None:
     """Train a row, or continue its training, and write its result."""
     task.forget_divergence()
     content = _train(task, device)
-    job, corpus = task.job, task.job.corpus
+    job, corpus = task.job, task.job.corpus_of(task.config)
     run = open_run(task.run, device=device)
     scores = score_run(
         run,
@@ -129,6 +129,7 @@ def train_and_measure(task: Task, device: str) -> None:
         features=corpus.features,
         memory_map=job.memory_map,
         allow_missing_features=job.allow_missing_features,
+        token_features=corpus.token_features,
     )
     content |= {"step": run.step, "scores": [score.to_dict() for score in scores]}
     write_result(task.result, content)

@@ -23,7 +23,8 @@ class TablesJob:
     Attributes:
         paper: one of `train.reports.published.PAPERS`.
         output: local folder for runs, results and the report; kept as an absolute path.
-        corpus: folders of captions, features and vocabulary, and of word vectors for the rows that begin with them.
+        corpus: folders of captions, features and vocabulary, of word vectors for the rows that begin with them, and of vectors of
+            tokens for those that read these.
         seeds: number of runs per row, with seeds 0, 1, ...
         rows: patterns of presets, such as ``bilingual*``; all rows if empty.
         overrides: values in the configurations, as `train.config.resolve` takes them.
@@ -65,10 +66,10 @@ class TablesJob:
     def presets(self) -> list[str]:
         """Return the presets of the selected rows, each once, in the order of the tables.
 
-        Without word vectors, rows that begin with them are left out.
+        Without word vectors, rows that begin with them are left out, and without vectors of tokens those that read these.
 
         Raises:
-            UsageError: a pattern matches no row, or names one that begins with word vectors, and there are none.
+            UsageError: a pattern matches no row, no row is left, or none takes the vectors that are given.
         """
         return self._divided()[0]
 
@@ -77,11 +78,24 @@ class TablesJob:
         return self._divided()[1]
 
     def corpus_of(self, config: Config) -> Corpus:
-        """Return the folders of what a row is trained on: without word vectors, if it draws the vectors of its words."""
-        return self.corpus if config.model.pretrained_width else replace(self.corpus, word_vectors="")
+        """Return the folders of what a row is trained on: without word vectors, or vectors of tokens, if it does not take them."""
+        return replace(
+            self.corpus,
+            word_vectors=self.corpus.word_vectors if config.model.pretrained_width else "",
+            token_features=self.corpus.token_features if config.model.token_width else "",
+        )
+
+    def lacking(self, preset: str) -> str:
+        """Return what a preset needs and is not given, with the option that takes it; empty if there is nothing."""
+        model = resolve(preset, self.overrides).model
+        if model.pretrained_width and not self.corpus.word_vectors:
+            return "pretrained word vectors: give --word-vectors FOLDER, a dataset that imagepivot word-vectors makes"
+        if model.token_width and not self.corpus.token_features:
+            return "vectors of tokens: give --token-features FOLDER, a dataset that imagepivot token-features makes"
+        return ""
 
     def _divided(self) -> tuple[list[str], list[str]]:
-        """Return the presets of the rows to train, and those left out because there are no word vectors."""
+        """Return the presets of the rows to train, and those left out because something that they need is not given."""
         names = list(dict.fromkeys(row.preset for row in rows_of_paper(self.paper)))
         chosen: list[str] = []
         for pattern in self.rows or ("*",):
@@ -90,17 +104,27 @@ class TablesJob:
                 raise UsageError(f"--rows {pattern!r} matches no row of {self.paper}: its rows are {', '.join(names)}")
             chosen += matches
         chosen = [name for name in names if name in chosen]
-        pretrained = [name for name in chosen if resolve(name, self.overrides).model.pretrained_width]
-        if self.corpus.word_vectors and not pretrained:
-            raise UsageError(
-                f"--word-vectors {self.corpus.word_vectors!r} is given, but no row that is chosen begins with word vectors: leave "
-                "it out, or choose others with --rows"
-            )
-        left_out = [] if self.corpus.word_vectors else pretrained
+        models = [resolve(name, self.overrides).model for name in chosen]
+        for option, given, taken, what in (
+            (
+                "--word-vectors",
+                self.corpus.word_vectors,
+                any(model.pretrained_width for model in models),
+                "begins with word vectors",
+            ),
+            (
+                "--token-features",
+                self.corpus.token_features,
+                any(model.token_width for model in models),
+                "reads vectors of tokens",
+            ),
+        ):
+            if given and not taken:
+                raise UsageError(
+                    f"{option} {given!r} is given, but no row that is chosen {what}: leave it out, or choose others with --rows"
+                )
+        left_out = [name for name in chosen if self.lacking(name)]
         kept = [name for name in chosen if name not in left_out]
         if not kept:
-            raise UsageError(
-                f"{', '.join(left_out)} begins with pretrained word vectors: give --word-vectors FOLDER, a dataset that imagepivot "
-                "word-vectors makes"
-            )
+            raise UsageError(f"{', '.join(left_out)} needs {self.lacking(left_out[0])}")
         return kept, left_out

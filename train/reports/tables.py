@@ -76,20 +76,22 @@ def run_tables(
     Raises:
         ImagepivotError: an argument or the data is wrong, or an existing result is from something else; nothing was trained.
     """
-    kinds = {"captions": "encoded", "features": None, "word_vectors": "word-vectors"}
+    kinds = {"captions": "encoded", "features": None, "word_vectors": "word-vectors", "token_features": "token-features"}
     fingerprints = {
         name: open_dataset(location, kind=kinds.get(name, name)).fingerprint
         for name, location in vars(job.corpus).items()
-        if location or name != "word_vectors"
+        if location or name not in ("word_vectors", "token_features")
     }
-    word_vectors = fingerprints.pop("word_vectors", None)
+    word_vectors, tokens = (fingerprints.pop(name, None) for name in ("word_vectors", "token_features"))
     if job.allow_missing_features:
         # Features may grow; with fewer images the results are others.
         ids = sorted(open_dataset(job.corpus.features).image_ids())
         fingerprints["images"] = sha256_of_bytes("".join(f"{image_id}\n" for image_id in ids).encode())
     configs = {preset: resolve(preset, job.overrides) for preset in job.presets()}
     own = {
-        preset: fingerprints | ({"word_vectors": word_vectors} if word_vectors and config.model.pretrained_width else {})
+        preset: fingerprints
+        | ({"word_vectors": word_vectors} if word_vectors and config.model.pretrained_width else {})
+        | ({"token_features": tokens} if tokens and config.model.token_width else {})
         for preset, config in configs.items()
     }
     tasks = [
@@ -98,7 +100,7 @@ def run_tables(
         for preset, config in configs.items()
     ]
     for preset in job.left_out():
-        remark(f"left out: {preset}, which begins with pretrained word vectors; --word-vectors takes them")
+        remark(f"left out: {preset}, which needs {job.lacking(preset)}")
     for sentence in _check_data(tasks, job):
         remark(sentence)
     with hold(Folder(job.output)):

@@ -176,7 +176,7 @@ def test_the_command(captions, model, tmp_path, monkeypatch, capsys):
     assert caught.value.code in (0, None)
     assert "token-features: 90 rows in 4 shards" in capsys.readouterr().out
     assert str(open_dataset(tmp_path / "bert").schema.field("vectors").type) == "list<item: halffloat not null>"
-    for command, said in (("inspect", "captions read in parts"), ("validate", "valid")):
+    for command, said in (("inspect", "captions read in parts"), ("validate", "everything holds")):
         monkeypatch.setattr(sys, "argv", ["imagepivot", command, str(tmp_path / "bert")])
         with pytest.raises(SystemExit):
             cli.main()
