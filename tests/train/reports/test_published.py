@@ -58,6 +58,9 @@ def test_numbers_are_in_the_columns_of_the_papers():
     german, english = (row for row in ROWS if row.preset == "huang2019/mha-d-fasttext")
     assert (german.text_to_image, german.image_to_text) == (Measures(40.3, 70.1, 79.0), Measures(60.4, 85.4, 92.0))
     assert (english.text_to_image, english.image_to_text) == (Measures(50.1, 78.1, 85.7), Measures(68.0, 88.8, 94.0))
+    german, english = (row for row in ROWS if row.preset == "huang2019/mha-d-bert")
+    assert (german.text_to_image, german.image_to_text) == (Measures(40.7, 70.5, 78.8), Measures(56.5, 84.6, 91.3))
+    assert (english.text_to_image, english.image_to_text) == (Measures(48.9, 78.3, 85.8), Measures(66.5, 89.1, 94.1))
 
 
 def test_recalls_rise_with_the_cutoff():
