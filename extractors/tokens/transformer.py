@@ -11,6 +11,7 @@ Letters in shapes: ``B`` parts of captions, ``S`` sub-words, ``T`` tokens, ``D``
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -203,14 +204,14 @@ class TokenExtractor:
 
 
 def _is_folder(model: str) -> bool:
-    return is_remote(model) or local_path(model).is_dir()
+    return is_remote(model) or os.path.isdir(local_path(model))  # noqa: PTH112 -- false, too, where no folder can be
 
 
 def _find(model: str) -> Path:
     """Return the folder of a model on this machine."""
     if is_remote(model):
         raise InputError(f"--model {model!r} lies in a store, and a model is read from a folder: copy it to this machine first")
-    if local_path(model).is_dir():
+    if _is_folder(model):
         return local_path(model)
     try:
         from huggingface_hub import snapshot_download
@@ -221,7 +222,7 @@ def _find(model: str) -> Path:
     except (OSError, ValueError) as error:
         raise InputError(
             f"there is no model {model!r} here: it is no folder, and Hugging Face's cache on this machine has no model of that "
-            f"name. Fetch it where there is a network (hf download {model} --local-dir FOLDER) and give that folder"
+            f"name. Fetch it where there is a network (hf download NAME --local-dir FOLDER) and give that folder"
         ) from error
 
 

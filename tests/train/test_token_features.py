@@ -140,12 +140,12 @@ def test_embed(run, toy_tokens, tmp_path):
 
 
 def test_a_text_has_no_vectors(run, toy_tokens, tmp_path):
-    with pytest.raises(UsageError, match="of a text there are none. evaluate, embed and figures take them"):
+    with pytest.raises(UsageError, match=r"of a text there are none\. evaluate, embed and figures take them"):
         search(SearchJob(run, ("en1",), "en", toy_tokens.features, device="cpu"))
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("score\tsentence1\tsentence2\n1\ten1\ten2\n2\ten3\ten2\n")
     with pytest.raises(UsageError, match="of a text there are none"):
-        sts(StsJob((run, str(pairs)), tokenized=True))
+        sts(StsJob((str(pairs),), (run,), tokenized=True))
 
 
 @pytest.mark.slow
@@ -153,7 +153,10 @@ def test_figures(toy_tokens, region_tokens, train_toy, tmp_path):
     train_toy(reads(MHA_D, 2), corpus=region_tokens)
     job = FiguresJob(
         *(str(tmp_path / "run"), str(tmp_path / "figures"), region_tokens.captions, region_tokens.features),
-        **{"split": "test", "points": 6, "device": "cpu", "token_features": region_tokens.token_features},
+        split="test",
+        points=6,
+        device="cpu",
+        token_features=region_tokens.token_features,
     )
     assert set(draw_figures(job).names) >= {"retrieval.png", "map.png", "attention-1.png"}
     shown = json.loads((tmp_path / "figures" / "figures.json").read_text())["attention"][0]["captions"][0]
@@ -178,7 +181,7 @@ def test_rows_that_read_vectors_are_trained_where_these_are_given(toy, toy_token
     assert (given.presets(), given.left_out()) == (["huang2019/mha-d", "huang2019/mha-d-bert"], [])
     with pytest.raises(UsageError, match="huang2019/mha-d-bert needs vectors of tokens: give --token-features FOLDER"):
         huang(toy, tmp_path / "o", "mha-d-bert").presets()
-    with pytest.raises(UsageError, match="--token-features .* is given, but no row that is chosen reads vectors of tokens"):
+    with pytest.raises(UsageError, match=r"--token-features .* is given, but no row that is chosen reads vectors of tokens"):
         huang(toy_tokens, tmp_path / "o", "mha-d").presets()
 
 

@@ -55,7 +55,9 @@ def test_a_reader_reads_the_vectors(reader):
         plain(pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False))[0], batch_first=True
     )
     if reader == "gru":
-        torch.testing.assert_close(found.values, torch.stack([row[length - 1] for row, length in zip(states, lengths)]))
+        torch.testing.assert_close(
+            found.values, torch.stack([row[length - 1] for row, length in zip(states, lengths, strict=True)])
+        )
     else:
         expected = states.unflatten(2, (2, 4)).mean(2)
         for row, length in enumerate(lengths):
