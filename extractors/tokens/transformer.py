@@ -222,7 +222,7 @@ def _find(model: str) -> Path:
     except (OSError, ValueError) as error:
         raise InputError(
             f"there is no model {model!r} here: it is no folder, and Hugging Face's cache on this machine has no model of that "
-            f"name. Fetch it where there is a network (hf download NAME --local-dir FOLDER) and give that folder"
+            f"name. Fetch it where there is a network, with the command hf of huggingface_hub, and give its folder"
         ) from error
 
 

@@ -196,7 +196,8 @@ class _Index:
             first = int(others[0])
             raise DatasetError(
                 f"{location!r} has {self.lengths[rows[first]]} vectors of the caption {wanted[first].as_py()}, which has "
-                f"{lengths[first]} token ids: give token-features the --max-length of encode"
+                f"{lengths[first]} token ids: one of the two was cut shorter: make it again with the same "
+                "greatest length"
             )
         return rows
 

@@ -158,7 +158,9 @@ def test_float16_is_rounded(folder):
 
 
 def test_a_name_that_is_not_in_the_cache(no_network, monkeypatch, tmp_path):
-    with pytest.raises(InputError, match=r"there is no model 'nobody/no-bert' here: .*hf download NAME --local-dir FOLDER"):
+    with pytest.raises(
+        InputError, match=r"there is no model 'nobody/no-bert' here: .* the command hf of huggingface_hub, and give its folder"
+    ):
         TokenRequest("nobody/no-bert").load()
     with pytest.raises(InputError, match="there is no model 'no such/folder/at all' here"):
         TokenRequest("no such/folder/at all").load()
