@@ -70,6 +70,9 @@ if TYPE_CHECKING:
     from pipelines.text.encoding import EncodeJob as EncodeJob
     from pipelines.text.encoding import encode_captions as encode_captions
     from pipelines.text.queries import tokenize_query as tokenize_query
+    from pipelines.text.token_features import ExtractTokenFeatures as ExtractTokenFeatures
+    from pipelines.text.token_features import TokenFeaturesJob as TokenFeaturesJob
+    from pipelines.text.token_features import extract_token_features as extract_token_features
     from pipelines.text.vocabulary import BuildVocabulary as BuildVocabulary
     from pipelines.text.vocabulary import CountTokens as CountTokens
     from pipelines.text.vocabulary import VocabularyJob as VocabularyJob
@@ -175,6 +178,7 @@ __all__ = [
     "Execution",
     "ExportJob",
     "ExtractFeatures",
+    "ExtractTokenFeatures",
     "Extractor",
     "ExtractorRequest",
     "FeatureSpec",
@@ -210,6 +214,7 @@ __all__ = [
     "TablesJob",
     "Task",
     "TaskSummary",
+    "TokenFeaturesJob",
     "TokenizeCaptions",
     "TrainJob",
     "TrainTruecasers",
@@ -239,6 +244,7 @@ __all__ = [
     "export_dataset",
     "extract_features",
     "extract_task",
+    "extract_token_features",
     "extractor_catalogue",
     "extractor_names",
     "gold_ranks",
@@ -316,6 +322,7 @@ _MODULES = {
     "pipelines.text.captions": ("CaptionsJob", "prepare_captions", "ReadCaptions", "TokenizeCaptions", "TrainTruecasers"),
     "pipelines.text.encoding": ("encode_captions", "EncodeCaptions", "EncodeJob"),
     "pipelines.text.queries": ("tokenize_query",),
+    "pipelines.text.token_features": ("extract_token_features", "ExtractTokenFeatures", "TokenFeaturesJob"),
     "pipelines.text.vocabulary": ("build_vocabulary", "BuildVocabulary", "CountTokens", "VocabularyJob"),
     "pipelines.text.word_vectors": ("import_word_vectors", "WordVectorsJob"),
     "schemas": (

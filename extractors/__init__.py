@@ -1,4 +1,4 @@
-"""Images to arrays: decoding, preprocessing and the models. Nothing in here uses Beam, and importing it loads no torch."""
+"""Images, and tokens of captions, to arrays: preprocessing and models. Nothing here uses Beam; importing it loads no torch."""
 
 from extractors.base import Description, Extractor, RegionExtractor
 from extractors.catalogue import CatalogueEntry, ExtractorModule, entries, names

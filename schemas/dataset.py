@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from schemas.failures import parse_failures
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import shard_of
-from schemas.kinds import FAILURES, batch_rows, belongs_to_images, schema_of, vector_bytes
+from schemas.kinds import FAILURES, batch_rows, belongs_to_images, holds_vectors, is_vector, schema_of, vector_bytes
 from schemas.manifest import FileEntry, Manifest
 from schemas.parameters import feature_of
 from schemas.shards import sha256_of_footer
@@ -229,9 +230,17 @@ class Dataset:
             name: name of the column.
 
         Returns:
-            Array ``(rows, *shape)`` for a column of vectors, read-only; for any other column a list.
+            Array ``(rows, *shape)`` for a column of vectors, read-only; a list of arrays ``(vectors, *shape)`` where their number
+            differs from row to row; for any other column a list.
         """
-        return self._array(column, name) if pa.types.is_fixed_size_list(column.type) else column.to_pylist()
+        if pa.types.is_fixed_size_list(column.type):
+            return self._array(column, name)
+        if self.spec is not None and is_vector(column.type):
+            lists = column.combine_chunks()
+            flat = lists.values.to_numpy(zero_copy_only=True)
+            ends = lists.offsets.to_numpy()
+            return [flat[start:end].reshape(-1, *self.spec.shape) for start, end in itertools.pairwise(ends.tolist())]
+        return column.to_pylist()
 
     def shape_of(self, column: str) -> tuple[int, ...]:
         """Return the shape of one row's value in a column: ``()`` unless it holds vectors."""
@@ -302,7 +311,7 @@ class Dataset:
         entry, path = self.manifest.shards[number], self.folder.path_of(self.manifest.shards[number].path)
         with self._open(entry) as file, content_errors(path):
             source = file
-            if not vector_bytes(self.schema):
+            if not holds_vectors(self.schema):
                 buffer = file.read_buffer()
                 self._check_digest(entry, buffer)
                 source = pa.BufferReader(buffer)

@@ -23,8 +23,11 @@ __all__ = [
     "embeddings_schema",
     "features_schema",
     "group_rows",
+    "holds_vectors",
+    "is_vector",
     "regions_schema",
     "schema_of",
+    "token_features_schema",
     "vector_bytes",
     "word_vectors_schema",
 ]
@@ -45,6 +48,7 @@ KEY_COLUMNS: dict[str, tuple[str, ...]] = {
     "regions": ("image_id",),
     "embeddings": ("image_id", "language", "portion", "index"),
     "word-vectors": ("language", "id"),
+    "token-features": ("image_id", "language", "portion", "index"),
 }
 """The columns of each kind's key; the rows of a shard are sorted by them, and no key occurs twice. Where the first is not
 ``image_id``, rows do not belong to images, and there is one shard."""
@@ -170,6 +174,19 @@ def word_vectors_schema(spec: FeatureSpec) -> pa.Schema:
     )
 
 
+def token_features_schema(spec: FeatureSpec) -> pa.Schema:
+    """Return the schema of kind ``token-features``: one row per caption, a vector for each of its tokens, ``spec.shape`` = (D,)."""
+    value = pa.list_(_field("item", pa.type_for_alias(spec.dtype), "one value"))
+    described = f"{spec.name}, shape [length]x{spec.width}, {spec.dtype}. {spec.source}".strip()
+    return pa.schema(
+        [
+            *_CAPTION_KEY,
+            _field("length", pa.int32(), "number of vectors: <start>, the tokens, <end>"),
+            _field("vectors", value, described),
+        ]
+    )
+
+
 def schema_of(kind: str, spec: FeatureSpec | None = None) -> pa.Schema:
     """Return the Arrow schema of a kind.
 
@@ -192,6 +209,7 @@ def schema_of(kind: str, spec: FeatureSpec | None = None) -> pa.Schema:
         "regions": regions_schema,
         "embeddings": embeddings_schema,
         "word-vectors": word_vectors_schema,
+        "token-features": token_features_schema,
     }
     return schemas[kind](spec)
 
@@ -201,14 +219,29 @@ def belongs_to_images(kind: str) -> bool:
     return KEY_COLUMNS[kind][0] == "image_id"
 
 
+def holds_vectors(schema: pa.Schema) -> bool:
+    """Whether rows hold vectors, which are stored uncompressed; their number may differ from row to row."""
+    return any(is_vector(field.type) for field in schema)
+
+
+def is_vector(dtype: pa.DataType) -> bool:
+    """Whether a column of a type holds vectors, one or several a row."""
+    return pa.types.is_fixed_size_list(dtype) or (pa.types.is_list(dtype) and pa.types.is_floating(dtype.value_type))
+
+
 def vector_bytes(schema: pa.Schema) -> int:
-    """Return the bytes that the vectors of one row take; they are stored uncompressed."""
+    """Return the bytes that the vectors of one row take, without those whose number differs from row to row."""
     vectors = (field.type for field in schema if pa.types.is_fixed_size_list(field.type))
     return sum(vector.list_size * vector.value_type.bit_width // 8 for vector in vectors)
 
 
 def batch_rows(schema: pa.Schema) -> int:
-    """Return the number of rows that take about four MiB."""
+    """Return the number of rows that take about four MiB.
+
+    Of rows whose vectors differ in number these are 64: captions of 16 tokens with 1,024 numbers each.
+    """
+    if holds_vectors(schema) and not vector_bytes(schema):
+        return _LEAST_GROUP_ROWS
     return max(1, _BATCH_BYTES // (vector_bytes(schema) or _TEXT_ROW_BYTES))
 
 
@@ -217,5 +250,6 @@ def group_rows(schema: pa.Schema) -> int:
 
     36 regions make groups of 18 MiB. 64 maps of [196, 2048] would make 100 MiB, which a reader of one image would read.
     """
-    least = min(_LEAST_GROUP_ROWS, _MOST_GROUP_BYTES // vector_bytes(schema))
+    size = vector_bytes(schema)
+    least = min(_LEAST_GROUP_ROWS, _MOST_GROUP_BYTES // size) if size else _LEAST_GROUP_ROWS
     return max(least, batch_rows(schema))

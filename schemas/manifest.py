@@ -20,6 +20,7 @@ from schemas.parameters import (
     CaptionsParameters,
     EncodedParameters,
     FeaturesParameters,
+    TokenFeaturesParameters,
     VocabularyParameters,
     WordVectorsParameters,
     feature_of,
@@ -49,6 +50,7 @@ _PARAMETERS: dict[str, Any] = {
     "regions": FeaturesParameters,
     "embeddings": FeaturesParameters,
     "word-vectors": WordVectorsParameters,
+    "token-features": TokenFeaturesParameters,
 }
 
 _MOST = 1 << 48

@@ -21,6 +21,7 @@ __all__ = [
     "EncodedParameters",
     "FeaturesParameters",
     "TextRecipe",
+    "TokenFeaturesParameters",
     "VocabularyParameters",
     "WordVectorsParameters",
     "feature_of",
@@ -242,6 +243,39 @@ class WordVectorsParameters:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> WordVectorsParameters:
+        """Read what a manifest stores.
+
+        Raises:
+            DatasetError: it does not say how wide the vectors are.
+        """
+        feature = feature_of(stored)
+        if feature is None:
+            raise DatasetError("the manifest does not say how wide the vectors are: make the dataset again")
+        return cls(feature=feature, **stored_values(cls, stored, but=("feature",)))
+
+
+@dataclass(frozen=True)
+class TokenFeaturesParameters:
+    """Parameters of a dataset of kind ``token-features``. Its input is a dataset of captions.
+
+    Attributes:
+        feature: name, width and type of the vectors.
+        model: everything that decides the values: weights, tokenizer, how tokens get the vectors of their sub-words, ...
+        model_fingerprint: SHA-256 of it and of the feature.
+        max_length: number of tokens after which a caption is cut.
+    """
+
+    feature: FeatureSpec
+    model: Mapping[str, Any] = field(default_factory=dict)
+    model_fingerprint: str = ""
+    max_length: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values that are stated."""
+        return _stated(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> TokenFeaturesParameters:
         """Read what a manifest stores.
 
         Raises:

@@ -20,7 +20,7 @@ from schemas.keys import shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images
 from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
 from schemas.output import LOCK_NAME, PUBLISHING_NAME
-from schemas.parameters import EncodedParameters, WordVectorsParameters
+from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
 from schemas.records import read_sources, record_name
 from schemas.remote_jobs import JOB_NAME
 from schemas.shards import Footer, read_footer, sha256_of_footer
@@ -257,6 +257,17 @@ def _check_word_vectors(dataset: Dataset, table: pa.Table) -> Iterator[str]:
             return
 
 
+def _check_token_features(dataset: Dataset, table: pa.Table) -> Iterator[str]:
+    lengths = table["length"].to_numpy()
+    width = TokenFeaturesParameters.from_json(dataset.manifest.parameters).feature.width
+    if len(lengths) and lengths.min() < 2:
+        yield f"a length is {lengths.min()}, expected 2 or more: <start> and <end> have vectors, too"
+    if not np.array_equal(pc.list_value_length(table["vectors"]).to_numpy(), lengths * width):
+        yield f"the vectors of a caption are not as many as its length, of {width} numbers each"
+    if not np.isfinite(table["vectors"].combine_chunks().flatten().to_numpy()).all():
+        yield "column 'vectors' holds values that are not finite"
+
+
 def _check_regions(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     yield from _check_vectors(dataset, table)
     regions = dataset.schema.field("class_ids").type.list_size
@@ -282,4 +293,5 @@ _CHECKS = {
     "regions": _check_regions,
     "embeddings": _check_vectors,
     "word-vectors": _check_word_vectors,
+    "token-features": _check_token_features,
 }

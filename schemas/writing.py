@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry, failures_content, failures_name
 from schemas.fingerprints import Identity, sha256_of_bytes, sum_digests
-from schemas.kinds import group_rows
+from schemas.kinds import group_rows, holds_vectors, is_vector
 from schemas.manifest import FileEntry, Manifest, ShardEntry
 from schemas.output import PROBE_NAME, Output, hold
 from schemas.publishing import Attempt, LostError, publish_manifest, publishing
@@ -152,10 +152,9 @@ def _layout(schema: pa.Schema) -> tuple[dict[str, Any], int]:
     not nullable 1.0 to 1.75 GB/s against 0.4 to 0.9 nullable; row groups of 4 MiB 1.75 against 1.1 of 64 MiB;
     zstd 0.44, lz4 0.78, byte-stream-split with zstd 0.45. tests/benchmarks/bench_reading.py measures it again.
     """
-    vectors = [field for field in schema if pa.types.is_fixed_size_list(field.type)]
-    if not vectors:
+    if not holds_vectors(schema):
         return {"compression": "zstd", "use_dictionary": True, "write_statistics": True}, _TEXT_ROW_GROUP_ROWS
-    keys = [field.name for field in schema if field not in vectors]
+    keys = [field.name for field in schema if not is_vector(field.type)]
     options = {"compression": "none", "use_dictionary": False, "write_statistics": keys}
     return options, group_rows(schema)
 

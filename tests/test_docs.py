@@ -50,7 +50,7 @@ BEAM_FLAGS = {"--runner", "--project", "--experiments"}
 BEAM_FLAGS |= {"--environment_type", "--job_server_timeout", "--sdk_container_image", "--disk_size_gb", "--max_num_workers"}
 BEAM_FLAGS |= {"--worker_machine_type", "--number_of_worker_harness_threads"}
 BEAM_FLAGS |= {"--job_endpoint", "--template_location", "--dask_client_address", "--dask_partition_size"}
-OTHER_PROGRAMS = ("dask ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
+OTHER_PROGRAMS = ("dask ", "hf ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -130,7 +130,7 @@ def test_every_name_of_the_front_door_is_documented() -> None:
 def test_names_on_the_python_page_exist() -> None:
     table = [line for line in PAGES["docs/python.md"].splitlines() if line.startswith("| `")]
     named = {name for line in table for name in CODE.findall(line.split("|", 2)[2])}
-    assert len(table) == 19
+    assert len(table) == 20
     assert named - set(imagepivot.__all__) == set()
 
 
@@ -170,7 +170,7 @@ def test_commands_and_options_in_the_text_exist(page: str) -> None:
         assert set(OPTION.findall(span)) <= known, span
 
 
-READ = ("captions", "vocabulary", "encoded", "features", "dataset", "a", "b", "run", "runs")
+READ = ("captions", "vocabulary", "encoded", "features", "token_features", "dataset", "a", "b", "run", "runs")
 GIVEN = {"multi30k", "photos", "tables"}
 # What may differ between two commands that write the same folder: the result is the same.
 FREE = {"device", "workers", "resume", "batch_size", "config", "dry_run", "log_json", "max_failures", "overwrite", "task"}

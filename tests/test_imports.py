@@ -47,6 +47,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "pooled": {"images", "computing", "weights", "settings", "base", "stacked", "grids"},
         "grids": {"images", "computing", "weights", "settings", "base", "stacked"},
         "regions": {"images", "computing", "weights", "settings", "base"},
+        "tokens": {"computing", "weights", "settings", "base"},
         "catalogue": {"weights", "settings", "base", "pooled", "grids", "regions"},
         "requests": {"*"},
     },

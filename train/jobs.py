@@ -9,6 +9,7 @@ from schemas.storage import Folder
 from train.config.sections import Config
 from train.data.corpus import Corpus
 from train.data.splits import LeftOut
+from train.data.token_features import check_token_features
 from train.data.word_vectors import check_word_vectors
 from train.devices import check_device_name, check_precision_name
 from train.runs.checkpoints import Standing
@@ -26,7 +27,8 @@ class TrainJob:
 
     Attributes:
         config: the model and how to train it.
-        corpus: folders of captions, features, vocabulary and word vectors; None where `train` is given the material itself.
+        corpus: folders of captions, features, vocabulary, and word vectors or vectors of tokens; None where `train` is given the
+            material itself.
         output: folder of the run, on this machine.
         seed: seed for initial weights, order and sampling.
         device: a name that `train.devices.resolve_device` knows.
@@ -64,7 +66,7 @@ class TrainJob:
 
     def __post_init__(self) -> None:
         datasets = {} if self.corpus is None else {**vars(self.corpus)}
-        word_vectors = datasets.pop("word_vectors", None)
+        word_vectors, token_features = (datasets.pop(name, None) for name in ("word_vectors", "token_features"))
         folders = {"OUTPUT": self.output, **{f"--{name}": location for name, location in datasets.items()}}
         for name, location in folders.items():
             if not location:
@@ -73,6 +75,8 @@ class TrainJob:
                 )
         if word_vectors is not None:
             check_word_vectors(self.config.model, word_vectors)
+        if token_features is not None:
+            check_token_features(self.config.model, token_features)
         if self.seed < 0:
             raise UsageError(f"seed is {self.seed}, expected 0 or more")
         if self.save_every < 1:

@@ -21,6 +21,7 @@ from train.data.corpus import Corpus
 from train.data.norms import OddFeatures, odd_features
 from train.data.sampling import Batch, ImageSampler, Sampler, TaskSampler
 from train.data.splits import LeftOut, TrainingData, open_data
+from train.data.token_features import check_token_features
 from train.data.vectors import feature_spec
 from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
 from train.evaluation.validating import Validation, validate
@@ -57,7 +58,9 @@ class TrainingMaterial(Protocol):
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """What tells other ``captions``, ``features``, ``vocabulary`` and ``extractor`` from these, and ``word_vectors`` if any."""
+        """What tells other ``captions``, ``features``, ``vocabulary`` and ``extractor`` from these, and if any ``word_vectors``, or
+        ``token_features`` and ``token_model``.
+        """
 
     @property
     def word_vectors(self) -> WordVectors | None:
@@ -142,7 +145,8 @@ def open_material(
 
     Args:
         config: the configuration.
-        corpus: folders of captions, features, vocabulary, and of word vectors if the model begins with them.
+        corpus: folders of captions, features, vocabulary, and of word vectors if the model begins with them, or of vectors of
+            tokens if it reads these.
         seed: seed of the run, which reduced training splits depend on.
         memory_map: folder for a copy of the features that is mapped into memory, see `train.data.read_features`.
         allow_missing_features: leave out the captions of images that lack features.
@@ -154,6 +158,7 @@ def open_material(
     data, validated = config.data, validation_portions(config, corpus.captions)
     config.model.check_features(feature_spec(open_dataset(corpus.features)).shape)
     check_word_vectors(config.model, corpus.word_vectors)
+    check_token_features(config.model, corpus.token_features)
     words = None
     if corpus.word_vectors:
         made_for = open_dataset(corpus.vocabulary, kind="vocabulary").fingerprint
@@ -170,6 +175,8 @@ def open_material(
         l2=data.l2_features,
         memory_map=memory_map,
         allow_missing_features=allow_missing_features,
+        token_features=corpus.token_features,
+        token_width=config.model.token_width,
     )
     training = open_data(
         corpus.captions,
@@ -183,13 +190,15 @@ def open_material(
         l2=data.l2_features,
         memory_map=memory_map,
         allow_missing_features=allow_missing_features,
+        token_features=corpus.token_features,
+        token_width=config.model.token_width,
     )
     dataset = open_dataset(corpus.vocabulary)
     vocabulary, counting = dataset.vocabulary(), VocabularyParameters.from_json(dataset.manifest.parameters)
     language_ids: dict[str, tuple[int, ...]] = {}
-    if data.min_count:
+    if data.min_count and not config.model.token_width:
         language_ids = frequent_tokens(training.captions, data.min_count, together=config.model.mixes_languages)
-    elif not config.model.mixes_languages:
+    elif not config.model.mixes_languages and not config.model.token_width:
         language_ids = {name: tokens_of(vocabulary, name, counting) for name in data.languages}
     return Material(
         training=training,
@@ -201,6 +210,7 @@ def open_material(
             vocabulary_size=len(vocabulary),
             feature_shape=training.features.shape[1:],
             language_ids=language_ids,
+            token_width=config.model.token_width,
         ),
         word_vectors=words,
     )
@@ -282,6 +292,12 @@ def build_sampler(config: Config, captions: Captions, seed: int) -> Sampler:
     return ImageSampler(captions, schedule.batch_size, seed=seed)
 
 
+def _batch(captions: Captions, rows: np.ndarray) -> CaptionBatch:
+    """Return captions as a batch; their vectors, if there are any, are read now, where batches may be read ahead."""
+    batch = captions.batch(rows)
+    return batch if captions.vectors is None else batch.alone()
+
+
 def inputs_of(data: TrainingData, batch: Batch, device: torch.device, rows: slice = slice(None)) -> Inputs:
     """Collect the captions and features that a batch refers to.
 
@@ -299,6 +315,6 @@ def inputs_of(data: TrainingData, batch: Batch, device: torch.device, rows: slic
         task=batch.task,
         numbers=torch.from_numpy(np.asarray(batch.images, np.int64)).to(device),
         images=images,
-        captions=tuple(CaptionBatch(captions.token_ids, captions.offsets, chosen[rows]) for chosen in batch.captions),
+        captions=tuple(_batch(captions, chosen[rows]) for chosen in batch.captions),
         languages=batch.languages,
     )

@@ -28,12 +28,25 @@ _EXTRAS = {
     "heif": frozenset({"pillow_heif"}),
     "fasttext": frozenset({"gensim"}),
     "timm": frozenset({"timm"}),
+    "bert": frozenset({"transformers", "huggingface_hub"}),
 }
 """The modules that each extra brings."""
 
 _NEEDS = {
     **dict.fromkeys(
-        ("captions", "vocabulary", "encode", "word-vectors", "features", "cancel", "view", "import", "export", "demo"),
+        (
+            "captions",
+            "vocabulary",
+            "encode",
+            "word-vectors",
+            "token-features",
+            "features",
+            "cancel",
+            "view",
+            "import",
+            "export",
+            "demo",
+        ),
         "pipelines",
     ),
     **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "tables"), "train"),

@@ -1,4 +1,4 @@
-"""The commands ``captions``, ``vocabulary``, ``encode`` and ``word-vectors``."""
+"""The commands ``captions``, ``vocabulary``, ``encode``, ``word-vectors`` and ``token-features``."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ app = typer.Typer()
 
 CaptionFormat = Literal["multi30k", "karpathy", "coco", "scan", "table"]
 CountScope = Literal["language", "joint"]
+SubWords = Literal["mean", "first"]
+Dtype = Literal["float32", "float16"]
 
 
 @app.command(
@@ -235,3 +237,77 @@ def word_vectors(
         manifest = import_word_vectors(job, meter)
         meter.settle(words=sum(counts["file_words"] for counts in manifest.statistics.values()))
     finish(manifest, output)
+
+
+@app.command(
+    "token-features",
+    context_settings=BEAM,
+    epilog="Example: imagepivot token-features captions bert --model bert-base-multilingual-cased --dtype float16",
+)
+def token_features(
+    context: typer.Context,
+    captions: Annotated[str, typer.Argument(help="Folder of a captions dataset.", show_default=False)],
+    output: Output,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            help="Folder of a model as transformers saves it, or a name that Hugging Face's cache has.",
+            show_default=False,
+        ),
+    ],
+    sub_words: Annotated[
+        SubWords, typer.Option("--sub-words", help="What a token gets: the mean of its sub-words, or the first one.")
+    ] = "mean",
+    max_length: Annotated[int, typer.Option("--max-length", help="Most tokens to keep, as that of [i]encode[/i].")] = 100,
+    dtype: Annotated[
+        Dtype,
+        typer.Option("--dtype", help="Type of the stored values; float16 takes half the room, and rounds to three digits."),
+    ] = "float32",
+    device: Annotated[
+        str,
+        typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", autocompletion=completion.devices),
+    ] = "auto",
+    precision: Annotated[
+        str,
+        typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32 and fp16.", autocompletion=completion.precisions),
+    ] = "fp32",
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Captions that a GPU takes at once.")] = 64,
+    max_failures: MaxFailures = 0,
+    overwrite: Overwrite = False,
+    check: Check = False,
+    log_json: LogJson = False,
+    workers: Annotated[int, typer.Option("--workers", min=0, help="Local worker processes; 0: one that uses all cores.")] = 0,
+    shared_disk: SharedDisk = False,
+    start_timeout: StartTimeout = None,
+    detach: Detach = False,
+    config: Config = "",
+) -> None:
+    """Make vectors of the tokens of captions, in their context: the last layer of BERT, or of a model like it.
+
+    A token gets the mean of the vectors of its sub-words. <start> and <end> get those of [CLS] and [SEP], so that a caption has as
+    many vectors as encode makes ids. Nothing is downloaded. Needs the extra bert.
+    """
+    from pipelines.running.progress import show_progress
+    from pipelines.text.token_features import TokenFeaturesJob, extract_token_features
+    from schemas.dataset import open_dataset
+
+    job = TokenFeaturesJob(
+        captions=captions,
+        output=output,
+        model=model,
+        sub_words=sub_words,
+        max_length=max_length,
+        dtype=dtype,
+        device=device,
+        precision=precision,
+        batch_size=batch_size,
+        overwrite=overwrite,
+        verify=check,
+    )
+    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
+    total = open_dataset(captions, kind="captions").manifest.rows
+    with show_progress(notes, "token-features", unit="captions", total=total, log_json=log_json) as meter:
+        manifest = extract_token_features(job, execution, meter)
+        meter.settle(captions=manifest.rows + manifest.failed, failed=manifest.failed)
+    finish(manifest, output, max_failures)

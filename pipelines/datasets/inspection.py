@@ -110,7 +110,12 @@ def statistics_table(manifest: Manifest) -> Table | None:
     """Return the manifest's statistics in the form that suits its kind; None if there are none."""
     if not manifest.statistics:
         return None
-    own = {"captions": _captions_table, "vocabulary": _vocabulary_table, "word-vectors": _word_vectors_table}
+    own = {
+        "captions": _captions_table,
+        "vocabulary": _vocabulary_table,
+        "word-vectors": _word_vectors_table,
+        "token-features": _token_features_table,
+    }
     try:
         return own[manifest.kind](manifest.statistics)
     except (KeyError, TypeError, AttributeError, ValueError):
@@ -179,6 +184,24 @@ def _word_vectors_table(statistics: Mapping[str, Any]) -> Table:
     table.add_section()
     missing = (sorted(one["most_frequent_missing"].items(), key=lambda item: (-item[1], item[0])) for one in of_languages)
     table.add_row("without, most frequent", *(Text("\n".join(f"{token} {count:,}" for token, count in one)) for one in missing))
+    return table
+
+
+def _token_features_table(statistics: Mapping[str, Any]) -> Table:
+    table = Table(title="statistics", title_justify="left", title_style="bold")
+    table.add_column("")
+    of_languages = [counts for _, counts in sorted(statistics.items())]
+    for language in sorted(statistics):
+        table.add_column(language, justify="right")
+    for name, label in (("captions", "captions"), ("tokens", "tokens"), ("sub_words", "sub-words")):
+        table.add_row(label, *(f"{counts[name]:,}" for counts in of_languages))
+    table.add_row(
+        "of a token", *(f"{counts['sub_words'] / max(1, counts['tokens']):.2f}" for counts in of_languages), style="dim"
+    )
+    unknown = (counts["unknown_sub_words"] / max(1, counts["sub_words"]) for counts in of_languages)
+    table.add_row("unknown", *(f"{share:.2%}" for share in unknown), style="dim", end_section=True)
+    for name, label in (("captions_cut", "captions cut"), ("captions_in_parts", "captions read in parts")):
+        table.add_row(label, *(f"{counts[name]:,}" for counts in of_languages))
     return table
 
 

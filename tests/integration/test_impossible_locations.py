@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from pipelines.commands import app as cli
+from tests.tiny_bert import make_tiny_bert
 
 BAD = {
     "no bucket s3": "s3://",
@@ -33,6 +34,7 @@ LINES = {
     "vocabulary": "vocabulary captions OUT",
     "encode": "encode captions vocabulary OUT",
     "word-vectors": "word-vectors vocabulary words.vec OUT --languages en",
+    "token-features": "token-features captions OUT --model bert --device cpu",
     "features": "features photos OUT --weights random:0 --device cpu --dry-run",
     "import": "import array.npy OUT --name x",
     "export": "export features OUT --format npy",
@@ -57,6 +59,7 @@ OPTIONS = {
     "config": "inspect features --config LOCATION",
     "weights": "features photos OUT --dry-run --device cpu --weights LOCATION",
     "truecaser": "captions table.tsv OUT --format table --recipe moses-truecase --workers 1 --truecaser LOCATION",
+    "model": "token-features captions OUT --device cpu --model LOCATION",
     "ids": "import array.npy OUT --name x --ids LOCATION",
     "boxes": "import array.npy OUT --name x --boxes LOCATION",
     "captions": "export features OUT --format scan --captions LOCATION",
@@ -89,6 +92,7 @@ def folder(imagepivot, tmp_path_factory) -> Path:
     (folder / "pairs.tsv").write_text("1\ta dog\ta cat\n")
     (folder / "words.vec").write_text("a 1 0\ndog 0 1\n")
     (folder / "photos").mkdir()
+    make_tiny_bert(folder / "bert")
     (folder / "photos" / "1.jpg").touch()
     np.save(folder / "array.npy", np.ones((2, 4), np.float32))
     (folder / "array.txt").write_text("1\n2\n")

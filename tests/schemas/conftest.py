@@ -44,6 +44,7 @@ KEYS = {
     "regions": ("image_id",),
     "embeddings": ("image_id", "language", "portion", "index"),
     "word-vectors": ("language", "id"),
+    "token-features": ("image_id", "language", "portion", "index"),
 }
 SHARDS = 3
 # Twelve images; every one of the three shards holds some of them.
@@ -52,6 +53,8 @@ POOL = FeatureSpec(name="resnet50-pool", shape=(2048,), source="He et al. 2016")
 CROPS16 = FeatureSpec(name="vgg19-10crop", shape=(4096,), dtype="float16")
 REGIONS = FeatureSpec(name="faster-rcnn-36", shape=(36, 2048))
 WORDS = FeatureSpec(name="word-vectors", shape=(8,))
+TOKENS = FeatureSpec(name="bert", shape=(6,), source="last layer")
+TOKENS16 = FeatureSpec(name="bert", shape=(6,), dtype="float16")
 JOINT = FeatureSpec(name="bilingual-c2c", shape=(16,), source="a joint space")
 
 
@@ -267,6 +270,19 @@ def make_embeddings(path: Path, captions: Toy, **kwargs: Any) -> Toy:
     return make_toy(path, "embeddings", rows, spec=JOINT, **kwargs)
 
 
+def make_token_features(path: Path, captions: Toy, spec: FeatureSpec = TOKENS, **kwargs: Any) -> Toy:
+    rng = np.random.default_rng(23)
+    rows = [
+        {
+            **{name: row[name] for name in ("image_id", "language", "portion", "index", "split")},
+            "length": len(row["tokens"]) + 2,
+            "vectors": rng.standard_normal((len(row["tokens"]) + 2, *spec.shape), dtype=np.float32).astype(spec.dtype),
+        }
+        for row in captions.rows
+    ]
+    return make_toy(path, "token-features", rows, spec=spec, **kwargs)
+
+
 def make_regions(path: Path, **kwargs: Any) -> Toy:
     rng = np.random.default_rng(13)
     rows = []
@@ -316,6 +332,8 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Toy]:
         "regions": make_regions(root / "regions"),
         "embeddings": make_embeddings(root / "embeddings", captions),
         "word-vectors": make_word_vectors(root / "word-vectors", captions, vocabulary),
+        "token-features": make_token_features(root / "token-features", captions),
+        "token-features16": make_token_features(root / "token-features16", captions, TOKENS16),
     }
     for toy in toys.values():
         toy.write()

@@ -15,7 +15,10 @@ from schemas.errors import DatasetError
 from schemas.failures import failures_content, parse_failures, read_failures, write_failures
 from schemas.storage import Folder
 
-KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"]
+KINDS = [
+    *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),
+    *("token-features", "token-features16"),
+]
 OF_WORDS = ("vocabulary", "word-vectors")
 VECTORS = {
     "features": "feature",

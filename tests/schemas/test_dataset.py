@@ -11,7 +11,10 @@ from schemas.features import FeatureSpec
 from schemas.kinds import CAPTIONS, FAILURES
 from schemas.vocabulary import Vocabulary
 
-KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"]
+KINDS = [
+    *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),
+    *("token-features", "token-features16"),
+]
 IMAGE_KINDS = ["captions", "encoded", "features", "features16", "regions", "embeddings"]
 
 

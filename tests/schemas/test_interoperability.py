@@ -16,7 +16,10 @@ from schemas.validation import validate
 from schemas.vocabulary import SPECIALS
 from schemas.writing import commit
 
-KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"]
+KINDS = [
+    *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),
+    *("token-features", "token-features16"),
+]
 VECTORS = [("features", "feature"), ("features16", "feature"), ("regions", "features"), ("regions", "boxes")]
 
 

@@ -34,8 +34,9 @@ EXPECTED = {
         *(("language", LABEL), ("id", "int32"), ("token", "string")),
         ("vector", "fixed_size_list<item: float not null>[300]"),
     ],
+    "token-features": [*CAPTION_KEY, ("length", "int32"), ("vectors", "list<item: float not null>")],
 }
-SPECS = {"features": POOL, "regions": REGIONS16, "embeddings": POOL, "word-vectors": WORDS}
+SPECS = {"features": POOL, "regions": REGIONS16, "embeddings": POOL, "word-vectors": WORDS, "token-features": POOL}
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
@@ -79,7 +80,7 @@ def test_kinds_are_a_closed_list():
         schema_of("images")
 
 
-@pytest.mark.parametrize("kind", ["features", "regions", "embeddings", "word-vectors"])
+@pytest.mark.parametrize("kind", ["features", "regions", "embeddings", "word-vectors", "token-features"])
 def test_vectors_need_a_spec(kind):
     with pytest.raises(ValueError, match=f"kind '{kind}' needs a FeatureSpec"):
         schema_of(kind)

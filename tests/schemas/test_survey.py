@@ -9,7 +9,10 @@ from schemas.survey import Survey
 from schemas.validation import validate
 from schemas.writing import commit, write_dataset
 
-KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"]
+KINDS = [
+    *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),
+    *("token-features", "token-features16"),
+]
 
 
 def flip(path, position=None):

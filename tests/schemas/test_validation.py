@@ -15,7 +15,10 @@ from schemas.errors import DatasetError
 from schemas.output import hold
 from schemas.validation import validate
 
-KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"]
+KINDS = [
+    *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),
+    *("token-features", "token-features16"),
+]
 FIRST = "part-00000-of-00003.parquet"
 VOCABULARY = "part-00000-of-00001.parquet"
 

@@ -72,7 +72,7 @@ def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str
         "encoded",
         rows,
         parameters={"vocabulary_size": len(vocabulary), "text": {"recipe": "raw"}},
-        inputs=({"name": "vocabulary", "fingerprint": fingerprint},),
+        inputs=({"name": "captions", "fingerprint": "c" * 64}, {"name": "vocabulary", "fingerprint": fingerprint}),
     )
     table = rng.standard_normal((WORDS, 8)).astype(np.float32)
     features = [
@@ -180,6 +180,42 @@ def with_several_features(tmp_path_factory: pytest.TempPathFactory) -> Callable[
         return Corpus(corpus.captions, str(folder), corpus.vocabulary)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def write_tokens(toy: Corpus) -> Callable[..., str]:
+    """Write vectors ``[4]`` of the tokens of encoded captions; those of neighbouring topics are alike, with some noise."""
+
+    def write(
+        folder: Path, *, seed: int = 0, corpus: Corpus = toy, dtype: str = "float32", model: str = "", cut: int = 99
+    ) -> str:
+        encoded, rng = open_dataset(corpus.captions), np.random.default_rng(seed)
+        tokens, rows = open_dataset(corpus.vocabulary).vocabulary().tokens, []
+        for row in encoded.table().to_pylist():
+            ids = [*row["token_ids"][: cut + 1], 2] if row["length"] > cut + 2 else row["token_ids"]
+            numbers = [int("".join(filter(str.isdigit, tokens[number])) or -1) for number in ids]
+            angles = 2 * np.pi * np.array(numbers) / WORDS
+            vectors = np.stack([np.sin(angles), np.cos(angles), np.sin(2 * angles), np.cos(2 * angles)], axis=1)
+            vectors = (vectors + 0.1 * rng.standard_normal(vectors.shape)).astype(dtype)
+            key = {name: row[name] for name in ("image_id", "language", "portion", "index", "split")}
+            rows.append({**key, "length": len(ids), "vectors": vectors})
+        write_dataset(
+            folder / "tokens",
+            "token-features",
+            rows,
+            parameters={"model_fingerprint": model or "f" * 64, "seed": seed},
+            spec=FeatureSpec("bert", (4,), dtype),
+            inputs=({"name": "captions", "fingerprint": "c" * 64},),
+        )
+        return str(folder / "tokens")
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def toy_tokens(toy: Corpus, write_tokens: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """The toy with vectors of its tokens."""
+    return replace(toy, token_features=write_tokens(tmp_path_factory.mktemp("tokens")))
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from train.commands.options import (
     Features,
     LogJson,
     MemoryMap,
+    TokenFeatures,
     console,
     notes,
     remark,
@@ -42,6 +43,7 @@ def figures(
     output: Annotated[str, typer.Argument(help="Folder for the figures.", show_default=False)],
     captions: Captions,
     features: Features,
+    token_features: TokenFeatures = "",
     images: Annotated[
         str, typer.Option("--images", help="Location of the images, as for features; ids stand for them if not given.")
     ] = "",
@@ -111,6 +113,7 @@ def figures(
         device=device,
         memory_map=memory_map or None,
         allow_missing_features=allow_missing_features,
+        token_features=token_features,
     )
     read = context.meta.get(PICTURES)
     if read is not None:

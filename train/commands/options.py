@@ -25,6 +25,7 @@ __all__ = [
     "MemoryMap",
     "Precision",
     "Settings",
+    "TokenFeatures",
     "Vocabulary",
     "WordVectors",
     "console",
@@ -71,6 +72,13 @@ Vocabulary = Annotated[str, typer.Option("--vocabulary", help="Folder of the voc
 WordVectors = Annotated[
     str,
     typer.Option("--word-vectors", help="Folder of pretrained word vectors, for [i]model.word_vectors[/i] trained or frozen."),
+]
+TokenFeatures = Annotated[
+    str,
+    typer.Option(
+        "--token-features",
+        help="Folder of vectors of tokens, for a model that reads these: [i]model.word_vectors[/i] features.",
+    ),
 ]
 Device = Annotated[
     str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", autocompletion=_devices)

@@ -19,6 +19,7 @@ from train.commands.options import (
     Features,
     LogJson,
     MemoryMap,
+    TokenFeatures,
     console,
     notes,
     record_written,
@@ -40,6 +41,7 @@ def evaluate(
     ],
     captions: Captions,
     features: Features,
+    token_features: TokenFeatures = "",
     split: Annotated[str, typer.Option("--split", help="Splits, e.g. [i]val[/i]; the test images of 2016 if not given.")] = "",
     languages: Annotated[str, typer.Option("--languages", help="Only these; all that the run knows if not given.")] = "",
     portion: Annotated[
@@ -79,6 +81,7 @@ def evaluate(
         allow_missing_features=allow_missing_features,
         folds=folds,
         across_languages=across_languages,
+        token_features=token_features,
     )
     with Counter(notes, "evaluate", unit="vectors", log_json=log_json) as count:
         scores = evaluate_run(job, count)
@@ -137,6 +140,7 @@ def embed(
         str, typer.Option("--features", help="Folder of image features or regions; no images if not given.")
     ] = "",
     captions: Annotated[str, typer.Option("--captions", help="Folder of encoded captions; no captions if not given.")] = "",
+    token_features: TokenFeatures = "",
     splits: Annotated[
         str, typer.Option("--splits", help="Only captions of these splits, e.g. [i]val,test[/i], and only their images.")
     ] = "",
@@ -169,6 +173,7 @@ def embed(
         splits=several(splits),
         languages=several(languages),
         allow_missing_features=allow_missing_features,
+        token_features=token_features,
     )
     total = sum(open_dataset(source).manifest.rows for source in (features, captions) if source)
     with Counter(notes, "embed", unit="vectors", total=total, log_json=log_json) as count:

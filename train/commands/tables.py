@@ -18,6 +18,7 @@ from train.commands.options import (
     LogJson,
     MemoryMap,
     Precision,
+    TokenFeatures,
     Vocabulary,
     WordVectors,
     console,
@@ -56,6 +57,7 @@ def tables(
     ],
     vocabulary: Vocabulary,
     word_vectors: WordVectors = "",
+    token_features: TokenFeatures = "",
     seeds: Annotated[int, typer.Option("--seeds", help="Number of runs per row.")] = 10,
     rows: Annotated[
         list[str] | None,
@@ -130,7 +132,7 @@ def tables(
     job = TablesJob(
         paper=paper,
         output=output,
-        corpus=Corpus(captions, features[0], vocabulary, word_vectors),
+        corpus=Corpus(captions, features[0], vocabulary, word_vectors, token_features),
         seeds=seeds,
         rows=presets_of_table(paper, table) if table is not None else tuple(rows or (["*"] if sts else [])),
         overrides=overrides_of(settings, max_steps),

@@ -17,6 +17,7 @@ from train.commands.options import (
     MemoryMap,
     Precision,
     Settings,
+    TokenFeatures,
     WordVectors,
     console,
     notes,
@@ -45,6 +46,7 @@ def train(
         str, typer.Option("--vocabulary", help="Folder of the vocabulary of the captions.", show_default=False)
     ] = "",
     word_vectors: WordVectors = "",
+    token_features: TokenFeatures = "",
     settings: Settings = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed for initial weights, order and sampling.")] = 0,
     device: Device = "auto",
@@ -100,7 +102,7 @@ def train(
 
     job = loop.TrainJob(
         config=resolved,
-        corpus=Corpus(captions, features, vocabulary, word_vectors),
+        corpus=Corpus(captions, features, vocabulary, word_vectors, token_features),
         output=output,
         seed=seed,
         device=device,

@@ -47,6 +47,11 @@ class ModelConfig(Tagged):
         return 0
 
     @property
+    def token_width(self) -> int:
+        """Width of the given vectors of tokens that the model reads in place of words; 0 if it has its own, as by default."""
+        return 0
+
+    @property
     def frozen_words(self) -> bool:
         """Whether training leaves the vectors of words as they are."""
         return False
@@ -72,8 +77,8 @@ class ModelConfig(Tagged):
         return _section(kind, f"{prefix}kind"), {key: value for key, value in table.items() if key != "kind"}
 
 
-WordStart: TypeAlias = Literal["drawn", "trained", "frozen"]
-_WORD_STARTS = ("drawn", "trained", "frozen")
+WordStart: TypeAlias = Literal["drawn", "trained", "frozen", "features"]
+_WORD_STARTS = ("drawn", "trained", "frozen", "features")
 
 
 class _Words(ModelConfig):
@@ -84,7 +89,11 @@ class _Words(ModelConfig):
 
     @property
     def pretrained_width(self) -> int:
-        return 0 if self.word_vectors == "drawn" else self.words
+        return self.words if self.word_vectors in ("trained", "frozen") else 0
+
+    @property
+    def token_width(self) -> int:
+        return self.words if self.word_vectors == "features" else 0
 
     @property
     def frozen_words(self) -> bool:
@@ -99,7 +108,8 @@ class VseConfig(_Words):
         embedding: width of the joint space, and number of GRU units.
         words: width of the word embeddings.
         word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
-            others; or ``frozen``, pretrained ones and drawn ones alike.
+            others; or ``frozen``, pretrained ones and drawn ones alike. Or ``features``: in place of words, given vectors of
+            tokens, such as those of BERT.
         shared: one sentence encoder over the joint vocabulary for all languages (Kádár et al. 2018); otherwise one per language
             (Gella et al. 2017).
         similarity: ``cosine``, or ``order`` (Vendrov et al. 2016).
@@ -150,7 +160,8 @@ class MhaDConfig(_Words):
         embedding: H, width of a region and of a word in the joint space, and of each direction of the LSTM.
         words: width of the word embeddings.
         word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
-            others; or ``frozen``, pretrained ones and drawn ones alike.
+            others; or ``frozen``, pretrained ones and drawn ones alike. Or ``features``: in place of words, given vectors of
+            tokens, such as those of BERT.
         heads: K, the number of heads.
         attention: H_attn, width in which contexts are compared with regions and words.
         context: H_c, width of the contexts.
@@ -187,7 +198,8 @@ class ScanConfig(_Words):
         embedding: width of regions and words in the joint space, and number of units of the reader in each direction.
         words: width of the word embeddings.
         word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
-            others; or ``frozen``, pretrained ones and drawn ones alike.
+            others; or ``frozen``, pretrained ones and drawn ones alike. Or ``features``: in place of words, given vectors of
+            tokens, such as those of BERT.
         shared: one reader over the joint vocabulary for all languages; otherwise one per language.
         reader: what reads the words of a caption, a GRU or LSTM in both directions: ``bigru`` or ``bilstm``.
         attention: ``t2i``, words attend to regions (text-image in the paper); or ``i2t``, regions attend to words (image-text).

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import EncodedParameters
+from train.data.batches import CaptionBatch, TokenVectors
 
 __all__ = ["Captions", "check_token_ids", "labels_of", "no_captions", "read_captions"]
 
@@ -39,6 +40,7 @@ class Captions:
         language_names: in the requested order.
         portion_names: in the requested order.
         split: the split.
+        vectors: vectors of the tokens, for a model that reads them in place of words; None if there are none.
     """
 
     token_ids: np.ndarray
@@ -51,6 +53,7 @@ class Captions:
     language_names: tuple[str, ...]
     portion_names: tuple[str, ...]
     split: str
+    vectors: TokenVectors | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -71,6 +74,10 @@ class Captions:
         languages = np.unique(self.languages[rows])
         return self.language_names[languages[0]] if len(languages) == 1 else None
 
+    def batch(self, rows: np.ndarray) -> CaptionBatch:
+        """Return some rows as a batch that a model reads."""
+        return CaptionBatch(self.token_ids, self.offsets, rows, self.vectors)
+
     def select(self, rows: np.ndarray) -> Captions:
         """Return the captions in the given rows, in their order; ``image_ids`` and names stay as they are.
 
@@ -90,6 +97,7 @@ class Captions:
             languages=self.languages[rows],
             portions=self.portions[rows],
             indices=self.indices[rows],
+            vectors=None if self.vectors is None else self.vectors.select(rows),
         )
 
     def compact(self) -> Captions:

@@ -282,21 +282,22 @@ def _mapped(dataset: Dataset, image_ids: Sequence[str], l2: bool, folder: str | 
     return features
 
 
-def check_memory(size: int, images: int, advice: str, memory_share: float = MEMORY_SHARE) -> None:
+def check_memory(size: int, count: int, advice: str, memory_share: float = MEMORY_SHARE, *, of: str = "images") -> None:
     """Check that features fit into memory: the machine's, or what a container or batch job may use of it.
 
     Args:
         size: their size in bytes.
-        images: number of images.
+        count: number of images.
         advice: what to do if they do not.
         memory_share: share of the memory that they may occupy.
+        of: what they are features of, if not of images.
 
     Raises:
         UsageError: they do not fit.
     """
     if size > memory_share * memory_limit():
         raise UsageError(
-            f"the features of {images:,} images take {size / 1e9:.1f} GB, more than {memory_share:.0%} of the "
+            f"the features of {count:,} {of} take {size / 1e9:.1f} GB, more than {memory_share:.0%} of the "
             f"{memory_limit() / 1e9:.1f} GB of memory that this process may use: {advice} for a copy that is mapped into memory"
         )
 

@@ -17,6 +17,7 @@ from schemas.vocabulary import Vocabulary
 from train.data.captions import Captions, read_captions
 from train.data.features import ImageFeatures, extractor_fingerprint, missing_images, read_features
 from train.data.regimes import disjoint_halves, half_of_images, one_caption_per_image
+from train.data.token_features import open_token_features, token_fingerprints, with_token_features
 
 __all__ = [
     "TEST_SPLITS",
@@ -89,7 +90,8 @@ class TrainingData:
         captions: captions of one split; each of ``image_ids`` has at least one.
         features: features of the images, in the order of ``captions.image_ids``.
         vocabulary: the vocabulary that the captions were encoded with; None if it was not requested.
-        fingerprints: fingerprints of the sources: ``captions``, ``features``, ``vocabulary`` and ``extractor``.
+        fingerprints: fingerprints of the sources: ``captions``, ``features``, ``vocabulary`` and ``extractor``, and with vectors of
+            tokens ``token_features`` and ``token_model``.
         left_out: the images that lack features and were left out; None if there are none.
     """
 
@@ -115,6 +117,8 @@ def open_data(
     memory_map: str | os.PathLike[str] | None = None,
     expected: Mapping[str, str] | None = None,
     allow_missing_features: bool = False,
+    token_features: str = "",
+    token_width: int = 0,
 ) -> TrainingData:
     """Read the captions of a split and the features of their images. Everything is checked before the features are read.
 
@@ -133,6 +137,8 @@ def open_data(
         expected: fingerprints that the data must have, for example those of a run.
         allow_missing_features: leave out the captions of images that lack features; ``TrainingData.left_out`` says which. Random
             draws come before, so that they are the same as with all features.
+        token_features: folder of the vectors of tokens, for a model that reads them in place of words; empty for others.
+        token_width: their width.
 
     Raises:
         DatasetError: a dataset is missing or of the wrong kind; the captions were encoded with another vocabulary; a fingerprint
@@ -147,6 +153,9 @@ def open_data(
         "vocabulary": _vocabulary_of(encoded),
         "extractor": extractor_fingerprint(extracted),
     }
+    tokens = open_token_features(token_features, encoded, width=token_width) if token_features else None
+    if tokens is not None:
+        fingerprints |= token_fingerprints(tokens)
     check_fingerprints(fingerprints, expected or {}, captions=captions, features=features)
     words = None if vocabulary is None else _open_vocabulary(vocabulary, encoded)
     chosen = read_captions(encoded, split=split, languages=languages, portions=portions)
@@ -160,6 +169,8 @@ def open_data(
     left_out = check_images(chosen, extracted, allow_missing_features=allow_missing_features)
     if left_out is not None:
         chosen = without_images(chosen, extracted)
+    if tokens is not None:
+        chosen = with_token_features(chosen, tokens, memory_map=memory_map)
     return TrainingData(
         captions=chosen,
         features=read_features(extracted, chosen.image_ids, l2=l2, memory_map=memory_map),
@@ -188,6 +199,9 @@ def check_fingerprints(actual: Mapping[str, str], expected: Mapping[str, str], *
         "its features: extract them in the same way as those that it was trained on",
         "captions": f"{captions!r} is not the dataset of encoded captions that was used before: give that one",
         "features": f"{features!r} is not the dataset of features that was used before: give that one",
+        "token_features": "these are not the vectors of tokens that were used before: give those",
+        "token_model": "the vectors of tokens were made by another model, or with other settings, and this one cannot read them: "
+        "make them in the same way as those that it was trained on",
     }
     for name, fingerprint in expected.items():
         if actual[name] != fingerprint:

@@ -12,7 +12,6 @@ from itertools import combinations
 import numpy as np
 import torch
 
-from train.data.batches import CaptionBatch
 from train.data.captions import Captions
 from train.data.splits import TrainingData
 from train.evaluation.evaluating import Count, count_nothing, encode_captions, mean_scores, scores_between
@@ -65,7 +64,7 @@ def evaluate_across_languages(
         name: [
             encode_captions(
                 model,
-                CaptionBatch(data.captions.token_ids, data.captions.offsets, rows[name]),
+                data.captions.batch(rows[name]),
                 name,
                 batch_size=batch_size,
                 count=count,

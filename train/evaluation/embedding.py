@@ -29,9 +29,11 @@ from schemas.writing import ShardWriter, write_dataset
 from train.data.batches import CaptionBatch
 from train.data.captions import check_token_ids, labels_of, no_captions
 from train.data.features import missing_images, shard_features
+from train.data.splits import check_fingerprints
+from train.data.token_features import open_token_features, shard_token_vectors, token_fingerprints
 from train.devices import check_device_name, resolve_device
 from train.evaluation.evaluating import Count, count_nothing, encode_captions, encode_images
-from train.evaluation.matching import check_captions, check_features, check_vectors
+from train.evaluation.matching import check_captions, check_features, check_tokens, check_vectors
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
 
@@ -64,6 +66,7 @@ class EmbedJob:
         languages: only captions in these languages; all that the run knows if empty.
         allow_missing_features: embed the images of ``splits`` that have features where others lack them, instead of raising an
             error.
+        token_features: folder of the vectors of tokens, for captions and a run that reads these; empty for others.
 
     Raises:
         UsageError: there is nothing to embed, a selection has no captions to choose from, or the name of the device is unknown.
@@ -78,6 +81,7 @@ class EmbedJob:
     splits: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
     allow_missing_features: bool = False
+    token_features: str = ""
 
     def __post_init__(self) -> None:
         if not self.features and not self.captions:
@@ -118,6 +122,7 @@ def embed(job: EmbedJob, count: Count = count_nothing, remark: Remark = logger.w
         languages=job.languages,
         allow_missing_features=job.allow_missing_features,
         remark=remark,
+        token_features=job.token_features,
     )
 
 
@@ -134,6 +139,7 @@ def embed_run(
     languages: Sequence[str] = (),
     allow_missing_features: bool = False,
     remark: Remark = logger.warning,
+    token_features: str = "",
 ) -> list[Manifest]:
     """Embed images and captions with the model of an open run, one output shard per input shard.
 
@@ -152,6 +158,7 @@ def embed_run(
         languages: as in `EmbedJob`.
         allow_missing_features: as in `EmbedJob`.
         remark: receives a sentence about the images that lack features, for each split that has such.
+        token_features: as in `EmbedJob`.
 
     Returns:
         Manifests of the datasets: kind ``features`` in ``images``, kind ``embeddings`` in ``captions``.
@@ -163,11 +170,12 @@ def embed_run(
     """
     check_vectors(run)
     images = open_dataset(features) if features else None
-    encoded = open_dataset(captions, kind="encoded") if captions else None
+    encoded, tokens = open_dataset(captions, kind="encoded") if captions else None, None
     if images is not None:
         check_features(run, images)
     if encoded is not None:
         check_captions(run, encoded)
+        tokens = _open_tokens(run, encoded, token_features)
         _check_selection(run, encoded, splits, languages)
     if images is not None and encoded is not None:
         for split in splits:
@@ -185,9 +193,21 @@ def embed_run(
     if encoded is not None:
         given = {"splits": splits, "languages": languages}
         selection = {label: tuple(sorted(values)) for label, values in given.items() if values}
-        rows = partial(_caption_rows, run, encoded, splits, languages or run.model.languages, count)
-        tasks.append(_Task("embeddings", f"{output}/captions", (encoded,), selection, rows))
+        rows = partial(_caption_rows, run, encoded, tokens, splits, languages or run.model.languages, count)
+        sources = (encoded,) if tokens is None else (encoded, tokens)
+        tasks.append(_Task("embeddings", f"{output}/captions", sources, selection, rows))
     return [_write(run, task, name=name, overwrite=overwrite) for task in tasks]
+
+
+def _open_tokens(run: Run, captions: Dataset, location: str) -> Dataset | None:
+    """Return the vectors of the tokens of captions, for a run that reads them."""
+    width = check_tokens([run], location)
+    if not width:
+        return None
+    tokens = open_token_features(location, captions, width=width)
+    found, expected = token_fingerprints(tokens), {"token_model": run.fingerprints["token_model"]}
+    check_fingerprints(found, expected, captions=captions.folder.location, features=location)
+    return tokens
 
 
 def _check_selection(run: Run, captions: Dataset, splits: Sequence[str], languages: Sequence[str]) -> None:
@@ -291,7 +311,13 @@ def _image_rows(
 
 
 def _caption_rows(
-    run: Run, captions: Dataset, splits: Sequence[str], languages: Sequence[str], count: Count, number: int
+    run: Run,
+    captions: Dataset,
+    tokens: Dataset | None,
+    splits: Sequence[str],
+    languages: Sequence[str],
+    count: Count,
+    number: int,
 ) -> tuple[_Columns, dict[str, int]]:
     table = captions.shard(number).combine_chunks()
     kept = table.filter(_is_in(table["language"], languages))
@@ -300,11 +326,12 @@ def _caption_rows(
     token_ids, offsets = ids.values.to_numpy(), ids.offsets.to_numpy().astype(np.int64)
     check_token_ids(captions, token_ids[offsets[0] : offsets[-1]], np.diff(offsets))
     spoken = np.array(kept["language"].to_pylist(), dtype=object)
+    vectors = None if tokens is None else shard_token_vectors(tokens, number, kept)
     embeddings = torch.zeros(len(kept), run.model.width)
     for language in languages:
         rows = np.flatnonzero(spoken == language)
         embeddings[rows] = encode_captions(
-            run.model, CaptionBatch(token_ids, offsets, rows), language, count=count
+            run.model, CaptionBatch(token_ids, offsets, rows, vectors), language, count=count
         ).values.cpu()
     count(len(table) - len(kept))  # Those that are not chosen, or that the model does not know, are done, too.
     columns = {name: kept[name].combine_chunks() for name in _KEY} | {"embedding": _vectors(embeddings)}

@@ -152,7 +152,7 @@ def evaluate_together(
 
     def captions_of(number: int, language: str, rows: np.ndarray) -> Encoded:
         model, data = members[number]
-        batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)
+        batch = data.captions.batch(rows)
         return encode_captions(model, batch, language, batch_size=batch_size, count=count)
 
     return _by_language([model for model, _ in members], members[0][1].captions, images, captions_of)
@@ -177,7 +177,7 @@ def encode_split(
     """Encode all images and captions of a split; arguments as those of `evaluate`."""
     captions = data.captions
     rows = [captions.rows_of(language) for language in captions.language_names]
-    batches = [CaptionBatch(captions.token_ids, captions.offsets, of_language) for of_language in rows]
+    batches = [captions.batch(of_language) for of_language in rows]
     encoded = Encoded.concatenate(
         [
             encode_captions(model, batch, language, batch_size=batch_size, count=count)

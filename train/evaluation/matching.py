@@ -8,9 +8,18 @@ from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 from train.data.features import extractor_fingerprint
 from train.data.splits import check_fingerprints
+from train.data.token_features import check_token_features
 from train.runs.run import Run
 
-__all__ = ["check_captions", "check_features", "check_members", "check_vectors"]
+__all__ = [
+    "check_captions",
+    "check_features",
+    "check_members",
+    "check_reads_text",
+    "check_tokens",
+    "check_vectors",
+    "expected_of",
+]
 
 
 def check_captions(run: Run, captions: Dataset) -> None:
@@ -56,10 +65,14 @@ def check_members(runs: Sequence[Run]) -> list[str]:
         UsageError: no language is known to all.
     """
     first = runs[0]
-    meanings = {"vocabulary": "captions in the ids of another vocabulary", "extractor": "features of another extractor"}
+    meanings = {
+        "vocabulary": "captions in the ids of another vocabulary",
+        "extractor": "features of another extractor",
+        "token_model": "vectors of tokens of another model",
+    }
     for run in runs[1:]:
         for name, meaning in meanings.items():
-            if run.fingerprints[name] != first.fingerprints[name]:
+            if name in first.fingerprints and name in run.fingerprints and run.fingerprints[name] != first.fingerprints[name]:
                 raise DatasetError(
                     f"{run.folder.location!r} was trained with {meaning} than {first.folder.location!r} (fingerprint "
                     f"{run.fingerprints[name][:12]}..., not {first.fingerprints[name][:12]}...): the runs of an ensemble read the "
@@ -70,6 +83,43 @@ def check_members(runs: Sequence[Run]) -> list[str]:
         known = "; ".join(f"{run.folder.location!r} knows {', '.join(run.model.languages)}" for run in runs)
         raise UsageError(f"no language is known to all runs of the ensemble: {known}. Give runs that share one")
     return common
+
+
+def check_tokens(runs: Sequence[Run], token_features: str) -> int:
+    """Check that there are vectors of tokens exactly if runs read them.
+
+    Args:
+        runs: a run, or those of an ensemble, of which some may have words of their own.
+        token_features: folder of the vectors; empty if there are none.
+
+    Returns:
+        The width of the vectors; 0 where no run reads any.
+
+    Raises:
+        UsageError: there are none, or no run reads them.
+    """
+    model = max((run.config.model for run in runs), key=lambda model: model.token_width)
+    check_token_features(model, token_features)
+    return model.token_width
+
+
+def check_reads_text(run: Run) -> None:
+    """Check that a run's model reads any text, and not only captions of which there are vectors.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if run.config.model.token_width:
+        raise UsageError(
+            f"{run.folder.location!r} reads vectors of tokens (model.word_vectors is 'features'), which are made of captions, and "
+            "of a text there are none. evaluate, embed and figures take them with --token-features"
+        )
+
+
+def expected_of(runs: Sequence[Run]) -> dict[str, str]:
+    """Return the fingerprints that captions and features of other images must have for runs that can be an ensemble."""
+    names = ("vocabulary", "extractor", "token_model")
+    return {name: run.fingerprints[name] for run in runs for name in names if name in run.fingerprints}
 
 
 def _check(run: Run, name: str, fingerprint: str, dataset: Dataset) -> None:

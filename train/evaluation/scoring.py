@@ -15,7 +15,7 @@ from train.devices import check_device_name, resolve_device
 from train.evaluation.across_languages import AcrossLanguages, evaluate_across_languages
 from train.evaluation.evaluating import Count, count_nothing
 from train.evaluation.folds import chance_in_folds, evaluate_folds
-from train.evaluation.matching import check_members
+from train.evaluation.matching import check_members, check_tokens, expected_of
 from train.evaluation.metrics import Retrieval
 from train.models.retrieval_model import RetrievalModel
 from train.runs.run import Run, open_run
@@ -40,6 +40,7 @@ class EvaluateJob:
             are easier to retrieve from.
         folds: rank within each of so many folds of the images, and return the means; see `train.evaluation.evaluate_folds`.
         across_languages: also rank the captions in each language among those of the same images in the others.
+        token_features: folder of the vectors of tokens, for runs that read these in place of words; empty for others.
 
     Raises:
         UsageError: the name of the device is unknown, the number of folds is impossible, or no run is given, or one twice.
@@ -56,6 +57,7 @@ class EvaluateJob:
     allow_missing_features: bool = False
     folds: int = 1
     across_languages: bool = False
+    token_features: str = ""
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -127,6 +129,7 @@ def evaluate_run(job: EvaluateJob, count: Count = count_nothing) -> list[Score]:
         allow_missing_features=job.allow_missing_features,
         folds=job.folds,
         across_languages=job.across_languages,
+        token_features=job.token_features,
     )
 
 
@@ -143,6 +146,7 @@ def score_run(
     allow_missing_features: bool = False,
     folds: int = 1,
     across_languages: bool = False,
+    token_features: str = "",
 ) -> list[Score]:
     """Evaluate an open run; takes, returns and raises what `score_together` does, for one run."""
     return score_together(
@@ -157,6 +161,7 @@ def score_run(
         allow_missing_features=allow_missing_features,
         folds=folds,
         across_languages=across_languages,
+        token_features=token_features,
     )
 
 
@@ -173,6 +178,7 @@ def score_together(
     allow_missing_features: bool = False,
     folds: int = 1,
     across_languages: bool = False,
+    token_features: str = "",
 ) -> list[Score]:
     """Evaluate open runs as an ensemble: the score of an image and a caption is the mean of theirs.
 
@@ -190,6 +196,7 @@ def score_together(
         allow_missing_features: as in `EvaluateJob`.
         folds: as in `EvaluateJob`.
         across_languages: as in `EvaluateJob`.
+        token_features: as in `EvaluateJob`.
 
     Returns:
         One score per split, language and portion.
@@ -201,6 +208,7 @@ def score_together(
             folds, or, with ``across_languages``, none of the same images in two languages.
     """
     known = check_members(runs)
+    token_width = check_tokens(runs, token_features)
     who, knows = ("this run", "the run knows") if len(runs) == 1 else ("the ensemble", "all its runs know")
     unknown = [language for language in languages if language not in known]
     if unknown:
@@ -225,8 +233,10 @@ def score_together(
                     portions=portions,
                     l2=l2,
                     memory_map=memory_map,
-                    expected={name: runs[0].fingerprints[name] for name in ("vocabulary", "extractor")},
+                    expected=expected_of(runs),
                     allow_missing_features=allow_missing_features,
+                    token_features=token_features,
+                    token_width=token_width,
                 )
                 for l2 in dict.fromkeys(run.config.data.l2_features for run in runs)
             }

@@ -21,7 +21,7 @@ from train.data.batches import CaptionBatch
 from train.devices import check_device_name, resolve_device
 from train.evaluation.embedding import embed_shard
 from train.evaluation.evaluating import Count, count_nothing, encode_captions
-from train.evaluation.matching import check_features, check_vectors
+from train.evaluation.matching import check_features, check_reads_text, check_vectors
 from train.models.retrieval_model import Encoded
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
@@ -119,6 +119,7 @@ def search(
             "that, or give tokens with spaces between them and --tokenized"
         )
     run = open_run(job.run, device=resolve_device(job.device))
+    check_reads_text(run)
     known = run.model.languages
     language = job.language or (known[0] if len(known) == 1 else "")
     _check_language(run, language)
@@ -191,6 +192,7 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
     Raises:
         UsageError: the model does not know the language or any of the tokens, or ``top`` is less than 1.
     """
+    check_reads_text(run)
     _check_language(run, language)
     _check_top(top)
     ids = run.vocabulary.encode(tokens)

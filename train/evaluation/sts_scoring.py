@@ -24,7 +24,7 @@ from train.data.batches import CaptionBatch
 from train.devices import check_device_name, resolve_device
 from train.evaluation.correlations import Correlation, cosines
 from train.evaluation.evaluating import Count, count_nothing, encode_captions
-from train.evaluation.matching import check_vectors
+from train.evaluation.matching import check_reads_text, check_vectors
 from train.evaluation.searching import Tokenize
 from train.evaluation.sts_pairs import StsPairs, read_sts
 from train.evaluation.sts_vectors import Coverage, coverage_of, mean_vectors, read_sentence_vectors, read_word_vectors, words_of
@@ -300,6 +300,7 @@ def _known(run: Run, language: str) -> Collection[str]:
 def _language_of(run: Run, language: str) -> str:
     """Return the language that a run reads sentences in, and check that it can embed them."""
     check_vectors(run)
+    check_reads_text(run)
     known = run.model.languages
     chosen = language or ("en" if "en" in known else known[0] if len(known) == 1 else "")
     if chosen not in known:

@@ -18,12 +18,14 @@ class Dimensions:
         feature_shape: shape of an image's features: ``[D]``, or ``[R, D]`` where an image has several.
         language_ids: the ids of the joint vocabulary that each language uses, ascending and with ``<unk>`` among them: only these
             get word vectors. A language without an entry gets all of them. Languages that share an encoder have the same ids.
+        token_width: width of the given vectors of tokens that the model reads in place of words; 0 if it has words of its own.
     """
 
     languages: tuple[str, ...]
     vocabulary_size: int
     feature_shape: tuple[int, ...]
     language_ids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    token_width: int = 0
 
     def __post_init__(self) -> None:
         if not self.languages:

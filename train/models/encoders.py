@@ -3,15 +3,17 @@
 A sentence encoder is composed: a table of word vectors, a reader that goes through them, and a pooling that makes one vector of
 what it returns.
 
-Letters in shapes: ``B`` images or captions, ``T`` tokens of the longest caption, ``D`` feature width, ``W`` word width, ``E`` joint
-embedding width.
+Letters in shapes: ``B`` images or captions, ``T`` tokens of the longest caption, ``P`` tokens of all, ``D`` feature width, ``W``
+word width, ``E`` joint embedding width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -29,6 +31,7 @@ __all__ = [
     "BidirectionalGRU",
     "BidirectionalLSTM",
     "FinalStateGRU",
+    "GivenTokens",
     "ImageEncoder",
     "SentenceEncoder",
     "SentenceEncoders",
@@ -36,6 +39,7 @@ __all__ = [
     "orthogonalize",
     "pooled",
     "read_with_torch",
+    "words_of",
 ]
 
 
@@ -80,6 +84,56 @@ class WordTable(nn.Embedding):
         """Return the vectors of token ids."""
         return super().forward(token_ids if self.rows is None else self.rows[token_ids])
 
+    def looked_up(self, captions: CaptionBatch) -> tuple[WordTable, CaptionBatch]:
+        """Return what a reader reads: this table, and the captions."""
+        return self, captions
+
+
+@dataclass(frozen=True)
+class GivenVectors:
+    """The given vectors of the tokens of a batch, ``[P, W]``, in the place of a `WordTable`: an id is the number of a token."""
+
+    weight: Tensor
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """Return the vectors of tokens."""
+        return self.weight[token_ids]
+
+
+class GivenTokens(nn.Module):
+    """Vectors of tokens that captions bring along, such as those of BERT, in the place of a `WordTable`; nothing is learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("_place", torch.empty(0), persistent=False)  # Says which device the model is on.
+        self._place: Tensor
+
+    @torch.compiler.disable  # Shapes change with each batch.
+    def looked_up(self, captions: CaptionBatch) -> tuple[GivenVectors, CaptionBatch]:
+        """Return what a reader reads: the vectors of a batch, and its captions with the number of each token as its id.
+
+        Raises:
+            ValueError: the captions have no vectors.
+        """
+        vectors = torch.from_numpy(captions.token_vectors()).to(self._place.device)
+        offsets = np.concatenate([[0], np.cumsum(captions.lengths)])
+        return GivenVectors(vectors), CaptionBatch(np.arange(len(vectors)), offsets, np.arange(len(captions)))
+
+
+Words: TypeAlias = WordTable | GivenVectors
+"""From token ids to their vectors ``[..., W]``, which are in ``weight``."""
+
+
+def words_of(dimensions: Dimensions, width: int, ids: Sequence[int] | None = None) -> WordTable | GivenTokens:
+    """Return the words of a new sentence encoder: given ones where the data has vectors of tokens, otherwise a new table.
+
+    Args:
+        dimensions: what the data says.
+        width: W.
+        ids: as in `WordTable`.
+    """
+    return GivenTokens() if dimensions.token_width else WordTable(dimensions.vocabulary_size, width, ids=ids)
+
 
 class FinalStateGRU(nn.Module):
     """Reader whose result is its state after the last token, ``[B, E]``. Prefixes that captions share are read once.
@@ -93,7 +147,7 @@ class FinalStateGRU(nn.Module):
         super().__init__()
         self.gru = PackedGRU(word_width, units)
 
-    def forward(self, words: WordTable, captions: CaptionBatch) -> Encoded:
+    def forward(self, words: Words, captions: CaptionBatch) -> Encoded:
         """Read captions."""
         packed = _packed(captions, words.weight.device)
         return Encoded(self.gru(words(packed.tokens), packed))
@@ -112,7 +166,7 @@ class BidirectionalLSTM(nn.Module):
         self.lstm = nn.LSTM(word_width, units, batch_first=True, bidirectional=True)
 
     @torch.compiler.disable  # The number of time steps changes with each batch, so that each would be compiled anew.
-    def forward(self, words: WordTable, captions: CaptionBatch) -> Encoded:
+    def forward(self, words: Words, captions: CaptionBatch) -> Encoded:
         """Read captions."""
         read = read_both_ways if words.weight.device.type == "cpu" else read_with_torch
         return _both_ways(read, self.lstm, words, captions)
@@ -131,7 +185,7 @@ class BidirectionalGRU(nn.Module):
         self.gru = nn.GRU(word_width, units, batch_first=True, bidirectional=True)
 
     @torch.compiler.disable  # The number of time steps changes with each batch, so that each would be compiled anew.
-    def forward(self, words: WordTable, captions: CaptionBatch) -> Encoded:
+    def forward(self, words: Words, captions: CaptionBatch) -> Encoded:
         """Read captions."""
         return _both_ways(read_with_torch, self.gru, words, captions)
 
@@ -176,7 +230,9 @@ class SentenceEncoder(nn.Module):
             or a module.
     """
 
-    def __init__(self, words: WordTable, reader: nn.Module, pooling: Callable[[Encoded], Tensor] = pooled) -> None:
+    def __init__(
+        self, words: WordTable | GivenTokens, reader: nn.Module, pooling: Callable[[Encoded], Tensor] = pooled
+    ) -> None:
         super().__init__()
         self.words = words
         self.reader = reader
@@ -184,7 +240,7 @@ class SentenceEncoder(nn.Module):
 
     def states(self, captions: CaptionBatch) -> Encoded:
         """Return what the reader does, in the order of the captions."""
-        states: Encoded = self.reader(self.words, captions)
+        states: Encoded = self.reader(*self.words.looked_up(captions))
         return states
 
     def forward(self, captions: CaptionBatch) -> Tensor:
@@ -215,10 +271,7 @@ class SentenceEncoders(nn.ModuleList):
         self.languages = dimensions.languages
         self.shared = shared
         ids_of_encoders = [dimensions.language_ids.get(language) for language in self.languages[: 1 if shared else None]]
-        super().__init__(
-            SentenceEncoder(WordTable(dimensions.vocabulary_size, word_width, ids=ids), reader(), pooling())
-            for ids in ids_of_encoders
-        )
+        super().__init__(SentenceEncoder(words_of(dimensions, word_width, ids), reader(), pooling()) for ids in ids_of_encoders)
 
     def of(self, language: str) -> SentenceEncoder:
         """Return the encoder that reads a language.
@@ -243,7 +296,7 @@ class SentenceEncoders(nn.ModuleList):
         return {f"{name}.{number}": (language,) for number, language in enumerate(self.languages)}
 
 
-def read_with_torch(network: nn.LSTM | nn.GRU, words: WordTable, captions: CaptionBatch) -> tuple[Tensor, ...]:
+def read_with_torch(network: nn.LSTM | nn.GRU, words: Words, captions: CaptionBatch) -> tuple[Tensor, ...]:
     """Read captions, one or more, with torch's own network; arguments and result as of `packed_lstm.read_both_ways`."""
     vectors = words(torch.from_numpy(captions.padded(PAD)).to(words.weight.device))  # [B, T, W]
     sequence = pack_padded_sequence(vectors, torch.from_numpy(captions.lengths), batch_first=True, enforce_sorted=False)
@@ -252,7 +305,7 @@ def read_with_torch(network: nn.LSTM | nn.GRU, words: WordTable, captions: Capti
 
 
 def _both_ways(
-    read: Callable[..., tuple[Tensor, ...]], network: nn.LSTM | nn.GRU, words: WordTable, captions: CaptionBatch
+    read: Callable[..., tuple[Tensor, ...]], network: nn.LSTM | nn.GRU, words: Words, captions: CaptionBatch
 ) -> Encoded:
     """Return the mean of the states of both directions for each token."""
     if not len(captions):

@@ -15,7 +15,6 @@ import torch
 from schemas.dataset import Dataset
 from schemas.errors import UsageError
 from schemas.parameters import FeaturesParameters
-from train.data.batches import CaptionBatch
 from train.data.splits import TrainingData
 from train.data.vectors import feature_spec
 from train.evaluation.evaluating import evaluating
@@ -90,7 +89,7 @@ def check_attends(run: Run, data: TrainingData, example: Example) -> None:
     caption = example.captions[0]
     with evaluating(run.model) as device:
         images = ImageBatch.of(data.features, np.array([example.image]), device)
-        batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, np.array([caption.row]))
+        batch = data.captions.batch(np.array([caption.row]))
         weights = run.model.attention_weights(images, batch, caption.key.language)
         if weights is None or all(part is None for part in (weights.regions, weights.words, weights.pairs)):
             raise UsageError(
@@ -112,7 +111,7 @@ def attend(run: Run, data: TrainingData, features: Dataset, example: Example) ->
     with evaluating(run.model) as device:
         images = ImageBatch.of(data.features, np.array([example.image]), device)
         for caption in example.captions:
-            batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, np.array([caption.row]))
+            batch = data.captions.batch(np.array([caption.row]))
             weights = run.model.attention_weights(images, batch, caption.key.language)
             assert weights is not None
             regions = _array(weights.regions)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import UsageError
-from train.data.batches import CaptionBatch
 from train.data.captions import Captions
 from train.evaluation.evaluating import Count, count_nothing, encode_captions
 from train.models.retrieval_model import Encoded, RetrievalModel
@@ -83,7 +82,7 @@ def map_embeddings(
     rows = np.array([first_captions(captions, image) for image in chosen.tolist()])  # [I, L]
     vectors = [images.values.cpu().numpy()[chosen]]
     for number, language in enumerate(captions.language_names):
-        batch = CaptionBatch(captions.token_ids, captions.offsets, rows[:, number])
+        batch = captions.batch(rows[:, number])
         vectors.append(encode_captions(model, batch, language, count=count).values.cpu().numpy())
     stacked = np.stack(vectors)  # [1 + L, I, E]
     perplexity = min(_PERPLEXITY, max(2.0, stacked.shape[0] * stacked.shape[1] / 10))

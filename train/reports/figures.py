@@ -15,7 +15,7 @@ from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, TrainingData, open_data
 from train.devices import check_device_name, resolve_device
 from train.evaluation.evaluating import Count, count_nothing, encode_images
-from train.evaluation.matching import check_vectors
+from train.evaluation.matching import check_tokens, check_vectors, expected_of
 from train.evaluation.scoring import portions_in
 from train.models.retrieval_model import Encoded
 from train.reports.attention import AttendedImage, attend, check_attends
@@ -58,6 +58,7 @@ class FiguresJob:
         device: a name that `train.devices.resolve_device` knows.
         memory_map: folder for a copy of the features that is mapped into memory, and that all runs with this folder share.
         allow_missing_features: leave out images that lack features.
+        token_features: folder of the vectors of tokens, for a run that reads these; empty for others.
 
     Raises:
         UsageError: a value is impossible.
@@ -80,6 +81,7 @@ class FiguresJob:
     device: str = "auto"
     memory_map: str | None = None
     allow_missing_features: bool = False
+    token_features: str = ""
 
     def __post_init__(self) -> None:
         check_device_name(self.device)
@@ -219,7 +221,7 @@ def _write(
 
 def _open(run: Run, job: FiguresJob) -> TrainingData:
     """Open the captions of a split, of one portion where all languages share one, with the features of their images."""
-    known = run.model.languages
+    known, token_width = run.model.languages, check_tokens([run], job.token_features)
     unknown = [language for language in job.languages if language not in known]
     if unknown:
         raise UsageError(
@@ -247,6 +249,8 @@ def _open(run: Run, job: FiguresJob) -> TrainingData:
         portions=portions,
         l2=run.config.data.l2_features,
         memory_map=job.memory_map,
-        expected={name: run.fingerprints[name] for name in ("vocabulary", "extractor")},
+        expected=expected_of([run]),
         allow_missing_features=job.allow_missing_features,
+        token_features=job.token_features,
+        token_width=token_width,
     )

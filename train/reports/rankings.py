@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from train.data.batches import CaptionBatch
 from train.data.captions import Captions
 from train.evaluation.evaluating import Count, count_nothing, encode_captions, scores_between
 from train.evaluation.searching import Hit
@@ -78,7 +77,7 @@ def rank_examples(
             continue
         chosen = np.unique(captions.images[captions.rows_of(language)])
         rows = np.array([caption.row for _, caption in queries])
-        encoded = encode_captions(model, CaptionBatch(captions.token_ids, captions.offsets, rows), language, count=count)
+        encoded = encode_captions(model, captions.batch(rows), language, count=count)
         candidates = images[torch.from_numpy(chosen).long().to(model.device)]
         columns = torch.arange(len(rows), device=model.device)
         scores = scores_between(model, candidates, encoded)(slice(None), columns).cpu().numpy()  # [I, captions]

@@ -41,6 +41,11 @@ FURTHER: Mapping[str, Further] = {
         "pretrained word vectors (--word-vectors FOLDER, which imagepivot word-vectors makes)",
         "begins with word vectors",
     ),
+    "token_features": Further(
+        "token_width",
+        "vectors of tokens (--token-features FOLDER, which imagepivot token-features makes)",
+        "reads vectors of tokens",
+    ),
 }
 """Such datasets, by field of `Corpus`."""
 

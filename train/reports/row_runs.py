@@ -137,6 +137,7 @@ def train_and_measure(task: Task, device: str) -> None:
         features=task.corpus.features,
         memory_map=task.job.memory_map,
         allow_missing_features=task.job.allow_missing_features,
+        token_features=task.corpus.token_features,
     )
     content |= {"scores": [score.to_dict() for score in scores]}
     if not task.members:

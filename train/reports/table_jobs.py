@@ -26,7 +26,8 @@ class TablesJob:
     Attributes:
         paper: one of `train.reports.published.PAPERS`.
         output: local folder for runs, results and the report; kept as an absolute path.
-        corpus: folders of captions, features and vocabulary, and of word vectors for the rows that begin with them.
+        corpus: folders of captions, features and vocabulary, of word vectors for the rows that begin with them, and of vectors of
+            tokens for those that read these.
         seeds: number of runs per row, with seeds 0, 1, ...
         rows: patterns of presets, such as ``bilingual*``; all rows of retrieval if empty.
         overrides: values in the configurations, as `train.config.resolve` takes them.

@@ -39,7 +39,7 @@ _UNREADABLE = (
     *(LookupError, ValueError, TypeError, AttributeError, AssertionError, ArithmeticError),
 )
 _FINGERPRINTS = ("captions", "features", "vocabulary", "extractor")
-_OPTIONAL = {"word_vectors"}
+_OPTIONAL = {"word_vectors", "token_features", "token_model"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Checkpoint:
         model: parameters of the model.
         tokens: tokens of the vocabulary, by id.
         fingerprints: fingerprints of what it was trained on: ``captions``, ``features``, ``vocabulary`` and ``extractor``, and
-            ``word_vectors`` if it began with some.
+            ``word_vectors`` if it began with some, or ``token_features`` and ``token_model`` if it read vectors of tokens.
         captions: parameters of the encoded captions, including the text recipe.
         seed: seed for initial weights, order and sampling.
         precision: precision of the training.

@@ -32,7 +32,7 @@ class Run:
         model: the model with the checkpoint's weights, in evaluation mode.
         vocabulary: the vocabulary that its captions were encoded with, without counts.
         fingerprints: fingerprints of what it was trained on: ``captions``, ``features``, ``vocabulary`` and ``extractor``, and
-            ``word_vectors`` if it began with some.
+            ``word_vectors`` if it began with some, or ``token_features`` and ``token_model`` if it read vectors of tokens.
         captions: parameters of the encoded captions, including the text recipe.
         seed: seed of the run.
         precision: precision that it was trained in.

@@ -17,6 +17,7 @@ DATA_COMMANDS = (
     "vocabulary",
     "encode",
     "word-vectors",
+    "token-features",
     "features",
     "import",
     "export",

@@ -181,7 +181,7 @@ def test_a_file_extends_a_preset(tmp_path):
         *(
             (
                 SMALL + f"[model]\nkind = '{kind}'\nword_vectors = 'fasttext'",
-                "model.word_vectors is 'fasttext', expected one of 'drawn', 'trained', 'frozen'",
+                "model.word_vectors is 'fasttext', expected one of 'drawn', 'trained', 'frozen', 'features'",
             )
             for kind in ("vse", "mha-d", "scan", "dan", "mlmme")
         ),
@@ -320,7 +320,7 @@ KADAR = {
 }
 # Presets of single models, which the tables of the papers quote.
 OTHERS = {"demo", "vsepp", "vsepp-de", "dan", "dan-de", "mlmme", "mlmme-general"}
-HUANG = {"mha-d", "mha", "mha-d-vgg19", "mha-d-fasttext"}
+HUANG = {"mha-d", "mha", "mha-d-vgg19", "mha-d-fasttext", "mha-d-bert"}
 
 
 # Lambda of the softmax, and of the LogSumExp, None where the mean is taken: the arguments for Flickr30K in the released code.
@@ -482,8 +482,9 @@ def test_an_epoch_of_gella_is_five_epochs_of_the_named_implementation():
 @pytest.mark.parametrize("name", sorted(HUANG))
 def test_numbers_of_huang_2019(name):
     config = resolve(f"huang2019/{name}")
-    start = "trained" if name == "mha-d-fasttext" else "drawn"
-    assert config.model == MhaDConfig(embedding=512, words=300, word_vectors=start, heads=3, attention=512, context=512)
+    start = {"mha-d-fasttext": "trained", "mha-d-bert": "features"}.get(name, "drawn")
+    width = 768 if name == "mha-d-bert" else 300
+    assert config.model == MhaDConfig(embedding=512, words=width, word_vectors=start, heads=3, attention=512, context=512)
     assert config.data.portions == {"en": ("comparable",), "de": ("comparable",)}
     loss = config.loss
     assert (loss.margin, loss.hinges, loss.caption_weight, loss.diversity_margin) == (0.2, "max", 0.6, 0.1)

@@ -1,0 +1,1 @@
+"""Tokens of captions to arrays: pretrained models of text, such as BERT."""

@@ -1,0 +1,234 @@
+import json
+import shutil
+import socket
+
+import numpy as np
+import pytest
+import torch
+
+from extractors.tokens.transformer import FORWARD_CAPTIONS, TokenRequest
+from schemas.errors import InputError, UsageError
+from tests.tiny_bert import make_tiny_bert
+
+pytestmark = pytest.mark.slow  # Importing transformers alone takes seconds.
+
+CAPTIONS = [
+    ["A", "man", "snowboards", "."],
+    ["ein", "grüner", "Hund"],
+    ["dog"],
+    [],
+    ["man's", "zebra", "running", "dogs"],
+    ["a"] * 30,
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_tiny_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("something connects")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def vectors(extractor, captions, batch_size=64):
+    return extractor.extract(extractor.read(captions)[0], batch_size)
+
+
+def by_hand(folder, caption, first=False):
+    """What transformers makes of words by itself, one caption at a time: `word_ids` says whose a sub-word is."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    encoding = tokenizer(caption, is_split_into_words=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**encoding).last_hidden_state[0].numpy()
+    owners = encoding.word_ids(0)
+    rows = [[row for row, owner in enumerate(owners) if owner == number] for number in range(len(caption))]
+    tokens = [states[of_token[0]] if first else states[of_token].mean(axis=0) for of_token in rows]
+    return np.stack([states[0], *tokens, states[-1]])
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_vectors_are_those_of_transformers(folder, no_network, first):
+    extractor = TokenRequest(str(folder), "first" if first else "mean").load()
+    found = vectors(extractor, CAPTIONS)
+    assert [len(one) for one in found] == [len(caption) + 2 for caption in CAPTIONS]
+    for caption, one in zip(CAPTIONS[:5], found[:5], strict=True):
+        if caption:
+            np.testing.assert_allclose(one, by_hand(folder, caption, first), atol=2e-6)
+    # Of thirty tokens a part takes 22, as many as there are positions but for both ends.
+    np.testing.assert_allclose(found[5][:23], by_hand(folder, ["a"] * 22, first)[:23], atol=2e-6)
+    np.testing.assert_allclose(found[5][23:], by_hand(folder, ["a"] * 8, first)[1:], atol=2e-6)
+
+
+def test_sub_words_are_counted(folder):
+    parts, counts = TokenRequest(str(folder)).load().read(CAPTIONS)
+    assert parts[0][0].ids == (2, 5, 12, 13, 14, 10, 17, 3)  # [CLS] a man snow ##board ##s . [SEP]
+    # The others: ein, grun ##er, hund; dog; man ' s, [UNK], run ##ning, dog ##s; and a thirty times, in two parts.
+    assert counts == {"sub_words": 6 + 4 + 1 + 8 + 30, "unknown_sub_words": 1, "captions_in_parts": 1}
+
+
+def test_a_token_without_sub_words_is_unknown(folder):
+    parts, counts = TokenRequest(str(folder)).load().read([["dog", "\u200b", "dog"]])
+    assert parts[0][0].ids == (2, 7, 1, 7, 3)
+    assert counts["unknown_sub_words"] == 1
+
+
+def test_bytes_depend_on_nothing_but_the_caption(folder):
+    extractor = TokenRequest(str(folder)).load()
+    rng = np.random.default_rng(3)
+    words = ["a", "dog", "runs", "man's", "snowboards", "grüner", "."]
+    captions = [[words[n] for n in rng.integers(0, 7, rng.integers(1, 9))] for _ in range(5 * FORWARD_CAPTIONS + 3)]
+    expected = [vectors(extractor, [caption])[0].tobytes() for caption in captions]
+    order = rng.permutation(len(captions))
+    before = torch.get_num_threads()
+    try:
+        for threads, batch_size in ((1, 64), (2, 3), (2, 1)):
+            torch.set_num_threads(threads)
+            found = vectors(extractor, [captions[n] for n in order], batch_size)
+            assert [one.tobytes() for one in found] == [expected[n] for n in order]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_fingerprint_is_that_of_the_model_and_not_of_its_folder(folder, tmp_path):
+    def fingerprint(where, **options):
+        return TokenRequest(str(where), **options).load().description.fingerprint
+
+    copy = shutil.copytree(folder, tmp_path / "elsewhere")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "transformers_version": "4.0.0", "_name_or_path": "x"}))
+    same = [fingerprint(folder), fingerprint(copy)]
+    assert len(set(same)) == 1
+    others = [
+        fingerprint(make_tiny_bert(tmp_path / "seed", seed=1)),
+        fingerprint(folder, pooling="first"),
+        fingerprint(folder, dtype="float16"),
+        fingerprint(folder, precision="bf16"),
+    ]
+    cased = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps({**cased, "do_lower_case": False}))
+    others.append(fingerprint(copy))
+    assert len({same[0], *others}) == 6
+
+
+def test_the_head_of_another_task_is_left_out(folder, tmp_path, capfd):
+    with_head = make_tiny_bert(tmp_path / "head", head=True)
+    capfd.readouterr()
+    extractor = TokenRequest(str(with_head)).load()
+    np.testing.assert_allclose(vectors(extractor, CAPTIONS[:1])[0], by_hand(with_head, CAPTIONS[0]), atol=2e-6)
+
+
+def test_loading_says_nothing(folder, capfd):
+    TokenRequest(str(folder)).load()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_tokenizer_that_cuts_and_fills_up_does_neither(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "cuts")
+    stored = json.loads((copy / "tokenizer.json").read_text())
+    stored["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    stored["padding"] = {
+        "strategy": {"Fixed": 12},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "[PAD]",
+    }
+    (copy / "tokenizer.json").write_text(json.dumps(stored))
+    plain, cuts = TokenRequest(str(folder)).load(), TokenRequest(str(copy)).load()
+    assert cuts.description.fingerprint == plain.description.fingerprint
+    np.testing.assert_array_equal(vectors(cuts, CAPTIONS)[4], vectors(plain, CAPTIONS)[4])
+
+
+def test_float16_is_rounded(folder):
+    plain, half = (TokenRequest(str(folder), dtype=dtype).load() for dtype in ("float32", "float16"))
+    assert half.description.spec.dtype == "float16"
+    np.testing.assert_array_equal(vectors(half, CAPTIONS)[0], vectors(plain, CAPTIONS)[0].astype(np.float16))
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_is_not_in_the_cache(no_network, monkeypatch, tmp_path):
+    with pytest.raises(
+        InputError, match=r"there is no model 'nobody/no-bert' here: .* the command hf of huggingface_hub, and give its folder"
+    ):
+        TokenRequest("nobody/no-bert").load()
+    with pytest.raises(InputError, match="there is no model 'no such/folder/at all' here"):
+        TokenRequest("no such/folder/at all").load()
+
+
+def test_a_model_in_a_store():
+    with pytest.raises(InputError, match="'gs://bucket/bert' lies in a store"):
+        TokenRequest("gs://bucket/bert").load()
+
+
+def test_a_folder_that_is_no_model(tmp_path):
+    with pytest.raises(InputError, match=r"holds no config\.json, expected a model as transformers saves it"):
+        TokenRequest(str(tmp_path)).load()
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_damaged_model(folder, tmp_path, file):
+    copy = shutil.copytree(folder, tmp_path / "broken")
+    (copy / file).write_bytes(b"{ no")
+    with pytest.raises(InputError, match=r"transformers cannot read the model in .*broken.* fetch it again"):
+        TokenRequest(str(copy)).load()
+
+
+def test_weights_of_another_config(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "broken")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(InputError, match=r"are not those of its config\.json: 16 tensors are missing"):
+        TokenRequest(str(copy)).load()
+
+
+def test_weights_that_are_not_there(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "broken")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="transformers cannot read the model"):
+        TokenRequest(str(copy)).load()
+
+
+def test_a_model_of_another_kind(tmp_path):
+    from tokenizers import Tokenizer, models
+    from transformers import GPT2Config, GPT2Model, PreTrainedTokenizerFast
+
+    GPT2Model(GPT2Config(vocab_size=3, n_embd=8, n_layer=1, n_head=1)).save_pretrained(tmp_path)
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"\(gpt2\) is no model like BERT"):
+        TokenRequest(str(tmp_path)).load()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": ""}, "--model is missing"),
+        ({"pooling": "last"}, "--sub-words is 'last', expected one of mean, first"),
+        ({"dtype": "int8"}, "--dtype is 'int8', expected one of float32, float16"),
+    ],
+)
+def test_values_that_are_none(options, message):
+    with pytest.raises(UsageError, match=message):
+        TokenRequest(**{"model": "bert", **options})
+
+
+def test_transformers_is_not_installed(monkeypatch, tmp_path):
+    import sys
+
+    (tmp_path / "config.json").write_text("{}")
+    for name in ("transformers", "huggingface_hub"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for model in (str(tmp_path), "bert"):
+        with pytest.raises(UsageError, match=r"pip install 'imagepivot\[bert\]'"):
+            TokenRequest(model).load()

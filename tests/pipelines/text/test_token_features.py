@@ -1,0 +1,183 @@
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipelines.commands import app as cli
+from pipelines.running.runner import Execution
+from pipelines.text.token_features import TokenFeaturesJob, extract_token_features, token_feature_rows
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.kinds import CAPTIONS, schema_of
+from schemas.validation import validate
+from tests.builders import write_rows
+from tests.tiny_bert import make_tiny_bert
+
+pytestmark = pytest.mark.slow  # Importing transformers alone takes seconds.
+
+ONE = Execution(workers=1)
+WORDS = {"en": ["a", "man", "&apos;s", "dog", "runs", "snowboards", "."], "de": ["ein", "grüner", "hund", "läuft"]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_tiny_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture(scope="module")
+def captions(tmp_path_factory):
+    rng = np.random.default_rng(5)
+    rows = []
+    for number in range(30):
+        for language, words in WORDS.items():
+            for index in range(1 + number % 2):
+                tokens = [words[n] for n in rng.integers(0, len(words), rng.integers(1, 7))]
+                key = {"image_id": f"img{number:02d}", "language": language, "portion": "comparable", "index": index}
+                rows.append({**key, "split": "train", "text": " ".join(tokens), "tokens": tokens})
+    folder = tmp_path_factory.mktemp("captions") / "captions"
+    write_rows(folder, "captions", rows, shards=4)
+    return str(folder)
+
+
+@pytest.fixture
+def job(captions, model, tmp_path):
+    return TokenFeaturesJob(captions, str(tmp_path / "bert"), str(model), device="cpu")
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}
+
+
+def test_each_caption_has_the_vectors_of_its_tokens(job):
+    manifest = extract_token_features(job, ONE)
+    dataset, captions = open_dataset(job.output, kind="token-features"), open_dataset(job.captions)
+    assert validate(job.output) == []
+    assert (manifest.rows, dataset.num_shards, dataset.spec.shape) == (90, 4, (16,))
+    extractor = job.request().load()
+    for row, caption in zip(dataset, captions, strict=True):
+        for name in ("image_id", "language", "portion", "index", "split"):
+            assert row[name] == caption[name]
+        words = [token.replace("&apos;", "'") for token in caption["tokens"]]
+        (expected,) = extractor.extract(extractor.read([words])[0])
+        assert row["length"] == len(words) + 2
+        np.testing.assert_array_equal(row["vectors"], expected)
+    tokens = [caption["tokens"] for caption in captions if caption["language"] == "de"]
+    found = manifest.statistics["de"]
+    assert (found["captions"], found["tokens"]) == (45, sum(map(len, tokens)))
+    assert found["unknown_sub_words"] == sum(of_caption.count("läuft") for of_caption in tokens)
+    assert found["sub_words"] == found["tokens"] + sum(of_caption.count("grüner") for of_caption in tokens)
+
+
+def test_the_manifest_says_what_made_it(job):
+    manifest = extract_token_features(job, ONE)
+    assert manifest.inputs == ({"name": "captions", "fingerprint": open_dataset(job.captions).fingerprint},)
+    assert manifest.parameters["max_length"] == 100
+    assert manifest.parameters["feature"]["name"] == "bert"
+    assert manifest.parameters["model"]["sub_words"] == "mean"
+    assert manifest.parameters["model_fingerprint"] == job.request().load().description.fingerprint
+    assert {"torch", "transformers", "tokenizers"} <= set(manifest.libraries)
+    assert job.model not in json.dumps(dict(manifest.parameters))
+
+
+def test_bytes_do_not_depend_on_workers_and_batches(job, tmp_path):
+    extract_token_features(job, ONE)
+    other = TokenFeaturesJob(job.captions, str(tmp_path / "other"), job.model, device="cpu", batch_size=1)
+    extract_token_features(other, Execution(workers=2))
+    assert contents(job.output) == contents(other.output)
+
+
+def test_a_run_goes_on_where_it_was_killed(job):
+    extract_token_features(job, ONE)
+    before = contents(job.output)
+    kept = Path(job.output, "part-00001-of-00004.parquet")
+    for name in ("_manifest.json", "part-00002-of-00004.parquet"):
+        Path(job.output, name).unlink()
+    stamp = kept.stat().st_mtime_ns
+    extract_token_features(job, ONE)
+    assert contents(job.output) == before
+    assert kept.stat().st_mtime_ns == stamp
+
+
+def test_another_rule_is_another_dataset(job, captions, model):
+    extract_token_features(job, ONE)
+    first = TokenFeaturesJob(captions, job.output, str(model), sub_words="first", device="cpu")
+    with pytest.raises(DatasetError, match="fingerprint"):
+        extract_token_features(first, ONE)
+    extract_token_features(TokenFeaturesJob(**{**vars(first), "overwrite": True}), ONE)
+    assert "first sub-word" in open_dataset(job.output).spec.source
+
+
+def rows_of(captions):
+    columns = {
+        "image_id": [f"img{number}" for number in range(len(captions))],
+        **{name: [value] * len(captions) for name, value in (("language", "en"), ("portion", "comparable"), ("split", "val"))},
+        "index": [0] * len(captions),
+        "text": [""] * len(captions),
+        "tokens": captions,
+    }
+    plain = [pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in CAPTIONS]
+    return pa.table({name: columns[name] for name in CAPTIONS.names}, schema=pa.schema(plain)).cast(CAPTIONS)
+
+
+def test_captions_are_cut_like_those_of_encode(job):
+    extractor = job.request().load()
+    table, failures, statistics = token_feature_rows(rows_of([["a", "dog", "runs", "."], ["dog"], []]), extractor, 3)
+    assert table.schema.equals(schema_of("token-features", extractor.description.spec), check_metadata=True)
+    assert table["length"].to_pylist() == [5, 3, 2]
+    assert [len(values) for values in table["vectors"].to_pylist()] == [80, 48, 32]
+    assert failures == []
+    assert (statistics["en"]["tokens"], statistics["en"]["captions_cut"]) == (4, 1)
+
+
+def test_vectors_beyond_float16_are_failures(captions, model, tmp_path):
+    import torch
+
+    job = TokenFeaturesJob(captions, str(tmp_path / "x"), str(model), dtype="float16", device="cpu")
+    extractor = job.request().load()
+    with torch.no_grad():  # What follows the last product is a norm with a bias.
+        extractor._model.encoder.layer[-1].output.LayerNorm.bias.fill_(70_000.0)
+    table, failures, _ = token_feature_rows(rows_of([["a"], ["dog"]]), extractor, 100)
+    assert table.num_rows == 0
+    assert [(failure["key"], failure["reason"]) for failure in failures] == [
+        ("img0/en/comparable/0", "not_finite"),
+        ("img1/en/comparable/0", "not_finite"),
+    ]
+
+
+def test_mistakes(job, captions, model, tmp_path):
+    for values, message in (({"max_length": 0}, "--max-length is 0"), ({"batch_size": 0}, "--batch-size is 0")):
+        with pytest.raises(UsageError, match=message):
+            TokenFeaturesJob(captions, "x", str(model), **values)
+    with pytest.raises(UsageError, match="--sub-words is 'last', expected one of mean, first"):
+        extract_token_features(TokenFeaturesJob(captions, str(tmp_path / "x"), str(model), sub_words="last"))
+    with pytest.raises(InputError, match="there is no model 'no-bert'"):
+        extract_token_features(TokenFeaturesJob(captions, str(tmp_path / "x"), "no-bert"))
+    extract_token_features(job, ONE)
+    with pytest.raises(DatasetError, match="holds token-features, expected captions"):
+        extract_token_features(TokenFeaturesJob(job.output, str(tmp_path / "x"), str(model)))
+    empty = tmp_path / "empty"
+    write_rows(empty, "captions", [], shards=1)
+    with pytest.raises(DatasetError, match="holds no captions, so there is nothing to read"):
+        extract_token_features(TokenFeaturesJob(str(empty), str(tmp_path / "x"), str(model)))
+    elsewhere = Execution(beam_flags=("--runner=DataflowRunner", "--project=p", "--region=r", "--temp_location=gs://b/t"))
+    with pytest.raises(UsageError, match=r"is a path on this machine"):
+        extract_token_features(TokenFeaturesJob("gs://b/captions", "gs://b/out", str(model)), elsewhere)
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_command(captions, model, tmp_path, monkeypatch, capsys):
+    words = ["imagepivot", "token-features", captions, str(tmp_path / "bert"), "--model", str(model), "--sub-words", "first"]
+    monkeypatch.setattr(sys, "argv", [*words, "--dtype", "float16", "--device", "cpu"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code in (0, None)
+    assert "token-features: 90 rows in 4 shards" in capsys.readouterr().out
+    assert str(open_dataset(tmp_path / "bert").schema.field("vectors").type) == "list<item: halffloat not null>"
+    for command, said in (("inspect", "captions read in parts"), ("validate", "everything holds")):
+        monkeypatch.setattr(sys, "argv", ["imagepivot", command, str(tmp_path / "bert")])
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert said in capsys.readouterr().out

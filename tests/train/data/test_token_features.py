@@ -1,0 +1,165 @@
+"""Vectors of the tokens of captions, read beside the captions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, UsageError
+from tests.builders import write_rows
+from train.config.models import MhaDConfig, ModelConfig, VseConfig
+from train.data import features
+from train.data.batches import CaptionBatch
+from train.data.splits import open_data
+from train.data.token_features import check_token_features, open_token_features
+
+
+def opened(corpus, split="val", **options):
+    return open_data(
+        corpus.captions, corpus.features, split=split, token_features=corpus.token_features, token_width=4, **options
+    )
+
+
+def by_key(location):
+    return {(row["image_id"], row["language"], row["portion"], row["index"]): row["vectors"] for row in open_dataset(location)}
+
+
+def key_of(captions, row):
+    return (
+        captions.image_ids[captions.images[row]],
+        captions.language_names[captions.languages[row]],
+        captions.portion_names[captions.portions[row]],
+        int(captions.indices[row]),
+    )
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_batch_has_the_vectors_of_its_captions(toy, write_tokens, tmp_path, mapped, dtype):
+    corpus = replace(toy, token_features=write_tokens(tmp_path, dtype=dtype))
+    data = opened(corpus, memory_map=str(tmp_path / "maps") if mapped else None)
+    stored, captions = by_key(corpus.token_features), data.captions
+    assert captions.vectors.stored.dtype == np.dtype(dtype)
+    assert isinstance(captions.vectors.stored, np.memmap) == mapped
+    rows = np.array([5, 0, 5, len(captions) - 1])
+    expected = np.concatenate([stored[key_of(captions, row)] for row in rows])
+    for batch in (captions.batch(rows), captions.batch(rows).alone(), captions.select(rows).batch(np.arange(4))):
+        found = batch.token_vectors()
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, expected.astype(np.float32))
+        np.testing.assert_array_equal(batch.lengths, captions.lengths[rows])
+        np.testing.assert_array_equal(batch.padded(-1), captions.batch(rows).padded(-1))
+    assert captions.batch(np.zeros(0, np.int64)).token_vectors().shape == (0, 4)
+    assert captions.batch(np.zeros(0, np.int64)).alone().token_vectors().shape == (0, 4)
+
+
+def test_one_copy_serves_all_splits(toy_tokens, tmp_path):
+    folder = tmp_path / "maps"
+    opened(toy_tokens, memory_map=str(folder))
+    files = sorted(folder.iterdir())
+    before = [file.stat().st_mtime_ns for file in files]
+    for split in ("train", "test"):
+        assert np.isfinite(opened(toy_tokens, split, memory_map=str(folder)).captions.batch(np.arange(9)).token_vectors()).all()
+    assert sorted(folder.iterdir()) == files
+    assert [file.stat().st_mtime_ns for file in files] == before
+    total = sum(row["length"] for row in open_dataset(toy_tokens.token_features).table(["length"]).to_pylist())
+    assert any(0 < file.stat().st_size - total * 16 < 4096 for file in files)
+
+
+def test_fingerprints_tell_the_dataset_and_its_model(toy_tokens):
+    found = opened(toy_tokens).fingerprints
+    assert found["token_features"] == open_dataset(toy_tokens.token_features).fingerprint
+    assert found["token_model"] == "f" * 64
+    with pytest.raises(DatasetError, match="the vectors of tokens were made by another model"):
+        opened(toy_tokens, expected={"token_model": "0" * 64})
+
+
+def test_captions_without_vectors_say_so(toy):
+    captions = open_data(toy.captions, toy.features, split="val").captions
+    with pytest.raises(ValueError, match="the captions have no vectors of their tokens"):
+        captions.batch(np.arange(2)).token_vectors()
+    assert CaptionBatch(captions.token_ids, captions.offsets, np.arange(2)).alone().vectors is None
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def rewritten(location, folder, change, **options):
+    """The same dataset with other rows."""
+    dataset = open_dataset(location)
+    options = {"inputs": dataset.manifest.inputs, **options}
+    parameters = {name: value for name, value in dataset.manifest.parameters.items() if name != "feature"}
+    rows = change([dict(row) for row in dataset])
+    write_rows(folder, "token-features", rows, dataset.spec, parameters=parameters, **options)
+    return str(folder)
+
+
+def test_captions_that_are_lacking(toy_tokens, tmp_path):
+    failure = {"key": "x", "uri": "", "stage": "extract", "reason": "not_finite", "message": ""}
+    location = rewritten(
+        toy_tokens.token_features,
+        tmp_path / "lacks",
+        lambda rows: [row for row in rows if row["image_id"] != "val-003"],
+        failures=[failure],
+    )
+    message = r"lacks \d+ of \d+ captions: val-003/\w+/comparable/0, .* \(1 captions failed there\)\. Make it of the captions"
+    with pytest.raises(DatasetError, match=message):
+        opened(replace(toy_tokens, token_features=location))
+    assert len(opened(replace(toy_tokens, token_features=location), "train").captions)
+
+
+def test_captions_that_were_cut_elsewhere(toy, write_tokens, tmp_path):
+    corpus = replace(toy, token_features=write_tokens(tmp_path, cut=3))
+    with pytest.raises(
+        DatasetError, match=r"has 5 vectors of the caption [\w/-]+, which has \d token ids: one of the two was cut"
+    ):
+        opened(corpus)
+
+
+def test_vectors_of_other_captions(toy_tokens, tmp_path):
+    location = rewritten(
+        toy_tokens.token_features, tmp_path / "other", list, inputs=({"name": "captions", "fingerprint": "d" * 64},)
+    )
+    with pytest.raises(DatasetError, match=r"was made of other captions \(fingerprint dddddddddddd\.\.\.\) than"):
+        opened(replace(toy_tokens, token_features=location))
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_vectors_that_are_not_finite(toy_tokens, tmp_path, mapped):
+    def spoil(rows):
+        rows[7]["vectors"] = np.full_like(rows[7]["vectors"], np.nan)
+        return rows
+
+    location = rewritten(toy_tokens.token_features, tmp_path / "nan", spoil)
+    with pytest.raises(DatasetError, match="holds a vector that is not finite, of"):
+        opened(replace(toy_tokens, token_features=location), memory_map=str(tmp_path / "maps") if mapped else None)
+
+
+def test_vectors_of_another_width_or_kind(toy_tokens):
+    encoded = open_dataset(toy_tokens.captions)
+    with pytest.raises(
+        UsageError, match=r"model\.words is 300, but the vectors in .* have 4 numbers: give --set model\.words=4"
+    ):
+        open_token_features(toy_tokens.token_features, encoded, width=300)
+    with pytest.raises(DatasetError, match="holds encoded, expected token-features"):
+        open_token_features(toy_tokens.captions, encoded, width=4)
+
+
+def test_vectors_that_memory_does_not_hold(toy_tokens, monkeypatch):
+    monkeypatch.setattr(features, "memory_limit", lambda: 30_000)
+    with pytest.raises(UsageError, match=r"the features of \d+ captions take 0\.0 GB, .* --memory-map"):
+        opened(toy_tokens, "train")
+
+
+def test_vectors_are_given_exactly_to_models_that_read_them():
+    reads, has = MhaDConfig(word_vectors="features", words=4), VseConfig()
+    assert (reads.token_width, reads.pretrained_width, has.token_width, ModelConfig().token_width) == (4, 0, 0, 0)
+    check_token_features(reads, "tokens")
+    check_token_features(has, "")
+    with pytest.raises(UsageError, match="no vectors of tokens are given: give --token-features FOLDER"):
+        check_token_features(reads, "")
+    with pytest.raises(UsageError, match=r"--token-features 'tokens' is given, but the model has vectors of words of its own"):
+        check_token_features(has, "tokens")
