@@ -43,7 +43,7 @@ def doctor(
     locations: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[LOCATION]...", help="Folders that a run would write to, local, gs:// or s3://.", show_default=False
+            metavar="LOCATION", help="Folders that a run would write to, local, gs:// or s3://.", show_default=False
         ),
     ] = None,
     extractor: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -113,7 +114,9 @@ def _google_source() -> str:
     from google.auth.exceptions import DefaultCredentialsError
 
     try:
-        found, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/devstorage.read_write"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # About projects, which objects do not need.
+            found, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/devstorage.read_write"])
     except DefaultCredentialsError:
         return "none were found"
     if os.environ.get(_KEY_FILE):

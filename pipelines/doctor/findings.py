@@ -13,8 +13,10 @@ __all__ = ["Diagnosis", "Finding", "Status", "attempt", "first_line", "redacted"
 
 Status = Literal["ok", "note", "problem"]
 
-_SECRET_USER = re.compile(r"(?<=://)[^/@\s'\"]+@")
-_PARAMETER = re.compile(r"(?<=[?&])([\w.-]+)=([^&\s'\"#]+)")
+_SECRET_USER = re.compile(
+    r"(?<=://)(?:[^/@\s'\"]+|[^@:\s'\"]+:[^@\s'\"]+)@"
+)  # A secret key may hold slashes that should be quoted.
+_PARAMETER = re.compile(r"(?<=[?&])([\w.-]+)=([^&\s'\"#,)]+)")
 _OPEN_PARAMETERS = frozenset({"region", "scheme", "endpoint_override", "retry_limit_seconds", "alt"})
 _SUBJECT_COLUMNS = 13
 
