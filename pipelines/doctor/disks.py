@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pipelines.doctor.findings import Finding, Status
 from pipelines.doctor.machine import gigabytes
+from schemas.errors import DatasetError
 from schemas.filesystems import storage_errors
 from schemas.locations import check_location
 from schemas.output import lock_file
@@ -58,7 +59,11 @@ def check_folder(location: str, size: int) -> Iterator[Finding]:
     check_location(location)
     folder = Folder(location)
     folder.check_writable()
-    path = next(parent for parent in (folder.local_path, *folder.local_path.parents) if parent.exists())
+    path = next(parent for parent in (folder.local_path, *folder.local_path.parents) if os.path.lexists(parent))
+    if not path.exists():
+        raise DatasetError(
+            f"cannot use {location!r}: {str(path)!r} is a link that leads nowhere: delete it, or choose another path"
+        )
     kind = filesystem_type(path)
     is_network = _is_network(kind)
     what = f"{location!r} is {'on a network' if is_network else 'on this machine'}" + (f" ({kind})" if kind else "")

@@ -99,6 +99,13 @@ def test_a_folder_that_cannot_be_made(tmp_path):
         list(check_folder(str(tmp_path / "file" / "features"), 1))
 
 
+@pytest.mark.parametrize("below", ["", "/features"])
+def test_a_link_that_leads_nowhere(tmp_path, below):
+    (tmp_path / "link").symlink_to("link")
+    with pytest.raises(DatasetError, match="link' is a link that leads nowhere"):
+        list(check_folder(f"{tmp_path}/link{below}", 1))
+
+
 def test_locks_that_hold_nobody_back(tmp_path, monkeypatch):
     monkeypatch.setattr(disks, "lock_file", lambda path: os.open(path, os.O_RDWR | os.O_CREAT))
     (finding,) = check_locks("shared", tmp_path)
