@@ -47,12 +47,12 @@ def check_bucket(location: str, size: int) -> Iterator[Finding]:
     folder.check_bucket()
     with storage_errors(location):
         if folder.has_tags:
-            next(iter(stores.objects(location)), None)
+            next(stores.objects(location), None)
         else:
             folder.children()
-    found = f"{location!r} is there, and can be listed"
+    words = f"{location!r} is there, and can be listed"
     yield Finding(
-        _GROUP, "bucket", "ok", found, values={"location": location, "seconds": round(time.perf_counter() - started, 4)}
+        _GROUP, "bucket", "ok", words, values={"location": location, "seconds": round(time.perf_counter() - started, 4)}
     )
     name = f".doctor{TEMPORARY_MARK}{uuid.uuid4().int >> 64}"
     try:

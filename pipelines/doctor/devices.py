@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["TOLERANCES", "Cuda", "Forward", "check_devices", "check_forward", "forward_of", "visibility"]
 
 _GROUP = "devices"
-_NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
+_DRIVER = Path("/proc/driver/nvidia/version")
+_NODES = ("/dev/nvidia0", "/dev/nvidiactl", str(_DRIVER), "/dev/dxg")
 """Files by which the system shows a GPU of NVIDIA's, whatever torch says."""
 
 TOLERANCES = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1, "fp16": 2e-2}
@@ -99,7 +100,13 @@ def check_devices(
     cuda = cuda or torch.cuda
     built = torch.version.cuda or getattr(torch.version, "hip", None)
     count = cuda.device_count() if cuda.is_available() else 0
-    values = {"version": torch.__version__, "built_for": built, "gpus": count, "threads": torch.get_num_threads()}
+    values = {
+        "version": torch.__version__,
+        "built_for": built,
+        "gpus": count,
+        "threads": torch.get_num_threads(),
+        "driver": _driver(),
+    }
     found = f"{torch.__version__}, built for {f'CUDA {built}' if built else 'the CPU only'}, {values['threads']} threads"
     yield Finding(_GROUP, "torch", "ok", found, values=values)
     if count == 0:
@@ -211,6 +218,14 @@ def forward_of(load: Callable[[str], Extractor], data: bytes, what: str, precisi
         precision,
         is_comparable=not isinstance(on_cpu, RegionExtractor),
     )
+
+
+def _driver(path: Path = _DRIVER) -> str | None:
+    """Return what the driver of NVIDIA's GPUs says of itself; None where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").partition("\n")[0].strip()
+    except OSError:
+        return None
 
 
 def _facts(cuda: Cuda, number: int) -> Finding:

@@ -128,7 +128,7 @@ def _check_location(location: str, *, measure: bool) -> Iterator[Finding]:
 
 
 def _check_workers(job: DoctorJob, fingerprint: str) -> Iterator[Finding]:
-    """Let a worker make the checks of the same job, and compare the weights that it finds."""
+    """Let a worker make the checks of the same job, and compare the weights and the GPUs that it finds."""
     from pipelines.doctor.cluster import check_cluster
 
     execution = job.execution
@@ -153,6 +153,12 @@ def _check_workers(job: DoctorJob, fingerprint: str) -> Iterator[Finding]:
                 "give all machines the same file, best by its address in a bucket",
                 {"here": fingerprint, "there": found},
             )
+        if (
+            execution.accelerator is not None
+            and finding.values.get("gpus", execution.accelerator.count) < execution.accelerator.count
+        ):
+            words = f"a worker has {finding.values['gpus']} GPUs, and --gpus-per-worker asks for {execution.accelerator.count}"
+            yield Finding(finding.group, "gpus", "problem", words, "choose another --worker-machine, or fewer GPUs")
 
 
 def _staged_extras(job: DoctorJob) -> tuple[str, ...]:

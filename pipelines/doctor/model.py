@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pipelines.doctor.devices import Cuda, Forward, check_devices, forward_of
 from pipelines.doctor.findings import Finding
+from pipelines.doctor.machine import gigabytes
 from pipelines.doctor.rates import check_rates, draw_photo, read_sample
 from schemas.errors import InputError
 
@@ -38,11 +41,12 @@ class ModelCheck:
         self._cuda = cuda
 
     def weights(self) -> Iterator[Finding]:
-        """Find, fetch and check the weights, as a run would.
+        """Look at the folder of weights that were fetched; find, fetch and check those of the extractor, as a run would.
 
         Raises:
             UsageError: there is no such extractor, or it lacks a package or an option.
         """
+        yield from _check_cache()
         request = self._request
         if request is None:
             return
@@ -117,3 +121,23 @@ class ModelCheck:
     def _forward(self) -> Forward:
         assert self._request is not None
         return forward_of(self._load, draw_photo(), self._request.name, self._request.precision)
+
+
+def _check_cache() -> Iterator[Finding]:
+    """Find out which weights have been fetched, where torch is installed."""
+    if find_spec("torch") is None:
+        return
+    from extractors.weights.fetching import cache_folder
+
+    folder = cache_folder()
+    sizes = (
+        {path.name: path.stat().st_size for path in sorted(folder.glob("[!.]*")) if path.is_file()} if folder.is_dir() else {}
+    )
+    found = f"{len(sizes)} files, {gigabytes(sum(sizes.values()))}, in {str(folder)!r}" if sizes else f"none in {str(folder)!r}"
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    values = {"folder": str(folder), "files": sizes}
+    if os.access(existing, os.W_OK | os.X_OK):
+        yield Finding("weights", "fetched", "ok", found, values=values)
+        return
+    advice = "no others can be fetched: set TORCH_HOME to a folder that can be written, or give --weights a file"
+    yield Finding("weights", "fetched", "note", f"{found}, which cannot be written", advice, values)

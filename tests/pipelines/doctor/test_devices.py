@@ -61,6 +61,12 @@ def test_another_gpu_than_those_that_are_there(monkeypatch):
         list(check_devices("cuda:2", cuda=FakeCuda(2)))
 
 
+def test_the_driver(tmp_path):
+    assert devices._driver(tmp_path / "none") is None
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64  570.1\nGCC version: 12\n")
+    assert devices._driver(tmp_path / "version") == "NVRM version: NVIDIA UNIX x86_64  570.1"
+
+
 @pytest.mark.parametrize(
     ("nodes", "built", "chosen", "status", "advice"),
     [

@@ -28,7 +28,7 @@ def test_without_a_job_this_machine_is_looked_at_without_a_network(offline):
     found = diagnose()
     assert found.works, found.to_text()
     groups = [finding.group for finding in found.findings]
-    assert list(dict.fromkeys(groups)) == ["installation", "machine", "credentials", "devices"]
+    assert list(dict.fromkeys(groups)) == ["installation", "machine", "credentials", "weights", "devices"]
     subjects = {finding.subject for finding in found.findings}
     assert {"imagepivot", "packages", "extras", "cores", "memory", "open files", "temporary", "torch"} <= subjects
 
@@ -142,6 +142,25 @@ def test_weights_of_a_worker_are_compared(monkeypatch, tmp_path):
     assert theirs.locations == (str(tmp_path / "somewhere"),)
     assert theirs.images == str(tmp_path / "photos")
     assert theirs.extractor.weights == str(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize(("gpus", "status"), [(1, ["ok", "problem"]), (2, ["ok"]), (4, ["ok"])])
+def test_a_worker_with_fewer_gpus_than_are_asked_for(monkeypatch, gpus, status):
+    import pipelines.doctor.cluster as cluster
+    from pipelines.doctor.findings import Finding
+    from pipelines.running.accelerators import Accelerator
+
+    jobs = []
+
+    def check_cluster(execution, location, examine, extras):
+        jobs.append(examine.args[0])
+        return iter([Finding("worker: devices", "torch", "ok", "there", values={"gpus": gpus})])
+
+    monkeypatch.setattr(cluster, "check_cluster", check_cluster)
+    execution = Execution(beam_flags=DATAFLOW.beam_flags, accelerator=Accelerator("nvidia-l4", 2))
+    found = list(diagnosis._check_workers(DoctorJob(locations=("gs://b/x",), execution=execution), ""))
+    assert [finding.status for finding in found] == status
+    assert jobs[0].device == "cuda"
 
 
 def test_the_front_door_has_it():

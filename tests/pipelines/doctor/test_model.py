@@ -28,6 +28,27 @@ def loads(monkeypatch):
     return asked
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """The folder of weights that were fetched, which is not there yet."""
+    home = tmp_path_factory.mktemp("torch")
+    monkeypatch.setenv("TORCH_HOME", str(home))
+    return home / "hub" / "checkpoints"
+
+
+def test_weights_that_were_fetched(cache, monkeypatch):
+    (found,) = ModelCheck(None, None).weights()
+    assert (found.status, found.found) == ("ok", f"none in {str(cache)!r}")
+    cache.mkdir(parents=True)
+    (cache / "resnet50-0676ba61.pth").write_bytes(b"12345")
+    (cache / ".tmp-1").write_bytes(b"123")
+    (found,) = ModelCheck(None, None).weights()
+    assert (found.status, found.values) == ("ok", {"folder": str(cache), "files": {"resnet50-0676ba61.pth": 5}})
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    (found,) = ModelCheck(None, None).weights()
+    assert (found.status, "set TORCH_HOME" in found.advice) == ("note", True)
+
+
 @pytest.fixture
 def weights(tmp_path):
     """A function that returns a request for a small model with a file of weights."""
@@ -41,7 +62,7 @@ def weights(tmp_path):
 @pytest.mark.slow
 def test_weights_that_are_right(weights):
     request = ExtractorRequest("timm:test_resnet.r160_in1k", weights=weights)
-    (found,) = ModelCheck(request, None).weights()
+    _, found = ModelCheck(request, None).weights()
     assert found.status == "ok"
     assert found.values["fingerprint"] == request.describe().fingerprint
     assert found.values["sha256"] == request.describe().parameters["weights"]["sha256"]
@@ -50,7 +71,7 @@ def test_weights_that_are_right(weights):
 
 def test_untrained_weights_are_a_note(monkeypatch):
     monkeypatch.setattr("extractors.ExtractorRequest.describe", lambda request: description(untrained=True))
-    (found,) = ModelCheck(REQUEST, None).weights()
+    _, found = ModelCheck(REQUEST, None).weights()
     assert (found.status, found.found) == ("note", "random:3 fit fake (SHA-256 of the tensors abcdefabcdef…): untrained")
 
 
@@ -62,7 +83,7 @@ def description(*, untrained: bool):
 @pytest.mark.slow
 def test_weights_of_another_model(weights, loads):
     check = ModelCheck(ExtractorRequest("resnet50-pool", weights=weights), "cpu")
-    (found,) = check.weights()
+    _, found = check.weights()
     assert found.status == "problem"
     assert "are not this model's" in found.found
     _, _, bound = check.rates(None, whole=True)  # Rates do not depend on them.
@@ -71,7 +92,7 @@ def test_weights_of_another_model(weights, loads):
 
 
 def test_weights_that_are_nowhere(tmp_path):
-    (found,) = ModelCheck(replace(REQUEST, weights=str(tmp_path / "none.pth")), None).weights()
+    _, found = ModelCheck(replace(REQUEST, weights=str(tmp_path / "none.pth")), None).weights()
     assert found.status == "problem"
     assert "there is no weights file" in found.found
 
@@ -86,7 +107,7 @@ def test_an_extractor_that_does_not_exist_is_said_once(loads):
 
 def test_without_an_extractor_untrained_weights_serve_to_measure(loads):
     check = ModelCheck(None, None)
-    assert list(check.weights()) == []
+    assert [finding.subject for finding in check.weights()] == ["fetched"]
     assert [finding.subject for finding in check.rates(None, whole=True)] == ["decoding", "model", "bottleneck"]
     assert loads == [(ExtractorRequest("resnet50-pool", weights="random:0", precision="fp32"), "auto")]
 
