@@ -122,6 +122,9 @@ def _rates(job: DoctorJob, check: ModelCheck) -> Iterator[Finding]:
 
 def _check_location(location: str, *, measure: bool) -> Iterator[Finding]:
     size = _MEASURED_BYTES if measure else _QUICK_BYTES
+    host = location.partition("://")[2].partition("/")[0]
+    if is_store(location) and ":" in host and "@" not in host:
+        raise UsageError(f"the key in {location!r} holds what stands for something else: write / as %2F, @ as %40 and ? as %3F")
     if is_remote(location) and not is_store(location):
         raise UsageError(f"cannot write to {location!r}: give a local folder, gs://BUCKET/PATH or s3://BUCKET/PATH")
     return check_bucket(location, size) if is_store(location) else check_folder(location, size)

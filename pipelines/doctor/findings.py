@@ -16,6 +16,9 @@ Status = Literal["ok", "note", "problem"]
 _SECRET_USER = re.compile(
     r"(?<=://)(?:[^/@\s'\"]+|[^@:\s'\"]+:[^@\s'\"]+)@"
 )  # A secret key may hold slashes that should be quoted.
+_CUT_USER = re.compile(
+    r"(?:(?<=s3://)|(?<=gs://)|(?<=gcs://))[^/@\s'\"]*:[^@\s'\"]*"
+)  # As in an error that quotes half an address.
 _PARAMETER = re.compile(r"(?<=[?&])([\w.-]+)=([^&\s'\"#,)]+)")
 _OPEN_PARAMETERS = frozenset({"region", "scheme", "endpoint_override", "retry_limit_seconds", "alt"})
 _SUBJECT_COLUMNS = 13
@@ -129,7 +132,7 @@ def redacted(text: str) -> str:
         >>> redacted("s3://AKIA:wJalr@bucket/x?region=eu-west-1 and https://host/w.pth?X-Amz-Signature=12ab")
         's3://***@bucket/x?region=eu-west-1 and https://host/w.pth?X-Amz-Signature=***'
     """
-    text = _SECRET_USER.sub("***@", text)
+    text = _CUT_USER.sub("***", _SECRET_USER.sub("***@", text))
     return _PARAMETER.sub(lambda found: found[0] if found[1] in _OPEN_PARAMETERS else f"{found[1]}=***", text)
 
 

@@ -62,6 +62,15 @@ def test_a_location_that_nothing_can_be_written_to(location):
     assert f"cannot write to {location!r}: give a local folder" in found.findings[-1].found
 
 
+def test_a_key_with_a_slash_is_not_shown():
+    found = diagnose(DoctorJob(locations=("s3://AKIA:wJ/alr@bucket/x",))).findings[-1]
+    assert found.status == "problem"
+    assert (
+        found.found
+        == "the key in 's3://***@bucket/x' holds what stands for something else: write / as %2F, @ as %40 and ? as %3F"
+    )
+
+
 def test_images_that_do_not_exist(tmp_path):
     found = diagnose(DoctorJob(images=str(tmp_path / "none")))
     assert not found.works

@@ -60,6 +60,8 @@ def test_json_has_all_of_a_finding():
         ("'s3://AKIA:wJalr@bucket/x' and 's3://B:c@d'", "'s3://***@bucket/x' and 's3://***@d'"),
         ("s3://AKIA:wJ/al/r@bucket/x", "s3://***@bucket/x"),
         ("s3://bucket/a@b", "s3://bucket/a@b"),
+        ("cannot parse 's3://AKIA:wJ' at 13", "cannot parse 's3://***' at 13"),
+        ("http://127.0.0.1:9000/bucket", "http://127.0.0.1:9000/bucket"),
         ("gs://bucket/x?retry_limit_seconds=3", "gs://bucket/x?retry_limit_seconds=3"),
         (
             "http://u:p@host/w.pth?X-Amz-Signature=12ab&region=eu&sig=9%3D, check it",
