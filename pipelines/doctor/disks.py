@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import statistics
 import sys
@@ -23,6 +24,7 @@ from schemas.storage import TEMPORARY_MARK, Folder
 
 __all__ = ["check_folder", "check_locks", "check_space", "check_temporary_folder", "check_writing", "filesystem_type"]
 
+_ESCAPE = re.compile(r"\\([0-7]{3})")  # Of blanks and the like, in the list of mounts.
 _MOUNTS = Path("/proc/self/mountinfo")
 _NETWORK = frozenset(
     {
@@ -175,7 +177,7 @@ def filesystem_type(path: Path, mounts: Path = _MOUNTS) -> str:
     resolved = path.resolve()
     for line in lines:
         fields, _, rest = line.partition(" - ")
-        point = Path(fields.split()[4].encode("latin-1", "surrogateescape").decode("unicode_escape"))  # Blanks are \\040 there.
+        point = Path(_ESCAPE.sub(lambda found: chr(int(found[1], 8)), fields.split()[4]))
         if (resolved == point or point in resolved.parents) and len(point.parts) >= best:  # A later one hides an earlier one.
             best, kind = len(point.parts), rest.split()[0]
     return kind

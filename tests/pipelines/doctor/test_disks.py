@@ -20,6 +20,7 @@ MOUNTS = """\
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 30 22 0:25 / /data rw shared:1 - nfs4 server:/export rw
 31 30 0:26 / /data/my\\040photos rw - fuse.sshfs anna@host: rw
+34 30 0:29 / /data/日本 rw - xfs /dev/vdb rw
 32 22 0:27 / /mnt rw - tmpfs tmpfs rw
 33 22 0:28 / /mnt rw - lustre 10.0.0.1@tcp:/fs rw
 """
@@ -56,6 +57,7 @@ def test_room_for_bytes_and_for_files(monkeypatch, free, files, all_files, statu
         ("/data", "nfs4"),
         ("/data/features", "nfs4"),
         ("/data/my photos/x", "fuse.sshfs"),
+        ("/data/日本/x", "xfs"),
         ("/mnt/x", "lustre"),  # A later one hides an earlier one.
     ],
 )
