@@ -58,6 +58,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "datasets": {"inputs", "running"},
         "exchange": {"inputs", "running"},
         "features": {"datasets", "inputs", "running"},
+        "doctor": {"inputs", "running"},
         "demo": {"datasets", "features", "inputs", "running", "text"},
         "commands": {"*"},
     },

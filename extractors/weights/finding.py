@@ -199,7 +199,13 @@ def _default_file(architecture: Architecture) -> Path:
     """Let torchvision download its weights if they are not there yet, and return the file."""
     path = cache_folder() / architecture.file_name
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"cannot keep the weights {architecture.default} in {str(path.parent)!r} ({error.strerror or error}): set "
+                "TORCH_HOME to a folder that can be written, or pass a file with --weights PATH"
+            ) from error
         try:
             torch.hub.download_url_to_file(architecture.default.url, str(path), architecture.hash_prefix, progress=False)
         except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: torch's word for a wrong hash

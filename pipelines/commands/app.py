@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from pipelines.commands import datasets, demo, exchange, features, jobs, tasks, text, view
+from pipelines.commands import datasets, demo, doctor, exchange, features, jobs, tasks, text, view
 from pipelines.commands.configuration import Command
 from pipelines.commands.endings import run, wants_events
 from pipelines.commands.options import console, notes
@@ -100,7 +100,7 @@ def _add(group: typer.Typer) -> None:
 
 
 for _group in (
-    *(text.app, features.app, tasks.app, jobs.app, datasets.app, view.app, demo.app, exchange.app),
+    *(text.app, features.app, tasks.app, jobs.app, datasets.app, view.app, doctor.app, demo.app, exchange.app),
     *(train.app, runs.app, sts.app, figures.app, tables.app),
 ):
     _add(_group)

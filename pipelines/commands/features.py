@@ -14,6 +14,8 @@ from pipelines.commands.options import (
     Check,
     Columns,
     Detach,
+    Gpu,
+    GpusPerWorker,
     Ids,
     LogJson,
     MaxFailures,
@@ -21,6 +23,8 @@ from pipelines.commands.options import (
     Shards,
     SharedDisk,
     StartTimeout,
+    WorkerMachine,
+    accelerator_of,
     console,
     execution_of,
     notes,
@@ -33,7 +37,6 @@ from schemas.keys import AUTO
 if TYPE_CHECKING:
     from extractors.settings import RegionOptions
     from pipelines.inputs.images import ImageSource
-    from pipelines.running.accelerators import Accelerator
     from schemas.survey import Update
 
 __all__ = ["app"]
@@ -42,7 +45,6 @@ app = typer.Typer()
 
 _REGIONS = "Regions"
 _CHANGES = "When images have changed"
-_ELSEWHERE = "Workers on other machines"
 Backend = Literal["torchvision", "detectron2"]
 Dtype = Literal["float32", "float16"]
 
@@ -185,25 +187,9 @@ def features(
     workers: Annotated[
         int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per GPU, or one that uses all cores.")
     ] = 0,
-    gpu: Annotated[
-        str,
-        typer.Option(
-            "--gpu",
-            help="Type of GPU for the workers that run the model, e.g. [i]nvidia-l4[/i]; the model runs nowhere else.",
-            rich_help_panel=_ELSEWHERE,
-        ),
-    ] = "",
-    gpus_per_worker: Annotated[
-        int, typer.Option("--gpus-per-worker", help="With --gpu: number of GPUs of a worker.", rich_help_panel=_ELSEWHERE)
-    ] = 1,
-    worker_machine: Annotated[
-        str,
-        typer.Option(
-            "--worker-machine",
-            help="With --gpu: type of machine of these workers, e.g. [i]g2-standard-4[/i]; the runner's own choice by default.",
-            rich_help_panel=_ELSEWHERE,
-        ),
-    ] = "",
+    gpu: Gpu = "",
+    gpus_per_worker: GpusPerWorker = 1,
+    worker_machine: WorkerMachine = "",
     shared_disk: SharedDisk = False,
     start_timeout: StartTimeout = None,
     detach: Detach = False,
@@ -242,7 +228,7 @@ def features(
         workers,
         shared_disk=shared_disk,
         start_timeout=start_timeout,
-        accelerator=_accelerator(gpu, gpus_per_worker, worker_machine),
+        accelerator=accelerator_of(gpu, gpus_per_worker, worker_machine),
         detach=detach,
     )
     job = FeaturesJob(
@@ -301,19 +287,6 @@ def features(
         manifest = extract_features(job, execution, meter, listing=listing)
         meter.settle(images=manifest.rows + manifest.failed, failed=manifest.failed)
     finish(manifest, output, max_failures)
-
-
-def _accelerator(gpu: str, count: int, machine: str) -> Accelerator | None:
-    from pipelines.running.accelerators import Accelerator
-
-    if not gpu and count != 1:
-        raise UsageError(f"--gpus-per-worker is {count} and says how many of which --gpu names the type: give --gpu, too")
-    if not gpu and machine:
-        raise UsageError(
-            f"--worker-machine is {machine!r}, the machine of workers with GPUs: give --gpu, too. That of all workers of Dataflow "
-            "is --worker_machine_type, behind --"
-        )
-    return Accelerator(gpu, count, machine) if gpu else None
 
 
 def _update(update: bool, **settings: bool) -> Update | None:

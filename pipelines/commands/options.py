@@ -26,6 +26,8 @@ __all__ = [
     "Check",
     "Columns",
     "Detach",
+    "Gpu",
+    "GpusPerWorker",
     "IdRule",
     "Ids",
     "Languages",
@@ -37,7 +39,9 @@ __all__ = [
     "Shards",
     "SharedDisk",
     "StartTimeout",
+    "WorkerMachine",
     "Workers",
+    "accelerator_of",
     "console",
     "execution_of",
     "flags_of",
@@ -94,6 +98,26 @@ Detach = Annotated[
     typer.Option(
         "--detach",
         help="With a --runner behind --: end as soon as it has accepted the job; the same command without it waits for the job.",
+    ),
+]
+_ELSEWHERE = "Workers on other machines"
+Gpu = Annotated[
+    str,
+    typer.Option(
+        "--gpu",
+        help="Type of GPU for the workers that run the model, e.g. [i]nvidia-l4[/i]; the model runs nowhere else.",
+        rich_help_panel=_ELSEWHERE,
+    ),
+]
+GpusPerWorker = Annotated[
+    int, typer.Option("--gpus-per-worker", help="With --gpu: number of GPUs of a worker.", rich_help_panel=_ELSEWHERE)
+]
+WorkerMachine = Annotated[
+    str,
+    typer.Option(
+        "--worker-machine",
+        help="With --gpu: type of machine of these workers, e.g. [i]g2-standard-4[/i]; the runner's own choice by default.",
+        rich_help_panel=_ELSEWHERE,
     ),
 ]
 MaxFailures = Annotated[int, typer.Option("--max-failures", min=0, help="Inputs that may fail before the exit code is 3.")]
@@ -176,3 +200,21 @@ def execution_of(
         detach=detach,
         note=partial(remark, style="dim"),
     )
+
+
+def accelerator_of(gpu: str, count: int, machine: str) -> Accelerator | None:
+    """Return the GPUs of workers on other machines; None where none are asked for.
+
+    Raises:
+        UsageError: there is a number or a machine, and no type.
+    """
+    from pipelines.running.accelerators import Accelerator
+
+    if not gpu and count != 1:
+        raise UsageError(f"--gpus-per-worker is {count} and says how many of which --gpu names the type: give --gpu, too")
+    if not gpu and machine:
+        raise UsageError(
+            f"--worker-machine is {machine!r}, the machine of workers with GPUs: give --gpu, too. That of all workers of Dataflow "
+            "is --worker_machine_type, behind --"
+        )
+    return Accelerator(gpu, count, machine) if gpu else None

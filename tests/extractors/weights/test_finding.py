@@ -272,6 +272,13 @@ def test_damaged_file_in_the_cache_is_found(monkeypatch, tmp_path, state):
         resolve_weights("default", architecture)
 
 
+def test_a_cache_that_cannot_be_made_says_how_to_move_it(monkeypatch, tmp_path, state):
+    architecture = offer(monkeypatch, tmp_path, state)
+    (tmp_path / "hub").write_text("a file")
+    with pytest.raises(InputError, match=r"cannot keep the weights .*hub/checkpoints' \(Not a directory\): set TORCH_HOME"):
+        resolve_weights("default", architecture)
+
+
 @pytest.mark.parametrize("error", [urllib.error.URLError("no route"), RuntimeError("invalid hash value"), TimeoutError("slow")])
 def test_no_network_says_how_to_get_the_file(monkeypatch, tmp_path, error):
     def fail(*args, **kwargs):

@@ -1,0 +1,109 @@
+"""How much of the machine this process may use: less than there is where a control group (a container, a batch job) limits it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+__all__ = ["core_count", "core_quota", "memory_available", "memory_limit"]
+
+_GROUPS, _MOUNT, _MEMORY = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/meminfo")
+_VERSION_2 = ""
+"""In place of a controller: version 2 has one tree for all of them."""
+
+
+def core_count() -> int:
+    """Return the number of cores on which the system lets this process run."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def core_quota(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float | None:
+    """Return how many cores' time this process may use, e.g. 1.5; None without a limit.
+
+    Args:
+        groups: file that names the control groups of the process, see cgroups(7).
+        mount: where they are mounted: version 2, or version 1 with one folder per controller.
+    """
+    quotas = []
+    for version, folder in _folders("cpu", groups, mount):
+        quota: list[int] | None
+        if version == 2:
+            quota = _numbers(folder / "cpu.max")
+        else:
+            quota = [number for name in ("quota", "period") for number in _numbers(folder / f"cpu.cfs_{name}_us") or [-1]]
+        if quota and len(quota) == 2 and min(quota) > 0:
+            quotas.append(quota[0] / quota[1])
+    return min(quotas, default=None)
+
+
+def memory_limit(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
+    """Return the memory that this process may use, in bytes.
+
+    Args:
+        groups: file that names the control groups of the process, see cgroups(7).
+        mount: where they are mounted: version 2, or version 1 with one folder per controller.
+    """
+    limits = (_limit(version, folder) for version, folder in _folders("memory", groups, mount))
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(limit for limit in limits if limit is not None)])
+
+
+def memory_available(groups: Path = _GROUPS, mount: Path = _MOUNT, memory: Path = _MEMORY) -> int | None:
+    """Return the memory that this process may still take, in bytes, caches of files not counted; None if the system does not say.
+
+    Args:
+        groups: as `memory_limit` takes it.
+        mount: as `memory_limit` takes it.
+        memory: file in which the system tells of the machine's memory, see proc(5).
+    """
+    left = [1024 * numbers[0] for numbers in [_entry(memory, "MemAvailable:")] if numbers]
+    for version, folder in _folders("memory", groups, mount):
+        limit = _limit(version, folder)
+        used = _numbers(folder / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
+        if limit is not None and used:
+            [cached] = _entry(folder / "memory.stat", "inactive_file" if version == 2 else "total_inactive_file") or [0]
+            left.append(max(0, limit - used[0] + cached))
+    return min(left, default=None)
+
+
+def _limit(version: int, folder: Path) -> int | None:
+    numbers = _numbers(folder / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
+    return numbers[0] if numbers else None
+
+
+def _numbers(path: Path) -> list[int] | None:
+    """Return the numbers in a file of a group; None if it has none, or says that there is no limit."""
+    with suppress(OSError, ValueError):
+        return [int(word) for word in path.read_text(encoding="ascii").split()]
+    return None
+
+
+def _entry(path: Path, name: str) -> list[int] | None:
+    """Return the number behind a name in a file of names and numbers."""
+    with suppress(OSError, ValueError):
+        for line in path.read_text(encoding="ascii").splitlines():
+            if line.split()[:1] == [name]:
+                return [int(line.split()[1])]
+    return None
+
+
+def _folders(controller: str, groups: Path, mount: Path) -> Iterator[tuple[int, Path]]:
+    """Yield version and folder of the groups that the process is in, and of those around them: the lowest limit counts."""
+    try:
+        lines = groups.read_text(encoding="utf-8").splitlines()
+    except OSError:  # Not Linux.
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == _VERSION_2:
+            version, root = 2, mount
+        elif controller in controllers.split(","):
+            version, root = 1, mount / controller
+        else:
+            continue
+        inside = PurePosixPath(path).relative_to("/")
+        # In a container the path may be that of the host, where only the root is to be seen: the container's own group.
+        for group in (inside, *inside.parents):
+            yield version, root / group

@@ -1,0 +1,117 @@
+"""Limits of memory and cores, with files as the kernel shows them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from schemas.limits import core_count, core_quota, memory_available, memory_limit
+
+HOST = 64 << 30
+UNLIMITED = "9223372036854771712"  # What version 1 says where there is no limit.
+
+
+@pytest.fixture
+def group(tmp_path, monkeypatch):
+    """Make files of control groups, and return the arguments that lead to them."""
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": HOST // 4096}.__getitem__)
+
+    def group(groups: str | None, files: dict[str, str]) -> tuple[Path, Path]:
+        if groups is not None:
+            (tmp_path / "cgroup").write_text(groups)
+        for name, text in files.items():
+            path = tmp_path / "mount" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n")
+        return tmp_path / "cgroup", tmp_path / "mount"
+
+    return group
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        (None, {}, HOST),
+        ("0::/\n", {}, HOST),
+        ("0::/\n", {"memory.max": "max"}, HOST),
+        ("0::/\n", {"memory.max": "4096000"}, 4096000),
+        ("0::/\n", {"memory.max": str(2 * HOST)}, HOST),
+        # A batch job inside a slice: whichever is lower.
+        ("0::/slice/job\n", {"slice/memory.max": "3000", "slice/job/memory.max": "5000"}, 3000),
+        ("0::/slice/job\n", {"slice/memory.max": "max", "slice/job/memory.max": "5000"}, 5000),
+        ("0::/slice/job\n", {"slice/memory.max": "3000", "slice/job/memory.max": "max", "other/memory.max": "7"}, 3000),
+        # The path of the host, seen from a container.
+        ("0::/system.slice/docker-1234.scope\n", {"memory.max": "4000"}, 4000),
+        ("0::/../outside\n", {"memory.max": "4000"}, 4000),
+        ("12:cpu,cpuacct:/a\n4:memory:/a/b\n", {"memory/memory.limit_in_bytes": UNLIMITED}, HOST),
+        (
+            "12:cpu:/x\n4:memory:/a/b\n1:name=systemd:/a\n",
+            {"memory/memory.limit_in_bytes": UNLIMITED, "memory/a/memory.limit_in_bytes": "900", "cpu/x/memory.max": "1"},
+            900,
+        ),
+        ("4:memory:/docker/12\n0::/docker/12\n", {"memory/memory.limit_in_bytes": "800"}, 800),
+    ],
+)
+def test_the_lowest_limit_counts(group, groups, files, expected):
+    assert memory_limit(*group(groups, files)) == expected
+
+
+def test_this_process_has_a_limit():
+    assert 1 << 20 < memory_limit() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        (None, {}, None),
+        ("0::/\n", {}, None),
+        ("0::/\n", {"cpu.max": "max 100000"}, None),
+        ("0::/\n", {"cpu.max": "150000 100000"}, 1.5),
+        ("0::/slice/job\n", {"slice/cpu.max": "100000 100000", "slice/job/cpu.max": "400000 100000"}, 1.0),
+        ("0::/system.slice/docker-1234.scope\n", {"cpu.max": "200000 100000"}, 2.0),
+        ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, None),
+        ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"}, 0.5),
+        ("4:cpuset:/a\n", {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"}, None),
+        ("4:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "50000"}, None),
+    ],
+)
+def test_the_lowest_quota_of_cores_counts(group, groups, files, expected):
+    assert core_quota(*group(groups, files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {}, 8 << 30),
+        ("0::/\n", {"memory.max": "max", "memory.current": "100"}, 8 << 30),
+        ("0::/\n", {"memory.max": "1000", "memory.current": "700"}, 300),
+        ("0::/\n", {"memory.max": "1000", "memory.current": "700", "memory.stat": "anon 1\ninactive_file 200\nfile 9"}, 500),
+        ("0::/\n", {"memory.max": "1000", "memory.current": "1200"}, 0),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "1000", "memory/memory.usage_in_bytes": "400"}, 600),
+        (
+            "4:memory:/a\n",
+            {
+                "memory/a/memory.limit_in_bytes": "1000",
+                "memory/a/memory.usage_in_bytes": "400",
+                "memory/a/memory.stat": "inactive_file 1\ntotal_inactive_file 50",
+            },
+            650,
+        ),
+    ],
+)
+def test_the_memory_that_is_left(group, tmp_path, groups, files, expected):
+    (tmp_path / "meminfo").write_text(f"MemTotal: {HOST >> 10} kB\nMemAvailable: {8 << 20} kB\n")
+    assert memory_available(*group(groups, files), tmp_path / "meminfo") == expected
+
+
+def test_a_system_that_does_not_say_what_is_left(tmp_path):
+    assert memory_available(tmp_path / "cgroup", tmp_path, tmp_path / "meminfo") is None
+
+
+def test_the_cores_of_this_process(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5, 7}, raising=False)
+    assert core_count() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert core_count() == os.cpu_count()
