@@ -33,7 +33,20 @@ _EXTRAS = {
 
 _NEEDS = {
     **dict.fromkeys(
-        ("captions", "vocabulary", "encode", "word-vectors", "features", "cancel", "view", "import", "export", "demo"),
+        (
+            "captions",
+            "vocabulary",
+            "encode",
+            "word-vectors",
+            "features",
+            "cancel",
+            "view",
+            "import",
+            "export",
+            "demo",
+            "scenes",
+            "build",
+        ),
         "pipelines",
     ),
     **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "tables"), "train"),

@@ -28,6 +28,7 @@ _SHARDS = "; finished shards are kept, the same command continues from here"
 _KEPT = {
     **dict.fromkeys(("captions", "vocabulary", "encode", "features", "commit", "import", "embed"), _SHARDS),
     "tables": "; finished runs are kept, the same command continues from here",
+    "build": "; finished steps are kept, the same command continues from here",
 }
 
 _WAKE_SECONDS = 0.02
