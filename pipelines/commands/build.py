@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipelines.commands.options import BEAM, LogJson, SharedDisk, StartTimeout, console, flags_of, notes, remark
-from pipelines.commands.steps import Commands
-from pipelines.plans.building import Tell, build
-from pipelines.plans.job import Build, BuildJob, StepError
-from pipelines.plans.outlook import Outlook, look_ahead
+
+if TYPE_CHECKING:
+    from pipelines.plans.job import Build, BuildJob
+    from pipelines.plans.outlook import Outlook
 
 __all__ = ["app", "build_plan", "outlook_of_plan"]
 
 app = typer.Typer()
 
 
-def build_plan(job: BuildJob, tell: Tell = lambda step, event: None) -> Build:
+def build_plan(job: BuildJob, tell: Callable[[str, Mapping[str, Any]], None] = lambda step, event: None) -> Build:
     """Build a plan, as ``imagepivot build`` does.
 
     Args:
@@ -32,6 +33,9 @@ def build_plan(job: BuildJob, tell: Tell = lambda step, event: None) -> Build:
         UsageError: the plan is not understood.
         ImagepivotError: a step failed, something differs from the lock file, an input is missing, or another build is at work.
     """
+    from pipelines.commands.steps import Commands
+    from pipelines.plans.building import build
+
     return build(job, Commands(), tell)
 
 
@@ -42,6 +46,9 @@ def outlook_of_plan(job: BuildJob) -> Outlook:
         UsageError: the plan is not understood.
         ImagepivotError: an input is missing or cannot be read.
     """
+    from pipelines.commands.steps import Commands
+    from pipelines.plans.outlook import look_ahead
+
     return look_ahead(job, Commands())
 
 
@@ -105,6 +112,7 @@ def build_(
     behind -- go to Beam, for each step that runs on it: -- --runner=DataflowRunner --project=...
     """
     from pipelines.commands.building import Display, print_outlook, print_plans, settings_of
+    from pipelines.plans.job import BuildJob, StepError
 
     if list_plans:
         print_plans(console)

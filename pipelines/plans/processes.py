@@ -13,12 +13,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Outcome", "StepProcess"]
+__all__ = ["Outcome", "StepProcess", "end_with_build", "read_events"]
 
 # As `pipelines.running.runner` starts its workers: nothing in the current folder hides a module of ours.
 _START = (
@@ -84,22 +84,11 @@ class StepProcess:
         output: list[bytes] = []
         reader = threading.Thread(target=lambda: output.append(process.stdout.read()), daemon=True)  # type: ignore[union-attr]
         reader.start()
-        message, refused, other = "", False, []
-        for line in process.stderr:
-            event = _event(line)
-            if event is None:
-                other.append(line.decode(errors="replace"))
-                continue
-            if event["event"] == "error":
-                message = str(event.get("traceback") or event.get("message") or "")
-                refused = event.get("kind") == _REFUSED
-            elif event["event"] != "end":
-                self.tell(event)
+        message, refused = read_events(process.stderr, self.tell)
         code = process.wait()
         reader.join()
         if process.stdin is not None:
             process.stdin.close()
-        message = message or "".join(other).strip().removeprefix("Error: ") or "".join(part.decode() for part in output).strip()
         return Outcome(code, message, refused, b"".join(output))
 
     def send(self, number: int) -> None:
@@ -110,6 +99,26 @@ class StepProcess:
             else:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.send_signal(number)
+
+
+def read_events(lines: Iterable[bytes], tell: Callable[[Mapping[str, Any]], None]) -> tuple[str, bool]:
+    """Read what a command writes to standard error; return the message of its failure, and whether it refused another dataset.
+
+    Args:
+        lines: lines of JSON, and of a command that writes none lines for people.
+        tell: gets each event but the last.
+    """
+    message, refused, other = "", False, []
+    for line in lines:
+        event = _event(line)
+        if event is None:
+            other.append(line.decode(errors="replace"))
+        elif event["event"] == "error":
+            message = str(event.get("traceback") or event.get("message") or "")
+            refused = event.get("kind") == _REFUSED
+        elif event["event"] != "end":
+            tell(event)
+    return message or "".join(other).strip().removeprefix("Error: "), refused
 
 
 def end_with_build() -> None:
