@@ -138,8 +138,8 @@ def test_variables_of_options_are_not_for_steps(folder, built, monkeypatch):
     seen = []
     monkeypatch.setenv("IMAGEPIVOT_CAPTIONS_RECIPE", "raw")
     monkeypatch.setattr(ForkedStep, "__init__", _recording(ForkedStep.__init__, seen))
+    monkeypatch.setattr(ForkedStep, "run", _looked)
     with pytest.raises(AssertionError, match="looked"):
-        monkeypatch.setattr(ForkedStep, "run", _looked)
         built()
     assert "PATH" in seen[0]
     assert "IMAGEPIVOT_CAPTIONS_RECIPE" not in seen[0]
@@ -197,7 +197,7 @@ def test_a_result_that_differs_is_named_and_what_follows_from_it(folder, built):
     (folder / "plan.lock").write_text(json.dumps(lock))
     with pytest.raises(LockError, match=r"(?s)steps.captions: result: locked 000000000000, here .*pyarrow: locked 1.0.*"):
         built(locked=True)
-    with pytest.raises(LockError, match="steps.encoded: result: follows from captions"):
+    with pytest.raises(LockError, match=r"steps\.encoded: result: follows from captions"):
         built(locked=True)
 
 
@@ -206,7 +206,7 @@ def test_weights_that_differ_are_named(folder, built):
     lock = json.loads((folder / "plan.lock").read_text())
     lock["steps"]["captions"] |= {"content": "0" * 64, "weights": {"weights_sha256": "abc"}}
     (folder / "plan.lock").write_text(json.dumps(lock))
-    with pytest.raises(LockError, match="steps.captions: weights: locked weights_sha256 abc, here none"):
+    with pytest.raises(LockError, match=r"steps\.captions: weights: locked weights_sha256 abc, here none"):
         built(locked=True)
 
 
