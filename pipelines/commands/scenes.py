@@ -25,7 +25,7 @@ def scenes(
 ) -> None:
     """Draw scenes with captions in four languages, to try everything without data of one's own.
 
-    Writes the pictures to OUTPUT/images, and OUTPUT/captions.tsv, which captions reads with --format table.
+    Writes the pictures to OUTPUT/images, and the table OUTPUT/captions.tsv.
     """
     from pipelines.demo.writing import write_scenes
     from schemas.filesystems import storage_errors

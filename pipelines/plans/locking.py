@@ -21,7 +21,7 @@ from schemas.storage import Folder
 
 __all__ = ["Lock"]
 
-_FORMAT = "imagepivot plan 1"
+_FORMAT = "imagepivot-lock 1"
 _LIBRARIES = "imagepivot"
 
 
