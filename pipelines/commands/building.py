@@ -54,7 +54,7 @@ def print_outlook(outlook: Outlook, console: Console) -> None:
     for heading in ("step", "command", "state", "because", "rows", "size", "time"):
         table.add_column(heading, justify="right" if heading in ("rows", "size", "time") else "left")
     for step in outlook.steps:
-        count = "?" if step.count is None else f"{step.count:,}"
+        count = f"{step.count:,}" if step.count is not None else "" if step.state == "up to date" else "?"
         length = "?" if step.seconds is None else "" if step.state == "up to date" else duration(step.seconds)
         table.add_row(step.name, step.command, step.state, escape(step.why), count, _size(step.bytes), length)
     console.print(table)

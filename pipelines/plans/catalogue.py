@@ -148,4 +148,4 @@ MANAGED = {
     "as_json": "a plan always keeps reports as JSON",
     "config": "the section of the step holds its values",
 }
-"""Parameters that no section of a step may hold, with the reason. For ``config`` this is the option ``--config``."""
+"""Parameters that no section of a step may hold, with the reason; ``config`` where it names a file of values."""

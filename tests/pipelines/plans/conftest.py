@@ -52,7 +52,7 @@ class ForkedStep:
     def run(self) -> Outcome:
         self.started.append(list(self.words))
         with tempfile.TemporaryDirectory() as folder, start(*self.words, folder=Path(folder)) as process:
-            done = process.wait()
+            done = process.wait(600)  # The whole of Multi30K takes minutes on a busy machine.
             message, refused = read_events(done.stderr.encode().splitlines(keepends=True), self.tell)
         return Outcome(done.returncode, message, refused, done.stdout.encode())
 
