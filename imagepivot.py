@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from extractors import entries as extractor_catalogue
     from extractors import load as load_extractor
     from extractors import names as extractor_names
+    from pipelines.commands.build import build_plan as build_plan
+    from pipelines.commands.build import outlook_of_plan as outlook_of_plan
     from pipelines.datasets.comparison import DiffJob as DiffJob
     from pipelines.datasets.comparison import compare_datasets as compare_datasets
     from pipelines.datasets.pictures import read_pictures as read_pictures
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from pipelines.inputs.captions import Selection as Selection
     from pipelines.inputs.captions import open_source as open_captions
     from pipelines.inputs.images import open_images as open_images
+    from pipelines.plans.job import BuildJob as BuildJob
+    from pipelines.plans.reading import plan_names as plan_names
     from pipelines.running.accelerators import Accelerator as Accelerator
     from pipelines.running.jobs import CommitDataset as CommitDataset
     from pipelines.running.launching import cancel_job as cancel_job
@@ -157,6 +161,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Accelerator",
     "AttentionWeights",
+    "BuildJob",
     "BuildVocabulary",
     "CaptionBatch",
     "CaptionChoice",
@@ -231,6 +236,7 @@ __all__ = [
     "WebdatasetLayout",
     "WordVectorsJob",
     "averages",
+    "build_plan",
     "build_vocabulary",
     "cancel_job",
     "collate_pairs",
@@ -262,6 +268,8 @@ __all__ = [
     "open_material",
     "open_run",
     "open_shard",
+    "outlook_of_plan",
+    "plan_names",
     "plan_work",
     "plot_comparison",
     "prepare_captions",
@@ -299,6 +307,7 @@ _MODULES = {
         "load_extractor = load",
         "RegionOptions",
     ),
+    "pipelines.commands.build": ("build_plan", "outlook_of_plan"),
     "pipelines.datasets.comparison": ("compare_datasets", "DiffJob"),
     "pipelines.datasets.pictures": ("read_pictures",),
     "pipelines.datasets.viewing": ("draw_view", "ViewJob"),
@@ -319,6 +328,8 @@ _MODULES = {
     "pipelines.features.planning": ("plan_work",),
     "pipelines.inputs.captions": ("open_captions = open_source", "Selection"),
     "pipelines.inputs.images": ("open_images",),
+    "pipelines.plans.job": ("BuildJob",),
+    "pipelines.plans.reading": ("plan_names",),
     "pipelines.running.accelerators": ("Accelerator",),
     "pipelines.running.jobs": ("CommitDataset",),
     "pipelines.running.launching": ("cancel_job",),

@@ -5,7 +5,7 @@ one paragraph that says what was expected, what was found (with ``!r``), where (
 Beam as text, so it never depends on attributes of the exception.
 """
 
-__all__ = ["CommittedError", "DatasetError", "ImagepivotError", "InputError", "UsageError"]
+__all__ = ["CommittedError", "DatasetError", "ImagepivotError", "InputError", "OtherDatasetError", "UsageError"]
 
 
 class ImagepivotError(Exception):
@@ -26,3 +26,7 @@ class DatasetError(ImagepivotError):
 
 class CommittedError(DatasetError):
     """Another run has committed the dataset meanwhile."""
+
+
+class OtherDatasetError(DatasetError):
+    """The folder holds another dataset than the one that would be written there."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import DatasetError, OtherDatasetError, UsageError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes, sha256_of_file
 from schemas.manifest import MANIFEST_NAMES, TASKS_NAME, Manifest, newer
@@ -338,7 +338,7 @@ class Survey:
         if stored is None:
             return
         if stored.fingerprint != identity.fingerprint:
-            raise DatasetError(
+            raise OtherDatasetError(
                 f"{location!r} holds another dataset ({difference(stored, identity)}): nothing was written. Choose another folder, "
                 "or give --overwrite to replace it"
             )

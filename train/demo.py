@@ -1,75 +1,46 @@
-"""The end of ``imagepivot demo``: a small model trained on the scenes, its recall, and one query in each language."""
+"""The end of ``imagepivot demo``: the recall of the model that was trained on the scenes, and one query in each language."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
 from schemas.dataset import Dataset, open_dataset
-from schemas.storage import Folder
-from train.config.sections import resolve
-from train.data.corpus import Corpus
 from train.evaluation.scoring import score_run
 from train.evaluation.searching import Tokenize, embed_gallery, search_gallery
-from train.jobs import TrainJob
-from train.loop import train
-from train.progress import ProgressLine
 from train.reports.score_tables import score_table
-from train.runs.checkpoints import BEST, LAST
 from train.runs.run import Run, open_run
 
-__all__ = ["train_demo"]
+__all__ = ["LEAST_SCENES", "show_run"]
 
-PRESET = "demo"
-_SPLITS = {"train", "val", "test"}
+LEAST_SCENES = 10
+"""With fewer none is held out."""
+
 _TOP = 3
 
 
-def train_demo(output: Path, *, console: Console, notes: Console, tokenize: Tokenize) -> None:
-    """Train on the datasets of the demo, evaluate on held-out scenes, and search for one of them.
+def show_run(output: Path, *, console: Console, tokenize: Tokenize) -> None:
+    """Evaluate the run of the demo on held-out scenes, and search for one of them.
 
     Args:
-        output: folder of the demo; holds ``run`` afterwards.
+        output: folder of the demo.
         console: for the result.
-        notes: for progress.
         tokenize: turns a query into tokens as the captions were.
     """
     captions = open_dataset(output / "captions", kind="captions")
-    if not set(captions.table(["split"])["split"].unique().to_pylist()) >= _SPLITS:
-        notes.print("[yellow]nothing is trained: with so few scenes none is held out; draw at least 10 with --scenes[/yellow]")
-        return
-    corpus = Corpus(*(str(output / name) for name in ("encoded", "features", "vocabulary")))
-    job = TrainJob(config=resolve(PRESET), corpus=corpus, output=str(output / "run"), device="cpu")
+    features = str(output / "features")
     console.print(Rule("training"))
-    for name in (BEST, LAST):  # The scenes may differ from those of an earlier demo.
-        Folder(job.output).delete(name)
-    with _one_thread(), ProgressLine(notes) as watch:
-        train(job, watch)
-    run = open_run(job.output)
-    scores = score_run(run, captions=corpus.captions, features=corpus.features, splits=["test"])
+    run = open_run(str(output / "run"))
+    scores = score_run(run, captions=str(output / "encoded"), features=features, splits=["test"])
     console.print(score_table(scores, title="scenes that were held out"))
     console.print(
         "The extractor's weights are random: its features tell drawn scenes apart, but say nothing about photographs. No scene "
         "above was trained on, but the preset was chosen by its recall on such scenes.\n"
     )
-    console.print(_answers(run, captions, corpus.features, tokenize))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute with one thread: products this small gain nothing from more, and lose much if other programs run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    console.print(_answers(run, captions, features, tokenize))
 
 
 def _answers(run: Run, captions: Dataset, features: str, tokenize: Tokenize) -> Table:

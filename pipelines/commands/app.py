@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import logging
 import sys
-from inspect import getdoc
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from pipelines.commands import datasets, demo, doctor, exchange, features, jobs, tasks, text, view
-from pipelines.commands.configuration import Command
+from pipelines.commands import build, demo
 from pipelines.commands.endings import run, wants_events
+from pipelines.commands.groups import GROUPS, prepare
 from pipelines.commands.options import console, notes
 from pipelines.commands.process import BROKEN_PIPE, ask_what_to_leave
 from schemas import events
-from train.commands import figures, runs, sts, tables, train
+from train.commands import figures
 from train.voice import Voice
 
 if TYPE_CHECKING:
@@ -90,20 +89,8 @@ def _options(
     context.meta[figures.PICTURES] = _pictures
 
 
-def _add(group: typer.Typer) -> None:
-    """Add the commands of a group, with the paragraphs of their help on one line each: the terminal wraps them."""
-    for command in group.registered_commands:
-        paragraphs = (getdoc(command.callback) or "").split("\n\n")
-        command.cls = Command
-        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
-    app.add_typer(group)
-
-
-for _group in (
-    *(text.app, features.app, tasks.app, jobs.app, datasets.app, view.app, doctor.app, demo.app, exchange.app),
-    *(train.app, runs.app, sts.app, figures.app, tables.app),
-):
-    _add(_group)
+for _group in (*GROUPS, build.app, demo.app):
+    app.add_typer(prepare(_group))
 
 
 def main() -> None:

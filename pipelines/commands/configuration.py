@@ -20,7 +20,7 @@ import typer
 from pipelines.commands import parsing
 from schemas.errors import UsageError
 
-__all__ = ["BEAM_FLAGS", "COMMAS", "NUMBERS", "PAIRS", "Command", "Config"]
+__all__ = ["BEAM_FLAGS", "COMMAS", "NUMBERS", "PAIRS", "Command", "Config", "convert", "keys_of"]
 
 COMMAS = "values separated by commas"
 """Marks the annotation of an option whose text is a list; a file may give it a list."""
@@ -86,7 +86,7 @@ def _values(location: str, context: typer.Context) -> dict[str, Any]:
     commands = getattr(context.parent and context.parent.command, "commands", {name: context.command})
     configurable = {key: command for key, command in commands.items() if _has_config(command)}
     table = _read(location)
-    keys = _keys(context.command)
+    keys = keys_of(context.command)
     tables = {key: value for key, value in table.items() if isinstance(value, dict)}
     # No option that takes a table has the name of a command.
     sections = {key: value for key, value in tables.items() if key in configurable or key not in keys}
@@ -94,12 +94,12 @@ def _values(location: str, context: typer.Context) -> dict[str, Any]:
         if key not in configurable:
             raise UsageError(f"{location!r} has a section [{key}], which is no command{_hint(key, configurable)}")
     if not sections:
-        return _converted(table, context.command, f"{location!r}", name)
+        return convert(table, context.command, f"{location!r}", name)
     for key in table:
         if key not in sections:
             raise UsageError(f"{location!r} has the key {key!r} beside sections: move it into the section of its command")
     converted = {
-        key: _converted(section, configurable[key], f"{location!r}, section [{key}]", key) for key, section in sections.items()
+        key: convert(section, configurable[key], f"{location!r}, section [{key}]", key) for key, section in sections.items()
     }
     if name not in converted:
         raise UsageError(f"{location!r} has no section [{name}]: its sections are {', '.join(f'[{key}]' for key in sections)}")
@@ -132,9 +132,9 @@ def _read(location: str) -> dict[str, Any]:
         raise UsageError(f"{location!r} is not TOML: {error}") from error
 
 
-def _converted(table: Mapping[str, Any], command: Any, place: str, name: str) -> dict[str, Any]:
+def convert(table: Mapping[str, Any], command: Any, place: str, name: str) -> dict[str, Any]:
     """Check a table of values, and return them as the parameters of a command take them."""
-    keys = _keys(command)
+    keys = keys_of(command)
     found: dict[str, str] = {}
     values: dict[str, Any] = {}
     for key, value in table.items():
@@ -149,13 +149,13 @@ def _converted(table: Mapping[str, Any], command: Any, place: str, name: str) ->
     return values
 
 
-def _keys(command: Any) -> dict[str, tuple[str, Any]]:
+def keys_of(command: Any) -> dict[str, tuple[str, Any]]:
     """Return the keys of a command: the name of the parameter and its annotation, without ``None``, of each."""
     hints = get_type_hints(command.callback, include_extras=True)
     keys = {
         _key(parameter): (parameter.name, hints[parameter.name])
         for parameter in command.params
-        if parameter.name in hints and parameter.name != "config"
+        if parameter.name in hints and "--config" not in parameter.opts
     }
     if command.context_settings.get("allow_extra_args"):
         keys[BEAM_FLAGS.replace("_", "-")] = (BEAM_FLAGS, list[str])

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.commands.options import console, notes
+from pipelines.commands.options import console, notes, remark
 
 __all__ = ["app"]
 
@@ -21,15 +21,26 @@ def demo(
 ) -> None:
     """Run everything on drawn scenes: captions in four languages, vocabulary, encoding, features, regions, training.
 
-    A small model is trained for a few seconds, measured on held-out scenes, and asked one query in each language.
+    A small model is trained for a few seconds, measured on held-out scenes, and asked one query in each language. It is the plan
+    demo of imagepivot build, with the results shown.
     """
-    from pipelines.demo.run import run_demo
+    from pipelines.commands.build import build_plan
+    from pipelines.commands.building import Display
+    from pipelines.demo.run import show_datasets
+    from pipelines.plans.job import BuildJob
     from schemas.filesystems import storage_errors
     from schemas.locations import target_path
-    from train.demo import train_demo
+    from train.demo import LEAST_SCENES, show_run
 
     folder = target_path(output)
     with storage_errors(output):
         folder.mkdir(parents=True, exist_ok=True)
-    run_demo(folder, scenes=scenes, console=console, notes=notes)
-    train_demo(folder, console=console, notes=notes, tokenize=context.obj)
+    is_trained = scenes >= LEAST_SCENES
+    targets = () if is_trained else ("encoded", "features", "picture")
+    with Display(notes) as display:
+        build_plan(BuildJob("demo", targets=targets, output=output, settings={"steps.scenes.count": str(scenes)}), display)
+    show_datasets(folder, console=console)
+    if is_trained:
+        show_run(folder, console=console, tokenize=context.obj)
+    else:
+        remark(f"nothing is trained: with so few scenes none is held out; draw at least {LEAST_SCENES} with --scenes")

@@ -46,6 +46,8 @@ _NEEDS = {
             "import",
             "export",
             "demo",
+            "scenes",
+            "build",
         ),
         "pipelines",
     ),

@@ -26,8 +26,9 @@ BROKEN_PIPE = 141
 
 _SHARDS = "; finished shards are kept, the same command continues from here"
 _KEPT = {
-    **dict.fromkeys(("captions", "vocabulary", "encode", "features", "commit", "import", "embed"), _SHARDS),
+    **dict.fromkeys(("captions", "vocabulary", "encode", "token-features", "features", "commit", "import", "embed"), _SHARDS),
     "tables": "; finished runs are kept, the same command continues from here",
+    "build": "; finished steps are kept, the same command continues from here",
 }
 
 _WAKE_SECONDS = 0.02

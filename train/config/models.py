@@ -251,7 +251,8 @@ class DanConfig(_Words):
         embedding: H, width of a context vector and of a word, and of each direction of the LSTM.
         words: width of the word embeddings.
         word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
-            others; or ``frozen``, pretrained ones and drawn ones alike.
+            others; or ``frozen``, pretrained ones and drawn ones alike. Or ``features``: in place of words, given vectors of
+            tokens, such as those of BERT.
         steps: K, the number of steps of attention.
         attention: width in which memories are compared with regions and words.
         dropout: ratio of dropout; 0 means none.
@@ -289,7 +290,8 @@ class MlmmeConfig(_Words):
         embedding: width of the joint space.
         words: width of the word embeddings.
         word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
-            others; or ``frozen``, pretrained ones and drawn ones alike.
+            others; or ``frozen``, pretrained ones and drawn ones alike. Or ``features``: in place of words, given vectors of
+            tokens, such as those of BERT.
         units: number of GRU units.
         scoring: ``dot``, the cosine; or ``general``, a learned bilinear form for every two views, the images and each language.
     """

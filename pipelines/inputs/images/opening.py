@@ -16,7 +16,7 @@ from pipelines.inputs.tables import is_table
 from schemas.errors import InputError, UsageError
 from schemas.storage import Folder
 
-__all__ = ["open_images"]
+__all__ = ["open_images", "split_pattern"]
 
 
 def open_images(
@@ -67,7 +67,7 @@ def _open(path: str, ids: IdRule) -> ImageSource:
         parent, _, name = path.rpartition("/")
         return _open_file(Folder(parent or "/"), name, ids)
     if re.search(r"[*?\[]", path):
-        root, pattern = _split_pattern(path)
+        root, pattern = split_pattern(path)
         archive = archive_kind(path)
         if archive is not None:
             return open_archives(Folder(root), archive, pattern=pattern, ids=ids)
@@ -89,7 +89,7 @@ def _open_file(folder: Folder, name: str, ids: IdRule) -> ImageSource:
     return ImagesInFolder(folder, pattern=re.escape(name), ids=ids)
 
 
-def _split_pattern(location: str) -> tuple[str, str]:
+def split_pattern(location: str) -> tuple[str, str]:
     """Return the folder before the first wildcard, and the rest as a regular expression."""
     parts = location.split("/")
     first = next(number for number, part in enumerate(parts) if re.search(r"[*?\[]", part))
