@@ -65,8 +65,8 @@ taskmanager.memory.framework.off-heap.size: 64m
 taskmanager.memory.task.heap.size: 300m
 taskmanager.memory.task.off-heap.size: 64m
 taskmanager.memory.managed.size: 96m
-taskmanager.memory.network.min: 32m
-taskmanager.memory.network.max: 32m
+taskmanager.memory.network.min: 96m
+taskmanager.memory.network.max: 96m
 taskmanager.memory.jvm-metaspace.size: 256m
 taskmanager.memory.jvm-overhead.min: 192m
 taskmanager.memory.jvm-overhead.max: 192m

@@ -20,7 +20,7 @@ from tests.integration.workload import commands, files, make_inputs, one_line
 
 pytest.importorskip("timm", reason="the extra dev installs it")
 
-pytestmark = [pytest.mark.slow, pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.engines, pytest.mark.timeout(1800)]
 
 CODES = (0, 0, 0, 0, 0, 3)  # A photo is broken.
 SECONDS = 300.0
@@ -104,3 +104,107 @@ def test_every_command_makes_the_bytes_of_a_local_run(name, request, inputs, loc
 
 
 # --- what is killed in the middle --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def holding(held: Held) -> Iterator[None]:
+    """Let no worker publish a shard during the block."""
+    held.hold.touch()
+    try:
+        yield
+    finally:
+        held.hold.unlink(missing_ok=True)
+
+
+def written(output: Path) -> Callable[[], list[Path]]:
+    """Return what finds the shards that workers are about to publish."""
+    return lambda: list(output.glob(".part-*"))
+
+
+def outputs(folder: Path, name: str) -> dict[str, bytes]:
+    return {path: data for path, data in files(folder).items() if path.startswith(f"{name}/")}
+
+
+def expected(local: dict[str, bytes], name: str) -> dict[str, bytes]:
+    return {path: data for path, data in local.items() if path.startswith(f"{name}/") and not path.endswith(".lock")}
+
+
+def test_flink_goes_on_without_a_task_manager_that_is_killed(flink, inputs, local, tmp_path):
+    """The job is restarted on the other one."""
+    folder = shutil.copytree(inputs, tmp_path / "there")
+    engine = flink.engine
+    with start(*flink.words(*commands("--shared-disk")[0]), folder=folder) as launcher:
+        with holding(flink):
+            at_work(folder / "plain", SECONDS)
+            wait_for(written(folder / "plain"), SECONDS)
+            (lost, *_) = engine.busy()
+            engine.processes[lost].kill()
+            wait_for(lambda: engine.task_managers() == 1, SECONDS)
+        ended = launcher.wait(SECONDS)
+    assert ended.returncode == 0, ended.stderr
+    assert outputs(folder, "plain") == expected(local, "plain")
+    assert validate(str(folder / "plain")) == []
+    assert engine.states()[-1] == "FINISHED"
+
+
+def test_a_worker_that_is_killed(flink, inputs, local, tmp_path):
+    folder = shutil.copytree(inputs, tmp_path / "there")
+    with start(*flink.words(*commands("--shared-disk")[0]), folder=folder) as launcher:
+        with holding(flink):
+            at_work(folder / "plain", SECONDS)
+            wait_for(written(folder / "plain"), SECONDS)
+            for worker in flink.engine.workers():
+                os.kill(worker, signal.SIGKILL)
+        ended = launcher.wait(SECONDS)
+    assert ended.returncode == 0, ended.stderr
+    assert outputs(folder, "plain") == expected(local, "plain")
+
+
+@pytest.mark.parametrize("name", ["spark", "prism"])
+def test_a_worker_that_is_killed_ends_the_job_and_the_same_command_goes_on(name, request, inputs, local, imagepivot, tmp_path):
+    held = request.getfixturevalue(name)
+    folder = shutil.copytree(inputs, tmp_path / "there")
+    words = held.words(*commands("--shared-disk")[0])
+    with start(*words, folder=folder) as launcher:
+        with holding(held):
+            at_work(folder / "plain", SECONDS)
+            wait_for(written(folder / "plain"), SECONDS)
+            for worker in held.engine.workers():
+                os.kill(worker, signal.SIGKILL)
+        ended = launcher.wait(SECONDS)
+    print(ended.returncode, ended.stderr)
+    imagepivot(*words, cwd=folder)
+    assert outputs(folder, "plain") == expected(local, "plain")
+
+
+# --- cancelling --------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_cancelled_on_flink(flink, inputs, local, imagepivot, tmp_path):
+    """Flink says so itself, and the same command makes the rest."""
+    folder = shutil.copytree(inputs, tmp_path / "there")
+    words = flink.words(*commands("--shared-disk")[0])
+    with start(*words, folder=folder) as launcher, holding(flink):
+        job = at_work(folder / "plain", SECONDS)
+        assert flink.engine.states()[-1] == "RUNNING"
+        cancelled = imagepivot("cancel", folder / "plain").stdout
+        assert cancelled.startswith(f"cancelled: PortableRunner says that job '{job}' has ended; finished shards are kept")
+        wait_for(lambda: "CANCELED" in flink.engine.states(), SECONDS)
+        ended = launcher.wait(SECONDS)
+    assert ended.returncode == 1
+    assert "failed in state CANCELLED" in ended.stderr
+    assert not job_of(folder / "plain")
+    imagepivot(*words, cwd=folder)
+    assert outputs(folder, "plain") == expected(local, "plain")
+
+
+# --- what a user gets wrong --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["flink", "spark", "prism"])
+def test_a_users_mistake_on_a_worker_is_one_line(name, request, imagepivot, tmp_path):
+    held = request.getfixturevalue(name)
+    (tmp_path / "captions.tsv").write_text("image_id\ttext\na\tx\ny\n")
+    done = imagepivot(*held.words(*commands("--shared-disk")[0]), cwd=tmp_path, code=1)
+    assert "captions.tsv', row 2 (line 3): 1 columns, expected the 2 of the header" in one_line(done)
+    assert not list((tmp_path / "plain").glob("part-*"))
