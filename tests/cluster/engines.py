@@ -9,10 +9,12 @@ What they are made of is fetched once, by Maven and by Go's module proxy, into `
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -35,6 +37,7 @@ BUILD = HERE.parents[1] / "build" / "engines"
 
 _FETCH_SECONDS = 1200
 _START_SECONDS = 240.0
+_DIE_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG.
 
 # Flink 1.16 and Spark 3.5 reach into Java's own packages, which Java 17 shows only if it is told to.
 _OPENED = (
@@ -133,6 +136,11 @@ def of_maven(name: str) -> Path:
     return fetched(name, "mvn", "--quiet", "--batch-mode", "--file", str(pom), "package", source=pom.read_text())
 
 
+def _end_with_parent() -> None:
+    """Let Linux end this process with the one that started it, however that ends."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
 # --- processes ---------------------------------------------------------------------------------------------------------
 
 
@@ -158,7 +166,12 @@ class Engine:
         words = [str(word) for word in command]
         with (folder / "log").open("w") as log:
             process = subprocess.Popen(
-                words, cwd=folder, env={**os.environ, "TMPDIR": str(folder / "tmp"), **environment}, stdout=log, stderr=log
+                words,
+                cwd=folder,
+                env={**os.environ, "TMPDIR": str(folder / "tmp"), **environment},
+                stdout=log,
+                stderr=log,
+                preexec_fn=_end_with_parent,
             )
         self.processes[name] = process
         try:
@@ -242,7 +255,9 @@ class Flink(Engine):
         """Run one more TaskManager."""
         words = (*self._java, "-Xmx450m", "org.apache.flink.runtime.taskexecutor.TaskManagerRunner", "--configDir", self.conf)
         words = (*words, "-D", f"taskmanager.resource-id={name}")
-        with self.running(name, *words, ready=lambda: name in [m["id"] for m in self.ask("/taskmanagers").get("taskmanagers", [])]):
+        with self.running(
+            name, *words, ready=lambda: name in [m["id"] for m in self.ask("/taskmanagers").get("taskmanagers", [])]
+        ):
             yield
 
     @property
@@ -264,7 +279,9 @@ class Flink(Engine):
         (self.conf / "flink-conf.yaml").write_text(FLINK_CONF.format(rpc=free_port(), rest=rest, folder=self.conf))
         (self.conf / "log4j.properties").write_text(FLINK_LOG)
         entry = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
-        with self.running("jobmanager", *self._java, "-Xmx400m", entry, "--configDir", self.conf, ready=lambda: self.ask("/overview")):
+        with self.running(
+            "jobmanager", *self._java, "-Xmx400m", entry, "--configDir", self.conf, ready=lambda: self.ask("/overview")
+        ):
             yield
 
 

@@ -29,6 +29,7 @@ from tests.stores import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
 
+
 @dataclass(frozen=True)
 class Gated:
     """A cluster whose workers publish no shard while the file ``hold`` exists."""
