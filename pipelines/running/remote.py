@@ -27,6 +27,7 @@ __all__ = ["WORKER_LOST", "check_job_service", "runner_log", "wait"]
 WORKER_LOST = "Channel closed prematurely"
 """What Beam's own runner says where a worker process is gone."""
 
+_LOST = (WORKER_LOST, "SDK worker disconnected")  # The other one is what Prism says.
 _ANSWER_SECONDS = 60
 _LONGEST_RUN_SECONDS = 365 * 24 * 3600
 _POLL_SECONDS = 1.0
@@ -145,7 +146,7 @@ def runner_log(runner: str) -> Iterator[None]:
 def _last_line(error: Exception) -> str:
     """Return the line of an error that says what went wrong: a trace from a worker ends with it."""
     text = str(error.details()) if isinstance(error, grpc.Call) else str(error)
-    if WORKER_LOST in text:
+    if any(words in text for words in _LOST):
         return "a worker process ended unexpectedly, because it was killed or ran out of memory"
     lines = [line.strip().rstrip(".") for line in text.splitlines() if line.strip()]
     line = (lines[-1] if lines else type(error).__name__)[:_LONGEST_LINE]

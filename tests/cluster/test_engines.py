@@ -172,7 +172,8 @@ def test_a_worker_that_is_killed_ends_the_job_and_the_same_command_goes_on(name,
             for worker in held.engine.workers():
                 os.kill(worker, signal.SIGKILL)
         ended = launcher.wait(SECONDS)
-    print(ended.returncode, ended.stderr)
+    assert ended.returncode == 1
+    assert "a worker process ended unexpectedly, because it was killed or ran out of memory" in ended.stderr
     imagepivot(*words, cwd=folder)
     assert outputs(folder, "plain") == expected(local, "plain")
 
