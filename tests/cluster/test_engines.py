@@ -87,6 +87,17 @@ def prism(request, tmp_path_factory) -> Iterator[Held]:
         yield held
 
 
+def test_what_cannot_be_had_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "BUILD", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(engines.UnavailableError, match=r"^there is no java on this machine$"):
+        engines.fetched("flink", "mvn", "package", source="")
+    (tmp_path / "go").write_text("#!/bin/sh\necho no such module >&2\nexit 1\n")
+    (tmp_path / "go").chmod(0o755)
+    with pytest.raises(engines.UnavailableError, match=r"^go install x failed: no such module$"):
+        engines.fetched("prism", "go", "install", "x", source="")
+
+
 # --- the same bytes ----------------------------------------------------------------------------------------------------
 
 
