@@ -238,6 +238,13 @@ class Flink(Engine):
         """Return the states of all jobs."""
         return [job["status"] for job in self.ask("/jobs").get("jobs", [])]
 
+    def cancel(self) -> None:
+        """Cancel all jobs that run."""
+        for job in self.ask("/jobs").get("jobs", []):
+            if job["status"] == "RUNNING":
+                request = urllib.request.Request(f"{self.rest}/jobs/{job['id']}?mode=cancel", method="PATCH")
+                urllib.request.urlopen(request, timeout=10).close()
+
     def busy(self) -> list[str]:
         """Return the names of the TaskManagers that hold tasks."""
         return [
