@@ -107,6 +107,13 @@ def test_a_worker_that_is_gone(said):
         raise RuntimeError(f"Pipeline job-007 failed in state FAILED: {said}")
 
 
+def test_a_trace_of_java():
+    trace = "Job aborted: Lost task 0.0\n\tat java.base/A.get(A.java:2)\nCaused by: B: client cancelled\n\t... 3 more\n\nDriver stacktrace:"
+    expected = r"^PortableRunner did not finish the run: Caused by: B: client cancelled\. Its log"
+    with pytest.raises(ImagepivotError, match=expected), runner_log("PortableRunner"):
+        raise RuntimeError(trace)
+
+
 @pytest.mark.parametrize("flags", [(), ("--job_endpoint=embed",), ("--job_server_timeout=7",)])
 def test_a_run_is_not_limited_by_the_time_of_an_answer(flags):
     options = PipelineOptions(list(flags))
