@@ -108,7 +108,7 @@ def test_a_worker_that_is_gone(said):
 
 
 def test_a_trace_of_java():
-    trace = "Job aborted: Lost task 0.0\n\tat java.base/A.get(A.java:2)\nCaused by: B: client cancelled\n\t... 3 more\n\nDriver stacktrace:"
+    trace = "Job aborted\n\tat java.base/A.get(A.java:2)\nCaused by: B: client cancelled\n\t... 3 more\n\nDriver stacktrace:"
     expected = r"^PortableRunner did not finish the run: Caused by: B: client cancelled\. Its log"
     with pytest.raises(ImagepivotError, match=expected), runner_log("PortableRunner"):
         raise RuntimeError(trace)
