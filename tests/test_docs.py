@@ -41,7 +41,7 @@ CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 HEADING = re.compile(r"^#+ (.+)$", flags=re.MULTILINE)
-MAKE_TARGET = re.compile(r"^([a-z]+):", flags=re.MULTILINE)
+MAKE_TARGET = re.compile(r"^([a-z-]+):", flags=re.MULTILINE)
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OUR_PACKAGES = {"schemas", "extractors", "pipelines", "train"}
@@ -49,7 +49,8 @@ VARIABLES = {parameter.envvar for command in COMMANDS.values() for parameter in 
 BEAM_FLAGS = {"--runner", "--project", "--experiments"}
 BEAM_FLAGS |= {"--environment_type", "--job_server_timeout", "--sdk_container_image", "--disk_size_gb", "--max_num_workers"}
 BEAM_FLAGS |= {"--worker_machine_type", "--number_of_worker_harness_threads"}
-BEAM_FLAGS |= {"--job_endpoint", "--template_location", "--dask_client_address", "--dask_partition_size"}
+BEAM_FLAGS |= {"--environment_config", "--job_endpoint", "--template_location"}
+BEAM_FLAGS |= {"--dask_client_address", "--dask_partition_size"}
 OTHER_PROGRAMS = ("dask ", "hf ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
 
 

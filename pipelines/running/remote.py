@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import tempfile
 import threading
 import time
@@ -27,6 +28,8 @@ __all__ = ["WORKER_LOST", "check_job_service", "runner_log", "wait"]
 WORKER_LOST = "Channel closed prematurely"
 """What Beam's own runner says where a worker process is gone."""
 
+_LOST = (WORKER_LOST, "SDK worker disconnected")  # The other one is what Prism says.
+_JAVA_FRAME = re.compile(r"\s*(at |\.\.\. \d+ more|Driver stacktrace:)")  # What stands below the errors in traces of Java.
 _ANSWER_SECONDS = 60
 _LONGEST_RUN_SECONDS = 365 * 24 * 3600
 _POLL_SECONDS = 1.0
@@ -145,8 +148,8 @@ def runner_log(runner: str) -> Iterator[None]:
 def _last_line(error: Exception) -> str:
     """Return the line of an error that says what went wrong: a trace from a worker ends with it."""
     text = str(error.details()) if isinstance(error, grpc.Call) else str(error)
-    if WORKER_LOST in text:
+    if any(words in text for words in _LOST):
         return "a worker process ended unexpectedly, because it was killed or ran out of memory"
-    lines = [line.strip().rstrip(".") for line in text.splitlines() if line.strip()]
+    lines = [line.strip().rstrip(".") for line in text.splitlines() if line.strip() and not _JAVA_FRAME.match(line)]
     line = (lines[-1] if lines else type(error).__name__)[:_LONGEST_LINE]
     return f"{line} (the workers' environment lacks it)" if "No module named" in line else line

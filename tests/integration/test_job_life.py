@@ -23,23 +23,11 @@ from pipelines.running.portable_service import PortableService
 from schemas.dataset import open_dataset
 from tests.integration.clusters import Cluster, job_service
 from tests.integration.conftest import PROGRESS
+from tests.integration.gate import GATE, at_work, job_of
 from tests.integration.processes import Started, start, wait_for
 from tests.stores import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
-
-# Started by Python itself in every worker.
-GATE = """
-import os, time
-fsync = os.fsync
-
-def held(number):
-    while ".part-" in os.readlink(f"/proc/self/fd/{number}") and os.path.exists(os.environ["HOLD"]):
-        time.sleep(0.05)
-    fsync(number)
-
-os.fsync = held
-"""
 
 
 @dataclass(frozen=True)
@@ -93,20 +81,6 @@ def captions(source: Path, output: Path, *flags: str, options: tuple[str, ...] =
 def with_options(words: tuple[object, ...], *options: str) -> tuple[object, ...]:
     place = words.index("--")
     return (*words[:place], *options, *words[place:])
-
-
-def job_of(output: Path) -> dict[str, object]:
-    """The job file, once the runner has accepted the job."""
-    with suppress(FileNotFoundError):
-        content = json.loads((output / "_job.json").read_text())
-        return content if content["id"] else {}
-    return {}
-
-
-def at_work(output: Path) -> str:
-    """Wait until the first worker has started; the job's id."""
-    wait_for(lambda: job_of(output) and (output / ".first-worker.tmp-0").exists())
-    return str(job_of(output)["id"])
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -94,6 +94,26 @@ def test_a_package_that_the_workers_lack():
         raise RuntimeError("Traceback\nModuleNotFoundError: No module named 'torch'")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Channel closed prematurely",  # Beam's own job service.
+        "bundle inst011 stage-012 failed:SDK worker disconnected: worker[job-007[job]], error: context canceled",
+    ],
+)
+def test_a_worker_that_is_gone(said):
+    expected = r"^PortableRunner did not finish the run: a worker process ended unexpectedly, because it was killed or ran out"
+    with pytest.raises(ImagepivotError, match=expected), runner_log("PortableRunner"):
+        raise RuntimeError(f"Pipeline job-007 failed in state FAILED: {said}")
+
+
+def test_a_trace_of_java():
+    trace = "Job aborted\n\tat java.base/A.get(A.java:2)\nCaused by: B: client cancelled\n\t... 3 more\n\nDriver stacktrace:"
+    expected = r"^PortableRunner did not finish the run: Caused by: B: client cancelled\. Its log"
+    with pytest.raises(ImagepivotError, match=expected), runner_log("PortableRunner"):
+        raise RuntimeError(trace)
+
+
 @pytest.mark.parametrize("flags", [(), ("--job_endpoint=embed",), ("--job_server_timeout=7",)])
 def test_a_run_is_not_limited_by_the_time_of_an_answer(flags):
     options = PipelineOptions(list(flags))
