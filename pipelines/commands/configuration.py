@@ -20,7 +20,7 @@ import typer
 from pipelines.commands import parsing
 from schemas.errors import UsageError
 
-__all__ = ["BEAM_FLAGS", "COMMAS", "NUMBERS", "PAIRS", "Command", "Config"]
+__all__ = ["BEAM_FLAGS", "COMMAS", "NUMBERS", "PAIRS", "Command", "Config", "keys_of", "plain_hint"]
 
 COMMAS = "values separated by commas"
 """Marks the annotation of an option whose text is a list; a file may give it a list."""
@@ -86,7 +86,7 @@ def _values(location: str, context: typer.Context) -> dict[str, Any]:
     commands = getattr(context.parent and context.parent.command, "commands", {name: context.command})
     configurable = {key: command for key, command in commands.items() if _has_config(command)}
     table = _read(location)
-    keys = _keys(context.command)
+    keys = keys_of(context.command)
     tables = {key: value for key, value in table.items() if isinstance(value, dict)}
     # No option that takes a table has the name of a command.
     sections = {key: value for key, value in tables.items() if key in configurable or key not in keys}
@@ -134,7 +134,7 @@ def _read(location: str) -> dict[str, Any]:
 
 def _converted(table: Mapping[str, Any], command: Any, place: str, name: str) -> dict[str, Any]:
     """Check a table of values, and return them as the parameters of a command take them."""
-    keys = _keys(command)
+    keys = keys_of(command)
     found: dict[str, str] = {}
     values: dict[str, Any] = {}
     for key, value in table.items():
@@ -149,7 +149,7 @@ def _converted(table: Mapping[str, Any], command: Any, place: str, name: str) ->
     return values
 
 
-def _keys(command: Any) -> dict[str, tuple[str, Any]]:
+def keys_of(command: Any) -> dict[str, tuple[str, Any]]:
     """Return the keys of a command: the name of the parameter and its annotation, without ``None``, of each."""
     hints = get_type_hints(command.callback, include_extras=True)
     keys = {
@@ -172,13 +172,20 @@ def _has_config(command: Any) -> bool:
     return any(parameter.name == "config" and "--config" in parameter.opts for parameter in command.params)
 
 
-def _convert(value: Any, hint: Any, place: str) -> Any:
-    """Return a value as an option of this annotation takes it. A whole number is a number; nothing else is mixed."""
+def plain_hint(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return an annotation without ``None`` and marks, and the marks."""
     marks: tuple[Any, ...] = ()
     while (origin := get_origin(hint)) in (Annotated, Union, types.UnionType):
         if origin is Annotated:
             marks += hint.__metadata__
         [hint, *_] = [part for part in get_args(hint) if part is not type(None)]
+    return hint, marks
+
+
+def _convert(value: Any, hint: Any, place: str) -> Any:
+    """Return a value as an option of this annotation takes it. A whole number is a number; nothing else is mixed."""
+    hint, marks = plain_hint(hint)
+    origin = get_origin(hint)
     if isinstance(value, dict) and PAIRS in marks:
         value = [f"{key}={_text(item, f'{place}, {key!r},')}" for key, item in value.items()]
     if isinstance(value, list) and (COMMAS in marks or PAIRS in marks):
