@@ -6,6 +6,7 @@ opens it with another tool.
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 
 from schemas.features import FeatureSpec
@@ -23,6 +24,7 @@ __all__ = [
     "embeddings_schema",
     "features_schema",
     "group_rows",
+    "numpy_type",
     "regions_schema",
     "schema_of",
     "vector_bytes",
@@ -199,6 +201,11 @@ def schema_of(kind: str, spec: FeatureSpec | None = None) -> pa.Schema:
 def belongs_to_images(kind: str) -> bool:
     """Whether the rows of a kind belong to images, which decide on their shard."""
     return KEY_COLUMNS[kind][0] == "image_id"
+
+
+def numpy_type(dtype: pa.DataType) -> np.dtype:
+    """Return numpy's type of the values of a column, or of its vectors. Arrow's own answer needs pandas."""
+    return pa.array([], dtype.value_type if pa.types.is_fixed_size_list(dtype) else dtype).to_numpy(zero_copy_only=False).dtype
 
 
 def vector_bytes(schema: pa.Schema) -> int:

@@ -65,7 +65,9 @@ def operator() -> dict[str, Any]:
     return strict(version["schema"]["openAPIV3Schema"]["properties"]["spec"])
 
 
-@pytest.mark.parametrize("name", [name for name, document in DOCUMENTS.items() if "flink.apache.org" not in document["apiVersion"]])
+@pytest.mark.parametrize(
+    "name", [name for name, document in DOCUMENTS.items() if "flink.apache.org" not in document["apiVersion"]]
+)
 def test_kubernetes_takes_it(name):
     kubernetes_validate.validate(DOCUMENTS[name], kubernetes_validate.latest_version(), strict=True)
 
