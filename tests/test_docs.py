@@ -41,7 +41,7 @@ CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 HEADING = re.compile(r"^#+ (.+)$", flags=re.MULTILINE)
-MAKE_TARGET = re.compile(r"^([a-z]+):", flags=re.MULTILINE)
+MAKE_TARGET = re.compile(r"^([a-z-]+):", flags=re.MULTILINE)
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OUR_PACKAGES = {"schemas", "extractors", "pipelines", "train"}
@@ -50,7 +50,7 @@ BEAM_FLAGS = {"--runner", "--project", "--experiments"}
 BEAM_FLAGS |= {"--environment_type", "--job_server_timeout", "--sdk_container_image", "--disk_size_gb", "--max_num_workers"}
 BEAM_FLAGS |= {"--worker_machine_type", "--number_of_worker_harness_threads"}
 BEAM_FLAGS |= {"--job_endpoint", "--template_location", "--dask_client_address", "--dask_partition_size"}
-OTHER_PROGRAMS = ("dask ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
+OTHER_PROGRAMS = ("dask ", "docker ", "gcloud ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
 
 
 def blocks(page: str, language: str) -> list[str]:

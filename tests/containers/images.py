@@ -55,13 +55,13 @@ class Images:
         self.folder = folder
         self._temporary = folder / "tmp"
         self._temporary.mkdir(parents=True, exist_ok=True)
-        self._environment = {**os.environ, "TMPDIR": str(self._temporary), "BUILDAH_ISOLATION": "chroot"}
+        self.environment = {**os.environ, "TMPDIR": str(self._temporary), "BUILDAH_ISOLATION": "chroot"}
         self._buildah = ["buildah", "--root", str(folder / "storage"), "--runroot", str(folder / "run")]
         self._buildah += ["--storage-driver", os.environ.get("STORAGE_DRIVER", "overlay")]
 
     def buildah(self, *words: str) -> str:
         """Run buildah; return what it prints."""
-        done = subprocess.run([*self._buildah, *words], env=self._environment, capture_output=True, text=True, check=False)
+        done = subprocess.run([*self._buildah, *words], env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"buildah {' '.join(words)}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         return done.stdout.strip()
 
@@ -74,7 +74,7 @@ class Images:
             root = self._temporary / "base"
             mirror = ("http://deb.debian.org/debian",)
             command = ("debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, str(root), *mirror)
-            done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout[-4000:]
             for emptied in ("var/cache/apt/archives", "var/lib/apt/lists"):
                 shutil.rmtree(root / emptied)
@@ -129,7 +129,7 @@ class Images:
         arguments = [word for value in (*stand_ins, "TORCH_INDEX=") for word in ("--build-arg", value)]
         done = subprocess.run(
             [str(ROOT / "docker/build.sh"), target, f"localhost/{target}", *arguments, *options],
-            env={**self._environment, "BUILDER": builder},
+            env={**self.environment, "BUILDER": builder},
             capture_output=True,
             text=True,
             check=False,
@@ -168,8 +168,8 @@ class Images:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in a new container, which must end with an exit code."""
         with self.container(image) as name:
-            command = self._command(name, words, user=user, volumes=volumes, environment=environment)
-            done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
+            command = self.command(name, words, user=user, volumes=volumes, environment=environment)
+            done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
         return done
 
@@ -179,8 +179,8 @@ class Images:
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Run the image's entrypoint with these words for the block, in this machine's network."""
         with self.container(image) as name, log.open("wb") as said:
-            command = self._command(name, (*self.config(image)["Entrypoint"], *words), user=user, volumes=volumes)
-            process = subprocess.Popen(command, env=self._environment, stdout=said, stderr=said, start_new_session=True)
+            command = self.command(name, (*self.config(image)["Entrypoint"], *words), user=user, volumes=volumes)
+            process = subprocess.Popen(command, env=self.environment, stdout=said, stderr=said, start_new_session=True)
             try:
                 yield process
             finally:
@@ -191,15 +191,16 @@ class Images:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
 
-    def _command(
+    def command(
         self,
         name: str,
         words: Sequence[str],
         *,
-        user: str,
+        user: str = "",
         volumes: Mapping[Path, str] = {},
         environment: Mapping[str, str] = {},
     ) -> list[str]:
+        """Return what runs a command in a container, in `environment`."""
         options = [word for host, inside in volumes.items() for word in ("--volume", f"{host}:{inside}")]
         options += [word for key, value in environment.items() for word in ("--env", f"{key}={value}")]
         return [*self._buildah, "run", *(("--user", user) if user else ()), *options, name, "--", *words]

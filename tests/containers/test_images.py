@@ -67,7 +67,8 @@ def test_entrypoints(images, image):
 
 
 def test_training_needs_neither_beam_nor_extractors(images, image):
-    look = "import importlib.util, torch; print([name for name in ('apache_beam', 'timm', 'sacremoses') if importlib.util.find_spec(name)])"
+    names = ("apache_beam", "timm", "sacremoses")
+    look = f"import importlib.util, torch; print([name for name in {names} if importlib.util.find_spec(name)])"
     assert images.run(image("train"), "python", "-c", look).stdout == "[]\n"
 
 
