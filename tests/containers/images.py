@@ -89,7 +89,7 @@ class Images:
     def beam_sdk(self) -> str:
         """Build Beam's program from its source; return the name of the image."""
         go, modules = (subprocess.check_output(["go", "env", name], text=True).strip() for name in ("GOROOT", "GOMODCACHE"))
-        path = "ENV PATH=/usr/local/go/bin:/usr/local/bin:/usr/bin:/bin"
+        path = "ENV PATH=/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         with_go = self._from_lines("go", "FROM localhost/base", "COPY --from=go / /usr/local/go", path, go=go)
         # The modules that this machine has are not downloaded again.
         Path(modules).mkdir(parents=True, exist_ok=True)
