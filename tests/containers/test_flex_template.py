@@ -47,7 +47,7 @@ def gcloud(images, image, tmp_path_factory) -> Iterator[Callable[..., subprocess
         entrypoint = tuple(images.config(image("launcher"))["Entrypoint"])
         launcher = images.command(container, entrypoint, environment=store.environment)
         arguments = ("-m", "tests.containers.flex_service", str(port), str(root / "workers"), *launcher)
-        environment = {**images.environment, "PYTHONPATH": str(ROOT)}
+        environment = {"BUILDAH_ISOLATION": images.environment["BUILDAH_ISOLATION"], "PYTHONPATH": str(ROOT)}
         with served(*arguments, port=port, folder=root / "service", **environment):
             settings = {
                 "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
