@@ -23,6 +23,7 @@ from typing import Any
 __all__ = ["ROOT", "Images", "missing"]
 
 ROOT = Path(__file__).parents[2]
+_MADE = ("storage", "run", "tmp", "base", "go", "template-launcher")
 _SUITE = "bookworm"
 _PACKAGES = "ca-certificates,python3-pip,python3-venv,python-is-python3"
 _LAUNCHER = """#!/bin/sh
@@ -206,6 +207,8 @@ class Images:
         return [*self._buildah, "run", *(("--user", user) if user else ()), *options, name, "--", *words]
 
     def remove(self) -> None:
-        """Delete everything."""
+        """Delete everything that was made, and nothing else in the folder."""
+        self.buildah("rm", "--all")
         self.buildah("rmi", "--all", "--force")
-        shutil.rmtree(self.folder)
+        for name in _MADE:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
