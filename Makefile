@@ -4,10 +4,10 @@ VENV ?= .venv
 STAMP = $(VENV)/.installed
 BIN = $(VENV)/bin
 
-.PHONY: help setup demo test cluster cluster-test quick check format benchmarks clean
+.PHONY: help setup demo test cluster cluster-test container-test quick check format benchmarks clean
 
 help:  ## Show the targets.
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 10) <= sys.version_info < (3, 14) else "imagepivot needs Python 3.10 to 3.13; name one with: make PYTHON=python3.12 ...")'
@@ -20,14 +20,17 @@ setup: $(STAMP)  ## Make the virtual environment (a few minutes, about 6 GB with
 demo: $(STAMP)  ## Run the main job on scenes that are drawn here.
 	$(BIN)/imagepivot demo build/demo
 
-test: check  ## Run all checks and all tests but those of the targets cluster and cluster-test.
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not cluster and not engines' --durations=10
+test: check  ## Run all checks and all tests but those of the targets cluster, cluster-test and container-test.
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not cluster and not engines and not containers' --durations=10
 
 cluster: $(STAMP)  ## Run the long tests: stores, full disks, damage, many or killed processes, array jobs, other runners, snippets, presets.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster --durations=10
 
 cluster-test: $(STAMP)  ## Run every pipeline command on Flink, Spark and Prism, which Maven and Go fetch into build/engines; without them it skips.
 	$(BIN)/python -m pytest -p no:xdist -m engines --durations=10
+
+container-test: $(STAMP)  ## Build the images of docker/ and run them, as root; docs/containers.md names what it needs.
+	$(BIN)/python -m pytest tests/containers --durations=10
 
 quick: $(STAMP)  ## Run the tests that take seconds.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'

@@ -22,7 +22,7 @@ from schemas.failures import parse_failures
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import shard_of
-from schemas.kinds import FAILURES, batch_rows, belongs_to_images, holds_vectors, is_vector, schema_of, vector_bytes
+from schemas.kinds import FAILURES, batch_rows, belongs_to_images, holds_vectors, is_vector, numpy_type, schema_of, vector_bytes
 from schemas.manifest import FileEntry, Manifest
 from schemas.parameters import feature_of
 from schemas.shards import sha256_of_footer
@@ -273,7 +273,7 @@ class Dataset:
             if entry.rows * vector_bytes(self.schema) > entry.bytes:
                 raise damaged(self.folder.path_of(entry.path), f"cannot hold {entry.rows:,} rows in {entry.bytes:,} bytes")
         if out is None:
-            out = np.empty(shape, dtype=dtype.value_type.to_pandas_dtype())
+            out = np.empty(shape, dtype=numpy_type(dtype))
         if out.shape != shape or not out.flags.c_contiguous:
             raise ValueError(f"out has shape {out.shape} and strides {out.strides}, expected a C-contiguous array {shape}")
         flat = out.reshape(len(self), dtype.list_size)

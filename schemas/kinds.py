@@ -6,6 +6,7 @@ opens it with another tool.
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 
 from schemas.features import FeatureSpec
@@ -25,6 +26,7 @@ __all__ = [
     "group_rows",
     "holds_vectors",
     "is_vector",
+    "numpy_type",
     "regions_schema",
     "schema_of",
     "token_features_schema",
@@ -227,6 +229,11 @@ def holds_vectors(schema: pa.Schema) -> bool:
 def is_vector(dtype: pa.DataType) -> bool:
     """Whether a column of a type holds vectors, one or several a row."""
     return pa.types.is_fixed_size_list(dtype) or (pa.types.is_list(dtype) and pa.types.is_floating(dtype.value_type))
+
+
+def numpy_type(dtype: pa.DataType) -> np.dtype:
+    """Return numpy's type of the values of a column, or of its vectors. Arrow's own answer needs pandas."""
+    return pa.array([], dtype.value_type if pa.types.is_fixed_size_list(dtype) else dtype).to_numpy(zero_copy_only=False).dtype
 
 
 def vector_bytes(schema: pa.Schema) -> int:

@@ -51,7 +51,7 @@ BEAM_FLAGS |= {"--environment_type", "--job_server_timeout", "--sdk_container_im
 BEAM_FLAGS |= {"--worker_machine_type", "--number_of_worker_harness_threads"}
 BEAM_FLAGS |= {"--environment_config", "--job_endpoint", "--template_location"}
 BEAM_FLAGS |= {"--dask_client_address", "--dask_partition_size"}
-OTHER_PROGRAMS = ("dask ", "hf ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
+OTHER_PROGRAMS = ("dask ", "docker ", "gcloud ", "hf ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -102,7 +102,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     },
 }
 
-HEAVY = ("torch", "torchvision", "apache_beam", "PIL", "sacremoses", "detectron2", "typer", "rich")
+HEAVY = ("torch", "torchvision", "apache_beam", "PIL", "sacremoses", "detectron2", "typer", "rich", "pandas")
 
 
 def imported(source: str) -> Iterator[tuple[int, str]]:
@@ -381,6 +381,11 @@ for image_id, row in zip(dataset.image_ids(), dataset.numpy()):
 """
     lines = run(script, str(features), blocked=HEAVY).splitlines()
     assert sorted(lines) == [f"{n} {4 * n} {4 * n + 1} {4 * n + 2} {4 * n + 3}" for n in range(6)]
+
+
+def test_nothing_asks_arrow_for_what_takes_pandas(sources):
+    for path, text in sources.items():
+        assert "to_pandas" not in text, f"{path}: `schemas.kinds.numpy_type` needs no pandas"
 
 
 def test_extractors_need_no_beam_and_load_no_torch():

@@ -20,7 +20,7 @@ import typer
 from pipelines.commands import parsing
 from schemas.errors import UsageError
 
-__all__ = ["BEAM_FLAGS", "COMMAS", "NUMBERS", "PAIRS", "Command", "Config", "convert", "keys_of"]
+__all__ = ["BEAM_FLAGS", "COMMAS", "NUMBERS", "PAIRS", "Command", "Config", "convert", "keys_of", "plain_hint"]
 
 COMMAS = "values separated by commas"
 """Marks the annotation of an option whose text is a list; a file may give it a list."""
@@ -172,13 +172,20 @@ def _has_config(command: Any) -> bool:
     return any(parameter.name == "config" and "--config" in parameter.opts for parameter in command.params)
 
 
-def _convert(value: Any, hint: Any, place: str) -> Any:
-    """Return a value as an option of this annotation takes it. A whole number is a number; nothing else is mixed."""
+def plain_hint(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return an annotation without ``None`` and marks, and the marks."""
     marks: tuple[Any, ...] = ()
     while (origin := get_origin(hint)) in (Annotated, Union, types.UnionType):
         if origin is Annotated:
             marks += hint.__metadata__
         [hint, *_] = [part for part in get_args(hint) if part is not type(None)]
+    return hint, marks
+
+
+def _convert(value: Any, hint: Any, place: str) -> Any:
+    """Return a value as an option of this annotation takes it. A whole number is a number; nothing else is mixed."""
+    hint, marks = plain_hint(hint)
+    origin = get_origin(hint)
     if isinstance(value, dict) and PAIRS in marks:
         value = [f"{key}={_text(item, f'{place}, {key!r},')}" for key, item in value.items()]
     if isinstance(value, list) and (COMMAS in marks or PAIRS in marks):

@@ -22,6 +22,7 @@ import pyarrow as pa
 import extractors
 from pipelines.inputs.images import ImageRef
 from schemas.errors import DatasetError, InputError
+from schemas.kinds import numpy_type
 
 __all__ = ["Tally", "extract_shard", "merge_rows", "refuse_duplicates"]
 
@@ -232,7 +233,7 @@ def _column(array: np.ndarray, dtype: pa.DataType) -> pa.Array:
     if not pa.types.is_fixed_size_list(dtype):
         return pa.array(array, dtype)
     with np.errstate(over="ignore"):
-        values = np.ascontiguousarray(array, dtype.value_type.to_pandas_dtype()).reshape(-1)
+        values = np.ascontiguousarray(array, numpy_type(dtype)).reshape(-1)
     return pa.FixedSizeListArray.from_arrays(pa.array(values, dtype.value_type), type=dtype)
 
 

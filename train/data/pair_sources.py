@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.kinds import numpy_type
 from train.data.captions import labels_of, no_captions
 from train.data.features import ImageFeatures, check_memory, missing_images, read_features
 from train.data.splits import LeftOut, lacking
@@ -155,7 +156,7 @@ class PairSource:
     def read_column(self, name: str, image_ids: Sequence[str]) -> np.ndarray:
         """Read another column for images, in their order, a few at a time so that nothing is held twice."""
         shape, field = (len(image_ids), *self.features.shape_of(name)), self.features.schema.field(name).type
-        dtype = np.dtype((field.value_type if pa.types.is_fixed_size_list(field) else field).to_pandas_dtype())
+        dtype = numpy_type(field)
         check_memory(int(np.prod(shape)) * dtype.itemsize, len(image_ids), "take a PairStream, or leave out this column")
         array, requested = np.empty(shape, dtype), pa.array(image_ids, pa.string())
         for batch in self.features.batches(["image_id", name]):

@@ -13,7 +13,7 @@ from pipelines.exchange.image_lists import IdRule
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_file
-from schemas.kinds import schema_of
+from schemas.kinds import numpy_type, schema_of
 
 __all__ = [
     "FeatureFiles",
@@ -133,7 +133,7 @@ def table_of(image_ids: Sequence[str], columns: Mapping[str, np.ndarray], kind: 
     arrays = [pa.array(image_ids, type=pa.string())]
     for field in list(schema)[1:]:
         vector = pa.types.is_fixed_size_list(field.type)
-        dtype = (field.type.value_type if vector else field.type).to_pandas_dtype()
+        dtype = numpy_type(field.type)
         with np.errstate(over="ignore"):  # Values that do not fit become infinite, which `check_finite` reports.
             flat = pa.array(np.ascontiguousarray(columns[field.name], dtype=dtype).ravel())
         arrays.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type) if vector else flat)

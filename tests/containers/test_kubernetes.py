@@ -1,0 +1,134 @@
+"""The manifests of docker/kubernetes, against the schemas of Kubernetes and of Flink's operator, and against our own commands."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from pipelines.commands.app import app
+
+yaml = pytest.importorskip("yaml", reason="the extra dev installs it")
+jsonschema = pytest.importorskip("jsonschema", reason="the extra dev installs it")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the extra dev installs it")
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = ROOT / "docker" / "kubernetes"
+REPOSITORY = os.environ.get("IMAGEPIVOT_MAVEN", "https://repo1.maven.org/maven2")
+OPERATOR = "org/apache/flink/flink-kubernetes-operator-api/1.10.0/flink-kubernetes-operator-api-1.10.0.jar"
+"""It carries the definition of the operator's resources."""
+
+
+def documents() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in sorted(MANIFESTS.glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            yield f"{path.name}-{document['kind']}", document
+
+
+DOCUMENTS = dict(documents())
+
+
+def strict(schema: Any) -> Any:
+    """Return a schema that refuses keys of which it says nothing: Kubernetes drops them in silence."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: strict(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        made.setdefault("additionalProperties", False)
+    if schema.get("x-kubernetes-int-or-string"):
+        made = {"anyOf": [{"type": "integer"}, {"type": "string"}]}
+    return made
+
+
+@pytest.fixture(scope="module")
+def operator() -> dict[str, Any]:
+    """The schema of a FlinkDeployment."""
+    try:
+        with urllib.request.urlopen(f"{REPOSITORY}/{OPERATOR}", timeout=60) as answer:
+            jar = zipfile.ZipFile(io.BytesIO(answer.read()))
+    except (urllib.error.URLError, TimeoutError) as error:
+        pytest.skip(f"the operator's jar cannot be downloaded: {error}")
+    definition = yaml.safe_load(jar.read("META-INF/fabric8/flinkdeployments.flink.apache.org-v1.yml"))
+    (version,) = [version for version in definition["spec"]["versions"] if version["name"] == "v1beta1"]
+    return strict(version["schema"]["openAPIV3Schema"]["properties"]["spec"])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, document in DOCUMENTS.items() if "flink.apache.org" not in document["apiVersion"]]
+)
+def test_kubernetes_takes_it(name):
+    kubernetes_validate.validate(DOCUMENTS[name], kubernetes_validate.latest_version(), strict=True)
+
+
+def test_the_schemas_would_refuse_what_is_wrong():
+    wrong = yaml.safe_load((MANIFESTS / "features.yaml").read_text())
+    wrong["spec"]["paralellism"] = 3
+    with pytest.raises(kubernetes_validate.ValidationError, match="paralellism"):
+        kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_flinks_operator_takes_it(operator):
+    deployment = DOCUMENTS["flink.yaml-FlinkDeployment"]
+    jsonschema.validate(deployment["spec"], operator)
+    with pytest.raises(jsonschema.ValidationError, match="replica'"):
+        jsonschema.validate({**deployment["spec"], "taskManager": {"replica": 3}}, operator)
+
+
+def containers(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the containers of a manifest, wherever they are."""
+    if isinstance(value, dict):
+        yield from value.get("containers", ())
+        for each in value.values():
+            yield from containers(each)
+
+
+OURS = [
+    pytest.param(container, id=f"{name}-{container['name']}")
+    for name, document in DOCUMENTS.items()
+    for container in containers(document)
+    if "imagepivot/" in container.get("image", "")
+]
+
+
+@pytest.mark.parametrize("container", OURS)
+def test_our_containers_name_our_images_and_commands(container):
+    targets = re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "docker" / "Dockerfile").read_text(), re.MULTILINE)
+    image = container["image"].removeprefix("registry.example.com/imagepivot/").partition(":")[0]
+    assert image in targets
+    words = [*container.get("command", ()), *container.get("args", ())]
+    if words[:2] == ["bash", "-c"]:
+        words = shlex.split(words[2].removeprefix("exec ").replace("$JOB_COMPLETION_INDEX", "0"))
+    if words == ["--worker_pool"]:
+        return
+    command = typer.main.get_command(app).commands[words[1]]
+    with command.make_context(words[1], words[2:]) as context:
+        assert context.params
+    (mounted,) = container["volumeMounts"]
+    assert all(word.startswith(mounted["mountPath"]) for word in words if word.startswith("/"))
+
+
+def test_ports_and_names_agree():
+    service = DOCUMENTS["flink.yaml-Service"]
+    job = " ".join(DOCUMENTS["flink-job.yaml-Job"]["spec"]["template"]["spec"]["containers"][0]["args"])
+    deployment = DOCUMENTS["flink.yaml-Deployment"]["spec"]["template"]
+    assert service["spec"]["selector"] == deployment["metadata"]["labels"]
+    flags = " ".join(deployment["spec"]["containers"][0]["args"])
+    for port, flag, service_flag in ((8099, "job_endpoint", "job-port"), (8098, "artifact_endpoint", "artifact-port")):
+        assert f"--{flag}={service['metadata']['name']}:{port}" in job
+        assert f"--{service_flag}={port}" in flags
+        assert port in [each["port"] for each in service["spec"]["ports"]]
+    assert f"--flink-master={DOCUMENTS['flink.yaml-FlinkDeployment']['metadata']['name']}-rest:8081" in flags
