@@ -248,10 +248,7 @@ class WordVectorsParameters:
         Raises:
             DatasetError: it does not say how wide the vectors are.
         """
-        feature = feature_of(stored)
-        if feature is None:
-            raise DatasetError("the manifest does not say how wide the vectors are: make the dataset again")
-        return cls(feature=feature, **stored_values(cls, stored, but=("feature",)))
+        return cls(feature=_width_of(stored), **stored_values(cls, stored, but=("feature",)))
 
 
 @dataclass(frozen=True)
@@ -281,10 +278,7 @@ class TokenFeaturesParameters:
         Raises:
             DatasetError: it does not say how wide the vectors are.
         """
-        feature = feature_of(stored)
-        if feature is None:
-            raise DatasetError("the manifest does not say how wide the vectors are: make the dataset again")
-        return cls(feature=feature, **stored_values(cls, stored, but=("feature",)))
+        return cls(feature=_width_of(stored), **stored_values(cls, stored, but=("feature",)))
 
 
 def feature_of(stored: Mapping[str, Any]) -> FeatureSpec | None:
@@ -295,6 +289,13 @@ def feature_of(stored: Mapping[str, Any]) -> FeatureSpec | None:
     """
     feature = _object(stored, "feature")
     return None if feature is None else FeatureSpec.from_json(feature)
+
+
+def _width_of(stored: Mapping[str, Any]) -> FeatureSpec:
+    feature = feature_of(stored)
+    if feature is None:
+        raise DatasetError("the manifest does not say how wide the vectors are: make the dataset again")
+    return feature
 
 
 def _object(stored: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.commands.options import BEAM, LogJson, SharedDisk, StartTimeout, console, flags_of, notes, remark
+from schemas.arguments import key_value_pairs
 
 if TYPE_CHECKING:
     from pipelines.plans.job import Build, BuildJob
@@ -111,7 +112,7 @@ def build_(
     What each step was made from and what came of it is written to PLAN.lock, with which --locked compares on another machine. Flags
     behind -- go to Beam, for each step that runs on it: -- --runner=DataflowRunner --project=...
     """
-    from pipelines.commands.building import Display, print_outlook, print_plans, settings_of
+    from pipelines.commands.building import Display, print_outlook, print_plans
     from pipelines.plans.job import BuildJob, StepError
 
     if list_plans:
@@ -121,7 +122,7 @@ def build_(
         plan=plan,
         targets=tuple(targets or ()),
         output=output,
-        settings=settings_of(settings or []),
+        settings=key_value_pairs(settings or [], "steps.vocabulary.min-count=5"),
         jobs=jobs,
         workers=workers,
         beam_flags=flags_of(context),

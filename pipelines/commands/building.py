@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -18,28 +18,12 @@ from pipelines.plans.job import Build
 from pipelines.plans.outlook import Outlook
 from pipelines.plans.reading import plan_names, read_table
 from schemas import events
-from schemas.errors import UsageError
 from schemas.progress import duration
 
-__all__ = ["Display", "print_outlook", "print_plans", "settings_of"]
+__all__ = ["Display", "print_outlook", "print_plans"]
 
 _PLAIN_SECONDS = 10.0
 _STYLES = {"failed": "bold red", "made": "green", "taken back": "green", "started": "dim", "up to date": "dim"}
-
-
-def settings_of(settings: Sequence[str]) -> dict[str, str]:
-    """Split settings of the form ``KEY=VALUE``.
-
-    Raises:
-        UsageError: a setting has another form.
-    """
-    pairs = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"--set {setting!r} is not KEY=VALUE, e.g. --set steps.vocabulary.min-count=5")
-        pairs[key.strip()] = value.strip()
-    return pairs
 
 
 def print_plans(console: Console) -> None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Collection, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
 from pipelines.commands import parsing
+from schemas.arguments import did_you_mean
 from schemas.errors import UsageError
 
 __all__ = ["BEAM_FLAGS", "COMMAS", "NUMBERS", "PAIRS", "Command", "Config", "convert", "keys_of", "plain_hint"]
@@ -92,7 +92,7 @@ def _values(location: str, context: typer.Context) -> dict[str, Any]:
     sections = {key: value for key, value in tables.items() if key in configurable or key not in keys}
     for key in sections:
         if key not in configurable:
-            raise UsageError(f"{location!r} has a section [{key}], which is no command{_hint(key, configurable)}")
+            raise UsageError(f"{location!r} has a section [{key}], which is no command{did_you_mean(key, configurable)}")
     if not sections:
         return convert(table, context.command, f"{location!r}", name)
     for key in table:
@@ -140,7 +140,7 @@ def convert(table: Mapping[str, Any], command: Any, place: str, name: str) -> di
     for key, value in table.items():
         plain = key.replace("_", "-")
         if plain not in keys:
-            raise UsageError(f"{place}: {name} has no option or argument {key!r}{_hint(plain, keys)}")
+            raise UsageError(f"{place}: {name} has no option or argument {key!r}{did_you_mean(plain, keys)}")
         if plain in found:
             raise UsageError(f"{place}: {found[plain]!r} and {key!r} are the same: keep one")
         found[plain] = key
@@ -220,11 +220,6 @@ def _text(value: Any, place: str) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{place} is {value!r}, expected {_NAMES[str]}")
     return value
-
-
-def _hint(name: str, known: Collection[str]) -> str:
-    matches = get_close_matches(name, known, n=1)
-    return f": did you mean {matches[0]!r}?" if matches else f": there are {', '.join(map(repr, known))}"
 
 
 def _origin(context: typer.Context, parameter: Any) -> str:

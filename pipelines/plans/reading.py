@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.plans.catalogue import COMMANDS, MANAGED, CommandLine, StepCommand
+from schemas.arguments import did_you_mean
 from schemas.errors import InputError, UsageError
 from schemas.locations import is_remote, local_path, plain_location
 from schemas.text import read_text
@@ -22,7 +23,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Plan", "Reference", "Step", "hint", "plan_names", "read_plan", "read_table"]
+__all__ = ["Plan", "Reference", "Step", "plan_names", "read_plan", "read_table"]
 
 _SHIPPED = Path(__file__).parent / "shipped"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -111,7 +112,7 @@ class Plan:
         wanted = set(targets or self.steps)
         for name in targets:
             if name not in self.steps:
-                raise UsageError(f"{self.name} has no step {name!r}{hint(name, self.steps)}")
+                raise UsageError(f"{self.name} has no step {name!r}{did_you_mean(name, self.steps)}")
         for step in reversed(list(self.steps.values())):
             if step.name in wanted:
                 wanted.update(step.needs)
@@ -179,7 +180,7 @@ class _Reader:
         command = _text(table.pop("command", ""), f"{place}.command")
         if command not in COMMANDS:
             said = f"{place}.command is {command!r}" if command else f"{place} has no command"
-            raise UsageError(f"{said}{hint(command, COMMANDS)}")
+            raise UsageError(f"{said}{did_you_mean(command, COMMANDS)}")
         kind = COMMANDS[command]
         output = _text(table.pop("output", name + kind.suffix), f"{place}.output")
         if "," in output or output in ("", "."):
@@ -268,9 +269,8 @@ def read_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) 
     file = _file(source)
     if file is None:
         if source not in plan_names():
-            raise UsageError(
-                f"{by}there is no plan {source!r}{hint(source, plan_names())} A plan of your own is a file that ends in .toml"
-            )
+            close = did_you_mean(source, plan_names())
+            raise UsageError(f"{by}there is no plan {source!r}{close} (a plan of your own is a file that ends in .toml)")
         file = _SHIPPED / f"{source}.toml"
     else:
         file = folder / file
@@ -284,7 +284,7 @@ def read_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) 
         raise UsageError(f"{str(file)!r} is not a plan: {error}") from error
     for key, value in table.items():
         if key not in _TOP:
-            raise UsageError(f"plan {source!r} has a key {key!r}{hint(key, _TOP)}")
+            raise UsageError(f"plan {source!r} has a key {key!r}{did_you_mean(key, _TOP)}")
         if not isinstance(value, _TOP[key]):
             raise UsageError(
                 f"plan {source!r}: {key} is {value!r}, expected {'a table' if _TOP[key] is dict else 'text in quotes'}"
@@ -317,7 +317,7 @@ def _override(table: dict[str, Any], key: str, text: str) -> tuple[str, ...]:
     if parts[0] == "steps":
         steps = table.get("steps", {})
         if parts[1] not in steps:
-            raise UsageError(f"--set {key!r}: the plan has no step {parts[1]!r}{hint(parts[1], steps)}")
+            raise UsageError(f"--set {key!r}: the plan has no step {parts[1]!r}{did_you_mean(parts[1], steps)}")
         plain = parts[2].replace("_", "-")
         section = steps[parts[1]] = {name: value for name, value in steps[parts[1]].items() if name.replace("_", "-") != plain}
         section[plain] = _value(text)
@@ -364,9 +364,3 @@ def _text(value: Any, place: str) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{place} is {value!r}, expected text in quotes")
     return value
-
-
-def hint(name: str, known: Collection[str]) -> str:
-    """Return the end of a message about an unknown name."""
-    matches = get_close_matches(name, known, n=1)
-    return f": did you mean {matches[0]!r}?" if matches else f": there are {', '.join(map(repr, known))}."

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from schemas import events
-from schemas.errors import UsageError
+from schemas.arguments import key_value_pairs
 
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
@@ -29,7 +29,6 @@ __all__ = [
     "Vocabulary",
     "WordVectors",
     "console",
-    "key_value_pairs",
     "notes",
     "overrides_of",
     "presets",
@@ -126,28 +125,13 @@ def several(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def key_value_pairs(settings: Sequence[str]) -> dict[str, str]:
-    """Split settings of the form ``KEY=VALUE``.
-
-    Raises:
-        UsageError: a setting has another form.
-    """
-    pairs = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"--set {setting!r} is not KEY=VALUE, e.g. --set optimizer.learning_rate=1e-3")
-        pairs[key.strip()] = value.strip()
-    return pairs
-
-
 def overrides_of(settings: Sequence[str] | None, max_steps: int | None) -> dict[str, str]:
     """Return the values that ``--set`` and ``--max-steps`` put into a configuration.
 
     Raises:
         UsageError: a setting is not of the form ``KEY=VALUE``.
     """
-    overrides = key_value_pairs(settings or [])
+    overrides = key_value_pairs(settings or [], "optimizer.learning_rate=1e-3")
     if max_steps is not None:
         overrides["schedule.max_steps"] = str(max_steps)
     return overrides
