@@ -58,7 +58,7 @@ _PATTERNS = {
 """What the values of options may be whose annotation does not say it."""
 
 _BEAM = {
-    "sdk_container_image": (r"[a-z0-9][a-zA-Z0-9._:/@-]*", "Image of the workers, with the version of imagepivot of this one."),
+    "sdk_container_image": (r"[a-z0-9][a-zA-Z0-9._:/@-]*", "Image of the workers, which holds the version that launches them."),
     "disk_size_gb": (r"[0-9]+", "Disk of a worker in GB; 100 with GPUs."),
 }
 """Flags of Beam's that gcloud has no option for: patterns and descriptions."""

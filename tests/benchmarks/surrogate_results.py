@@ -159,7 +159,8 @@ def hits(run: Run, data: TrainingData, arrays: Path) -> dict[str, float]:
     """Return how often the region that an English word attends to most carries one of its terms, and how often chance would."""
     terms = json.loads((arrays / "words.json").read_text())["en"]
     carried = np.load(arrays / f"{ARRAYS}-carried.npy")
-    positions = {name: row for row, name in enumerate((arrays / f"{ARRAYS}-regions.ids").read_text().split("\n"))}
+    names = (arrays / f"{ARRAYS}-regions.ids").read_text().split()
+    positions = {Path(name).stem: row for row, name in enumerate(names)}  # As `import` makes ids of names.
     found, chance = [], []
     captions = data.captions
     with evaluating(run.model) as device:

@@ -50,6 +50,7 @@ def test_fingerprint_is_of_the_parameters_alone_and_not_of_their_order():
     assert first.fingerprint == hashlib.sha256('{"a":1,"b":[2,"é"]}'.encode()).hexdigest()
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("name", extractors.names())
 def test_the_catalogue_says_what_the_extractor_does(name):

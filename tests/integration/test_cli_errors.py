@@ -91,6 +91,7 @@ def test_help_has_an_example_and_loads_nothing_heavy(help_texts, name):
     assert f"Example: imagepivot {name} " in " ".join(help_texts[name].split())
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_exit_codes_of_the_installed_command(installed, tmp_path):
     """1 failed, 2 wrong usage, 3 done but too many inputs failed; the other tests call the command in process."""
@@ -119,6 +120,8 @@ def test_no_format(fails, made, tmp_path):
     fails("captions", made / "table.tsv", tmp_path / "o", code=2, says="Missing option '--format'")
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("kind", "says"),
     [("multi30k", "is not Multi30K"), ("karpathy", "is not well-formed JSON"), ("coco", "Error: ")],
@@ -169,6 +172,8 @@ def test_a_table_without_the_columns(fails, tmp_path):
     one_line(fails(*captions(tmp_path / "t.csv", tmp_path / "o"), says=says))
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("workers", [1, TWO_WORKERS])
 def test_a_caption_key_that_occurs_twice(fails, tmp_path, workers):
     (tmp_path / "t.tsv").write_text("image_id\tindex\ttext\na\t0\tit's [one]\na\t0\ttwo\n")

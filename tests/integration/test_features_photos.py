@@ -168,6 +168,7 @@ def nested(photos, tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("pattern", "ids", "expected"),
     [

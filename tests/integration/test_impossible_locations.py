@@ -53,6 +53,8 @@ LINES = {
     "tables": "tables kadar2018 OUT --captions encoded --features features --vocabulary vocabulary --rows bilingual --seeds 1",
     "train": "train demo OUT --captions encoded --features features --vocabulary vocabulary --max-steps 1",
     "doctor": "doctor OUT",
+    "scenes": "scenes OUT",
+    "build": "build demo --output OUT",
     "demo": "demo OUT",
 }
 # Options that name files or folders, beside those above, with lines that reach them.
@@ -155,6 +157,8 @@ def cases() -> list[tuple[str, int, str]]:
     )  # 5 and the number of locations: coprime.
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize(("line", "place", "bad"), cases())
 def test_a_location_where_nothing_can_be(refused, line, place, bad):
     words = ["out" if word == "OUT" else word for word in line.split()]

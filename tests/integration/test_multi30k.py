@@ -127,6 +127,7 @@ def test_the_vocabulary_of_the_independent_captions(folder):
     assert list(statistics["jaccard"]) == ["de/en"]
 
 
+@pytest.mark.cluster
 def test_ids_decode_to_the_tokens_with_unk_where_a_token_is_not_in_the_vocabulary(folder, captions):
     words = (folder / "translation" / "_vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
     known = set(words)
@@ -169,6 +170,7 @@ def corpus(folder, captions) -> Corpus:
     return Corpus(names["every-caption"], names["features"], names["every-word"])
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(("seed", "kept"), [(0, 3883), (1, 3828)])
 def test_a_row_keeps_the_words_that_are_frequent_in_the_captions_that_it_draws(multi30k, tokens, corpus, seed, kept):
     """English, one caption an image (Kádár et al. 2018, figure 3), read with one vocabulary of everything.

@@ -160,6 +160,7 @@ def test_the_splits_to_learn_from_can_be_named(folder, rows, imagepivot):
     assert (folder / "val" / "_truecaser" / "de.model").read_text(encoding="utf-8") == model_text(counts)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("below", ["", "_truecaser"], ids=["dataset", "folder"])
 def test_a_truecaser_can_be_used_again(folder, rows, imagepivot, learned, below, tmp_path):
     """Captions without a training split are truecased by models learned from other captions."""

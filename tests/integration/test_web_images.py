@@ -29,6 +29,7 @@ def tagged(body: bytes) -> Callable[[Handler], None]:
     return lambda handler: handler.answer(200, body, ETag=f'"{hashlib.sha256(body).hexdigest()}"')
 
 
+@pytest.mark.cluster
 def test_a_table_of_addresses(imagepivot, tmp_path, monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)

@@ -99,6 +99,8 @@ def in_order(rows):
     return sorted(plain(rows), key=lambda row: tuple(row[name] for name in keys))
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("kind", KINDS)
 def test_pyarrow_reads_a_folder(full, kind):
     toy = full[kind]
@@ -119,6 +121,8 @@ def test_pandas_reads_a_folder(full, kind):
     assert in_order(rows) == in_order(toy.rows)
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("source", ["'{}/**/*.parquet'", "read_parquet('{}')", "'{}/*.parquet'"])
 def test_duckdb_reads_a_folder(full, kind, source):
@@ -144,6 +148,8 @@ def test_polars_takes_no_folder_of_mixed_files(full):
         pl.read_parquet(full["captions"].path)
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "vocabulary"])
 def test_huggingface_reads_a_folder(full, huggingface, kind):
     toy = full[kind]

@@ -33,6 +33,8 @@ def alone(tmp_path_factory) -> dict[str, dict[str, bytes]]:
     return made
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("names", ["AB", "AC"])
 @pytest.mark.parametrize("commits", ["after the first", "after both"])
 def test_two_attempts_at_once_publish_one_of_them(monkeypatch, tmp_path, alone, names, commits):

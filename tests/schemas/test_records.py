@@ -101,6 +101,8 @@ def test_none_is_none(folder):
     assert read_sources(folder, SHARD) is None
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("sources", [Sources(), SOURCES], ids=["alone", "with sources"])
 @pytest.mark.parametrize("mask", [0x01, 0x20, 0x80, 0xFF])
 def test_damage_of_any_byte_is_noticed(folder, mask, sources):

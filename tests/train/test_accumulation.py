@@ -79,6 +79,7 @@ class Reference:
         return norm
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "accumulate"), [(ENGLISH, 4), (CONFIG, 5)], ids=["one language", "tasks"])
 def test_a_step_is_that_of_a_training_by_hand(toy, train_toy, tmp_path, text, accumulate):

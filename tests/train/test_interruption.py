@@ -133,6 +133,8 @@ def test_threads_and_workers_leave_signals_alone(handlers, monkeypatch):
 # --- a training ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("step", [10, 17, 30, 44])
 def test_ctrl_c_saves_the_step(toy, train_toy, finished_run, tmp_path, handlers, step):
     job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu")

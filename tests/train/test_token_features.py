@@ -44,6 +44,8 @@ def test_a_training_reads_them(train_toy, toy_tokens, tmp_path):
     assert run.language_ids == {}
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("text", [CONFIG, MHA_D], ids=["vse", "mha-d"])
 def test_it_resumes_bit_for_bit(train_toy, toy_tokens, region_tokens, tmp_path, text):
     corpus = toy_tokens if text == CONFIG else region_tokens
@@ -148,6 +150,7 @@ def test_a_text_has_no_vectors(run, toy_tokens, tmp_path):
         sts(StsJob((str(pairs),), (run,), tokenized=True))
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_figures(toy_tokens, region_tokens, train_toy, tmp_path):
     train_toy(reads(MHA_D, 2), corpus=region_tokens)

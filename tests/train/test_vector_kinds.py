@@ -57,12 +57,14 @@ def sum_of_recalls(corpus, run) -> float:
     return sum(score.retrieval.sum_of_recalls for score in evaluate_run(job) if score.portion == "comparable")
 
 
+@pytest.mark.cluster
 def test_it_learns(train_kind, corpus, tmp_path):
     train_kind("trained")
     train_kind("untrained", ("learning_rate = 0.01", "learning_rate = 1e-9"))
     assert sum_of_recalls(corpus, tmp_path / "trained") > sum_of_recalls(corpus, tmp_path / "untrained") + 100  # Of 1,200.
 
 
+@pytest.mark.cluster
 def test_it_resumes_bit_for_bit(train_kind, tmp_path):
     train_kind("whole")
     train_kind("parts", ("max_steps = 44", "max_steps = 20"))

@@ -94,6 +94,7 @@ def parts(toy, tmp_path_factory) -> list[str]:
     return process.stdout.split("--\n")
 
 
+@pytest.mark.cluster
 def test_help_of_the_command_loads_neither_torch_nor_beam(parts):
     assert "Usage:" in parts[0]
     assert "--list-presets" in parts[0]

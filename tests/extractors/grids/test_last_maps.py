@@ -57,6 +57,7 @@ def independent(model: torch.nn.Module, name: str, images: list[Image.Image]) ->
     return np.stack([cell for row in rows for cell in row], axis=1)
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_maps_equal_torchvisions_layers_run_by_hand(pair, images):
     extractor, model = pair
@@ -185,6 +186,7 @@ def test_weights_of_another_model_are_named(tmp_path):
         extractors.load("resnet152-grid", weights=str(tmp_path / "w.pth"))
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_bf16_is_close_and_another_fingerprint(images):
     whole, half = (extractors.load("resnet152-grid", weights="random:0", precision=precision) for precision in ("fp32", "bf16"))

@@ -57,6 +57,7 @@ def test_tokens_of_a_transformer_come_without_the_class(images):
     assert np.abs(found - expected[:, 1:]).max() < 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "first", "grid"),

@@ -118,6 +118,7 @@ REFERENCES = {"vgg19-10crop": torchvision_crops, "vgg19-10crop-caffe": caffe_cro
 # --- numbers -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_features_equal_an_independent_reference(model, images, features):
     """One of the two is enough: they differ only in their inputs, which have tests of their own."""
@@ -144,6 +145,7 @@ def separate(loaded, weights):
     return make
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_the_mean_of_separate_crops_is_the_feature(separate, pixels, features):
     name = "vgg19-10crop"
@@ -188,6 +190,7 @@ def test_separate_crops_as_float16(separate, monkeypatch):
     assert extractor.extract([]).dtype == np.float16
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_crops_equal_an_independent_reference(name, model, images, first_crops):
@@ -402,6 +405,7 @@ def test_parameters_hold_all_that_decides_the_values(name, loaded):
     assert pickle.loads(pickle.dumps(loaded[name].description)) == loaded[name].description
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_random_weights_are_those_of_a_seeded_torchvision_model():
     found = resolve_weights("random:0", VARIANTS["vgg19-10crop"].architecture)

@@ -166,6 +166,7 @@ def test_grey_is_three_equal_channels(extractor):
     assert all(values.tobytes() == stacked[name].tobytes() for name, values in found.items())
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_bytes_do_not_depend_on_the_batch_nor_on_threads(extractor):
     images = [picture(*THIN), picture(*EMPTY), picture(1000, 18)]
@@ -193,6 +194,7 @@ def test_adaptive_numbers_of_regions():
     assert found["features"].shape == (1, 4, 2048)
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_the_way_of_a_gpu_gives_the_same_regions(extractor, monkeypatch):
     """Run the code for GPUs on the CPU, where its arithmetic can be compared: padded regions of several images in one pass."""
@@ -248,6 +250,7 @@ def test_wrong_requests_are_refused():
         extractors.load("faster-rcnn-36", weights="random:0", precision="tf32")
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_photograph_equals_the_reference(extractor, state, photos, monkeypatch):
     """Compare all 300 proposals, and the 36 best regions among 40 of them: features of 300 would take a minute."""
@@ -266,6 +269,7 @@ def test_a_photograph_equals_the_reference(extractor, state, photos, monkeypatch
     check_agrees(regions(extractor, image), expected)
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_bf16_is_close_and_has_the_same_proposals(extractor):
     image = picture(*THIN)

@@ -18,6 +18,7 @@ def random_case(generator, *, boxes, classes):
     return found, (np.round(scores * levels) / levels).astype(np.float32) if levels else scores
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_all_classes_at_once_equal_one_after_the_other(seed):

@@ -112,6 +112,7 @@ def test_messages_name_the_address(site):
     assert str(cache_folder()) not in str(found.value)
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_many_processes_fetch_once(site, cache):
     """Each process asks for the version before it takes its turn; the bytes are read to the end by one of them."""

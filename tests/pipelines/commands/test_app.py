@@ -75,6 +75,8 @@ def test_examples_can_be_parsed(command, name):
     assert named.make_context(name, arguments[1:], resilient_parsing=False).params
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 def test_starting_loads_nothing_heavy():
     code = (
         "import sys, pipelines.commands.app; from typer.testing import CliRunner\n"

@@ -53,6 +53,8 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("shell", VARIABLES)
 def test_a_shell_completes_values_and_loads_nothing_heavy(shell):
     script = ASK.format(variables=VARIABLES[shell])

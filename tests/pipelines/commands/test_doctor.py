@@ -132,6 +132,7 @@ finally:
 """
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_health_check_loads_no_more_than_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", WITHOUT_BEAM], cwd=tmp_path, capture_output=True, text=True, check=False)

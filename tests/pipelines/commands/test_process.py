@@ -39,6 +39,8 @@ def call(folder: Path, *words: str, redirect: str = "", **environment: str) -> s
     return subprocess.run(["sh", "-c", command, "sh", *words], cwd=folder, env=settings, capture_output=True, check=False)
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("environment", "encoding"),
     [({**ASCII}, "ascii"), ({"PYTHONIOENCODING": "latin-1"}, "latin-1"), ({"PYTHONIOENCODING": "ascii"}, "ascii")],
@@ -65,6 +67,8 @@ def test_a_terminal_that_has_them_shows_them(folder):
     assert "Žlutý pes běží" in call(folder, "inspect", "captions", PYTHONIOENCODING="utf-8").stdout.decode()
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("redirect", [">&-", "<&-", "2>&-", ">&- 2>&- <&-"])
 def test_closed_streams(folder, redirect):
     done = call(folder, "validate", "captions", redirect=redirect)
@@ -74,6 +78,8 @@ def test_closed_streams(folder, redirect):
     assert b"Traceback" not in done.stderr + done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 @pytest.mark.parametrize("words", [("inspect", "captions"), ("validate", "captions"), ("features", "--help"), ("--version",)])
 def test_an_output_that_cannot_be_written(folder, words):

@@ -132,6 +132,7 @@ def change(images: Path, task: int, how: str) -> None:
 CHANGES = pytest.mark.parametrize("how", ["gone", "new", "another"])
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @CHANGES
 def test_an_update_of_a_finished_dataset_by_tasks(images, tmp_path, how):
@@ -147,6 +148,7 @@ def test_an_update_of_a_finished_dataset_by_tasks(images, tmp_path, how):
     assert snapshot(tmp_path / "t") == fresh(images, tmp_path / "plain")
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @CHANGES
 def test_a_commit_names_the_task_that_did_not_update(images, tmp_path, how):

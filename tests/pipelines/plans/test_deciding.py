@@ -11,6 +11,7 @@ from schemas.dataset import open_dataset
 from tests.pipelines.plans.test_building import ALL, content
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_plan_built_twice_does_nothing_the_second_time(folder, built):
     build, ran = built()
@@ -24,6 +25,7 @@ def test_a_plan_built_twice_does_nothing_the_second_time(folder, built):
     assert (folder / "plan.lock").stat().st_mtime_ns == lock
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_after_a_changed_parameter_only_its_dependants_run(folder, built):
     built()

@@ -49,7 +49,7 @@ def asked(monkeypatch) -> list:
 
 def test_every_option_reaches_the_job(command, asked):
     options = "--images photos --only map,retrieval --split val --languages de,en --portion translation --examples 3 --top 7"
-    more = "--points 50 --caption-ids a/en/comparable/0,b/de/comparable/1 --seed 9 --device cpu --memory-map maps"
+    more = "--points 50 --caption-ids a/en/comparable/0,b/de/comparable/1 --seed 9 --device cpu --memory-map maps --token-features t"
     out, _ = command(
         "r", "o", "--captions", "c", "--features", "f", *options.split(), *more.split(), "--allow-missing-features"
     )
@@ -71,6 +71,7 @@ def test_every_option_reaches_the_job(command, asked):
         "device": "cpu",
         "memory_map": "maps",
         "allow_missing_features": True,
+        "token_features": "t",
     }
     assert asked[0][1] is None
     assert out == "examples: a rule\nwritten: o/map.png, o/figures.json\n"

@@ -59,6 +59,7 @@ def by_hand(models, data, query: str, other: str) -> AcrossLanguages:
     return AcrossLanguages(Direction(*recalls, median_rank=sum(middle) // 2, queries=len(ranks)), chance)
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("similarity", ["cosine", "order"])
 @pytest.mark.parametrize("languages", [("en", "de", "fr"), ("fr", "en", "de")])
@@ -103,6 +104,8 @@ def test_languages_without_a_common_image_are_left_out(write_run, data):
     assert evaluate_across_languages([(model, replace(data, captions=apart))]) == {}
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 def test_an_ensemble_ranks_by_the_mean(write_run, data):
     models = [open_run(write_run(f"run-{seed}", languages=("en", "fr"), seed=seed)).model for seed in range(2)]
     fewer = replace(data, captions=data.captions.select(data.captions.languages != data.captions.language_names.index("de")))

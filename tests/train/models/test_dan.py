@@ -111,6 +111,7 @@ def test_gradients_of_a_whole_model():
     assert torch.autograd.gradcheck(function, [model.get_parameter(name) for name in chosen])
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "compiled"])
 def test_other_precisions_and_compilation(precision):

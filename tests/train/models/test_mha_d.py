@@ -101,6 +101,8 @@ def test_absent_regions_and_padding_change_nothing(model, seed):
     assert all(parameter.grad.isfinite().all() for parameter in model.attention.parameters())
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 def test_gradients_of_a_whole_model(model):
     features = torch.randn(3, 6, 8, dtype=torch.float64)
     mask = torch.arange(6) < torch.tensor([[6], [2], [4]])
@@ -131,6 +133,8 @@ def test_an_image_without_regions_has_no_gradient(model):
     assert not features.grad.any()
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("precision", ["bf16", "compiled"])
 def test_other_precisions_and_compilation(precision):
     model = build_model(CONFIG, DIMENSIONS, seed=0)

@@ -105,6 +105,7 @@ def test_padding_changes_nothing(scoring):
         torch.testing.assert_close(together[row], alone, rtol=0, atol=1e-12)
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("scoring", ["dot", "general"])
 def test_gradients_of_a_whole_model(scoring):

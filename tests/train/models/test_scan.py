@@ -170,6 +170,7 @@ def test_a_compiled_loss_is_that_of_the_plain_one(images):
 # --- trainings -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])
 def test_it_learns_and_is_resumed_bit_for_bit(attention, train_toy, four_languages_regions, tmp_path):

@@ -139,6 +139,7 @@ def test_without_pictures_ids_stand_for_them(job, drawn):
     assert "ids of images stand for them" in drawn["retrieval.png"].texts[-1].get_text().replace("\n", " ")
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_everything_is_the_same_again_and_nothing_else_is_written(job, tmp_path):
     assert draw_figures(job).names == ("retrieval.png", "map.png", "figures.json")
@@ -171,6 +172,7 @@ def test_the_numbers_are_written(job, tmp_path):
     assert content["examples"].startswith("4 of the 9 images of split test with captions in de, en, drawn with seed 0")
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mha-d", "dan", "t2i", "i2t"])
 def test_attention_is_the_models(attending, boxed, tmp_path, name):

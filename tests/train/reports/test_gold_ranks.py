@@ -72,6 +72,7 @@ def ranks_by_hand(output: Path, corpus, column: str, language: str) -> dict[tupl
     return found
 
 
+@pytest.mark.cluster
 def test_ranks_are_those_of_each_run(trained, toy_2016, published):
     ranks = gold_ranks(str(trained), toy_2016)
     assert ranks.images == 9

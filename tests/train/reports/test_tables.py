@@ -65,6 +65,8 @@ def test_a_result_equals_an_evaluation_of_the_run(finished, toy_2016):
         assert not (finished / "runs" / name / "last.pt").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 def test_existing_results_are_kept_and_the_rest_is_done(finished, toy_2016):
     def stamps() -> dict[str, int]:
         return {str(path): path.stat().st_mtime_ns for path in finished.rglob("*.json")}
@@ -428,6 +430,8 @@ def test_captions_without_features_are_left_out(toy_2016, without_features, tmp_
         run(replace(allowed, corpus=toy_2016))  # All images have features there.
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 def test_features_of_zeros_are_said_once(toy_2016, new_dataset, tmp_path):
     rows = open_dataset(toy_2016.features).table().to_pylist()
     for row in rows:

@@ -407,6 +407,7 @@ def _peak(path) -> int:
     return peak
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 # Tables are read in batches of 2,048 rows: at least two.
 @pytest.mark.parametrize(("kind", "count"), [("csv.gz", 20_000), ("jsonl", 20_000), ("parquet", 9_000)])

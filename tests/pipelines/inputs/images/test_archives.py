@@ -457,6 +457,7 @@ class Counted(io.RawIOBase):
         return self._count(self._file.read_at(size, offset))
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [2, 64])
 @pytest.mark.parametrize("kind", ["tars", "parquet"])
