@@ -49,9 +49,12 @@ def asked(monkeypatch) -> list:
 
 def test_every_option_reaches_the_job(command, asked):
     options = "--images photos --only map,retrieval --split val --languages de,en --portion translation --examples 3 --top 7"
-    more = "--points 50 --caption-ids a/en/comparable/0,b/de/comparable/1 --seed 9 --device cpu --memory-map maps --token-features t"
+    more = "--points 50 --caption-ids a/en/comparable/0,b/de/comparable/1 --seed 9 --device cpu --memory-map maps"
     out, _ = command(
-        "r", "o", "--captions", "c", "--features", "f", *options.split(), *more.split(), "--allow-missing-features"
+        *("r", "o", "--captions", "c", "--features", "f", "--token-features", "t"),
+        *options.split(),
+        *more.split(),
+        "--allow-missing-features",
     )
     assert vars(asked[0][0]) == {
         "run": "r",
