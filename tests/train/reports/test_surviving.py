@@ -52,7 +52,11 @@ def command(toy_2016, capfd, monkeypatch):
             "cpu",
             "--no-plot",
         ]
-        for name, value in vars(toy_2016).items():
+        for name, value in (
+            ("captions", toy_2016.captions),
+            ("features", toy_2016.features),
+            ("vocabulary", toy_2016.vocabulary),
+        ):
             arguments += [f"--{name}", value]
         for row in rows:
             arguments += ["--rows", row]
