@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.train.trainings import SMALL
@@ -16,12 +18,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_trains(four_languages, four_languages_regions, tmp_path, name):
+def test_a_preset_trains(four_languages, four_languages_regions, write_words, write_tokens, tmp_path, name):
     config = resolve(name, SMALL)
     corpus = four_languages if config.model.kind in ("vse", "mlmme") else four_languages_regions
+    if config.model.pretrained_width:
+        corpus = replace(corpus, word_vectors=write_words(tmp_path / "words", vocabulary=corpus.vocabulary))
+    if config.model.token_width:
+        corpus = replace(corpus, token_features=write_tokens(tmp_path, corpus=corpus))
     result = train(TrainJob(config, corpus, str(tmp_path / "run"), device="cpu", tensorboard=False))
     assert (result.standing.step, result.standing.stopped) == (4, "steps")
     run = open_run(tmp_path / "run")
     assert run.config == config
-    scores = score_run(run, captions=corpus.captions, features=corpus.features)
+    scores = score_run(run, captions=corpus.captions, features=corpus.features, token_features=corpus.token_features)
     assert {score.language for score in scores} == set(config.data.languages)
