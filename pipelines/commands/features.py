@@ -14,15 +14,18 @@ from pipelines.commands.options import (
     Check,
     Columns,
     Detach,
+    Device,
     Gpu,
     GpusPerWorker,
     Ids,
     LogJson,
     MaxFailures,
     Overwrite,
+    Precision,
     Shards,
     SharedDisk,
     StartTimeout,
+    StoredType,
     WorkerMachine,
     accelerator_of,
     console,
@@ -46,7 +49,6 @@ app = typer.Typer()
 _REGIONS = "Regions"
 _CHANGES = "When images have changed"
 Backend = Literal["torchvision", "detectron2"]
-Dtype = Literal["float32", "float16"]
 
 
 @app.command(
@@ -74,21 +76,12 @@ def features(
             autocompletion=completion.weights_requests,
         ),
     ] = "default",
-    device: Annotated[
-        str,
-        typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", autocompletion=completion.devices),
-    ] = "auto",
-    precision: Annotated[
-        str,
-        typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32 and fp16.", autocompletion=completion.precisions),
-    ] = "fp32",
+    device: Device = "auto",
+    precision: Precision = "fp32",
     compile: Annotated[  # noqa: A002
         bool, typer.Option("--compile", help="On a GPU: compile the model first, which takes a minute and speeds up the rest.")
     ] = False,
-    dtype: Annotated[
-        Dtype,
-        typer.Option("--dtype", help="Type of the stored values; float16 takes half the room, and rounds to three digits."),
-    ] = "float32",
+    dtype: StoredType = "float32",
     grid: Annotated[
         bool,
         typer.Option(

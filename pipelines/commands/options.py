@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from pipelines.commands import completion
 from pipelines.commands.configuration import BEAM_FLAGS, COMMAS, NUMBERS, PAIRS
 from schemas import events
 from schemas.errors import UsageError
@@ -26,6 +27,7 @@ __all__ = [
     "Check",
     "Columns",
     "Detach",
+    "Device",
     "Gpu",
     "GpusPerWorker",
     "IdRule",
@@ -36,9 +38,11 @@ __all__ = [
     "Output",
     "Overwrite",
     "Portions",
+    "Precision",
     "Shards",
     "SharedDisk",
     "StartTimeout",
+    "StoredType",
     "WorkerMachine",
     "Workers",
     "accelerator_of",
@@ -78,6 +82,21 @@ BEAM = {"allow_extra_args": True}
 
 IdRule = Literal["name", "path"]
 Output = Annotated[str, typer.Argument(help="Folder of the dataset to write.", show_default=False)]
+Device = Annotated[
+    str,
+    typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", autocompletion=completion.devices),
+]
+
+Precision = Annotated[
+    str,
+    typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32 and fp16.", autocompletion=completion.precisions),
+]
+
+StoredType = Annotated[
+    Literal["float32", "float16"],
+    typer.Option("--dtype", help="Type of the stored values; float16 takes half the room, and rounds to three digits."),
+]
+
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start anew, whatever dataset OUTPUT holds.")]
 Check = Annotated[
     bool, typer.Option("--check", help="Compare the digests of what OUTPUT holds, too, and make again what is damaged.")

@@ -13,15 +13,18 @@ from pipelines.commands.options import (
     Check,
     Columns,
     Detach,
+    Device,
     Languages,
     LogJson,
     MaxFailures,
     Output,
     Overwrite,
     Portions,
+    Precision,
     Shards,
     SharedDisk,
     StartTimeout,
+    StoredType,
     Workers,
     execution_of,
     notes,
@@ -37,7 +40,6 @@ app = typer.Typer()
 CaptionFormat = Literal["multi30k", "karpathy", "coco", "scan", "table"]
 CountScope = Literal["language", "joint"]
 SubWords = Literal["mean", "first"]
-Dtype = Literal["float32", "float16"]
 
 
 @app.command(
@@ -260,18 +262,9 @@ def token_features(
         SubWords, typer.Option("--sub-words", help="What a token gets: the mean of its sub-words, or the first one.")
     ] = "mean",
     max_length: Annotated[int, typer.Option("--max-length", help="Most tokens to keep, as that of [i]encode[/i].")] = 100,
-    dtype: Annotated[
-        Dtype,
-        typer.Option("--dtype", help="Type of the stored values; float16 takes half the room, and rounds to three digits."),
-    ] = "float32",
-    device: Annotated[
-        str,
-        typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", autocompletion=completion.devices),
-    ] = "auto",
-    precision: Annotated[
-        str,
-        typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32 and fp16.", autocompletion=completion.precisions),
-    ] = "fp32",
+    dtype: StoredType = "float32",
+    device: Device = "auto",
+    precision: Precision = "fp32",
     batch_size: Annotated[int, typer.Option("--batch-size", help="Captions that a GPU takes at once.")] = 64,
     max_failures: MaxFailures = 0,
     overwrite: Overwrite = False,
