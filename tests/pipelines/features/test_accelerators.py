@@ -70,7 +70,7 @@ def test_a_worker_with_fewer_gpus_says_so(job, monkeypatch):
 def test_no_worker_falls_back_to_its_cpu(job, monkeypatch):
     """The device is that of a GPU in what the workers get, although none was named."""
     checks = []
-    monkeypatch.setattr(extract, "run_job", lambda *_, check, **__: checks.append(check))
+    monkeypatch.setattr("pipelines.features.extract.run_job", lambda *_, check, **__: checks.append(check))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     extract_features(job, REMOTE)
     with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):
