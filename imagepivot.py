@@ -51,22 +51,22 @@ if TYPE_CHECKING:
     from pipelines.exchange.importers import TsvImport as TsvImport
     from pipelines.exchange.importing import ImportJob as ImportJob
     from pipelines.exchange.importing import import_features as import_features
-    from pipelines.features.extract import ExtractFeatures as ExtractFeatures
     from pipelines.features.extract import extract_features as extract_features
     from pipelines.features.extract import extract_task as extract_task
     from pipelines.features.extract import list_images as list_images
     from pipelines.features.job import FeaturesJob as FeaturesJob
     from pipelines.features.planning import plan_work as plan_work
+    from pipelines.features.transforms import ExtractFeatures as ExtractFeatures
     from pipelines.inputs.captions import Selection as Selection
     from pipelines.inputs.captions import open_source as open_captions
     from pipelines.inputs.images import open_images as open_images
     from pipelines.plans.job import BuildJob as BuildJob
     from pipelines.plans.reading import plan_names as plan_names
     from pipelines.running.accelerators import Accelerator as Accelerator
-    from pipelines.running.jobs import CommitDataset as CommitDataset
+    from pipelines.running.commits import CommitDataset as CommitDataset
+    from pipelines.running.execution import Execution as Execution
     from pipelines.running.launching import cancel_job as cancel_job
     from pipelines.running.progress import show_progress as show_progress
-    from pipelines.running.runner import Execution as Execution
     from pipelines.text.captions import CaptionsJob as CaptionsJob
     from pipelines.text.captions import ReadCaptions as ReadCaptions
     from pipelines.text.captions import TokenizeCaptions as TokenizeCaptions
@@ -323,18 +323,19 @@ _MODULES = {
     "pipelines.exchange.exporting": ("export_dataset", "ExportJob"),
     "pipelines.exchange.importers": ("Hdf5Import", "NpyImport", "TsvImport"),
     "pipelines.exchange.importing": ("import_features", "ImportJob"),
-    "pipelines.features.extract": ("extract_features", "extract_task", "ExtractFeatures", "list_images"),
+    "pipelines.features.extract": ("extract_features", "extract_task", "list_images"),
     "pipelines.features.job": ("FeaturesJob",),
     "pipelines.features.planning": ("plan_work",),
+    "pipelines.features.transforms": ("ExtractFeatures",),
     "pipelines.inputs.captions": ("open_captions = open_source", "Selection"),
     "pipelines.inputs.images": ("open_images",),
     "pipelines.plans.job": ("BuildJob",),
     "pipelines.plans.reading": ("plan_names",),
     "pipelines.running.accelerators": ("Accelerator",),
-    "pipelines.running.jobs": ("CommitDataset",),
+    "pipelines.running.commits": ("CommitDataset",),
+    "pipelines.running.execution": ("Execution",),
     "pipelines.running.launching": ("cancel_job",),
     "pipelines.running.progress": ("show_progress",),
-    "pipelines.running.runner": ("Execution",),
     "pipelines.text.captions": ("CaptionsJob", "prepare_captions", "ReadCaptions", "TokenizeCaptions", "TrainTruecasers"),
     "pipelines.text.encoding": ("encode_captions", "EncodeCaptions", "EncodeJob"),
     "pipelines.text.queries": ("tokenize_query",),
@@ -471,9 +472,10 @@ def _extra_for(module: str, missing: str) -> str | None:
 
 def main() -> None:
     """Run the command ``imagepivot``."""
-    from pipelines.commands.process import prepare_streams, stoppable
+    from pipelines.commands.process import prepare_streams, spare_collections, stoppable
 
     prepare_streams()
+    spare_collections()
     with stoppable():
         from pipelines.commands.app import main as run
 

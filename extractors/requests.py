@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from extractors.base import Description, Extractor
 from extractors.catalogue import DETECTRON2, ENTRIES, Entry, ExtractorModule, entry_of, import_module, names
+from extractors.remembering import remembered
 from extractors.settings import RegionOptions, Settings
 from schemas.errors import UsageError
 from schemas.features import DTYPES, FeatureSpec
-from schemas.locations import absolute_location
+from schemas.locations import absolute_location, is_remote
+
+if TYPE_CHECKING:
+    from extractors.weights.finding import Weights
 
 __all__ = ["ExtractorRequest", "describe", "load", "spec"]
 
@@ -63,12 +68,19 @@ class ExtractorRequest:
 
         The weights are hashed and checked, so missing or wrong ones are an error here already, but their values are not copied
         into memory where the format allows that. Whether a device computes in the precision is left to `load`. Weights stay at
-        hand for a `load` that follows in the same process, see `extractors.weights.keeping`.
+        hand for a `load` that follows in the same process, see `extractors.weights.keeping`. What this machine has described
+        before is not read again, see `extractors.remembering`.
 
         Raises:
             UsageError: the name or an option is not one of those listed.
             InputError: the weights are missing, broken, or another model's.
         """
+        located = self.located()
+        if _stock_model(self.name) or is_remote(located.weights):  # Of several files, or of whatever is there now.
+            return self._described()[0]
+        return remembered(asdict(located), self._described)
+
+    def _described(self) -> tuple[Description, Weights]:
         module, settings = self._resolve()
         from extractors.computing.devices import check_precision
         from extractors.weights.keeping import keep
@@ -77,7 +89,7 @@ class ExtractorRequest:
         weights = module.find_weights(settings.spec, self.weights)
         description = module.describe(settings, weights)
         keep(self._weights_key(module, settings), weights)
-        return description
+        return description, weights
 
     def load(self, device: str = "cpu") -> Extractor:
         """Load the extractor, ready to use.

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,23 @@ import pytest
 # that wait for one another would spin, and take four times as long. Tests about threads set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# --- caches ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def caches(tmp_path_factory) -> Path:
+    """Folder of the caches of a test session, for the processes that it starts, too; never the user's own."""
+    folder = tmp_path_factory.mktemp("caches")
+    os.environ["IMAGEPIVOT_CACHE"] = str(folder / "first")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(caches, request, monkeypatch) -> None:
+    """Each test begins with an empty cache: what it changes of an extractor, the next one must not remember."""
+    monkeypatch.setenv("IMAGEPIVOT_CACHE", str(caches / sha256(request.node.nodeid.encode()).hexdigest()[:16]))
+
 
 # --- real data -------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from schemas.features import FeatureSpec
 from tests.builders import write_rows
@@ -51,6 +52,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "regions": {"images", "computing", "weights", "settings", "base"},
         "tokens": {"computing", "weights", "settings", "base"},
         "catalogue": {"weights", "settings", "base", "pooled", "grids", "regions"},
+        "remembering": {"base", "weights"},
         "requests": {"*"},
     },
     "pipelines": {
@@ -429,3 +431,21 @@ def test_configurations_data_and_commands_of_training_load_no_torch():
     names = ("config", "data", "commands.train", "commands.runs", "commands.sts", "commands.figures", "commands.tables")
     script = "\n".join(f"import train.{name}" for name in names) + "\nprint('torch' in sys.modules)"
     assert run(script) == "False\n"
+
+
+def test_a_run_that_finds_nothing_to_do_loads_neither_torch_nor_beam(tmp_path):
+    Image.new("RGB", (32, 32)).save(tmp_path / "image.png")
+    script = """
+import sys
+from imagepivot import main
+sys.argv = ["imagepivot", "features", *sys.argv[1:], "--weights", "random:0"]
+try:
+    main()
+except SystemExit as error:
+    assert not error.code, error
+print([name for name in ("torch", "torchvision", "apache_beam") if name in sys.modules])
+"""
+    arguments = str(tmp_path / "image.png"), str(tmp_path / "features")
+    first, second = (run(script, *arguments).splitlines() for _ in range(2))
+    assert (first[-1], second[-1]) == ("['torch', 'torchvision', 'apache_beam']", "[]")
+    assert second[:-1] == first[:-1]

@@ -16,18 +16,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from extractors.weights.checkpoints import COUNTER, check_state, is_mappable, read_state
 from extractors.weights.fetching import cache_folder, local_file
+from extractors.weights.stamps import FileStamp
 from schemas.errors import InputError, UsageError
 from schemas.fingerprints import sha256_of_file
 from schemas.locations import is_remote
 
-__all__ = ["Architecture", "FileStamp", "Weights", "resolve_weights", "state_sha256"]
+__all__ = ["Architecture", "Weights", "resolve_weights", "state_sha256"]
 
 
 @dataclass(frozen=True)
@@ -57,24 +58,6 @@ class Architecture:
     def hash_prefix(self) -> str:
         """First digits of the SHA-256 of that file, which torchvision writes into its name."""
         return self.file_name.rpartition("-")[2].partition(".")[0]
-
-
-class FileStamp(NamedTuple):
-    """What changes when a file is replaced or written to: device, inode, bytes, and nanoseconds of its last change."""
-
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
-
-    @staticmethod
-    def of(path: Path) -> FileStamp | None:
-        """Return the stamp of a file as it is now, or None if it cannot be found."""
-        try:
-            status = path.stat()
-        except OSError:
-            return None
-        return FileStamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from threading import Lock, Timer
 
-from extractors.weights.finding import FileStamp, Weights
+from extractors.weights.finding import Weights
+from extractors.weights.stamps import FileStamp
 
 __all__ = ["KEPT_SECONDS", "keep", "take"]
 

@@ -18,7 +18,7 @@ from schemas.keys import ShardsRequest, check_shards_request
 
 if TYPE_CHECKING:
     from pipelines.running.accelerators import Accelerator
-    from pipelines.running.runner import Execution
+    from pipelines.running.execution import Execution
 
 __all__ = [
     "BEAM",
@@ -208,7 +208,7 @@ def execution_of(
     detach: bool = False,
 ) -> Execution:
     """Return how to run a pipeline, from its options and the flags for Beam, see `flags_of`."""
-    from pipelines.running.runner import START_SECONDS, Execution
+    from pipelines.running.execution import START_SECONDS, Execution
 
     return Execution(
         workers=workers,

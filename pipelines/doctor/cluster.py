@@ -13,9 +13,10 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import GoogleCloudOptions
 
 from pipelines.doctor.findings import Finding, attempt, first_line
+from pipelines.running.execution import Execution
 from pipelines.running.first_worker import SIGN, Begin, FirstWorker
 from pipelines.running.remote import wait
-from pipelines.running.runner import Execution, run_pipeline
+from pipelines.running.runner import run_pipeline
 from schemas.errors import DatasetError, ImagepivotError, UsageError
 from schemas.interruption import Left, leaving
 from schemas.locations import absolute_location

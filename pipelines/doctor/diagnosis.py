@@ -20,7 +20,7 @@ from schemas.locations import absolute_location, is_remote
 if TYPE_CHECKING:
     from extractors import ExtractorRequest
     from pipelines.inputs.images import IdRule
-    from pipelines.running.runner import Execution
+    from pipelines.running.execution import Execution
 
 __all__ = ["DoctorJob", "diagnose", "examine"]
 

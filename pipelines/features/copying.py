@@ -19,8 +19,8 @@ from pipelines.features.references import Piece, cut, packed, refs_of
 from pipelines.features.reuse import plan_reuse
 from pipelines.inputs.images import COPIES_SCHEMA, Copies, Copy, ImageRef, ImageSource
 from pipelines.inputs.images.kept import REFS_SCHEMA
+from pipelines.running.execution import Execution
 from pipelines.running.places import staging
-from pipelines.running.runner import Execution
 from schemas.errors import DatasetError
 from schemas.keys import shard_of
 from schemas.output import Output

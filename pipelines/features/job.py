@@ -18,7 +18,7 @@ from schemas.survey import Update
 from schemas.tasks import Task
 
 if TYPE_CHECKING:
-    from pipelines.running.runner import Execution
+    from pipelines.running.execution import Execution
 
 __all__ = ["FeaturesJob"]
 

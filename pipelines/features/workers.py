@@ -1,13 +1,17 @@
-"""What a worker process may use of its machine: GPUs and decoding threads."""
+"""What a worker process may use of its machine, GPUs and decoding threads, and whether it makes what was planned."""
 
 from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 
 from pipelines.features.job import FeaturesJob
+from schemas.errors import InputError
+from schemas.output import Output
+from schemas.parameters import FeaturesParameters
 
-__all__ = ["count_gpus", "decoding_threads", "devices_of_worker"]
+__all__ = ["check_fingerprint", "check_worker", "count_gpus", "decoding_threads", "devices_of_worker"]
 
 
 def count_gpus(job: FeaturesJob) -> int:
@@ -48,3 +52,32 @@ def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
 
     uses_gpu = torch.cuda.is_available() and job.device != "cpu"
     return (cores or os.cpu_count() or 1) if uses_gpu else 1
+
+
+def check_worker(job: FeaturesJob, output: Output, gpus: int) -> None:
+    """Check, without building the network, that this process has the devices, the precision and the weights of a job.
+
+    Args:
+        job: the job.
+        output: the dataset as it was planned.
+        gpus: as `devices_of_worker` takes it.
+
+    Raises:
+        ImagepivotError: it has not.
+    """
+    for device in devices_of_worker(job, "", gpus):
+        replace(job, device=device).check_device()
+    check_fingerprint(job, output, job.extractor.describe().fingerprint)
+
+
+def check_fingerprint(job: FeaturesJob, output: Output, fingerprint: str) -> None:
+    """Check that an extractor is the one that was planned.
+
+    Raises:
+        InputError: it is not.
+    """
+    if fingerprint != FeaturesParameters.from_json(output.identity.parameters).extractor_fingerprint:
+        raise InputError(
+            f"a worker loads other weights from {job.extractor.weights!r}, or has other files or versions, than the machine that "
+            "planned the run: give all of them the same"
+        )

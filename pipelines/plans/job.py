@@ -38,7 +38,7 @@ class BuildJob:
         jobs: most steps at a time; 0: all that are independent, but one at a time of those that compute with a model.
         workers: worker processes of each step that runs on Beam; None: as the plan says.
         beam_flags: flags for Beam for each such step, in place of those of the plan.
-        shared_disk: as for `pipelines.running.runner.Execution`.
+        shared_disk: as for `pipelines.running.execution.Execution`.
         start_timeout: likewise.
         check: run the command of every step, with its comparison of digests.
         replace: delete what other values have made, instead of keeping it in the folder ``.plan``.

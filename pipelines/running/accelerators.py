@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-from apache_beam.options.pipeline_options import (
-    DebugOptions,
-    GoogleCloudOptions,
-    PipelineOptions,
-    StandardOptions,
-)
+from typing import TYPE_CHECKING
 
 from schemas.errors import UsageError
+
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
 
 __all__ = ["Accelerator"]
 
@@ -62,6 +59,8 @@ class Accelerator:
         Raises:
             UsageError: they do.
         """
+        from apache_beam.options.pipeline_options import DebugOptions
+
         experiments = options.view_as(DebugOptions).experiments or []
         for name, option in _settings(options):
             if option.startswith(("worker_accelerator", "accelerator")):
@@ -81,6 +80,8 @@ class Accelerator:
         Args:
             options: Beam's options, which are changed.
         """
+        from apache_beam.options.pipeline_options import DebugOptions
+
         debug = options.view_as(DebugOptions)
         debug.add_experiment(_ONE_PROCESS)
         debug.number_of_worker_harness_threads = debug.number_of_worker_harness_threads or self.count
@@ -88,6 +89,8 @@ class Accelerator:
 
 def _settings(options: PipelineOptions) -> Iterator[tuple[str, str]]:
     """Yield the flags in which GPUs may be asked for, and each of their values."""
+    from apache_beam.options.pipeline_options import DebugOptions, GoogleCloudOptions, StandardOptions
+
     for name, values in (
         ("--dataflow_service_options", options.view_as(GoogleCloudOptions).dataflow_service_options),
         ("--experiments", options.view_as(DebugOptions).experiments),

@@ -1,86 +1,31 @@
-"""Pipeline jobs: the workers write the shards of a dataset, and the last step of the pipeline commits it."""
+"""Pipeline jobs: the workers write the shards of a dataset, and the last step of the pipeline commits it.
+
+Beam is loaded when there is something to make, and not to find that nothing is: that takes a second.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import apache_beam as beam
-
-from pipelines.running.first_worker import FirstWorker
-from pipelines.running.launching import Launch, work_of
+from pipelines.running.execution import Execution
 from pipelines.running.progress import Meter
-from pipelines.running.runner import Execution, run_pipeline
 from schemas.errors import CommittedError, DatasetError, ImagepivotError, UsageError
 from schemas.interruption import DetachedError
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.storage import TEMPORARY_MARK, Folder
 from schemas.survey import Update
-from schemas.writing import Statistics, commit, complete_dataset
+from schemas.writing import complete_dataset
 
-__all__ = ["CommitDataset", "SumCounters", "run_job"]
+if TYPE_CHECKING:
+    import apache_beam as beam
 
+    from pipelines.running.first_worker import FirstWorker
 
-class SumCounters(beam.CombineFn):
-    """Sum of counters. One accumulator per key holds the distinct items of that key, never the corpus."""
-
-    def create_accumulator(self) -> Counter[str]:
-        """Return an empty counter."""
-        return Counter()
-
-    def add_input(self, accumulator: Counter[str], element: Mapping[str, int]) -> Counter[str]:
-        """Add one counter."""
-        accumulator.update(element)
-        return accumulator
-
-    def merge_accumulators(self, accumulators: Iterable[Counter[str]]) -> Counter[str]:
-        """Merge the counters of several accumulators into one."""
-        total: Counter[str] = Counter()
-        for accumulator in accumulators:
-            total.update(accumulator)
-        return total
-
-    def extract_output(self, accumulator: Counter[str]) -> Counter[str]:
-        """Return the sum."""
-        return accumulator
-
-
-@dataclass(frozen=True)
-class _Commit:
-    output: Output
-    libraries: tuple[str, ...]
-    statistics: Statistics | None
-
-    def __call__(self, _impulse: bytes, results: Iterable[Any]) -> str:
-        # Files whose names are known only at run time, such as one truecaser per language, arrive as elements of `results`.
-        files = tuple(name for element in results if isinstance(element, tuple) for name in element)
-        return commit(self.output, libraries=self.libraries, files=files, statistics=self.statistics).fingerprint
-
-
-class CommitDataset(beam.PTransform):
-    """Last step of a pipeline: writes the manifest once its input is complete.
-
-    An input element is the number of a finished shard, or a tuple of paths of other files that belong to the dataset.
-
-    Args:
-        output: the dataset.
-        libraries: distributions whose versions affect the content.
-        statistics: as `schemas.writing.commit` takes it.
-    """
-
-    def __init__(self, output: Output, *, libraries: tuple[str, ...], statistics: Statistics | None = None) -> None:
-        super().__init__()
-        output = replace(output, listings=None, states=None)  # Only the launcher compares them, and the graph stays small.
-        self._commit = _Commit(output=output, libraries=libraries, statistics=statistics)
-
-    def expand(self, results: beam.PCollection) -> beam.PCollection:
-        """Wait for all shards, which arrive as a side input of one small element each, and commit."""
-        return results.pipeline | "Once" >> beam.Create([b""]) | "Commit" >> beam.Map(self._commit, beam.pvalue.AsList(results))
+__all__ = ["run_job"]
 
 
 def run_job(
@@ -89,6 +34,7 @@ def run_job(
     *,
     execution: Execution,
     extras: Iterable[str] = ("pipelines",),
+    ready: Callable[[], None] | None = None,
     check: Callable[[], None] | None = None,
     overwrite: bool,
     verify: bool = False,
@@ -103,6 +49,7 @@ def run_job(
         build: adds the transforms, given the numbers of the shards that are already finished, and what `Begin` does first.
         execution: where and how to run.
         extras: names of the extras that workers on other machines need.
+        ready: raises where this machine cannot do the work; called if there is something to do, before anything is replaced.
         check: checks on the first worker on another machine what only this work needs.
         overwrite: as `schemas.writing.complete_dataset` takes it.
         verify: as `schemas.writing.complete_dataset` takes it.
@@ -124,12 +71,17 @@ def run_job(
     elif execution.template:
         _write_template(output, build, execution=execution, extras=extras, check=check)
     else:
+        from pipelines.running.first_worker import FirstWorker
+        from pipelines.running.launching import Launch, work_of
+
         launch = Launch(output, execution, meter, work=work_of(output, update=update, retry_failed=retry_failed))
         if launch.join(overwrite=overwrite):
             return Manifest.read(folder)
         first = FirstWorker.of_launcher(folder, check, launch.job)
 
     def run(finished: frozenset[int]) -> None:
+        from pipelines.running.runner import run_pipeline
+
         try:
             run_pipeline(
                 lambda pipeline: build(pipeline, finished, first),
@@ -145,6 +97,12 @@ def run_job(
             if launch is not None:
                 launch.close()
 
+    def before() -> None:
+        if ready is not None:
+            ready()
+        if launch is not None:
+            launch.claim()
+
     complete = partial(
         complete_dataset,
         output,
@@ -153,17 +111,13 @@ def run_job(
         verify=verify,
         update=update,
         retry_failed=retry_failed,
-        check=_nothing if launch is None else launch.claim,
+        check=before,
     )
     try:
         return complete()
     except CommittedError:
         # By a job that was given up, or whose runner only said that it was cancelled: what it committed is looked at anew.
         return complete()
-
-
-def _nothing() -> None:
-    """Check nothing."""
 
 
 def _write_template(
@@ -180,6 +134,9 @@ def _write_template(
         DatasetError: the folder of the dataset holds something.
         DetachedError: the template is written.
     """
+    from pipelines.running.first_worker import FirstWorker
+    from pipelines.running.runner import run_pipeline
+
     folder = output.folder
     if execution.detach:
         raise UsageError("--detach is for a job, and --template_location makes none: leave out one of them")

@@ -16,11 +16,12 @@ from typing import Any
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
 
 from pipelines.running.dataflow_service import DataflowService
+from pipelines.running.execution import Execution
 from pipelines.running.first_worker import SIGN
 from pipelines.running.portable_service import PortableService
 from pipelines.running.progress import Meter
 from pipelines.running.remote import wait
-from pipelines.running.runner import Execution, follow
+from pipelines.running.runner import follow
 from pipelines.running.services import Service, SilentError, counts_of, has_ended
 from schemas.errors import DatasetError, ImagepivotError, UsageError
 from schemas.fingerprints import sha256_of_json

@@ -18,30 +18,22 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import (
-    DirectOptions,
-    GoogleCloudOptions,
-    PipelineOptions,
-    PortableOptions,
-    StandardOptions,
-)
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from pipelines.running.accelerators import Accelerator
+from pipelines.running.execution import Execution
 from pipelines.running.remote import WORKER_LOST, check_job_service, runner_log
 from pipelines.running.staging import stage
 from schemas import errors
 from schemas.interruption import DetachedError
-from schemas.locations import is_remote
 
-__all__ = ["START_SECONDS", "Execution", "follow", "run_pipeline"]
+__all__ = ["follow", "run_pipeline"]
 
 # Matches one of our errors in the text with which Beam reports it from a worker process.
 _CARRIED_ERROR = re.compile(r"schemas\.errors\.(\w+): (.*?)(?: \[while running '[^']*'\])?$", re.MULTILINE)
@@ -61,112 +53,7 @@ _START_WORKER = (
 )
 
 
-START_SECONDS = 1200.0
-"""Seconds in which the first worker must have started; Dataflow takes minutes to start a machine and install packages."""
-
-
 _LARGEST_GRAPH = 10_000_000  # What Dataflow accepts.
-
-
-@dataclass(frozen=True)
-class Execution:
-    """Settings for running a pipeline; none of them changes the result.
-
-    Attributes:
-        workers: number of local worker processes; 0 for one per core.
-        beam_flags: flags for Beam, e.g. ``--runner=DataflowRunner``; if they name a runner, nothing runs locally.
-        shared_disk: the workers of that runner see local paths as this machine does.
-        start_timeout: seconds in which the first worker of that runner must have started.
-        accelerator: the GPUs of that runner's workers, for steps that run a model; None for workers without.
-        detach: do not wait for that runner's job once it has accepted it.
-        note: gets what there is to know about such a job, in words.
-
-    Raises:
-        UsageError: a value is out of range, or there is no job to leave alone.
-    """
-
-    workers: int = 0
-    beam_flags: tuple[str, ...] = ()
-    shared_disk: bool = False
-    start_timeout: float = START_SECONDS
-    accelerator: Accelerator | None = None
-    detach: bool = False
-    note: Callable[[str], object] = field(default=lambda text: None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.detach and self.runs_here:
-            raise errors.UsageError(
-                "--detach leaves a job to the runner that the flags behind -- name, and without one on other machines the work is "
-                "done by this command: leave out --detach, or name a runner"
-            )
-        if not self.start_timeout > 0:
-            raise errors.UsageError(f"--start-timeout is {self.start_timeout}, expected more than 0 seconds")
-        if self.accelerator is None:
-            return
-        if self.runs_here:
-            raise errors.UsageError(
-                f"--gpu is {self.accelerator.type!r}, and the workers run on this machine: it is for those of another runner, as "
-                "behind -- in -- --runner=DataflowRunner. Leave it out here; a GPU of this machine is used by --device cuda"
-            )
-        self.accelerator.check(PipelineOptions(list(self.beam_flags)))
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the pipeline runs on this machine, on the runner that we choose."""
-        return not any(flag.split("=")[0] == "--runner" for flag in self.beam_flags)
-
-    @property
-    def runs_here(self) -> bool:
-        """Whether the workers run on this machine, in this environment, whoever chose the runner."""
-        if self.is_local:
-            return True
-        if self.options.view_as(PortableOptions).environment_type == "LOOPBACK":  # The workers are this process's own.
-            return True
-        name = self.runner.rpartition(".")[2].lower()
-        return name.removesuffix("runner") in {local.lower().removesuffix("runner") for local in StandardOptions.LOCAL_RUNNERS}
-
-    @property
-    def options(self) -> PipelineOptions:
-        """Beam's options."""
-        options = PipelineOptions(list(self.beam_flags), save_main_session=False)
-        if self.accelerator is not None:
-            self.accelerator.configure(options)
-        return options
-
-    @property
-    def template(self) -> str:
-        """Where Dataflow's template goes that is made instead of a run; empty if none is."""
-        return self.options.view_as(GoogleCloudOptions).template_location or ""
-
-    @property
-    def runner(self) -> str:
-        """Name of the runner among the flags; empty if there is none."""
-        return self.options.view_as(StandardOptions).runner or ""
-
-    def check_locations(self, locations: Iterable[tuple[str, str]]) -> None:
-        """Check that the workers can reach what they read and write, before anything starts.
-
-        Args:
-            locations: pairs of what a location is, in words, and the location.
-
-        Raises:
-            UsageError: a location is on this machine's disk, and the workers are elsewhere.
-        """
-        if self.runs_here or self.shared_disk:
-            return
-        for what, location in locations:
-            if not is_remote(location):
-                raise errors.UsageError(
-                    f"{what} {location!r} is a path on this machine, and the workers of {self.runner} run on others: give an "
-                    "address in a bucket (gs://... or s3://...), or --shared-disk if all of them see that path as this machine does"
-                )
-
-    @property
-    def local_workers(self) -> int:
-        """Number of local worker processes."""
-        if self.workers:
-            return self.workers
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_pipeline(

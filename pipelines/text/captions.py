@@ -12,11 +12,12 @@ import pyarrow as pa
 from apache_beam.metrics import Metrics
 
 from pipelines.inputs.captions import CaptionSource, Part, Selection
+from pipelines.running.commits import CommitDataset, SumCounters
+from pipelines.running.execution import Execution
 from pipelines.running.first_worker import Begin, FirstWorker
-from pipelines.running.jobs import CommitDataset, SumCounters, run_job
+from pipelines.running.jobs import run_job
 from pipelines.running.places import read_place, staging
 from pipelines.running.progress import Meter
-from pipelines.running.runner import Execution
 from pipelines.text.blocks import CaptionStatistics, block_forms, blocks_of, caption_rows, tokenize_captions
 from pipelines.text.moses import DEFAULT_RECIPE, Recipe, recipe
 from pipelines.text.ordering import merge, number_captions

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.metrics import Metrics
 
+from pipelines.running.commits import CommitDataset
+from pipelines.running.execution import Execution
 from pipelines.running.first_worker import Begin, FirstWorker
-from pipelines.running.jobs import CommitDataset, run_job
+from pipelines.running.jobs import run_job
 from pipelines.running.progress import Meter
-from pipelines.running.runner import Execution
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.fingerprints import Identity

@@ -21,10 +21,11 @@ import pyarrow.compute as pc
 from apache_beam.metrics import Metrics
 from apache_beam.utils.shared import Shared
 
+from pipelines.running.commits import CommitDataset
+from pipelines.running.execution import Execution
 from pipelines.running.first_worker import Begin, FirstWorker
-from pipelines.running.jobs import CommitDataset, run_job
+from pipelines.running.jobs import run_job
 from pipelines.running.progress import Meter
-from pipelines.running.runner import Execution
 from pipelines.text.moses import unescape
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError

@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipelines.running.commits import CommitDataset, SumCounters
+from pipelines.running.execution import Execution
 from pipelines.running.first_worker import Begin, FirstWorker
-from pipelines.running.jobs import CommitDataset, SumCounters, run_job
+from pipelines.running.jobs import run_job
 from pipelines.running.progress import Meter
-from pipelines.running.runner import Execution
 from schemas.damage import content_errors
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError

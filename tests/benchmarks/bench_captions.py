@@ -14,7 +14,7 @@ from measuring import cores, machine, ratio, test_data
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from pipelines.inputs.captions import Selection, open_source
-from pipelines.running.runner import Execution
+from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.moses import prepare, recipe
 

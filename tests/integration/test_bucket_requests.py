@@ -14,7 +14,7 @@ from extractors import ExtractorRequest
 from pipelines.features.extract import extract_features
 from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import open_images
-from pipelines.running.runner import Execution
+from pipelines.running.execution import Execution
 from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAME
 from schemas.output import Output

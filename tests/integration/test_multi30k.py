@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pipelines.running.runner import Execution
+from pipelines.running.execution import Execution
 from pipelines.text.encoding import EncodeJob, encode_captions
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset

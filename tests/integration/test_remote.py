@@ -15,7 +15,8 @@ from pathlib import Path
 import apache_beam as beam
 import pytest
 
-from pipelines.running.runner import Execution, run_pipeline
+from pipelines.running.execution import Execution
+from pipelines.running.runner import run_pipeline
 from schemas.errors import ImagepivotError
 from tests.integration.clusters import Cluster, job_service
 from tests.integration.workload import commands, files, make_inputs, one_line

@@ -30,9 +30,9 @@ import os
 import signal
 
 import imagepivot
-from pipelines.features import extract
+from pipelines.features import transforms
 
-make_shard = extract.make_shard
+make_shard = transforms.make_shard
 
 
 def die_after_the_first(*arguments, **options):
@@ -44,7 +44,7 @@ def die_after_the_first(*arguments, **options):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-extract.make_shard = die_after_the_first
+transforms.make_shard = die_after_the_first
 """
 
 

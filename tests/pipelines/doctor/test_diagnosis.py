@@ -6,7 +6,7 @@ import imagepivot
 from extractors import ExtractorRequest
 from pipelines.doctor import diagnosis
 from pipelines.doctor.diagnosis import DoctorJob, diagnose
-from pipelines.running.runner import Execution
+from pipelines.running.execution import Execution
 from schemas.errors import UsageError
 
 PORTABLE = Execution(beam_flags=("--runner=PortableRunner", "--job_endpoint=localhost:1"))

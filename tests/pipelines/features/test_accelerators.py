@@ -12,13 +12,15 @@ import torch
 from apache_beam.testing.util import assert_that, equal_to
 from PIL import Image
 
-from pipelines.features import extract
-from pipelines.features.extract import ExtractFeatures, extract_features, extract_task, list_images, plan_features
+from pipelines.features import transforms
+from pipelines.features.extract import extract_features, extract_task, list_images, plan_features
 from pipelines.features.job import FeaturesJob
-from pipelines.features.workers import devices_of_worker
+from pipelines.features.transforms import ExtractFeatures
+from pipelines.features.workers import check_worker, devices_of_worker
 from pipelines.inputs.images import open_images
 from pipelines.running.accelerators import Accelerator
-from pipelines.running.runner import Execution, run_pipeline
+from pipelines.running.execution import Execution
+from pipelines.running.runner import run_pipeline
 from schemas.errors import UsageError
 from schemas.tasks import Task
 from tests.fake_extractors import ColourExtractor, use_colours
@@ -59,16 +61,16 @@ def test_the_only_process_of_a_worker_has_all_its_gpus(job, monkeypatch):
 def test_a_worker_with_fewer_gpus_says_so(job, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    planned = ColourExtractor().fingerprint
-    extract._check_worker(job, planned, 1)
+    planned = plan_features(job, list_images(job))
+    check_worker(job, planned, 1)
     with pytest.raises(UsageError, match=r"device 'cuda:1' is not on this host: .*device_count\(\) is 1"):
-        extract._check_worker(job, planned, 2)
+        check_worker(job, planned, 2)
 
 
 def test_no_worker_falls_back_to_its_cpu(job, monkeypatch):
     """The device is that of a GPU in what the workers get, although none was named."""
     checks = []
-    monkeypatch.setattr(extract, "run_job", lambda *_, check, **__: checks.append(check))
+    monkeypatch.setattr("pipelines.features.extract.run_job", lambda *_, check, **__: checks.append(check))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     extract_features(job, REMOTE)
     with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):
@@ -94,7 +96,7 @@ def test_each_gpu_makes_one_shard_at_a_time(job):
                 both.wait(30)
                 at_once[extractor.name] -= 1
 
-    loaded = extract._Loaded([OneAtATime("a"), OneAtATime("b")])
+    loaded = transforms._Loaded([OneAtATime("a"), OneAtATime("b")])
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -21,7 +21,7 @@ from pipelines.features.extract import extract_features, list_images
 from pipelines.features.job import FeaturesJob
 from pipelines.features.references import Piece, refs_of, unpacked
 from pipelines.inputs.images import Copies, Copy, ImageRef, ImagesInParquet, kept, open_images
-from pipelines.running.runner import Execution
+from pipelines.running.execution import Execution
 from schemas.keys import shard_of
 from schemas.storage import Folder
 from schemas.survey import Update
@@ -162,7 +162,7 @@ def test_a_run_that_fails_leaves_no_copies(images, tmp_path, monkeypatch):
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipelines.features.extract.make_shard", fail)
+        patch.setattr("pipelines.features.transforms.make_shard", fail)
         with pytest.raises(Exception, match="ZeroDivisionError"):
             extract_features(job_of(images, tmp_path / "f"), ELSEWHERE)
     assert list((tmp_path / "f").rglob("*")) == []

@@ -14,11 +14,12 @@ import pytest
 from PIL import Image
 
 from extractors import Description, ExtractorRequest, RegionOptions
-from pipelines.features.extract import ExtractFeatures, extract_features, list_images, plan_features
+from pipelines.features.extract import extract_features, list_images, plan_features
 from pipelines.features.job import FeaturesJob
+from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images import ImageRef, ImagesInFolder, Listing, open_images
+from pipelines.running.execution import Execution
 from pipelines.running.progress import Meter
-from pipelines.running.runner import Execution
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
 from schemas.fingerprints import Identity

@@ -24,7 +24,7 @@ from pipelines.features.extract import extract_features, list_images, plan_featu
 from pipelines.features.job import FeaturesJob
 from pipelines.features.planning import plan_work
 from pipelines.inputs.images import open_images
-from pipelines.running.runner import Execution
+from pipelines.running.execution import Execution
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec

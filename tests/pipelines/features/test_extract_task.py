@@ -11,8 +11,8 @@ from pipelines.features.extract import extract_features, extract_task, list_imag
 from pipelines.features.job import FeaturesJob
 from pipelines.features.planning import plan_work
 from pipelines.inputs.images import open_images
+from pipelines.running.execution import Execution
 from pipelines.running.progress import Meter
-from pipelines.running.runner import Execution
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
 from schemas.survey import Update

@@ -16,7 +16,7 @@ from pipelines.features.job import FeaturesJob
 from pipelines.features.planning import plan_table, plan_work
 from pipelines.features.workers import devices_of_worker
 from pipelines.inputs.images import open_images
-from pipelines.running.runner import Execution
+from pipelines.running.execution import Execution
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import shard_of
 from schemas.survey import Update

@@ -2,7 +2,7 @@ import pytest
 from apache_beam.options.pipeline_options import DebugOptions
 
 from pipelines.running.accelerators import Accelerator
-from pipelines.running.runner import Execution
+from pipelines.running.execution import Execution
 from schemas.errors import UsageError
 
 DATAFLOW = "--runner=DataflowRunner"

@@ -3,8 +3,9 @@ import pytest
 from apache_beam.testing.util import assert_that, equal_to
 
 from pipelines.running import first_worker
+from pipelines.running.execution import Execution
 from pipelines.running.first_worker import SIGN, Begin, FirstWorker
-from pipelines.running.runner import Execution, run_pipeline
+from pipelines.running.runner import run_pipeline
 from schemas.errors import DatasetError, UsageError
 from schemas.remote_jobs import JOB_NAME, RemoteJob
 from schemas.storage import Folder

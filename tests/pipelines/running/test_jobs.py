@@ -1,7 +1,7 @@
 import random
 from collections import Counter
 
-from pipelines.running.jobs import SumCounters
+from pipelines.running.commits import SumCounters
 
 
 def test_counters_add_up_in_any_grouping():

@@ -8,10 +8,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipelines.running import launching
 from pipelines.running.dataflow_service import DataflowService
+from pipelines.running.execution import Execution
 from pipelines.running.launching import Launch, cancel_job, service_of, work_of
 from pipelines.running.portable_service import PortableService
 from pipelines.running.progress import Meter
-from pipelines.running.runner import Execution
 from pipelines.running.services import SilentError
 from schemas import interruption
 from schemas.errors import DatasetError, ImagepivotError, UsageError

@@ -12,7 +12,8 @@ from apache_beam.options.pipeline_options import SetupOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.portable_runner import PortableRunner
 
-from pipelines.running.runner import Execution, _carried, _without_label, run_pipeline
+from pipelines.running.execution import Execution
+from pipelines.running.runner import _carried, _without_label, run_pipeline
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
 
 ONE = Execution(workers=1)

@@ -12,8 +12,8 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from pipelines.inputs.captions import RawCaption, Selection, open_source
 from pipelines.inputs.captions.base import tables_of
+from pipelines.running.execution import Execution
 from pipelines.running.progress import Meter
-from pipelines.running.runner import Execution
 from pipelines.text import ordering, pieces
 from pipelines.text.blocks import blocks_of
 from pipelines.text.captions import CaptionsJob, ReadCaptions, TokenizeCaptions, TrainTruecasers, prepare_captions

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.inputs.captions import open_source
-from pipelines.running.runner import Execution
+from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.encoding import EncodeJob, encode_captions, encode_table
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.commands import app as cli
-from pipelines.running.runner import Execution
+from pipelines.running.execution import Execution
 from pipelines.text.token_features import TokenFeaturesJob, extract_token_features, token_feature_rows
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.inputs.captions import open_source
-from pipelines.running.runner import Execution
+from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary, count_tokens, vocabulary_statistics
 from schemas.dataset import Dataset, open_dataset

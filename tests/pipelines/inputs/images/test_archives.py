@@ -18,7 +18,7 @@ from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import ImageRef, ImagesInFolder, ImageTable, Listing, open_images
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind
 from pipelines.inputs.images.row_groups import RowGroups
-from pipelines.running.runner import Execution
+from pipelines.running.execution import Execution
 from schemas.errors import InputError
 from schemas.features import FeatureSpec
 from schemas.storage import Folder

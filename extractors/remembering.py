@@ -1,0 +1,94 @@
+"""Descriptions of extractors that this machine has made before, so that a run which finds nothing to do loads no network.
+
+To describe an extractor, its weights are read, checked and hashed, for which torch is loaded: seconds, each time. What came of it
+is kept in a cache, a small file for each request, and holds until something changes that it was made from: the file of
+the weights, our own code, a library. No feature depends on it: whoever loads the weights hashes them, and makes nothing if they are
+not those that were planned with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from extractors.base import Description
+from extractors.weights.stamps import FileStamp
+from schemas.errors import DatasetError
+from schemas.features import FeatureSpec
+from schemas.fingerprints import canonical_json, sha256_of_json
+
+if TYPE_CHECKING:
+    from extractors.weights.finding import Weights
+
+__all__ = ["remembered"]
+
+_LIBRARIES = ("imagepivot", "torch", "torchvision", "timm")
+_PACKAGES = ("extractors", "schemas")
+
+
+def remembered(request: Mapping[str, Any], describe: Callable[[], tuple[Description, Weights]]) -> Description:
+    """Return the description of an extractor, from the cache if it is there and holds.
+
+    Args:
+        request: what is asked for, as JSON values; no weights that are fetched.
+        describe: makes the description, and finds the weights for it.
+
+    Raises:
+        ImagepivotError: as `describe` raises it.
+    """
+    file = _cache() / f"{sha256_of_json([request, platform.node(), *_versions(), *_sources()])}.json"
+    if (found := _read(file)) is not None:
+        return found
+    description, weights = describe()
+    _write(file, description, weights)
+    return description
+
+
+def _cache() -> Path:
+    own = os.environ.get("IMAGEPIVOT_CACHE")
+    return (
+        Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagepivot"
+    ) / "descriptions"
+
+
+def _versions() -> Iterator[str]:
+    for name in _LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            yield f"{name} {metadata.version(name)}"
+
+
+def _sources() -> Iterator[str]:
+    root = Path(__file__).parents[1]
+    paths = (path for package in _PACKAGES for path in (root / package).rglob("*.py"))
+    return (f"{path} {FileStamp.of(path)}" for path in sorted(paths))
+
+
+def _read(file: Path) -> Description | None:
+    """Return the description in a file; None if there is none that can be read, or the weights have changed since."""
+    with suppress(OSError, ValueError, KeyError, TypeError, DatasetError):
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        if kept["path"] is not None and FileStamp.of(Path(kept["path"])) != FileStamp(*kept["stamp"]):
+            return None
+        return Description(**{**kept["description"], "spec": FeatureSpec.from_json(kept["description"]["spec"])})
+    return None
+
+
+def _write(file: Path, description: Description, weights: Weights) -> None:
+    """Keep a description, if the cache can be written and the weights are those of a file that can be found again."""
+    if weights.path is not None and weights.stamp is None:
+        return
+    path = None if weights.path is None else str(weights.path.absolute())
+    kept = {"path": path, "stamp": weights.stamp, "description": asdict(description) | {"spec": description.spec.to_json()}}
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
+            new.write(canonical_json(kept))
+        Path(new.name).replace(file)

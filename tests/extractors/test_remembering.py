@@ -1,0 +1,160 @@
+"""What an extractor was described as is remembered, and forgotten as soon as it may be something else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+
+import extractors
+from extractors import ExtractorRequest, remembering
+from extractors.weights import finding
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("IMAGEPIVOT_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def weights(tmp_path) -> Path:
+    return save(tmp_path / "weights.pth", seed=1)
+
+
+@pytest.fixture
+def hashed(monkeypatch) -> list[int]:
+    """One entry for each time that weights were hashed."""
+    calls: list[int] = []
+    original = finding.state_sha256
+
+    def counting(state):
+        calls.append(1)
+        return original(state)
+
+    monkeypatch.setattr(finding, "state_sha256", counting)
+    return calls
+
+
+def save(path: Path, *, seed: int) -> Path:
+    torch.manual_seed(seed)
+    torch.save(torchvision.models.resnet50(weights=None).state_dict(), path)
+    return path
+
+
+def request(weights: Path | str, **options) -> ExtractorRequest:
+    return ExtractorRequest("resnet50-pool", weights=str(weights), **options)
+
+
+def test_weights_are_hashed_once(cache, weights, hashed):
+    first, second = request(weights).describe(), request(weights).describe()
+    assert (len(hashed), first) == (1, second)
+    assert first.fingerprint == second.fingerprint == request(weights).load().fingerprint
+
+
+def test_random_weights_are_drawn_once(cache, hashed):
+    first, second = request("random:3").describe(), request("random:3").describe()
+    assert (len(hashed), first) == (1, second)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"precision": "bf16"}, {"dtype": "float16"}, {"regions": extractors.RegionOptions(10, 100)}, {"name": "vgg19-grid"}],
+)
+def test_another_request_is_described_anew(cache, options):
+    plain = {"name": "faster-rcnn-36" if "regions" in options else "resnet50-pool", "weights": "random:0"}
+    one, other = ExtractorRequest(**plain), ExtractorRequest(**{**plain, **options})
+    kept = one.describe()
+    assert other.describe() == ExtractorRequest(**{**plain, **options})._described()[0] != kept
+
+
+def test_a_file_that_was_replaced_is_hashed_again(cache, weights, hashed):
+    before = request(weights).describe()
+    save(weights, seed=2)
+    after = request(weights).describe()
+    assert len(hashed) == 2
+    assert after.parameters["weights"] != before.parameters["weights"]
+
+
+def test_a_file_that_was_written_to_is_hashed_again_whatever_its_time_says(cache, weights, hashed, tmp_path):
+    before, status = request(weights).describe(), weights.stat()
+    (tmp_path / "other").mkdir()
+    other = save(tmp_path / "other" / "weights.pth", seed=2).read_bytes()  # The name is in the file.
+    assert len(other) == status.st_size
+    with weights.open("r+b") as file:
+        file.write(other)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (weights.stat().st_ino, weights.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
+    after = request(weights).describe()
+    assert len(hashed) == 2
+    assert after.parameters["weights"] != before.parameters["weights"]
+
+
+def test_a_file_that_is_gone_is_an_error(cache, weights):
+    request(weights).describe()
+    weights.unlink()
+    with pytest.raises(finding.InputError, match="there is no weights file"):
+        request(weights).describe()
+
+
+def test_a_path_means_the_folder_of_the_process(cache, tmp_path, monkeypatch, hashed):
+    found = []
+    for seed in (1, 2):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        save(folder / "weights.pth", seed=seed)
+        monkeypatch.chdir(folder)
+        found.append(request("weights.pth").describe())
+    assert len(hashed) == 2
+    assert found[0] != found[1]
+
+
+def test_another_version_of_a_library_or_of_the_code_is_another_description(cache, weights, hashed, monkeypatch):
+    request(weights).describe()
+    monkeypatch.setattr(remembering.metadata, "version", lambda name: "99")
+    request(weights).describe()
+    assert len(hashed) == 2
+    monkeypatch.setattr(remembering, "_sources", lambda: iter(["other code"]))
+    request(weights).describe()
+    assert len(hashed) == 3
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"path": null}', '{"path": null, "description": {"spec": {}}}'])
+def test_what_cannot_be_read_is_made_again(cache, weights, hashed, content):
+    first = request(weights).describe()
+    (file,) = (cache / "descriptions").iterdir()
+    file.write_text(content)
+    assert request(weights).describe() == first
+    assert len(hashed) == 2
+    assert request(weights).describe() == first
+    assert len(hashed) == 2
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch, weights, hashed):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("IMAGEPIVOT_CACHE", str(tmp_path / "file"))
+    assert request(weights).describe() == request(weights).describe()
+    assert len(hashed) == 2
+
+
+def test_a_request_that_fails_is_not_remembered(cache, tmp_path):
+    (tmp_path / "broken.pth").write_bytes(b"no weights")
+    for _ in range(2):
+        with pytest.raises(finding.InputError):
+            request(tmp_path / "broken.pth").describe()
+    assert not cache.exists()
+
+
+def test_the_cache_is_the_users_own_unless_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("IMAGEPIVOT_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    request("random:0").describe()
+    assert len(list((tmp_path / ".cache" / "imagepivot" / "descriptions").iterdir())) == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    request("random:0").describe()
+    assert len(list((tmp_path / "xdg" / "imagepivot" / "descriptions").iterdir())) == 1
