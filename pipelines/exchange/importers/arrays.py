@@ -57,7 +57,8 @@ class NpyImport:
         for option, files in (("ids", self.ids), ("boxes", self.boxes), ("sizes", self.sizes)):
             if files and len(files) != len(self.sources):
                 raise UsageError(
-                    f"{len(self.sources)} arrays but {len(files)} files with --{option}: give one for each, in the same order"
+                    f"{len(self.sources)} arrays but {len(files)} files with --{option}: give one for each, in the same order, "
+                    f"every one behind an option of its own: --{option} FILE --{option} FILE"
                 )
         if self.sizes and not self.boxes:
             raise UsageError("--sizes is for regions: give --boxes as well, or leave --sizes out")

@@ -272,7 +272,7 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path):
                 **job,
             )
         )
-    with pytest.raises(UsageError, match="2 arrays but 1 files with --ids"):
+    with pytest.raises(UsageError, match=r"2 arrays but 1 files with --ids: give one for each.*: --ids FILE --ids FILE$"):
         import_features(
             ImportJob(
                 NpyImport(
