@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socketserver
 import subprocess
@@ -32,7 +33,8 @@ from tests.stores import PACKAGES, FarStore, Store, emulator, far_away, is_insta
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(1200)]
 
-PAGE = (Path(__file__).parents[2] / "docs" / "nightly.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "nightly.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 NIGHTS = ["2026-11-20", "2026-11-21", "2026-11-22", "2026-11-23", "2026-11-24", "2026-11-25"]
 
@@ -408,6 +410,58 @@ def kill_in_the_middle(process, machine, far, near, before, opened, monkeypatch)
     use(far.environment, monkeypatch)
 
 
+# --- starting it -----------------------------------------------------------------------------------------------------
+
+
+def test_a_night_that_is_still_at_work_keeps_out_the_next_one(machine):
+    [line] = blocks("Starting it", "text")
+    assert line.split()[:5] == ["0", "2", "*", "*", "*"]
+    command = line.split(maxsplit=5)[5].replace("/srv/nightly", str(machine.folder))
+    machine.write("nightly.sh", "#!/bin/bash\ntouch began\nread <go\ntouch ended\n")
+    os.mkfifo(machine.folder / "go")
+    with subprocess.Popen(["bash", "-c", command], cwd="/") as first:
+        wait_for((machine.folder / "began").exists)
+        machine.run(command, code=1)
+        (machine.folder / "go").write_text("\n")
+        assert first.wait(60) == 0
+    assert (machine.folder / "ended").exists()
+    (machine.folder / "nightly.sh").write_text("#!/bin/bash\nexit 3\n")
+    machine.run(command, code=3)
+
+
+def test_systemd_takes_the_units(tmp_path):
+    if (program := shutil.which("systemd-analyze")) is None:
+        pytest.skip("no systemd-analyze")
+    [block] = blocks("Starting it", "ini")
+    (tmp_path / "nightly.sh").write_text(blocks("The script", "bash")[0])
+    (tmp_path / "nightly.sh").chmod(0o755)
+    units = re.split(r"^# (nightly\.\w+)\n", block.replace("/srv/nightly", str(tmp_path)), flags=re.MULTILINE)[1:]
+    for name, text in zip(units[::2], units[1::2], strict=True):
+        (tmp_path / name).write_text(text)
+    verify = [program, "verify", *(tmp_path / name for name in units[::2])]
+    done = subprocess.run(verify, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    assert units[::2] == ["nightly.service", "nightly.timer"]
+
+
+def test_kubernetes_gives_again_what_the_page_says():
+    yaml = pytest.importorskip("yaml", reason="the extra dev installs it")
+    spec = yaml.safe_load((ROOT / "docker" / "kubernetes" / "nightly.yaml").read_text())["spec"]
+    assert spec["concurrencyPolicy"] == "Forbid"
+    given_up, disruption = spec["jobTemplate"]["spec"]["podFailurePolicy"]["rules"]
+    assert (given_up["action"], given_up["onExitCodes"]) == ("FailJob", {"operator": "In", "values": [2, 3]})
+    assert disruption["action"] == "Ignore"
+    [container] = spec["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    [script] = blocks("The script", "bash")
+    [line] = re.findall(r"imagepivot (features .*?) 2>>", script)
+    for name, location in re.findall(r"(\w+)=(gs://\S+)", script):
+        line = line.replace(f'"${name}"', location)
+    assert container["args"] == shlex.split(line)
+
+
+# --- what it asks, and as a plan -------------------------------------------------------------------------------------
+
+
 def test_what_a_quiet_night_asks(stores, machine, imagepivot, monkeypatch):
     """The numbers of the page, and that they grow with the shards as it says."""
     near, far = stores
@@ -422,3 +476,80 @@ def test_what_a_quiet_night_asks(stores, machine, imagepivot, monkeypatch):
         far.asked()
         imagepivot("features", photos.location, output, "--update")
         assert len(far.asked()) == int(fixed[column]) + int(each[column]) * (shards - 16)
+
+
+class ColouredStep(ForkedStep):
+    """A step with an extractor without a model."""
+
+    before = staticmethod(colours)
+
+
+def test_the_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
+    near, far = stores
+    use(near.environment, monkeypatch)
+    monkeypatch.setattr(building, "StepProcess", ColouredStep)
+    [line] = blocks("The same as a plan", "sh")
+    [plan] = blocks("The same as a plan", "toml")
+    (tmp_path / "nightly.toml").write_text(plan.replace("gs://", f"{near.scheme}://"), encoding="utf-8")
+    captions = [f"{number:03d}\ta dog runs\ttrain\n" for number in range(30)]
+
+    def upload_captions(count: int) -> None:
+        Folder(near.address("")).write("captions.tsv", ("image_id\ttext\tsplit\n" + "".join(captions[:count])).encode())
+
+    def build(*more: str, code: int = 0) -> tuple[list[str], list[dict]]:
+        ColouredStep.started = []
+        done = imagepivot(*shlex.split(line)[1:], *more, code=code, cwd=tmp_path)
+        events = [json.loads(text) for text in done.stderr.splitlines()]
+        assert (events[-1]["event"], events[-1]["exit_code"]) == ("end", code)
+        return sorted(words[0] for words in ColouredStep.started), events
+
+    photos, output = Folder(near.address("photos")), near.address("nightly")
+    for name in photos.names():
+        photos.delete(name)
+    upload(photos, range(20))
+    upload_captions(20)
+    imagepivot("captions", near.address("captions.tsv"), tmp_path / "captions", "--format", "table", "--workers", "1")
+    imagepivot("vocabulary", tmp_path / "captions", near.address("vocabulary"), "--min-count", "1")
+
+    assert build()[0] == ["captions", "encode", "features"]
+    assert build()[0] == []
+    first = (tmp_path / "nightly.lock").read_bytes()
+
+    # New images and captions; of one photo nothing can be read.
+    upload(photos, range(20, 30))
+    upload_captions(30)
+    use(far.environment, monkeypatch)
+    far.cut("busy", 600, after=0, only="023.jpg")
+    ran, events = build()
+    far.cut("", 0, after=0)
+    assert set(ran) == {"captions", "encode", "features"}
+    assert {event["step"] for event in events if event["event"] == "progress"} == {"captions", "encoded", "features"}
+    assert open_dataset(f"{output}/features").manifest.failure_reasons == {"unreadable": 1}
+    assert open_dataset(f"{output}/encoded").manifest.rows == 30
+
+    # It is tried again, and nothing else.
+    far.asked()
+    assert build()[0] == ["features"]
+    assert images_read(far)[0] == ["023.jpg"]
+    assert open_dataset(f"{output}/features").manifest.rows == 30
+    assert build()[0] == []
+
+    # More broken images than are allowed: the rest is there, and the next night tries again.
+    upload(photos, range(40, 52), broken)
+    ran, events = build(code=3)
+    assert ran == ["features"]
+    assert events[-1]["status"] == "failures"
+    assert open_dataset(f"{output}/features").manifest.failure_reasons == {"truncated": 12}
+    upload(photos, range(40, 50))
+    assert build()[0] == ["features"]
+    assert open_dataset(f"{output}/features").manifest.failure_reasons == {"truncated": 2}
+    for name in ("captions", "encoded", "features"):
+        assert validate(f"{output}/{name}") == []
+
+    # The lock file of the first night says what is different now.
+    assert (tmp_path / "nightly.lock").read_bytes() != first
+    (tmp_path / "nightly.lock").write_bytes(first)
+    [locked] = re.findall(r"`imagepivot (build nightly.toml --locked)`", section("The same as a plan"))
+    said = imagepivot(*shlex.split(locked), code=1, cwd=tmp_path).stderr
+    assert "steps.captions: input source: locked" in said
+    assert "steps.features: input images: locked" in said
