@@ -134,7 +134,7 @@ class Machine:
         """Do what a program was asked for."""
         try:
             return self._answer(name, words, stdin)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- raised where the test waits
             self.wrong.append(error)
             return 2, "", str(error)
 
@@ -284,7 +284,7 @@ def machine(stores, tmp_path, monkeypatch) -> Iterator[Machine]:
 
 def check_night(machine: Machine, features: str) -> None:
     """Compare what a night left with the table of the page, and its report with the dataset."""
-    [(_, _, rows, failures, codes)] = [row for row in rows_of("Four nights") if row[0] == machine.night]
+    [(_, _, rows, failures, codes)] = [row for row in rows_of("Night by night") if row[0] == machine.night]
     expected = {} if failures == "none" else {reason: int(n) for n, reason in (part.split() for part in failures.split(", "))}
     assert machine.codes == [int(code) for code in codes.split(", ")]
     manifest = open_dataset(features).manifest
@@ -310,6 +310,11 @@ def test_the_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
 
     machine.begin(next(night))
     upload(photos, range(40))
+    with pytest.MonkeyPatch.context() as patch:
+        use_colours(patch)
+        for line in blocks("Before the first night", "sh")[0].replace("gs://", f"{near.scheme}://").splitlines():
+            imagepivot(*shlex.split(line)[1:])
+    assert Folder(features).names() == []
     far.asked()
     machine.run("./nightly.sh")
     check_night(machine, features)
@@ -378,9 +383,29 @@ def test_the_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
 
     # By hand: every failure once more.
     far.asked()
-    line = blocks("Four nights", "sh")[0].replace("gs://", f"{near.scheme}://")
+    line = blocks("Night by night", "sh")[0].replace("gs://", f"{near.scheme}://")
     imagepivot(*shlex.split(line)[1:])
     assert images_read(far)[0] == ["046.jpg"]
+
+
+def test_a_bucket_that_is_half_empty_or_empty(stores, imagepivot, monkeypatch):
+    near, _ = stores
+    use(near.environment, monkeypatch)
+    use_colours(monkeypatch)
+    photos, output = Folder(near.address("half/photos")), near.address("half/features")
+    upload(photos, range(6))
+    imagepivot("features", photos.location, output)
+    for number in range(3):
+        photos.delete(f"{number:03d}.jpg")
+    assert "`--keep-removed` an update never drops any" in section("Night by night")
+    imagepivot("features", photos.location, output, "--update", "--keep-removed")
+    assert len(open_dataset(output)) == 6
+    imagepivot("features", photos.location, output, "--update")
+    assert len(open_dataset(output)) == 3
+    for number in range(3, 6):
+        photos.delete(f"{number:03d}.jpg")
+    imagepivot("features", photos.location, output, "--update", code=1)
+    assert len(open_dataset(output)) == 3
 
 
 def kill_in_the_middle(process, machine, far, near, before, opened, monkeypatch) -> None:

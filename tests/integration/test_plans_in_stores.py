@@ -99,7 +99,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(run, store, tmp_path):
     for attempt in range(KILLS + 1):
         started = time.monotonic()
         process = subprocess.Popen(build, cwd=rough, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
-        wait_for(lambda: processes_in(rough)[1:] or process.poll() is not None)  # The first of its steps.
+        wait_for(lambda process=process: processes_in(rough)[1:] or process.poll() is not None)  # The first of its steps.
         begun = time.monotonic() - started
         if attempt < KILLS:
             try:

@@ -130,7 +130,11 @@ def test_missing_file(tmp_path):
         ("/a/b", OSError(5, "Input/output error"), "cannot use '/a/b': OSError: .*Input/output error"),
         ("gs://a/b", PermissionError(13, "Permission denied"), "cannot use 'gs://a/b': access denied: check the credentials"),
         ("gs://a/b", OSError("google::cloud::Status(UNAVAILABLE: curl)"), "cannot use 'gs://a/b': it cannot be reached: check"),
-        ("s3://a/b", OSError("AWS Error UNKNOWN (HTTP status 503) during"), "cannot use 's3://a/b': it is busy or down: run the"),
+        (
+            "s3://a/b",
+            OSError("AWS Error UNKNOWN (HTTP status 503) during"),
+            "cannot use 's3://a/b': it is busy or down: run the",
+        ),
         ("gs://a/b", OSError("Received HTTP status code: 503"), "cannot use 'gs://a/b': it is busy or down: run the same"),
     ],
 )

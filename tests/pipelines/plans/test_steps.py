@@ -226,7 +226,7 @@ def test_nothing_runs_the_second_time_not_even_in_another_folder(rebuilt):
     ],
 )
 def test_after_a_change_only_its_dependants_run_and_back_again_nothing(rebuilt, key, value, expected):
-    done, ran, folder = rebuilt(settings={key: value})
+    done, ran, _ = rebuilt(settings={key: value})
     assert set(ran) == expected
     assert {end.name for end in done.steps if end.done == "made"} == {
         step for step, command in commands().items() if command in expected
@@ -264,7 +264,7 @@ def test_the_lock_file_of_all_steps_holds_on_another_machine(first, tmp_path):
     folder.mkdir()
     write_inputs(folder)
     shutil.copy(first / "plan.lock", folder / "plan.lock")
-    done, ran = build(folder, locked=True)
+    _, ran = build(folder, locked=True)
     assert sorted(ran) == sorted(COMMANDS)
     build(folder)
     assert (folder / "plan.lock").read_bytes() == (first / "plan.lock").read_bytes()
@@ -300,5 +300,7 @@ def test_a_dry_run_knows_every_step(first):
 
 def test_a_model_in_a_cache_is_a_name_and_a_folder_a_location(first):
     settings = {"steps.tokens.model": "some/name"}
-    tokens = {step.name: step for step in outlook_of_plan(BuildJob(str(first / "plan.toml"), settings=settings)).steps}["tokens"]
+    tokens = {step.name: step for step in outlook_of_plan(BuildJob(str(first / "plan.toml"), settings=settings)).steps}[
+        "tokens"
+    ]
     assert tokens.why == "model changed"
