@@ -247,9 +247,11 @@ class _Work:
             location = self._places.location(reference)
             name = reference.step or location.rstrip("/").rpartition("/")[2]
             names[location] = f"{name}/{reference.location}" if reference.step and reference.location else name
-        for location in sorted(names, key=len, reverse=True):
-            before, name = (json.dumps(text, ensure_ascii=False)[1:-1].encode() for text in (location, names[location]))
-            report = report.replace(before, name)
+        every = list(names.values())
+        for location, name in sorted(names.items(), key=lambda item: len(item[0]), reverse=True):
+            if every.count(name) == 1:  # Else nobody could tell them apart.
+                before, after = (json.dumps(text, ensure_ascii=False)[1:-1].encode() for text in (location, name))
+                report = report.replace(before, after)
         return report
 
     def _move(self, step: Step, location: str, record: Record | None, now: Record) -> None:

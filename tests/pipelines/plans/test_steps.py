@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 from pipelines.commands.build import build_plan, outlook_of_plan
 from pipelines.plans import building
 from pipelines.plans.catalogue import COMMANDS
-from pipelines.plans.job import Build, BuildJob, LockError
+from pipelines.plans.job import Build, BuildJob, LockError, StepError
+from pipelines.plans.processes import Outcome
 from schemas.dataset import open_dataset
+from tests.integration.processes import start, wait_for
 from tests.pipelines.plans.conftest import ForkedStep
 from tests.tiny_bert import make_tiny_bert
 from tests.train.conftest import write_toy
@@ -151,10 +154,10 @@ OF_A_RUN = {"evaluate", "embed", "figures", "sts"}
 Rebuilt = Callable[..., tuple[Build, list[str], Path]]
 
 
-def build(folder: Path, **options) -> tuple[Build, list[str]]:
+def build(folder: Path, *, step: type[ForkedStep] = ForkedStep, **options) -> tuple[Build, list[str]]:
     """Build the plan in a folder; return what came of it and the commands that ran."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "StepProcess", ForkedStep)
+        patch.setattr(building, "StepProcess", step)
         patch.setenv("OMP_NUM_THREADS", "1")
         ForkedStep.started = []
         done = build_plan(BuildJob(str(folder / "plan.toml"), **options))
@@ -256,6 +259,33 @@ def test_seeds_and_rows_of_a_table_are_added_to_those_that_are_there(rebuilt):
     assert len(after) == 4
     assert {path: after[path] for path in before} == before
     assert not (folder / ".plan/earlier").exists()
+
+
+class KilledStep(ForkedStep):
+    """A step that is killed as soon as something is in its folder."""
+
+    output: Path
+
+    def run(self) -> Outcome:
+        self.started.append(list(self.words))
+        with start(*self.words, folder=self.output.parent / "killed") as process:
+            wait_for(lambda: any(path.is_file() for path in self.output.rglob("*")) or not process.runs)
+            process.send(signal.SIGKILL)
+            return Outcome(process.wait().returncode, "killed", False, b"")
+
+
+@pytest.mark.parametrize("name", ["tokens", "run", "embeddings", "drawings", "arrays", "imported", "rows"])
+def test_a_step_that_is_killed_goes_on_to_the_same_result(first, rebuilt, monkeypatch, name):
+    folder = rebuilt()[2]
+    shutil.rmtree(folder / name)
+    monkeypatch.setattr(KilledStep, "output", folder / name, raising=False)
+    with pytest.raises(StepError, match=rf"step {name} \({commands()[name]}\) failed: killed"):
+        build(folder.parents[1], step=KilledStep)
+    done, ran, _ = rebuilt()
+    assert ran == [commands()[name]]
+    assert {end.name for end in done.steps if end.done == "made"} == {name}
+    assert (folder.parents[1] / "plan.lock").read_bytes() == (first / "plan.lock").read_bytes()
+    assert rebuilt()[1] == []
 
 
 def test_the_lock_file_of_all_steps_holds_on_another_machine(first, tmp_path):
