@@ -276,7 +276,10 @@ class _Work:
 
 
 def _exists(location: str) -> bool:
-    return bool(Folder(location).names()) if is_remote(location) else os.path.lexists(location)
+    if not is_remote(location):
+        return os.path.lexists(location)
+    parent, _, name = location.rpartition("/")
+    return Folder(parent).size(name) is not None or bool(Folder(location).names())
 
 
 def _goes_on(step: Step, record: Record | None, now: Record) -> bool:

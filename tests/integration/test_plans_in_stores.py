@@ -83,6 +83,20 @@ def test_twice_and_changed(run, store):
     assert results(files_of(store.address("twice"))) == results(before)
 
 
+def test_a_report_is_replaced(run, store, tmp_path):
+    pairs = ["4.0\ta red circle\ta Red circle", "1.0\ta square\ta large circle", "2.5\ta circle\ta square"]
+    (tmp_path / "plan/pairs.tsv").write_text("".join(f"{pair}\n" for pair in pairs), encoding="utf-8")
+    (tmp_path / "plan/plan.toml").write_text("[steps.similarity]\ncommand = 'sts'\nplaces = ['pairs.tsv']\n", encoding="utf-8")
+    assert run("report")[0] == ["sts"]
+    before = files_of(store.address("report"))
+    assert run("report")[0] == []
+    changed = ("--set", "steps.similarity.language=de")
+    assert "nothing can be moved aside: give --replace" in " ".join(run("report", *changed, code=1)[1].split())
+    assert files_of(store.address("report")) == before
+    assert run("report", *changed, "--replace")[0] == ["sts"]
+    assert run("report", *changed)[0] == []
+
+
 def test_a_result_that_is_gone_is_made_again_and_nothing_else(run, store):
     run("gone")
     before = files_of(store.address("gone"))
