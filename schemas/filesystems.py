@@ -46,6 +46,7 @@ _DENIED = (
 _REMOTE_ADVICE = (
     ("NO_SUCH_BUCKET", "there is no such bucket: check its name, or create it first"),
     (_DENIED, "access denied: check the credentials of this machine and what they allow"),
+    (r"HTTP status (code: )?(429|5\d\d)|SERVICE_UNAVAILABLE|SLOW_DOWN", "it is busy or down: run the same command again later"),
     (
         "NETWORK_CONNECTION|CURL error|UNAVAILABLE|DEADLINE_EXCEEDED",
         "it cannot be reached: check the network, and AWS_ENDPOINT_URL or STORAGE_EMULATOR_HOST where they are set",

@@ -229,8 +229,9 @@ def _store_errors() -> Iterator[None]:
     except NotFound as error:
         raise OSError(f"Google Error NO_SUCH_BUCKET: {error}") from error
     except (RequestException, RetryError, TransportError) as error:
-        raise OSError(f"Google Error NETWORK_CONNECTION: {error}") from error
+        is_busy = isinstance(getattr(error, "cause", None), GoogleAPICallError)  # Of the last try: else there was no answer.
+        raise OSError(f"Google Error {'SERVICE_UNAVAILABLE' if is_busy else 'NETWORK_CONNECTION'}: {error}") from error
     except GoogleAuthError as error:
         raise OSError(f"Google Error ACCESS_DENIED: {error}") from error
     except GoogleAPICallError as error:
-        raise OSError(f"Google Error {'UNAVAILABLE' if (error.code or 0) >= 500 else ''}: {error}") from error
+        raise OSError(f"Google Error {'SERVICE_UNAVAILABLE' if (error.code or 0) >= 500 else ''}: {error}") from error

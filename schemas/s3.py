@@ -273,7 +273,8 @@ def _store_errors() -> Iterator[None]:
     except ClientError as error:
         code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", error.response["Error"]["Code"]).upper()
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
-        meaning = {401: "ACCESS_DENIED ", 403: "ACCESS_DENIED ", 503: "UNAVAILABLE "}.get(status, "")
+        busy = dict.fromkeys(_BUSY, "SERVICE_UNAVAILABLE ")
+        meaning = {401: "ACCESS_DENIED ", 403: "ACCESS_DENIED ", **busy}.get(status, "")
         raise OSError(f"AWS Error {meaning}{code}: {error}") from error
     except NoCredentialsError as error:
         raise OSError(f"AWS Error ACCESS_DENIED: {error}") from error

@@ -203,7 +203,7 @@ class FarStore(Store):
             found = json.load(answer)
         return Requests([Request(*each) for each in found["all"]], found["at_once"], found["answered"])
 
-    def cut(self, how: str, seconds: float, *, after: int) -> None:
+    def cut(self, how: str, seconds: float, *, after: int, only: str = "") -> None:
         """Cut the network for some seconds, from a request on.
 
         Args:
@@ -211,8 +211,9 @@ class FarStore(Store):
                 every answer.
             seconds: for how long.
             after: number of requests from now that still succeed.
+            only: which requests; those whose path ends so, all if empty.
         """
-        address = self.url + f"{_CUT}{how}/{seconds}/{after}".replace(" ", "%20")
+        address = self.url + f"{_CUT}{how}/{seconds}/{after}/{only}".replace(" ", "%20")
         with urllib.request.urlopen(address, timeout=30) as answer:
             answer.read()
 
@@ -241,7 +242,7 @@ class _Proxy:
         self._answers: dict[tuple[str, ...], bytes] = {}
         self._all: list[Request] = []
         self._now = self._at_once = self._answered = 0
-        self._how, self._cut_seconds, self._cut_after = "", 0.0, 0
+        self._how, self._cut_seconds, self._cut_after, self._only = "", 0.0, 0, ""
         self._cut_until = 0.0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -255,7 +256,7 @@ class _Proxy:
                 if path == _ASKED.replace(" ", "%20"):
                     writer.write(_answer("HTTP/1.1 200 OK", {}, self._taken()))
                 elif path.startswith(_CUT.replace(" ", "%20")):
-                    self._how, seconds, after = path.rpartition("cut/")[2].split("/")
+                    self._how, seconds, after, self._only = path.rpartition("cut/")[2].split("/")
                     self._cut_seconds, self._cut_after, self._cut_until = float(seconds), len(self._all) + int(after), 0.0
                     writer.write(_answer("HTTP/1.1 200 OK", {}, b""))
                 else:
@@ -264,7 +265,7 @@ class _Proxy:
                     self._at_once = max(self._at_once, self._now)
                     try:
                         await asyncio.sleep(self._seconds)
-                        if (left := self._cut_left()) and self._how == "drop":
+                        if (left := self._cut_left(path)) and self._how == "drop":
                             break
                         if left and self._how == "busy":
                             writer.write(_answer("HTTP/1.1 503 Service Unavailable", {}, b""))
@@ -287,9 +288,9 @@ class _Proxy:
         finally:
             writer.close()
 
-    def _cut_left(self) -> float:
+    def _cut_left(self, path: str) -> float:
         """Seconds until the network is back; 0 if it is there."""
-        if not self._how or len(self._all) <= self._cut_after:
+        if not self._how or len(self._all) <= self._cut_after or not path.partition("?")[0].endswith(self._only):
             return 0.0
         self._cut_until = self._cut_until or time.monotonic() + self._cut_seconds
         return max(0.0, self._cut_until - time.monotonic())

@@ -6,6 +6,7 @@ What other values have made is not lost: it is moved below ``.plan/earlier``, an
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -183,7 +184,7 @@ class _Work:
 
     def _run(self, step: Step, location: str, record: Record | None, now: Record) -> Result:
         is_other = record is None or record.key != now.key
-        if is_other and _exists(location) and step.kind.makes != "dataset" and (record is not None or step.kind.makes != "run"):
+        if is_other and _exists(location) and not _goes_on(step, record, now):
             self._move(step, location, record, now)
         is_new = not _exists(location)
         before = record if is_other else record.before  # type: ignore[union-attr]
@@ -199,7 +200,7 @@ class _Work:
             raise UsageError(message) if outcome.code == 2 else StepError(message, outcome.code)
         if step.kind.makes == "report":
             parent, _, name = location.rpartition("/")
-            Folder(parent).write(name, outcome.output)
+            Folder(parent).write(name, self._named(step, outcome.output))
         result = result_of(step, location, None)
         if result is None:
             raise ImagepivotError(f"step {step.name} ({step.command}) has ended, and {location!r} does not hold what it makes")
@@ -239,10 +240,24 @@ class _Work:
             Path(location).parent.mkdir(parents=True, exist_ok=True)
         return process.run()
 
+    def _named(self, step: Step, report: bytes) -> bytes:
+        """Put names in place of locations, so that a report is the same wherever the plan is built."""
+        names = {}
+        for reference in step.references:
+            location = self._places.location(reference)
+            name = reference.step or location.rstrip("/").rpartition("/")[2]
+            names[location] = f"{name}/{reference.location}" if reference.step and reference.location else name
+        every = list(names.values())
+        for location, name in sorted(names.items(), key=lambda item: len(item[0]), reverse=True):
+            if every.count(name) == 1:  # Else nobody could tell them apart.
+                before, after = (json.dumps(text, ensure_ascii=False)[1:-1].encode() for text in (location, name))
+                report = report.replace(before, after)
+        return report
+
     def _move(self, step: Step, location: str, record: Record | None, now: Record) -> None:
         """Make room for what other values make: move what is there aside, or let it be replaced."""
         if is_remote(location):
-            if not (self._job.replace and step.kind.overwrites):
+            if not (self._job.replace and (step.kind.overwrites or step.kind.makes in ("file", "report"))):
                 raise DatasetError(
                     f"step {step.name}: {location!r} holds what other values made ({_why(record, now, is_there=True)}), and in a "
                     "store nothing can be moved aside: give --replace to delete it, or another --output. Nothing was changed"
@@ -261,7 +276,23 @@ class _Work:
 
 
 def _exists(location: str) -> bool:
-    return bool(Folder(location).names()) if is_remote(location) else os.path.lexists(location)
+    if not is_remote(location):
+        return os.path.lexists(location)
+    parent, _, name = location.rpartition("/")
+    return Folder(parent).size(name) is not None or bool(Folder(location).names())
+
+
+def _goes_on(step: Step, record: Record | None, now: Record) -> bool:
+    """Whether a command itself does right by what other values made in its place: recognises it, or adds to it."""
+    if step.kind.makes == "dataset":
+        return True
+    if record is None:
+        return step.kind.makes in ("run", "results")
+    keys = [step.keys.get(name, name) for name in step.kind.adds]
+    before, after = (
+        replace(one, options={key: value for key, value in one.options.items() if key not in keys}) for one in (record, now)
+    )
+    return bool(keys) and before.key == after.key
 
 
 def _limited(record: Record | None, most: int = _MOST_BEFORE) -> Record | None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 __all__ = ["COMMANDS", "MANAGED", "CommandLine", "StepCommand"]
 
-Makes = Literal["dataset", "run", "files", "file", "report"]
+Makes = Literal["dataset", "run", "results", "files", "file", "report"]
 
 
 class CommandLine(Protocol):
@@ -36,11 +36,14 @@ class StepCommand:
     """A command as a step.
 
     Attributes:
-        makes: a dataset; the folder of a run; a folder of files; one file; or a report, which is its standard output.
+        makes: a dataset; the folder of a run; a folder of runs with their results; a folder of files; one file; or a report,
+            which is its standard output.
         inputs: parameters that name what it reads.
         images: of those, the ones that name images: they are compared by name, size and modification time.
-        named: of the inputs, the ones that may be a plain name instead of a location.
+        named: of the inputs, the ones that may be a name instead of a location, where nothing is at a location of that name; with
+            the regular expression of such names.
         neutral: parameters that change nothing in the result.
+        adds: parameters with other values of which the command adds to what is there.
         places: of those, the ones that are paths.
         given: values of parameters that every run gets.
         suffix: of a file or a report, the end of its name.
@@ -54,8 +57,9 @@ class StepCommand:
     makes: Makes
     inputs: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
-    named: tuple[str, ...] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
     neutral: tuple[str, ...] = ()
+    adds: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
     given: Mapping[str, Any] = field(default_factory=dict)
     suffix: str = ""
@@ -91,7 +95,7 @@ COMMANDS: Mapping[str, StepCommand] = {
         "dataset",
         ("images", "weights", "class_names", "attribute_names"),
         images=("images",),
-        named=("weights",),
+        named={"weights": r"default|[^/]*:.*"},
         neutral=("device", "batch_size", "max_failures", "gpu", "gpus_per_worker", "worker_machine", *_BEAM),
         given={"update": True},
         runs_elsewhere=True,
@@ -102,7 +106,7 @@ COMMANDS: Mapping[str, StepCommand] = {
     "token-features": StepCommand(
         "dataset",
         ("captions", "model"),
-        named=("model",),
+        named={"model": r"[\w.-]+(/[\w.-]+)?"},  # In Hugging Face's cache.
         neutral=("device", "batch_size", *_BEAM),
         runs_elsewhere=True,
         computes=True,
@@ -130,12 +134,31 @@ COMMANDS: Mapping[str, StepCommand] = {
         output="",
         computes=True,
     ),
-    "embed": StepCommand("files", ("run", "features", "captions", "token_features"), neutral=("device",), computes=True),
+    "embed": StepCommand(
+        "files", ("run", "features", "captions", "token_features"), neutral=("device",), computes=True, overwrites=True
+    ),
+    "sts": StepCommand(
+        "report",
+        ("places", "vectors", "truecaser"),
+        neutral=("device",),
+        given={"as_json": True},
+        suffix=".json",
+        output="",
+        computes=True,
+    ),
     "figures": StepCommand(
         "files",
         ("run", "captions", "features", "token_features", "images"),
         images=("images",),
         neutral=_TORCH,
+        places=("memory_map",),
+        computes=True,
+    ),
+    "tables": StepCommand(
+        "results",
+        (*_CORPUS, "sts", "truecaser"),
+        neutral=("workers", "plot", *_TORCH),
+        adds=("seeds", "rows", "table"),
         places=("memory_map",),
         computes=True,
     ),

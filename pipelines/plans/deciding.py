@@ -135,6 +135,8 @@ def changes(before: Record, now: Record) -> list[str]:
             found.append(f"{name} changed")
     if before.version != now.version:
         found.append(f"imagepivot: was {before.version}, now {now.version}")
+    if before.result is not None and before.result.unread:
+        found.append(f"{before.result.unread:,} inputs could not be read")
     return found
 
 

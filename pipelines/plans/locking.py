@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pipelines.plans.deciding import version
@@ -32,10 +31,12 @@ class Lock:
     Attributes:
         location: the file.
         steps: by step what is locked.
+        is_there: whether the file exists.
     """
 
     location: str
     steps: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    is_there: bool = False
 
     @classmethod
     def read(cls, plan: Plan) -> Lock:
@@ -51,7 +52,7 @@ class Lock:
             content = json.loads(folder.read(name))
             if content["format"] != _FORMAT:
                 raise ValueError(f"its format is {content['format']!r}")
-            return cls(location, dict(content["steps"]))
+            return cls(location, dict(content["steps"]), True)
         except FileNotFoundError:
             return cls(location)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -65,7 +66,7 @@ class Lock:
         steps |= {name: _entry(*done) for name, done in made.items()}
         ordered = {name: steps[name] for name in plan.steps if name in steps}
         content = json.dumps({"format": _FORMAT, "steps": ordered}, indent=2, ensure_ascii=False) + "\n"
-        if steps == self.steps and list(steps) == list(ordered) and Path(self.location).exists():
+        if steps == self.steps and list(steps) == list(ordered) and self.is_there:
             return
         parent, _, name = self.location.rpartition("/")
         Folder(parent or "/").write(name, content.encode())

@@ -92,7 +92,7 @@ def _state(job: BuildJob, step: Step, look: Look, memory: Memory, steps: Mapping
     """Return state and reason of a step; puts the result of one that is up to date among those of the look."""
     record = memory.records.get(step.name)
     location = look.places.result(step)
-    is_there = bool(Folder(location).names()) if step.kind.makes in ("dataset", "run", "files") else False
+    is_there = bool(Folder(location).names()) if step.kind.makes in ("dataset", "run", "results", "files") else False
     waits = [name for name in step.needs if steps[name].state != "up to date"]
     now = look.at(step)
     if record is None:

@@ -201,7 +201,7 @@ class _Reader:
                 base = Path() if written[parameter] in given else folder
                 many = value if isinstance(value, list) else [value]
                 where = f"{place}.{written[parameter]}"
-                inputs[parameter] = tuple(self._reference(item, base, where, is_named=parameter in kind.named) for item in many)
+                inputs[parameter] = tuple(self._reference(item, base, where, kind.named.get(parameter)) for item in many)
         for parameter in kind.places:
             if parameter in values:
                 values[parameter] = _located(values[parameter], Path() if written[parameter] in given else folder)
@@ -226,7 +226,7 @@ class _Reader:
         if parameter in MANAGED and not (parameter == "config" and "config" in keys.values()):
             raise UsageError(f"{place}.{key} is not for a plan: {MANAGED[parameter]}")
 
-    def _reference(self, value: str, base: Path, place: str, *, is_named: bool = False) -> Reference:
+    def _reference(self, value: str, base: Path, place: str, names: str | None = None) -> Reference:
         first, _, rest = value.partition("/")
         if first in self.steps:
             return Reference(first, rest)
@@ -236,11 +236,11 @@ class _Reader:
                     f"{place} needs paths.{first}, which is not given: --set paths.{first}=LOCATION, or [paths] in a plan"
                 )
             return Reference("", f"{self.paths[first]}/{rest}" if rest else self.paths[first])
-        if is_named and (value == "default" or ":" in value.partition("/")[0]):
-            return Reference("", value)
         if not value:
             raise UsageError(f"{place} is empty, expected a location, or the name of a step")
         location = _located(value, base)
+        if names is not None and re.fullmatch(names, value) and not os.path.lexists(location):
+            return Reference("", value)
         if "/" not in value and not is_remote(location) and not os.path.lexists(location):
             known = (*self.steps, *self.paths)
             if matches := get_close_matches(value, known, n=1):

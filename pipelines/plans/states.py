@@ -23,7 +23,8 @@ from schemas.storage import Folder
 
 __all__ = ["Found", "Result", "dataset_result", "files_result", "find"]
 
-_RUN = ("best.pt", "config.toml")
+# Of folders whose other files tell of the machine and the time: all that count, and how many there are at least.
+_COUNTED = {"run": (r"best\.pt|config\.toml", 2), "results": (r"results/.+/seed-\d+\.json|[^/]+\.(md|json)", 1)}
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Result:
     """What a step has made.
 
     Attributes:
-        kind: kind of the dataset; ``run``, ``files``, ``file`` or ``report`` for others.
+        kind: kind of the dataset; ``run``, ``results``, ``files``, ``file`` or ``report`` for others.
         fingerprint: fingerprint of the dataset; empty for others.
         content: digest of the content.
         state: digest of the listing.
@@ -58,6 +59,7 @@ class Result:
         bytes: size of all files.
         weights: the extractor's weights, as the parameters name them.
         libraries: versions of the libraries that made the dataset.
+        unread: inputs that could not be read, as after a store did not answer; an update tries them again.
     """
 
     kind: str
@@ -68,6 +70,7 @@ class Result:
     bytes: int
     weights: Mapping[str, Any]
     libraries: Mapping[str, str]
+    unread: int = 0
 
 
 def find(location: str, *, images: bool, known: Found | None = None) -> Found | None:
@@ -117,23 +120,22 @@ def dataset_result(location: str) -> Result | None:
         sum(entry.bytes for entry in entries),
         weights,
         manifest.libraries,
+        manifest.failure_reasons.get("unreadable", 0),
     )
 
 
 def files_result(location: str, kind: str, known: Result | None) -> Result | None:
-    """Return what is known of files, or of a run, whose model and configuration count; None if there is nothing.
+    """Return what is known of files, or of a run, whose model and configuration count, or of results; None if there is nothing.
 
     Args:
         location: a file or a folder.
-        kind: ``run``, ``files``, ``file`` or ``report``.
+        kind: ``run``, ``results``, ``files``, ``file`` or ``report``.
         known: what an earlier look has found.
     """
     folder, entries = _listed(location)
-    if kind == "run":
-        entries = [entry for entry in entries if entry.name in _RUN]
-        if len(entries) < len(_RUN):
-            return None
-    if not entries:
+    pattern, least = _COUNTED.get(kind, (".*", 1))
+    entries = [entry for entry in entries if re.fullmatch(pattern, entry.name, re.DOTALL)]
+    if len(entries) < least:
         return None
     state = _state(entries)
     content = known.content if known is not None and known.state == state else _digest(folder, [name for name, *_ in entries])

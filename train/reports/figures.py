@@ -213,7 +213,8 @@ def _write(
         "retrieval": [ranking.to_dict() for ranking in figures.rankings],
         "map": figures.map.to_dict() if figures.map else None,
         "attention": [image.to_dict() for image in figures.attention],
-        "refused": dict(figures.refused),
+        # Of a run in another folder the file is the same.
+        "refused": {name: why.replace(repr(run.folder.location), "the run") for name, why in figures.refused.items()},
     }
     folder.write(_DATA, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
     return Figures((*drawings, _DATA), figures.refused, figures.rule, figures.rankings, figures.map, figures.attention)

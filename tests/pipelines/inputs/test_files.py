@@ -130,6 +130,12 @@ def test_missing_file(tmp_path):
         ("/a/b", OSError(5, "Input/output error"), "cannot use '/a/b': OSError: .*Input/output error"),
         ("gs://a/b", PermissionError(13, "Permission denied"), "cannot use 'gs://a/b': access denied: check the credentials"),
         ("gs://a/b", OSError("google::cloud::Status(UNAVAILABLE: curl)"), "cannot use 'gs://a/b': it cannot be reached: check"),
+        (
+            "s3://a/b",
+            OSError("AWS Error UNKNOWN (HTTP status 503) during"),
+            "cannot use 's3://a/b': it is busy or down: run the",
+        ),
+        ("gs://a/b", OSError("Received HTTP status code: 503"), "cannot use 'gs://a/b': it is busy or down: run the same"),
     ],
 )
 def test_errors_of_reading_are_input_errors(location, error, message):

@@ -45,13 +45,14 @@ class ForkedStep:
     """In place of `pipelines.plans.processes.StepProcess`."""
 
     started: list[list[str]]
+    before: Callable[[], object] | None = None  # Called in each process, before its command.
 
     def __init__(self, words, environment, holding=(), tell=lambda event: None) -> None:
         self.words, self.tell = words, tell
 
     def run(self) -> Outcome:
         self.started.append(list(self.words))
-        with tempfile.TemporaryDirectory() as folder, start(*self.words, folder=Path(folder)) as process:
+        with tempfile.TemporaryDirectory() as folder, start(*self.words, folder=Path(folder), before=self.before) as process:
             done = process.wait(600)  # The whole of Multi30K takes minutes on a busy machine.
             message, refused = read_events(done.stderr.encode().splitlines(keepends=True), self.tell)
         return Outcome(done.returncode, message, refused, done.stdout.encode())

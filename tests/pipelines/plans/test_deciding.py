@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pipelines.plans.deciding import changes
 from pipelines.plans.records import Record
-from pipelines.plans.states import Found
+from pipelines.plans.states import Found, Result
 from schemas.dataset import open_dataset
 from tests.pipelines.plans.test_building import ALL, content
 
@@ -55,6 +57,12 @@ def record(options=None, version="1", **inputs) -> Record:
 )
 def test_what_differs_is_said(before, now, said):
     assert changes(before, now) == said
+
+
+def test_inputs_that_could_not_be_read_are_tried_again():
+    result = Result("features", "f", "c", "s", rows=1, bytes=1, weights={}, libraries={}, unread=2)
+    assert changes(replace(record(), result=result), record()) == ["2 inputs could not be read"]
+    assert changes(replace(record(), result=replace(result, unread=0)), record()) == []
 
 
 def test_the_version_is_no_part_of_the_key_and_neither_are_times():
