@@ -56,6 +56,7 @@ _READ = {
 _INDEXED = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_, _aten._unsafe_index}
 # Reserve memory, or are views although their schema does not say so.
 _NO_KERNEL = {
+    _aten.detach_,
     *(_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided, _aten._local_scalar_dense),
     *(_aten._unsafe_view, _aten.unsafe_split, _aten.unsafe_split_with_sizes, _aten.unsafe_chunk),
 }
@@ -126,7 +127,7 @@ class PretendedGPU(TorchDispatchMode):
         launching: the same by line.
         waits: see the module.
         copies: likewise.
-        device: number of the GPU that ``torch.cuda.set_device`` chose last; None if nobody did.
+        device: number of the GPU that ``torch.cuda.set_device``, or a block of ``torch.cuda.device``, has chosen; None if none has.
     """
 
     current: PretendedGPU
@@ -265,6 +266,11 @@ class PretendedGPU(TorchDispatchMode):
         """Choose a GPU, as ``torch.cuda.set_device`` does."""
         self.device = device if isinstance(device, int) else torch.device(device).index or 0
 
+    def exchange_device(self, number: int) -> int:
+        """Choose a GPU, and return which one was chosen before; -1 stands for none."""
+        before, self.device = self.device, None if number < 0 else number
+        return -1 if before is None else before
+
 
 @contextmanager
 def pretended_gpu(*, hollow: bool = False) -> Iterator[PretendedGPU]:
@@ -303,10 +309,10 @@ def _patches(gpu: PretendedGPU) -> list[tuple[Any, str, Any]]:
         (cuda, "_lazy_init", always(None)),
         (cuda, "is_available", always(True)),
         (cuda, "device_count", always(1)),
-        (cuda, "current_device", always(0)),
+        (cuda, "current_device", lambda: gpu.device or 0),
         (cuda, "set_device", gpu.set_device),
-        (cuda, "_exchange_device", always(0)),
-        (cuda, "_maybe_exchange_device", always(0)),
+        (cuda, "_exchange_device", gpu.exchange_device),
+        (cuda, "_maybe_exchange_device", gpu.exchange_device),
         (cuda, "empty_cache", always(None)),
         (cuda, "is_current_stream_capturing", always(False)),
         (cuda, "is_bf16_supported", always(True)),

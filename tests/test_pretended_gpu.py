@@ -289,5 +289,8 @@ def test_a_thread_computes_on_the_gpu_too():
 
 def test_the_gpu_that_is_chosen_is_noted():
     with pretended_gpu() as gpu:
+        with torch.cuda.device(torch.device("cuda", 2)):
+            assert gpu.device == torch.cuda.current_device() == 2
+        assert gpu.device is None
         torch.cuda.set_device(torch.device("cuda", 1))
-    assert gpu.device == 1
+        assert gpu.device == 1
