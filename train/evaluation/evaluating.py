@@ -19,6 +19,7 @@ from train.data.batches import CaptionBatch
 from train.data.captions import Captions
 from train.data.features import ImageFeatures
 from train.data.splits import TrainingData
+from train.devices import computing
 from train.evaluation.metrics import CUTOFFS, Retrieval, Scores, chance_recall, retrieval
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 
@@ -56,12 +57,13 @@ def count_nothing(done: int) -> None:
 def evaluating(model: RetrievalModel) -> Iterator[torch.device]:
     """Put a model into evaluation mode without gradients inside the block, and yield its device.
 
-    Mixed precision is off: in bfloat16 so many scores are equal that ranks would say little.
+    It computes in float32, whatever the precision of a training around it: in bfloat16 so many scores are equal that ranks would
+    say little, and those of TF32 differ from the scores of a CPU by as much as scores that lie close differ from one another.
     """
     training, device = model.training, model.device
     model.eval()
     try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with torch.no_grad(), computing("fp32", device):
             yield device
     finally:
         model.train(training)
