@@ -45,6 +45,7 @@ __all__ = ["DeviceMismatchError", "Event", "PretendedGPU", "pretended_gpu"]
 _GPU, _CPU = torch.device("cuda", 0), torch.device("cpu")
 _ROOT = Path(__file__).parents[1]
 _PROJECT = tuple(f"{_ROOT / name}/" for name in ("extractors", "pipelines", "schemas", "tests", "train"))
+_TOOLS = (__file__, run_backward.__code__.co_filename)
 
 _aten = torch.ops.aten
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -88,14 +89,15 @@ class _OnGPU(Tensor):
 
     @staticmethod
     def __new__(cls, value: Tensor) -> _OnGPU:
-        made = Tensor._make_wrapper_subclass(
-            cls,
-            value.size(),
-            strides=value.stride(),
-            storage_offset=value.storage_offset(),
-            dtype=value.dtype,
-            device=_GPU,
-        )
+        with torch.inference_mode(value.is_inference()):  # Views of parameters are ordinary tensors in inference mode, too.
+            made = Tensor._make_wrapper_subclass(
+                cls,
+                value.size(),
+                strides=value.stride(),
+                storage_offset=value.storage_offset(),
+                dtype=value.dtype,
+                device=_GPU,
+            )
         made.value = value
         return made
 
@@ -111,6 +113,9 @@ class _OnGPU(Tensor):
     def data(self, other: _OnGPU) -> None:  # Module.to assigns so; torch would take over the shape and leave the value.
         Tensor.data.__set__(self, other)
         self.value = other.value
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # Files hold what is on the CPU.
+        return self.value.detach().__reduce_ex__(protocol)
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -131,6 +136,10 @@ class PretendedGPU(TorchDispatchMode):
     """
 
     current: PretendedGPU
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # Nothing is compiled here, and importing what would takes seconds.
 
     def __init__(self, *, hollow: bool = False) -> None:
         super().__init__()
@@ -321,6 +330,7 @@ def _patches(gpu: PretendedGPU) -> list[tuple[Any, str, Any]]:
         (torch.backends.cudnn, "is_acceptable", always(False)),  # Only asked before weights are put into one piece of memory.
         (torch.utils._foreach_utils, "_foreach_supported_types", foreach),
         (sys.modules["torch.optim.optimizer"], "_foreach_supported_types", foreach),  # The attribute is removed again.
+        (torch, "Generator", lambda device="cpu", make=torch.Generator: make()),
         (torch.autograd, "_engine_run_backward", _backward(torch.autograd._engine_run_backward)),
         (torch._VF, "lstm", _with_cudnn(torch.lstm)),
         (torch._VF, "gru", _with_cudnn(torch.gru)),
@@ -334,7 +344,7 @@ def _line() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name != __file__ and name.startswith(_PROJECT):
+        if name not in _TOOLS and name.startswith(_PROJECT):
             return f"{Path(name).relative_to(_ROOT)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "?"

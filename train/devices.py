@@ -9,10 +9,19 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from schemas.errors import UsageError
 
-__all__ = ["PRECISIONS", "check_device_name", "check_precision", "check_precision_name", "computing", "resolve_device"]
+__all__ = [
+    "PRECISIONS",
+    "check_device_name",
+    "check_precision",
+    "check_precision_name",
+    "computing",
+    "resolve_device",
+    "upload",
+]
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
@@ -76,6 +85,13 @@ def check_precision(precision: str, device: torch.device) -> None:
     check_precision_name(precision)
     if precision == "tf32" and device.type == "cpu":
         raise UsageError("precision 'tf32' needs a GPU, but the device is 'cpu': pass fp32 or bf16, or another device")
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """Copy values to a device; to a GPU through page-locked memory, so that the host does not wait for the copy."""
+    if device.type != "cuda" or values.device == device:
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 @contextmanager

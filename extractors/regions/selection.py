@@ -75,8 +75,8 @@ def columns(images: Sequence[Detections], options: RegionOptions, spec: FeatureS
     by which the region was chosen. The attribute is found in the same way, among those other than "none"; with weights that have
     no attributes all of them have the probability 0, and the attribute is "none".
 
-    A proposal that is not finite, as after an overflow in 16 bits, spoils its image: nobody knows whether it would have been chosen.
-    The features of such an image are no numbers, as many as its proposals have that are not finite, which must not be stored.
+    A proposal that is not finite, as after an overflow in 16 bits, spoils its image: nobody knows whether it would have been
+    chosen. The features of such an image are no numbers, as many as its proposals have that are not finite, and not stored.
 
     Args:
         images: proposals of B images.
