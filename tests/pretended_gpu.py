@@ -67,7 +67,6 @@ _ONE_KERNEL = {_aten.scaled_dot_product_attention}
 _MIXED = {*_INDEXED, _aten._pack_padded_sequence}
 _TAKES_NUMBERS = {_aten.masked_fill, _aten.masked_fill_, _aten.fill, _aten.fill_, _aten._fused_adam_, _aten._fused_adamw_}
 _DIVISIONS = {_aten.div, _aten.div_}
-_PRODUCTS = {_aten.convolution, _aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm, _aten.scaled_dot_product_attention}
 
 
 class DeviceMismatchError(AssertionError):
@@ -148,7 +147,7 @@ class PretendedGPU(TorchDispatchMode):
         self.waits: Counter[Event] = Counter()
         self.copies: Counter[Event] = Counter()
         self.device: int | None = None
-        self._hollow = hollow
+        self._home = torch.device("meta") if hollow else _CPU
         self._pinned: dict[int, Tensor] = {}
 
     def reset(self) -> None:
@@ -194,7 +193,10 @@ class PretendedGPU(TorchDispatchMode):
     def _move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], goes_here: bool) -> Tensor:
         (tensor,) = args
         was_here = isinstance(tensor, _OnGPU)
-        found = func(_value_of(tensor), **tree_map(_value_of, kwargs))
+        value, kwargs = tree_map(self._inside, (tensor, kwargs))
+        if self._home != _CPU and was_here != goes_here:
+            value, kwargs = torch.zeros(value.shape, dtype=value.dtype), {**kwargs, "device": self._home if goes_here else _CPU}
+        found = func(value, **kwargs)
         if was_here == goes_here:
             self._count_launch(func, func.overloadpacket, found)
         else:
@@ -241,10 +243,7 @@ class PretendedGPU(TorchDispatchMode):
 
     def _compute(self, func: Any, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         divides_by_number = packet in _DIVISIONS and not kwargs.get("rounding_mode") and _is_number(args[1])
-        args, kwargs = tree_map(_value_of, (args, kwargs))
-        if self._hollow and packet in _PRODUCTS:
-            shape = func(*tree_map(_on_meta, args), **tree_map(_on_meta, kwargs))
-            return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype).zero_()
+        args, kwargs = tree_map(self._inside, (args, kwargs))
         if packet is _aten.cudnn_batch_norm:
             return (*_aten.native_batch_norm(*args), args[0].new_empty(0, dtype=torch.uint8))  # The last is cuDNN's own.
         if divides_by_number and args[0].is_floating_point():
@@ -253,6 +252,12 @@ class PretendedGPU(TorchDispatchMode):
             product = (args[0].to(wide) * reciprocal).to(args[0].dtype)
             return args[0].copy_(product) if packet is _aten.div_ else product
         return func(*args, **kwargs)
+
+    def _inside(self, leaf: Any) -> Any:
+        """Return what an operation gets in place of an argument: the value of a tensor, and where such values lie."""
+        if isinstance(leaf, torch.device) and leaf.type == "cuda":
+            return self._home
+        return _value_of(leaf)
 
     def count_launch(self, name: str) -> None:
         """Count an operation that starts a kernel."""
@@ -286,8 +291,8 @@ def pretended_gpu(*, hollow: bool = False) -> Iterator[PretendedGPU]:
     """Pretend that there is a GPU inside the block.
 
     Args:
-        hollow: convolutions and matrix products give zeros, which saves most of the time; counts that do not depend on values are
-            the same.
+        hollow: nothing is computed, which saves most of the time: what is read from the GPU is zeros. Counts that do not depend on
+            values are the same.
     """
     gpu = PretendedGPU.current = PretendedGPU(hollow=hollow)
     torch._C._ensureCUDADeviceGuardSet()
@@ -359,9 +364,7 @@ def _name(packet: Any) -> str:
 
 
 def _value_of(leaf: Any) -> Any:
-    if isinstance(leaf, _OnGPU):
-        return leaf.value
-    return _CPU if isinstance(leaf, torch.device) and leaf.type == "cuda" else leaf
+    return leaf.value if isinstance(leaf, _OnGPU) else leaf
 
 
 def _placed(leaf: Any, known: dict[int, _OnGPU]) -> Any:
@@ -372,12 +375,6 @@ def _placed(leaf: Any, known: dict[int, _OnGPU]) -> Any:
         return _OnGPU(leaf)
     assert tensor.shape == leaf.shape, "an operation changed the shape of its argument, which is not pretended"
     return tensor
-
-
-def _on_meta(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):
-        return leaf.to("meta")
-    return torch.device("meta") if isinstance(leaf, torch.device) else leaf
 
 
 def _is_number(value: Any) -> bool:

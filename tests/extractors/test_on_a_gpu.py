@@ -11,6 +11,7 @@ from PIL import Image
 from torch import nn
 
 import extractors
+from extractors.base import Description, Extractor
 from extractors.grids import last_maps
 from extractors.images.preprocess import Normalizer
 from extractors.pooled import resnet50, timm_models, vgg19
@@ -25,14 +26,15 @@ from tests.tiny_bert import make_tiny_bert
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 # Launches of a batch whatever its size and of each image, in float32 and in 16 bits, where layers or values are cast.
 DENSE = {
-    "resnet50-pool": ((176, 178), 0),
+    "resnet50-pool": ((178, 180), 0),
     "vgg19-10crop": ((61, 62), 6),
     "vgg19-10crop-caffe": ((62, 63), 6),
     "vgg19-grid": ((42, 44), 0),
-    "resnet152-grid": ((999, 999), 0),
+    "resnet152-grid": ((517, 519), 0),
     "timm:resnet18": ((72, 94), 0),
     "timm:vit_tiny_patch16_224": ((141, 264), 0),
 }
+QUICK = ("resnet50-pool", "vgg19-10crop-caffe", "vgg19-grid", "timm:resnet18")
 SIDES_HW = {
     "vgg19-10crop": (256, 300),
     "vgg19-10crop-caffe": (256, 300),
@@ -64,10 +66,16 @@ def load(name, precision, device):
     return module.load(Settings(spec, precision), weights, device)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        pytest.param(name, precision, marks=[] if name in QUICK and precision in ("fp32", "bf16") else pytest.mark.slow)
+        for name in DENSE
+        for precision in ("fp32", "tf32", "bf16", "fp16")
+    ],
+)
 def test_a_batch_keeps_its_budget(name, precision):
-    """Products are hollow: what they cost a GPU does not depend on values, and they cost a CPU seconds."""
+    """Nothing is computed: what these networks cost a GPU does not depend on values."""
     (plain, cast), each = DENSE[name]
     with pretended_gpu(hollow=True) as gpu:
         extractor = load(name, precision, GPU)
@@ -108,13 +116,14 @@ def test_pixels_are_normalised_to_the_bits_of_the_cpu(order):
         assert torch.equal(found.cpu(), expected)
 
 
-def test_crops_are_averaged_to_the_bits_of_the_cpu(monkeypatch):
+def test_crops_are_averaged_to_the_bits_of_the_cpu():
     values = torch.rand(2 * 10, 4096, generator=torch.Generator().manual_seed(0)) * 1000
     found = []
+    extractor = vgg19.VGG19TenCrop.__new__(vgg19.VGG19TenCrop)  # Without the network, which is large.
+    Extractor.__init__(extractor, Description(extractors.spec("vgg19-10crop"), {}))
+    extractor._connected, extractor._separate = nn.Identity(), False
     for device in (CPU, GPU):
-        with pretended_gpu(hollow=True):
-            extractor = load("vgg19-10crop", "fp32", device)
-            monkeypatch.setattr(extractor, "_connected", nn.Identity())
+        with pretended_gpu():
             found.append(extractor._connect(values.to(device)).cpu())
     assert torch.equal(*found)
 
@@ -128,36 +137,36 @@ def test_boxes_are_scaled_to_the_bits_of_the_cpu():
         assert torch.equal(found.cpu(), expected)
 
 
+@pytest.fixture(scope="module")
+def detector_weights():
+    return faster_rcnn.find_weights(extractors.spec("faster-rcnn-36"), "random:0")
+
+
 @pytest.mark.slow
-def test_regions_keep_their_budget_and_are_those_of_the_cpu(monkeypatch):
+@pytest.mark.parametrize(
+    "precision", ["fp32", *(pytest.param(each, marks=pytest.mark.cluster) for each in ("tf32", "bf16", "fp16"))]
+)
+def test_regions_keep_their_budget_and_are_those_of_the_cpu(precision, detector_weights, monkeypatch):
     """The budget is a loose one."""
     monkeypatch.setattr(network, "PROPOSALS", 12)
     monkeypatch.setattr(faster_rcnn, "PROPOSALS", 12)
     coarse = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
     image = Image.fromarray(coarse).resize(THIN, Image.Resampling.BICUBIC)
-    weights = faster_rcnn.find_weights(extractors.spec("faster-rcnn-36"), "random:0")
-
-    def regions(device, precision):
-        extractor = faster_rcnn.load(Settings(extractors.spec("faster-rcnn-36"), precision), weights, device)
-        batch = [extractor.preprocess(image), torch.zeros(3, 16, 2000, dtype=torch.uint8)]  # The second has no proposals.
-        return extractor, batch
-
-    extractor, batch = regions(CPU, "fp32")
-    expected = extractor.extract_columns(batch)
-    for precision in ("fp32", "tf32", "bf16", "fp16"):
-        with pretended_gpu() as gpu:
-            extractor, batch = regions(GPU, precision)
-            gpu.reset()
-            found = extractor.extract_columns(batch)
-            assert gpu.launches.total() <= REGIONS[0] * len(batch), gpu.report()
-            assert gpu.waits.total() <= REGIONS[1] * len(batch), gpu.report()
-            assert len(extractor.extract_columns([])["features"]) == 0
-        assert found["num_regions"].tolist() == expected["num_regions"].tolist() == [12, 0]
-        np.testing.assert_array_equal(found["boxes"], expected["boxes"])
-        size = expected["features"].max()
-        np.testing.assert_allclose(
-            found["features"], expected["features"], rtol=0, atol=(1e-5 if "32" in precision else 0.02) * size
-        )
+    spec = extractors.spec("faster-rcnn-36")
+    on_cpu = faster_rcnn.load(Settings(spec), detector_weights, CPU)
+    batch = [on_cpu.preprocess(image), torch.zeros(3, 16, 2000, dtype=torch.uint8)]  # The second has no proposals.
+    expected = on_cpu.extract_columns(batch)
+    with pretended_gpu() as gpu:
+        extractor = faster_rcnn.load(Settings(spec, precision), detector_weights, GPU)
+        gpu.reset()
+        found = extractor.extract_columns(batch)
+        assert gpu.launches.total() <= REGIONS[0] * len(batch), gpu.report()
+        assert gpu.waits.total() <= REGIONS[1] * len(batch), gpu.report()
+        assert len(extractor.extract_columns([])["features"]) == 0
+    assert found["num_regions"].tolist() == expected["num_regions"].tolist() == [12, 0]
+    np.testing.assert_array_equal(found["boxes"], expected["boxes"])
+    tolerance = 1e-5 if precision.endswith("32") else 0.02
+    np.testing.assert_allclose(found["features"], expected["features"], rtol=0, atol=tolerance * expected["features"].max())
 
 
 @pytest.mark.parametrize(
