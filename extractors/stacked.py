@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from extractors.base import Description, Extractor
 from extractors.computing.devices import cast_layers, compiled, numerics, upload
-from extractors.computing.passes import FORWARD_IMAGES, in_chunks, in_halves
-from extractors.images.preprocess import Preprocessing, normalize, resize_and_crop
+from extractors.computing.passes import FORWARD_IMAGES, Fitted, in_chunks, in_halves
+from extractors.images.preprocess import Normalizer, Preprocessing, resize_and_crop
 from extractors.settings import Settings
 
 __all__ = ["OneCropExtractor", "StackedExtractor"]
@@ -46,6 +46,7 @@ class StackedExtractor(Extractor):
         self._precision = settings.precision
         self._device = device
         self._forward_images = forward_images
+        self._fitted = Fitted()
 
     @abstractmethod
     def forward(self, pixels: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ class StackedExtractor(Extractor):
         if self._device.type == "cpu":
             return self.spec.rounded(in_chunks(self.forward, batch, self._forward_images).numpy())
         with numerics(self._precision, self._device), torch.inference_mode():
-            return self.spec.rounded(in_halves(self.forward, batch).numpy())
+            return self.spec.rounded(in_halves(self.forward, batch, self._fitted).numpy())
 
 
 class OneCropExtractor(StackedExtractor):
@@ -95,6 +96,7 @@ class OneCropExtractor(StackedExtractor):
     ) -> None:
         super().__init__(description, (preprocessing.crop, preprocessing.crop), settings, device, forward_images)
         self._preprocessing = preprocessing
+        self._normalize = Normalizer.of(preprocessing, device)
         trunk = trunk.eval().requires_grad_(False)
         self._dtype = cast_layers(trunk, settings.precision)
         self._trunk = compiled(trunk.to(device).to(memory_format=torch.channels_last), device, enabled=settings.compile)
@@ -114,4 +116,4 @@ class OneCropExtractor(StackedExtractor):
     def forward(self, pixels: Tensor) -> Tensor:
         """Compute features: uint8 ``[B, 3, S, S]`` on any device to float32 ``[B, *spec.shape]`` on the CPU."""
         pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
-        return self.features(self._trunk(normalize(pixels, self._preprocessing).to(self._dtype))).cpu()
+        return self.features(self._trunk(self._normalize(pixels).to(self._dtype))).cpu()

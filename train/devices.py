@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from schemas.errors import UsageError
 
-__all__ = ["PRECISIONS", "check_device_name", "check_precision", "check_precision_name", "computing", "resolve_device"]
+__all__ = [
+    "PRECISIONS",
+    "check_device_name",
+    "check_precision",
+    "check_precision_name",
+    "computing",
+    "resolve_device",
+    "upload",
+]
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
@@ -78,25 +87,55 @@ def check_precision(precision: str, device: torch.device) -> None:
         raise UsageError("precision 'tf32' needs a GPU, but the device is 'cpu': pass fp32 or bf16, or another device")
 
 
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """Copy values to a device; to a GPU through page-locked memory, so that the host does not wait for the copy."""
+    if device.type != "cuda" or values.device == device:
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 @contextmanager
 def computing(precision: str, device: torch.device) -> Iterator[None]:
-    """Compute in a precision inside the block, and restore every switch of torch afterwards."""
-    switches = _switches(tf32=precision == "tf32") if device.type == "cuda" else []
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in switches]
+    """Compute in a precision inside the block, and restore every switch of torch afterwards. A GPU is this thread's meanwhile."""
+    with ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))
+            stack.enter_context(_float32_products(tf32=precision == "tf32"))
+        stack.enter_context(torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"))
+        yield
+
+
+@contextmanager
+def _float32_products(*, tf32: bool) -> Iterator[None]:
+    """Let all float32 products on a GPU, of cuBLAS and cuDNN, round to TF32, or none; as in `extractors.computing.devices`.
+
+    Torch has old and new switches, and raises an error where somebody, such as ``torch.compile``, asks for an old one that the new
+    ones contradict. So both are set, the old ones first, since they set new ones, too. What is contradicted already stays.
+    """
+    cudnn = torch.backends.cudnn
+    new = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in new]
+    old = _told(lambda: cudnn.allow_tf32), _told(torch.get_float32_matmul_precision)
+
+    def switch_to(convolutions: Any, products: Any, values: Sequence[str]) -> None:
+        if old[0] is not None:
+            cudnn.allow_tf32 = convolutions
+        if old[1] is not None:
+            torch.set_float32_matmul_precision(products)
+        for switch, value in zip(new, values, strict=True):
+            switch.fp32_precision = value
+
+    value = "tf32" if tf32 else "ieee"
+    switch_to(tf32, "high" if tf32 else "highest", [value, value, value, "ieee"])  # The last is that of CPUs.
     try:
-        for owner, name, value in switches:
-            setattr(owner, name, value)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-            yield
+        yield
     finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
+        switch_to(*old, before)
 
 
-def _switches(*, tf32: bool) -> list[tuple[Any, str, Any]]:
-    """Return torch's switches as owner, attribute and value. Torch 2.9 renamed those of TF32; old and new must not be mixed."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    if hasattr(cudnn, "rnn"):
-        value = "tf32" if tf32 else "ieee"
-        return [(cudnn.rnn, "fp32_precision", value), (matmul, "fp32_precision", value)]
-    return [(cudnn, "allow_tf32", tf32), (matmul, "allow_tf32", tf32)]
+def _told(ask: Callable[[], Any]) -> Any:
+    """Return the value of an old switch; None where somebody has set new ones that contradict it."""
+    try:
+        return ask()
+    except RuntimeError:
+        return None

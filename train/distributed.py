@@ -92,7 +92,9 @@ def _among(part: Tensor, rows: slice, count: int) -> Tensor:
 
 @contextmanager
 def join_processes(device: torch.device) -> Iterator[Processes]:
-    """Join the processes that ``torchrun`` started, if it did; otherwise this one is alone."""
+    """Join the processes that ``torchrun`` started, if it did; otherwise this one is alone. A GPU becomes this process's own."""
+    if device.type == "cuda":  # Otherwise NCCL, and whatever names no device, would open contexts on the first GPU as well.
+        torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Processes()
         return

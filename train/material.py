@@ -24,6 +24,7 @@ from train.data.splits import LeftOut, TrainingData, open_data
 from train.data.token_features import check_token_features
 from train.data.vectors import feature_spec
 from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
+from train.devices import upload
 from train.evaluation.validating import Validation, validate
 from train.models.dimensions import Dimensions
 from train.models.retrieval_model import ImageBatch, RetrievalModel
@@ -313,7 +314,7 @@ def inputs_of(data: TrainingData, batch: Batch, device: torch.device, rows: slic
         images = ImageBatch.of(data.features, batch.images[rows], device)
     return Inputs(
         task=batch.task,
-        numbers=torch.from_numpy(np.asarray(batch.images, np.int64)).to(device),
+        numbers=upload(torch.from_numpy(np.asarray(batch.images, np.int64)), device),
         images=images,
         captions=tuple(_batch(captions, chosen[rows]) for chosen in batch.captions),
         languages=batch.languages,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from threading import Condition
 from typing import Any
 
@@ -26,10 +26,10 @@ __all__ = [
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 # Torch's switches apply to the whole process, and a worker may extract in several threads: what each thread inside `numerics`
-# needs, and what the first of them found. All that are inside need the same.
+# needs, and what puts back what the first of them found. All that are inside need the same.
 _switching = Condition()
 _inside: list[bool] = []
-_found: list[tuple[Any, str, Any]] = []
+_found = ExitStack()
 _LAYER_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -146,7 +146,7 @@ def compiled(model: nn.Module, device: torch.device, *, enabled: bool) -> nn.Mod
 
 @contextmanager
 def numerics(precision: str, device: torch.device) -> Iterator[None]:
-    """Make a GPU compute in a precision inside the block, and restore every switch afterwards.
+    """Make a GPU compute in a precision inside the block, and restore every switch afterwards. It is this thread's GPU meanwhile.
 
     By default torch lets convolutions on a GPU round to TF32; ``fp32`` switches this off. Algorithms that may differ from run to
     run are switched off too. Threads that need other switches wait; those that need the same are inside together, say one per GPU.
@@ -158,27 +158,64 @@ def numerics(precision: str, device: torch.device) -> Iterator[None]:
     with _switching:
         _switching.wait_for(lambda: not _inside or _inside[0] == tf32)
         if not _inside:
-            for owner, name, value in _switches(tf32=tf32):
-                _found.append((owner, name, getattr(owner, name)))
-                setattr(owner, name, value)
+            _found.enter_context(_repeatable())
+            _found.enter_context(_float32_products(tf32=tf32))
         _inside.append(tf32)
     try:
-        yield
+        with torch.cuda.device(
+            device
+        ):  # What names no device, such as page-locked memory, would open a context on the first GPU.
+            yield
     finally:
         with _switching:
             _inside.pop()
             if not _inside:
-                for owner, name, value in _found:
-                    setattr(owner, name, value)
-                _found.clear()
+                _found.close()
                 _switching.notify_all()
 
 
-def _switches(*, tf32: bool) -> list[tuple[Any, str, Any]]:
-    """Return torch's switches as owner, attribute and value. Those of TF32 were renamed in torch 2.9; the two sets do not mix."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    repeatable: list[tuple[Any, str, Any]] = [(cudnn, "benchmark", False), (cudnn, "deterministic", True)]
-    if hasattr(cudnn, "conv"):
-        value = "tf32" if tf32 else "ieee"
-        return [*repeatable, (cudnn.conv, "fp32_precision", value), (matmul, "fp32_precision", value)]
-    return [*repeatable, (cudnn, "allow_tf32", tf32), (matmul, "allow_tf32", tf32)]
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
+
+
+@contextmanager
+def _float32_products(*, tf32: bool) -> Iterator[None]:
+    """Let all float32 products on a GPU, of cuBLAS and cuDNN, round to TF32, or none; as in `train.devices`.
+
+    Torch has old and new switches, and raises an error where somebody, such as ``torch.compile``, asks for an old one that the new
+    ones contradict. So both are set, the old ones first, since they set new ones, too. What is contradicted already stays.
+    """
+    cudnn = torch.backends.cudnn
+    new = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in new]
+    old = _told(lambda: cudnn.allow_tf32), _told(torch.get_float32_matmul_precision)
+
+    def switch_to(convolutions: Any, products: Any, values: Sequence[str]) -> None:
+        if old[0] is not None:
+            cudnn.allow_tf32 = convolutions
+        if old[1] is not None:
+            torch.set_float32_matmul_precision(products)
+        for switch, value in zip(new, values, strict=True):
+            switch.fp32_precision = value
+
+    value = "tf32" if tf32 else "ieee"
+    switch_to(tf32, "high" if tf32 else "highest", [value, value, value, "ieee"])  # The last is that of CPUs.
+    try:
+        yield
+    finally:
+        switch_to(*old, before)
+
+
+def _told(ask: Callable[[], Any]) -> Any:
+    """Return the value of an old switch; None where somebody has set new ones that contradict it."""
+    try:
+        return ask()
+    except RuntimeError:
+        return None

@@ -14,15 +14,17 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Barrier, Lock
 
 import torch
 from torch import Tensor
 
+from extractors.computing.memory import is_out_of_memory
 from schemas.errors import ImagepivotError
 
-__all__ = ["FORWARD_IMAGES", "in_chunks", "in_halves", "run_single_threaded"]
+__all__ = ["FORWARD_IMAGES", "Fitted", "in_chunks", "in_halves", "run_single_threaded"]
 
 FORWARD_IMAGES = 2
 """Images of one forward pass on a CPU: two are 1.1 times as fast as one and as fast as four, with little padding in the last."""
@@ -92,12 +94,26 @@ def _pool(pid: int, threads: int) -> ThreadPoolExecutor:
     return pool
 
 
-def in_halves(function: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+@dataclass
+class Fitted:
+    """The sizes of batches that fit into the memory of a device, as one extractor has found out.
+
+    Attributes:
+        most: greatest number of items, by the shape of an item; an item of a shape that is not there has always fitted.
+        is_told: whether the log says so already.
+    """
+
+    most: dict[tuple[int, ...], int] = field(default_factory=dict)
+    is_told: bool = False
+
+
+def in_halves(function: Callable[[Tensor], Tensor], batch: Tensor, fitted: Fitted | None = None) -> Tensor:
     """Apply a model to a batch, or if the memory of the device is too small, to its halves, and to halves of those.
 
     Args:
         function: from ``[B, ...]`` to ``[B, ...]``.
-        batch: ``[B, ...]``, not empty.
+        batch: ``[B, ...]``; of an empty one the function makes what it makes.
+        fitted: what has fitted before. Larger batches are not tried again, and what is found now is noted.
 
     Returns:
         The results in order, ``[B, ...]``.
@@ -105,16 +121,37 @@ def in_halves(function: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
     Raises:
         ImagepivotError: the memory is too small even for one image.
     """
+    fitted = Fitted() if fitted is None else fitted
+    shape = tuple(batch.shape[1:])
+    size = min(len(batch), fitted.most.get(shape, len(batch)))
+    results: list[Tensor] = []
+    start = 0
+    while not results or start < len(batch):
+        found = _attempt(function, batch[start : start + size])
+        # Outside the handler: the exception keeps the failed attempt's memory alive.
+        if found is None:
+            size = (len(batch[start : start + size]) + 1) // 2
+            fitted.most[shape] = size
+            torch.cuda.empty_cache()
+            continue
+        if shape in fitted.most and not fitted.is_told:
+            fitted.is_told = True
+            logger.warning("out of device memory with %d images at once; going on with %d", len(batch), size)
+        results.append(found)
+        start += size
+    return torch.cat(results) if len(results) > 1 else results[0]
+
+
+def _attempt(function: Callable[[Tensor], Tensor], part: Tensor) -> Tensor | None:
+    """Return the result of a part; None if memory ran out."""
     try:
-        return function(batch)
-    except torch.cuda.OutOfMemoryError as error:
-        if len(batch) == 1:
-            raise ImagepivotError(
-                f"the device's memory does not hold the model and one image ({error}): another process probably uses "
-                "the device; stop it or choose another device"
-            ) from error
-    # Outside the handler: the exception keeps the failed attempt's memory alive.
-    half = (len(batch) + 1) // 2
-    logger.warning("out of device memory with %d images at once; going on with %d", len(batch), half)
-    torch.cuda.empty_cache()
-    return torch.cat([in_halves(function, part) for part in batch.split(half)])
+        return function(part)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        if len(part) > 1:
+            return None
+        raise ImagepivotError(
+            f"the device's memory does not hold the model and one image ({error}): another process probably uses "
+            "the device; stop it or choose another device"
+        ) from error

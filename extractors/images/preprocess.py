@@ -7,6 +7,7 @@ Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of the crop.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,11 +18,11 @@ from torch import Tensor
 
 from extractors.images.decoding import MAX_PIXELS, DecodeError
 
-__all__ = ["Preprocessing", "check_resized", "normalize", "resize", "resize_and_crop"]
+__all__ = ["Normalizer", "Preprocessing", "check_resized", "resize", "resize_and_crop"]
 
 _INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _STRIP_VALUES = 2**16  # size of the float64 arrays of `_bilinear`: small enough to stay in the cache of a processor
-_CHANNEL_ORDERS = {"RGB": (0, 1, 2), "BGR": (2, 1, 0)}
+_CHANNEL_ORDERS = ("RGB", "BGR")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Preprocessing:
         if self.interpolation not in _INTERPOLATIONS:
             raise ValueError(f"interpolation is {self.interpolation!r}, expected one of {tuple(_INTERPOLATIONS)}")
         if self.channel_order not in _CHANNEL_ORDERS:
-            raise ValueError(f"channel_order is {self.channel_order!r}, expected one of {tuple(_CHANNEL_ORDERS)}")
+            raise ValueError(f"channel_order is {self.channel_order!r}, expected one of {_CHANNEL_ORDERS}")
         if not self.antialias and self.interpolation != "bilinear":
             raise ValueError(f"antialias is False with {self.interpolation!r}: only 'bilinear' can go without")
         if (self.resize_short is not None and self.resize_short < 1) or self.crop < 1:
@@ -131,22 +132,57 @@ def check_resized(image: Image.Image, size_wh: tuple[int, int], *, least: int = 
     )
 
 
-def normalize(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """Turn 8-bit pixels into the input of a model, on the device that holds them.
+class Normalizer:
+    """From 8-bit pixels to the input of a model, on one device.
+
+    All numbers lie on the device. So they are copied once, and a division gives the same bits on every device: dividing by a number
+    of the host, CUDA's kernels multiply by its reciprocal, which may differ in the last bit
+    (``aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu`` in github.com/pytorch/pytorch).
 
     Args:
-        pixels: uint8 ``[B, 3, H, W]``, channels R, G, B.
-        preprocessing: order of channels, divisor, mean and standard deviation.
-
-    Returns:
-        float32 ``[B, 3, H, W]``, channels in ``channel_order``: ``(pixels / divisor - mean) / std``, in the order of operations
-        of torchvision's ``ToTensor`` and ``Normalize``.
+        mean: as in `Preprocessing`.
+        std: likewise.
+        device: device of the pixels.
+        divisor: as in `Preprocessing`.
+        channel_order: likewise.
     """
-    mean = torch.tensor(preprocessing.mean, device=pixels.device).view(3, 1, 1)
-    std = torch.tensor(preprocessing.std, device=pixels.device).view(3, 1, 1)
-    if preprocessing.channel_order != "RGB":
-        pixels = pixels[:, list(_CHANNEL_ORDERS[preprocessing.channel_order])]
-    return pixels.to(torch.float32).div_(preprocessing.divisor).sub_(mean).div_(std)
+
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        device: torch.device,
+        *,
+        divisor: float = 255.0,
+        channel_order: str = "RGB",
+    ) -> None:
+        self._mean, self._std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (mean, std))
+        self._divisor = torch.tensor(divisor, device=device)
+        self._reverses = channel_order != "RGB"
+
+    @classmethod
+    def of(cls, preprocessing: Preprocessing, device: torch.device) -> Normalizer:
+        """Return what a preprocessing ends with."""
+        return cls(
+            preprocessing.mean,
+            preprocessing.std,
+            device,
+            divisor=preprocessing.divisor,
+            channel_order=preprocessing.channel_order,
+        )
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Normalise pixels.
+
+        Args:
+            pixels: uint8 ``[B, 3, H, W]``, channels R, G, B.
+
+        Returns:
+            float32 ``[B, 3, H, W]``, channels in ``channel_order``: ``(pixels / divisor - mean) / std``, in the order of operations
+            of torchvision's ``ToTensor`` and ``Normalize``.
+        """
+        pixels = pixels.flip(1) if self._reverses else pixels
+        return pixels.to(torch.float32).div_(self._divisor).sub_(self._mean).div_(self._std)
 
 
 def _bilinear(pixels: np.ndarray, size_wh: tuple[int, int]) -> np.ndarray:

@@ -32,7 +32,7 @@ from extractors.base import Description
 from extractors.computing.devices import compiled, upload
 from extractors.grids.timm_maps import UnpooledModel, grid_hw
 from extractors.images.decoding import DecodeError
-from extractors.images.preprocess import check_resized
+from extractors.images.preprocess import Normalizer, check_resized
 from extractors.settings import Settings
 from extractors.stacked import StackedExtractor
 from extractors.weights.checkpoints import read_state
@@ -72,8 +72,7 @@ class TimmModel(StackedExtractor):
             model = UnpooledModel(model, _grid(name)[0])
         model = model.eval().requires_grad_(False).to(device).to(memory_format=torch.channels_last)
         self._model = compiled(model, device, enabled=settings.compile)
-        self._mean = torch.tensor(self._config["mean"], device=device).view(3, 1, 1)
-        self._std = torch.tensor(self._config["std"], device=device).view(3, 1, 1)
+        self._normalize = Normalizer(self._config["mean"], self._config["std"], device)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Resize and crop with timm's transform for the model.
@@ -96,7 +95,7 @@ class TimmModel(StackedExtractor):
     def forward(self, pixels: Tensor) -> Tensor:
         """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on the CPU."""
         pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
-        values = pixels.to(torch.float32).div_(255).sub_(self._mean).div_(self._std)
+        values = self._normalize(pixels)
         dtype = _AUTOCAST.get(self._precision)
         with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
             return self._model(values).to(torch.float32).cpu()

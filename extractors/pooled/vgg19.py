@@ -38,9 +38,9 @@ from torch import Tensor, nn
 
 from extractors.base import Description, Extractor
 from extractors.computing.devices import cast_layers, compiled, numerics, upload
-from extractors.computing.passes import in_halves, run_single_threaded
+from extractors.computing.passes import Fitted, in_halves, run_single_threaded
 from extractors.images.crops import CROPS, ten_crop
-from extractors.images.preprocess import Preprocessing, normalize, resize
+from extractors.images.preprocess import Normalizer, Preprocessing, resize
 from extractors.settings import Settings
 from extractors.weights.caffemodel import read_layers
 from extractors.weights.checkpoints import read_state
@@ -176,6 +176,8 @@ class VGG19TenCrop(Extractor):
         super().__init__(describe(settings, weights))
         self._variant = VARIANTS[settings.spec.name]
         self._device = device
+        self._normalize = Normalizer.of(self._variant.preprocessing, device)
+        self._fitted = Fitted()
         self._precision = settings.precision
         self._separate = settings.separate
         with torch.device("meta"):
@@ -226,7 +228,8 @@ class VGG19TenCrop(Extractor):
             return self.spec.rounded(self._extract_on_cpu(batch).numpy())
         with numerics(self._precision, self._device), torch.inference_mode():
             # Images of different sizes do not fit in one tensor, so their positions in the list stand in for them.
-            found = in_halves(lambda positions: self._forward([batch[i] for i in positions]), torch.arange(len(batch)))
+            positions = torch.arange(len(batch))
+            found = in_halves(lambda some: self._forward([batch[i] for i in some]), positions, self._fitted)
             return self.spec.rounded(found.numpy())
 
     def _extract_on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
@@ -248,7 +251,7 @@ class VGG19TenCrop(Extractor):
 
     def _convolve(self, crops: Tensor) -> Tensor:
         """Normalise and convolve: uint8 ``[N, 3, 224, 224]`` to ``[N, 25088]`` in the type of the layers."""
-        values = normalize(crops.contiguous(memory_format=torch.channels_last), self._variant.preprocessing)
+        values = self._normalize(crops.contiguous(memory_format=torch.channels_last))
         return self._convolutions(values.to(self._dtype)).flatten(1)  # [N, 512, 7, 7] in Caffe's order, channels first
 
     def _connect(self, maps: Tensor) -> Tensor:
@@ -259,7 +262,8 @@ class VGG19TenCrop(Extractor):
         total = torch.zeros_like(crops[:, 0], dtype=torch.float64)
         for crop in crops.unbind(1):
             total += crop
-        return (total / CROPS).to(torch.float32)
+        # Not by a number of the host: see `extractors.images.preprocess.Normalizer`.
+        return (total / total.new_full((), CROPS)).to(torch.float32)
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:

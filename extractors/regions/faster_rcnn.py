@@ -24,7 +24,7 @@ from torch.nn import functional as F  # noqa: N812
 from extractors.base import Description, RegionExtractor
 from extractors.computing.devices import cast_layers, compiled, numerics, upload
 from extractors.computing.memory import release_unused_memory
-from extractors.computing.passes import in_halves, run_single_threaded
+from extractors.computing.passes import Fitted, in_halves, run_single_threaded
 from extractors.images.preprocess import check_resized
 from extractors.regions.bottom_up.input import INPUT, LEAST_SIDE, prepare, resized_wh, scale_of
 from extractors.regions.bottom_up.last_stage import LastStage
@@ -66,6 +66,7 @@ class FasterRCNNRegions(RegionExtractor):
         self._options = settings.regions
         self._device = device
         self._precision = settings.precision
+        self._fitted = Fitted()
         with torch.device("meta"):
             model = build()
         model.load_state_dict(weights.state, assign=True)
@@ -124,6 +125,8 @@ class FasterRCNNRegions(RegionExtractor):
 
     def _on_gpu(self, batch: Sequence[Tensor]) -> list[Detections]:
         """Run the head on the regions of all images together, those of each image padded to `PROPOSALS`."""
+        if not batch:
+            return []
         with numerics(self._precision, self._device), torch.inference_mode():
             maps = [self._map(image) for image in batch]
             boxes = [self._propose(*of_image) for of_image in zip(batch, maps, strict=True)]
@@ -132,7 +135,7 @@ class FasterRCNNRegions(RegionExtractor):
             def head(positions: Tensor) -> Tensor:
                 return self._head(torch.cat([pool(maps[i], padded[i]) for i in positions])).view(len(positions), PROPOSALS, -1)
 
-            features = in_halves(head, torch.arange(len(batch)))  # [B, P, D]
+            features = in_halves(head, torch.arange(len(batch)), self._fitted)  # [B, P, D]
             scores = torch.cat(self._model.head.classify(features.flatten(0, 1)), dim=1).view(*features.shape[:2], -1)
             per_image = zip(batch, boxes, features, scores, strict=True)
             return [_detections(image, b, f[: len(b)], s[: len(b)]) for image, b, f, s in per_image]
@@ -151,7 +154,9 @@ class FasterRCNNRegions(RegionExtractor):
 def _detections(image: Tensor, boxes: Tensor, features: Tensor, scores: Tensor) -> Detections:
     height, width = image.shape[1:]
     classes, attributes = scores.split((1 + CLASSES, 1 + ATTRIBUTES), dim=1)
-    return Detections(width, height, boxes / scale_of(width, height), features, classes, attributes)
+    # Not by a number of the host: see `extractors.images.preprocess.Normalizer`.
+    boxes = boxes / boxes.new_full((), scale_of(width, height))
+    return Detections(width, height, boxes, features, classes, attributes)
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:

@@ -75,6 +75,9 @@ def columns(images: Sequence[Detections], options: RegionOptions, spec: FeatureS
     by which the region was chosen. The attribute is found in the same way, among those other than "none"; with weights that have
     no attributes all of them have the probability 0, and the attribute is "none".
 
+    A proposal that is not finite, as after an overflow in 16 bits, spoils its image: nobody knows whether it would have been
+    chosen. The features of such an image are no numbers, as many as its proposals have that are not finite, and not stored.
+
     Args:
         images: proposals of B images.
         options: as `select` takes them.
@@ -104,6 +107,12 @@ def columns(images: Sequence[Detections], options: RegionOptions, spec: FeatureS
             score, label = probabilities[rows, 1:].max(dim=1)
             _fill(arrays, i, f"{name}_ids", torch.where(score > 0, label + 1, 0))
             _fill(arrays, i, f"{name}_scores", score)
+    if images:  # One answer for all images: the device is waited for.
+        bad = torch.stack([(~image.features.isfinite()).sum() for image in images]).tolist()
+        for features, number in zip(arrays["features"], bad, strict=True):
+            if number:
+                features.fill(0)
+                features.reshape(-1)[:number] = np.nan
     return arrays
 
 

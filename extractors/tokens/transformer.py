@@ -26,8 +26,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from extractors.base import Description
-from extractors.computing.devices import check_request, numerics
-from extractors.computing.passes import in_chunks, in_halves
+from extractors.computing.devices import check_request, numerics, upload
+from extractors.computing.passes import Fitted, in_chunks, in_halves
 from extractors.tokens.reading import POOLINGS, Part, Pooling, parts_of, vectors_of
 from extractors.weights.finding import state_sha256
 from schemas.errors import InputError, UsageError
@@ -104,7 +104,7 @@ class TokenExtractor:
     def __init__(self, request: TokenRequest, device: torch.device) -> None:
         folder = _find(request.model)
         config, self._tokenizer, model = _load(folder, request.model)
-        self._request, self._device = request, device
+        self._request, self._device, self._fitted = request, device, Fitted()
         self._begin, self._end = _ends(config, self._tokenizer, request.model)
         self._positions = min(config.max_position_embeddings, self._tokenizer.model_max_length)
         # A tokenizer.json may say both, which would cut captions and fill them up.
@@ -195,12 +195,12 @@ class TokenExtractor:
         if self._device.type == "cpu":
             return in_chunks(self._forward, ids, FORWARD_CAPTIONS).numpy()
         with numerics(self._request.precision, self._device), torch.inference_mode():
-            return in_halves(self._forward, ids).numpy()
+            return in_halves(self._forward, ids, self._fitted).numpy()
 
     def _forward(self, ids: Tensor) -> Tensor:
         dtype = _AUTOCAST.get(self._request.precision)
         with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
-            return self._model(input_ids=ids.to(self._device)).last_hidden_state.float().cpu()
+            return self._model(input_ids=upload(ids, self._device)).last_hidden_state.float().cpu()
 
 
 def _is_folder(model: str) -> bool:

@@ -219,7 +219,7 @@ def _forward(held: Sequence[_Decoded], extractor: extractors.Extractor, schema: 
     table = pa.Table.from_arrays(columns, schema=schema)
     bad = np.sum([_not_finite(column) for column in columns], axis=0)
     tally.failures += [
-        _failure(decoded.ref, "extract", "not_finite", _not_finite_message(int(count), extractor.spec.dtype))
+        _failure(decoded.ref, "extract", "not_finite", _not_finite_message(int(count), extractor))
         for decoded, count in zip(held, bad, strict=True)
         if count
     ]
@@ -245,6 +245,10 @@ def _not_finite(column: pa.Array) -> np.ndarray:
     return values.shape[1] - np.isfinite(values).sum(axis=1)
 
 
-def _not_finite_message(count: int, dtype: str) -> str:
-    advice = ": its largest number is 65,504, float32 holds more" if dtype == "float16" else ""
+def _not_finite_message(count: int, extractor: extractors.Extractor) -> str:
+    dtype, advice = extractor.spec.dtype, ""
+    if extractor.parameters.get("precision") == "fp16":
+        advice = ": the model computes in fp16, whose largest number is 65,504; --precision bf16 has the range of fp32"
+    elif dtype == "float16":
+        advice = ": its largest number is 65,504, float32 holds more"
     return f"{count:,} values of the feature are infinite or no numbers in {dtype}{advice}"

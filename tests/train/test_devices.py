@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from schemas.errors import UsageError
+from tests.pretended_gpu import pretended_gpu
 from train.devices import check_precision, computing, resolve_device
 
 CPU = torch.device("cpu")
@@ -51,12 +52,26 @@ def test_products_have_the_precision(precision, dtype):
     assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_switches_of_a_gpu_are_restored(precision):
-    rnn, matmul = torch.backends.cudnn.rnn, torch.backends.cuda.matmul
-    before = rnn.fp32_precision, matmul.fp32_precision
-    value = "tf32" if precision == "tf32" else "ieee"
-    with computing(precision, torch.device("cuda")):
-        inside = rnn.fp32_precision, matmul.fp32_precision
-    assert inside == (value, value)
-    assert (rnn.fp32_precision, matmul.fp32_precision) == before
+def switches() -> list[object]:
+    """Return all switches of torch, old and new; torch raises an error if one contradicts the other."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    new = [owner.fp32_precision for owner in (cudnn.conv, cudnn.rnn, matmul)]
+    return [*new, cudnn.allow_tf32, matmul.allow_tf32, torch.get_float32_matmul_precision()]
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [
+        ("fp32", ["ieee", "ieee", "ieee", False, False, "highest"]),
+        ("tf32", ["tf32", "tf32", "tf32", True, True, "high"]),
+        ("bf16", ["ieee", "ieee", "ieee", False, False, "highest"]),
+    ],
+)
+def test_switches_of_a_gpu_are_restored(precision, expected):
+    before = switches()
+    with pretended_gpu() as gpu:
+        with computing(precision, torch.device("cuda", 2)):
+            assert switches() == expected
+            assert gpu.device == 2
+        assert switches() == before
+        assert gpu.device is None

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from schemas.storage import Folder
+from tests.pretended_gpu import pretended_gpu
 from train.config.sections import from_toml
 from train.distributed import Processes, join_processes
 from train.jobs import TrainJob
@@ -95,3 +96,15 @@ def test_two_processes_train_the_model_of_one(toy, tmp_path):
     assert len(start) > 100
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("size", ["1", "2"])
+def test_every_process_chooses_its_gpu_before_it_joins_the_others(monkeypatch, size):
+    chosen = []
+    monkeypatch.setenv("WORLD_SIZE", size)
+    for name, value in (("get_rank", 1), ("get_world_size", 2), ("destroy_process_group", None)):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **kwargs: chosen.append(gpu.device))
+    with pretended_gpu() as gpu, join_processes(torch.device("cuda", 1)):
+        assert gpu.device == 1
+    assert chosen == [1] * (size == "2")

@@ -9,12 +9,14 @@ Letters in shapes: ``B`` captions of the batch, ``P`` distinct prefixes of them,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from train.data.batches import CaptionBatch
+from train.devices import upload
 
 __all__ = ["PackedCaptions", "pack"]
 
@@ -47,7 +49,8 @@ class PackedCaptions:
     def to(self, device: torch.device | str) -> PackedCaptions:
         """Return the same captions on a device; ``step_sizes`` stay Python numbers."""
         names = ("tokens", "last_tokens", "parents", "ends")
-        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
+        moved: dict[str, Any] = {name: upload(getattr(self, name), torch.device(device)) for name in names}
+        return replace(self, **moved)
 
 
 def pack(captions: CaptionBatch) -> PackedCaptions:

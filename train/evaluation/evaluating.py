@@ -19,6 +19,7 @@ from train.data.batches import CaptionBatch
 from train.data.captions import Captions
 from train.data.features import ImageFeatures
 from train.data.splits import TrainingData
+from train.devices import computing, upload
 from train.evaluation.metrics import CUTOFFS, Retrieval, Scores, chance_recall, retrieval
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 
@@ -56,12 +57,13 @@ def count_nothing(done: int) -> None:
 def evaluating(model: RetrievalModel) -> Iterator[torch.device]:
     """Put a model into evaluation mode without gradients inside the block, and yield its device.
 
-    Mixed precision is off: in bfloat16 so many scores are equal that ranks would say little.
+    It computes in float32, whatever the precision of a training around it: in bfloat16 so many scores are equal that ranks would
+    say little, and those of TF32 differ from the scores of a CPU by as much as scores that lie close differ from one another.
     """
     training, device = model.training, model.device
     model.eval()
     try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with torch.no_grad(), computing("fp32", device):
             yield device
     finally:
         model.train(training)
@@ -90,7 +92,7 @@ def encode_images(
             if isinstance(features, ImageFeatures):
                 batch = ImageBatch.of(features, rows, device)
             else:
-                batch = ImageBatch(torch.from_numpy(np.array(features[rows], np.float32)).to(device))
+                batch = ImageBatch(upload(torch.from_numpy(np.array(features[rows], np.float32)), device))
             parts.append(model.encode_images(batch))
             count(len(batch))
     return Encoded.concatenate(parts)
@@ -120,7 +122,7 @@ def encode_captions(
             batch = replace(captions, rows=captions.rows[by_length[start : start + batch_size]])
             parts.append(model.encode_captions(batch, language))
             count(len(batch))
-        back = torch.from_numpy(np.argsort(by_length, kind="stable")).to(device)
+        back = upload(torch.from_numpy(np.argsort(by_length, kind="stable")), device)
         return Encoded.concatenate(parts)[back]
 
 
@@ -184,7 +186,7 @@ def encode_split(
             for batch, language in zip(batches, captions.language_names, strict=True)
         ]
     )
-    back = torch.from_numpy(np.argsort(np.concatenate(rows), kind="stable")).to(model.device)
+    back = upload(torch.from_numpy(np.argsort(np.concatenate(rows), kind="stable")), model.device)
     return EncodedSplit(encode_images(model, data.features, batch_size=batch_size, count=count), encoded[back])
 
 
@@ -194,7 +196,7 @@ def evaluate_encoded(model: RetrievalModel, data: TrainingData, encoded: Encoded
         [model],
         data.captions,
         [encoded.images],
-        lambda number, language, rows: encoded.captions[torch.from_numpy(rows).to(model.device)],
+        lambda number, language, rows: encoded.captions[upload(torch.from_numpy(rows), model.device)],
     )
 
 
@@ -220,11 +222,11 @@ def _by_language(
         chosen, image_of_caption = np.unique(captions.images[rows], return_inverse=True)
         sources = [
             scores_between(
-                model, encoded[torch.from_numpy(chosen).long().to(model.device)], captions_of(number, language, rows)
+                model, encoded[upload(torch.from_numpy(chosen).long(), model.device)], captions_of(number, language, rows)
             )
             for number, (model, encoded) in enumerate(zip(models, images, strict=True))
         ]
-        owners = torch.from_numpy(image_of_caption).long().to(models[0].device)
+        owners = upload(torch.from_numpy(image_of_caption).long(), models[0].device)
         results[language] = retrieval(mean_scores(sources), len(chosen), owners)
     return results
 

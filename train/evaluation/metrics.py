@@ -75,6 +75,7 @@ class Direction:
         """
         if not len(ranks):
             raise ValueError("recall of no queries is not defined: there are no captions to evaluate on")
+        ranks = ranks.cpu()  # Once: each number that is read from a GPU is waited for.
         first, fifth, tenth = (100 * int((ranks <= cutoff).sum()) / len(ranks) for cutoff in CUTOFFS)
         middle = ranks.sort().values[[(len(ranks) - 1) // 2, len(ranks) // 2]]
         return cls(first, fifth, tenth, median_rank=floor(int(middle.sum()) / 2), queries=len(ranks))
@@ -228,8 +229,9 @@ def retrieval(scores: Scores, images: int, image_of_caption: Tensor, *, scores_a
     An image without captions is not a query, but it is a candidate for captions.
     """
     ranks = ranks_of(scores, images, image_of_caption, scores_at_once=scores_at_once)
+    of_images = ranks.image_to_text.cpu()
     return Retrieval(
-        image_to_text=Direction.of(ranks.image_to_text[ranks.image_to_text > 0]),
+        image_to_text=Direction.of(of_images[of_images > 0]),
         text_to_image=Direction.of(ranks.text_to_image),
     )
 

@@ -20,7 +20,7 @@ from schemas.vocabulary import UNK
 from train.data.batches import CaptionBatch
 from train.devices import check_device_name, resolve_device
 from train.evaluation.embedding import embed_shard
-from train.evaluation.evaluating import Count, count_nothing, encode_captions
+from train.evaluation.evaluating import Count, count_nothing, encode_captions, evaluating
 from train.evaluation.matching import check_features, check_reads_text, check_vectors
 from train.models.retrieval_model import Encoded
 from train.runs.checkpoints import weights_digest
@@ -203,7 +203,7 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
         )
     flat, offsets = np.array(ids, np.int32), np.array([0, len(ids)], np.int64)
     query = encode_captions(run.model, CaptionBatch(flat, offsets, np.zeros(1, np.int64)), language)
-    with torch.no_grad():
+    with evaluating(run.model):
         scores = run.model.scores(Encoded(gallery.embeddings), query)[:, 0]
     best = torch.argsort(scores, descending=True, stable=True)[:top].tolist()
     return [Hit(gallery.image_ids[row], float(scores[row])) for row in best]

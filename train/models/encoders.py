@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from schemas.vocabulary import PAD, UNK
 from train.data.batches import CaptionBatch
 from train.data.packing import PackedCaptions, pack
+from train.devices import upload
 from train.models.dimensions import Dimensions
 from train.models.packed_gru import PackedGRU
 from train.models.packed_lstm import read_both_ways
@@ -115,7 +116,7 @@ class GivenTokens(nn.Module):
         Raises:
             ValueError: the captions have no vectors.
         """
-        vectors = torch.from_numpy(captions.token_vectors()).to(self._place.device)
+        vectors = upload(torch.from_numpy(captions.token_vectors()), self._place.device)
         offsets = np.concatenate([[0], np.cumsum(captions.lengths)])
         return GivenVectors(vectors), CaptionBatch(np.arange(len(vectors)), offsets, np.arange(len(captions)))
 
@@ -298,10 +299,13 @@ class SentenceEncoders(nn.ModuleList):
 
 def read_with_torch(network: nn.LSTM | nn.GRU, words: Words, captions: CaptionBatch) -> tuple[Tensor, ...]:
     """Read captions, one or more, with torch's own network; arguments and result as of `packed_lstm.read_both_ways`."""
-    vectors = words(torch.from_numpy(captions.padded(PAD)).to(words.weight.device))  # [B, T, W]
-    sequence = pack_padded_sequence(vectors, torch.from_numpy(captions.lengths), batch_first=True, enforce_sorted=False)
+    device = words.weight.device
+    vectors = words(upload(torch.from_numpy(captions.padded(PAD)), device))  # [B, T, W]
+    # Sorted here, since torch would read the order back from the GPU, and wait for it.
+    lengths, order = torch.from_numpy(captions.lengths).sort(descending=True)
+    sequence = pack_padded_sequence(vectors.index_select(0, upload(order, device)), lengths, batch_first=True)
     states, _ = pad_packed_sequence(network(sequence)[0], batch_first=True)  # [B, T, 2E]
-    return states.chunk(2, dim=2)
+    return states.index_select(0, upload(order.argsort(), device)).chunk(2, dim=2)
 
 
 def _both_ways(
@@ -311,7 +315,7 @@ def _both_ways(
     if not len(captions):
         return Encoded(words.weight.new_zeros(0, 1, network.hidden_size))
     forward, backward = read(network, words, captions)  # [B, T, E]
-    lengths = torch.from_numpy(captions.lengths).to(forward.device)
+    lengths = upload(torch.from_numpy(captions.lengths), forward.device)
     return Encoded((forward + backward) / 2, torch.arange(forward.shape[1], device=forward.device) < lengths[:, None])
 
 

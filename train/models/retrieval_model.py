@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from train.data.batches import CaptionBatch
 from train.data.features import ImageFeatures
+from train.devices import upload
 
 __all__ = ["AttentionWeights", "Encoded", "ImageBatch", "RetrievalModel"]
 
@@ -41,7 +42,7 @@ class ImageBatch:
     def of(cls, features: ImageFeatures, images: np.ndarray | slice, device: torch.device) -> ImageBatch:
         """Read the features of images, by their positions, onto a device."""
         values, mask = features[images], features.mask(images)
-        return cls(torch.from_numpy(values).to(device), None if mask is None else torch.from_numpy(mask).to(device))
+        return cls(upload(torch.from_numpy(values), device), None if mask is None else upload(torch.from_numpy(mask), device))
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ FAILURE_KINDS = {
 """The closed list of kinds of failures, with their meanings."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
+_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "unable to find an engine")
 _NO_MEMORY_ADVICE = "give fewer --workers, a smaller schedule.batch_size, or --memory-map FOLDER"
 _WIDTH = 200
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from extractors.base import Description, RegionExtractor
 from extractors.computing.devices import cast_layers, numerics, upload
-from extractors.computing.passes import in_halves, run_single_threaded
+from extractors.computing.passes import Fitted, in_halves, run_single_threaded
 from extractors.images.preprocess import check_resized
 from extractors.regions import faster_rcnn
 from extractors.regions.bottom_up.input import LEAST_SIDE
@@ -85,6 +85,7 @@ class Detectron2Regions(RegionExtractor):
         self._options = settings.regions
         self._device = device
         self._precision = settings.precision
+        self._fitted = Fitted()
         model = network.model.eval().requires_grad_(False)
         self._dtype = cast_layers(model.roi_heads.res5, settings.precision)
         model.to(device).to(memory_format=torch.channels_last)
@@ -147,7 +148,7 @@ class Detectron2Regions(RegionExtractor):
             return boxes.new_zeros((0, self.spec.shape[1]))
         if self._device.type == "cpu":
             return torch.cat(run_single_threaded(pooled, boxes.split(_REGIONS)))
-        return in_halves(pooled, boxes)
+        return in_halves(pooled, boxes, self._fitted)
 
 
 find_weights = faster_rcnn.find_weights

@@ -84,7 +84,7 @@ class VisualGenomeNetwork:
 
     def original(self, boxes: Tensor, width: int, height: int) -> Tensor:
         """See `Network.original`."""
-        return boxes / scale_of(width, height)
+        return boxes / boxes.new_full((), scale_of(width, height))  # As `faster_rcnn` divides.
 
     def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """See `Network.classify`."""

@@ -7,6 +7,7 @@ from torch import nn
 import extractors
 from extractors.computing.devices import cast_layers, numerics, resolve_device, resolve_precision, upload
 from schemas.errors import UsageError
+from tests.pretended_gpu import pretended_gpu
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
@@ -62,36 +63,77 @@ def test_precisions_of_a_cpu():
         resolve_precision("float32", CPU)
 
 
-def switches() -> list[object]:
+@pytest.fixture
+def gpu():
+    with pretended_gpu() as gpu:
+        yield gpu
+
+
+def switches() -> dict[str, object]:
+    """Return all switches of torch, old and new; torch raises an error if one contradicts the other."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    owners = (cudnn.conv, matmul) if hasattr(cudnn, "conv") else ()
-    return [cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *(owner.fp32_precision for owner in owners)]
+    return {
+        "benchmark": cudnn.benchmark,
+        "deterministic": cudnn.deterministic,
+        "conv": cudnn.conv.fp32_precision,
+        "rnn": cudnn.rnn.fp32_precision,
+        "matmul": matmul.fp32_precision,
+        "matmul on a CPU": torch.backends.mkldnn.matmul.fp32_precision,
+        "old conv and rnn": cudnn.allow_tf32,
+        "old matmul": matmul.allow_tf32,
+        "old matmul, of three": torch.get_float32_matmul_precision(),
+    }
 
 
-@pytest.mark.parametrize(("precision", "tf32"), [("fp32", False), ("tf32", True), ("bf16", False)])
-def test_numerics_switch_tf32_inside_only(precision, tf32):
+@pytest.mark.parametrize(("precision", "tf32"), [("fp32", False), ("tf32", True), ("bf16", False), ("fp16", False)])
+def test_numerics_switch_tf32_inside_only(gpu, precision, tf32):
     before = switches()
     with numerics(precision, GPU):
-        if hasattr(torch.backends.cudnn, "conv"):
-            assert torch.backends.cudnn.conv.fp32_precision == ("tf32" if tf32 else "ieee")
-            assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if tf32 else "ieee")
-        else:
-            assert torch.backends.cudnn.allow_tf32 == tf32
-            assert torch.backends.cuda.matmul.allow_tf32 == tf32
-        assert torch.backends.cudnn.deterministic
+        value = "tf32" if tf32 else "ieee"
+        assert switches() == {
+            "benchmark": False,
+            "deterministic": True,
+            **dict.fromkeys(("conv", "rnn", "matmul"), value),
+            "matmul on a CPU": "ieee",
+            **dict.fromkeys(("old conv and rnn", "old matmul"), tf32),
+            "old matmul, of three": "high" if tf32 else "highest",
+        }
     assert switches() == before
 
 
-def test_numerics_restore_after_an_error_and_touch_nothing_for_a_cpu():
+@pytest.mark.parametrize("name", ["conv", "rnn", "matmul"])
+def test_switches_that_contradict_each_other_are_restored_too(gpu, name):
+    """A program may have set one of the new switches, after which torch refuses to tell the old ones."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    owner = {"conv": cudnn.conv, "rnn": cudnn.rnn, "matmul": matmul}[name]
+    before = owner.fp32_precision
+    value = owner.fp32_precision = "tf32" if name == "matmul" else "ieee"
+    try:
+        with numerics("fp32", GPU):
+            assert {cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, matmul.fp32_precision} == {"ieee"}
+        assert owner.fp32_precision == value
+    finally:
+        owner.fp32_precision = before
+
+
+def test_the_gpu_is_the_one_of_this_thread_inside(gpu):
+    """Page-locked memory names no device: it would open a context on the first GPU, in every worker."""
+    with numerics("fp32", torch.device("cuda", 3)):
+        assert gpu.device == 3
+    assert gpu.device is None
+
+
+def test_numerics_restore_after_an_error_and_touch_nothing_for_a_cpu(gpu):
     before = switches()
     with pytest.raises(ZeroDivisionError, match="by zero"), numerics("tf32", GPU):
         1 / 0  # noqa: B018
     assert switches() == before
     with numerics("fp32", CPU):
         assert switches() == before
+    assert gpu.device is None
 
 
-def test_a_thread_that_needs_other_switches_waits():
+def test_a_thread_that_needs_other_switches_waits(gpu):
     """Otherwise one thread would restore switches that another still needs."""
     entered = Event()
 
@@ -107,7 +149,7 @@ def test_a_thread_that_needs_other_switches_waits():
     assert entered.is_set()
 
 
-def test_threads_that_need_the_same_switches_compute_at_once():
+def test_threads_that_need_the_same_switches_compute_at_once(gpu):
     """One per GPU: the last one restores the switches."""
     before, entered, leave = switches(), Event(), Event()
 

@@ -3,7 +3,7 @@ import threading
 import pytest
 import torch
 
-from extractors.computing.passes import FORWARD_IMAGES, in_chunks, in_halves, run_single_threaded
+from extractors.computing.passes import FORWARD_IMAGES, Fitted, in_chunks, in_halves, run_single_threaded
 from schemas.errors import ImagepivotError
 
 
@@ -63,23 +63,73 @@ def test_gradients_are_off_and_errors_come_through(threads):
 class SmallDevice:
     """Doubles batches of at most ``limit`` images, and has no memory for more."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, error: RuntimeError | None = None) -> None:
         self.limit = limit
+        self.error = error or torch.cuda.OutOfMemoryError("CUDA out of memory")
         self.sizes: list[int] = []
 
     def __call__(self, batch: torch.Tensor) -> torch.Tensor:
         self.sizes.append(len(batch))
         if len(batch) > self.limit:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            raise self.error
         return batch * 2
 
 
-@pytest.mark.parametrize(("limit", "sizes"), [(99, [13]), (7, [13, 7, 6]), (4, [13, 7, 4, 3, 6, 3, 3])])
+@pytest.mark.parametrize(("limit", "sizes"), [(99, [13]), (7, [13, 7, 6]), (4, [13, 7, 4, 4, 4, 1])])
 def test_halves_go_on_after_running_out_of_memory(limit, sizes, caplog):
     batch, device = torch.arange(13), SmallDevice(limit)
     assert torch.equal(in_halves(device, batch), batch * 2)
     assert device.sizes == sizes
-    assert ("out of device memory with 13 images at once; going on with 7" in caplog.text) == (limit < 13)
+    told = [] if limit >= 13 else [f"out of device memory with 13 images at once; going on with {limit}"]
+    assert [record.getMessage() for record in caplog.records] == told
+
+
+def test_what_fitted_is_remembered_and_told_once(caplog):
+    device, fitted = SmallDevice(5), Fitted()
+    for start in range(3):
+        batch = torch.arange(start, start + 13)
+        assert torch.equal(in_halves(device, batch, fitted), batch * 2)
+    assert device.sizes == [13, 7, *([4, 4, 4, 1] * 3)]
+    assert torch.equal(in_halves(device, torch.arange(3), fitted), torch.arange(3) * 2)
+    assert device.sizes[-1] == 3
+    assert len(caplog.records) == 1
+
+
+def test_what_fitted_is_remembered_by_the_shape_of_an_item(caplog):
+    """Long captions take more memory than short ones; the log has one line for all."""
+    device, fitted = SmallDevice(8), Fitted()
+    for length, count in ((3, 8), (9, 10), (3, 8), (9, 10), (5, 10)):
+        in_halves(device, torch.zeros(count, length), fitted)
+    assert device.sizes == [8, 10, 5, 5, 8, 5, 5, 10, 5, 5]
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA out of memory. Tried to allocate 20.00 MiB",
+        "CUDA error: out of memory",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "GET was unable to find an engine to execute this computation",
+        "FIND was unable to find an engine to execute this computation",
+    ],
+)
+def test_the_errors_of_all_libraries_count_as_out_of_memory(message):
+    device = SmallDevice(4, RuntimeError(message))
+    assert torch.equal(in_halves(device, torch.arange(7)), torch.arange(7) * 2)
+    assert device.sizes == [7, 4, 3]
+
+
+def test_other_errors_come_through():
+    device = SmallDevice(4, RuntimeError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        in_halves(device, torch.arange(7))
+    assert device.sizes == [7]
+
+
+def test_nothing_is_handed_on():
+    assert in_halves(SmallDevice(4), torch.zeros(0, 3)).shape == (0, 3)
 
 
 def test_one_image_too_many_is_an_error():

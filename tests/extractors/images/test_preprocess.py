@@ -8,9 +8,10 @@ from PIL import Image
 from torchvision import transforms
 
 from extractors.images.decoding import DecodeError, decode
-from extractors.images.preprocess import Preprocessing, check_resized, normalize, resize, resize_and_crop
+from extractors.images.preprocess import Normalizer, Preprocessing, check_resized, resize, resize_and_crop
 from extractors.pooled.resnet50 import PREPROCESSING
 
+CPU = torch.device("cpu")
 SIZES_WH = [(500, 333), (333, 500), (256, 256), (257, 256), (255, 400), (300, 256), (224, 224), (2000, 20), (20, 2000)]
 SIZES_WH += [(1, 1), (2, 1), (1, 3), (3, 2), (341, 256), (343, 257), (479, 640), (640, 481)]
 
@@ -59,7 +60,7 @@ def test_normalize_is_to_tensor_and_normalize():
     crop = resize_and_crop(noise(500, 333), PREPROCESSING)
     steps = [transforms.ToTensor(), transforms.Normalize(PREPROCESSING.mean, PREPROCESSING.std)]
     expected = transforms.Compose(steps)(Image.fromarray(crop.permute(1, 2, 0).numpy()))
-    assert torch.equal(normalize(crop[None], PREPROCESSING)[0], expected)
+    assert torch.equal(Normalizer.of(PREPROCESSING, CPU)(crop[None])[0], expected)
 
 
 def test_channel_order_divisor_and_mean_have_an_effect():
@@ -68,13 +69,13 @@ def test_channel_order_divisor_and_mean_have_an_effect():
     )
     red = torch.tensor([255, 0, 10], dtype=torch.uint8).view(1, 3, 1, 1)
     expected = torch.tensor([10 - 103.939, 0 - 116.779, 255 - 123.68]).view(1, 3, 1, 1)
-    torch.testing.assert_close(normalize(red, caffe), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(Normalizer.of(caffe, CPU)(red), expected, rtol=0, atol=1e-4)
 
 
 def test_pure_red_is_red_in_the_first_channel():
     crop = resize_and_crop(Image.new("RGB", (300, 300), (255, 0, 0)), PREPROCESSING)
     assert crop.float().mean(dim=(1, 2)).tolist() == [255.0, 0.0, 0.0]
-    values = normalize(crop[None], PREPROCESSING).mean(dim=(0, 2, 3)).tolist()
+    values = Normalizer.of(PREPROCESSING, CPU)(crop[None]).mean(dim=(0, 2, 3)).tolist()
     assert values == pytest.approx([(1 - 0.485) / 0.229, -0.456 / 0.224, -0.406 / 0.225], abs=1e-4)
 
 

@@ -112,3 +112,16 @@ def test_features_are_rounded_and_nothing_else():
     whole, half = (columns([thirds], RegionOptions(1, 5), replace(SPEC, dtype=dtype)) for dtype in ("float32", "float16"))
     assert half["features"].tobytes() == whole["features"].astype(np.float16).tobytes()
     assert all(half[name].tobytes() == whole[name].tobytes() for name in whole if name != "features")
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("options", [RegionOptions(1, 5), RegionOptions(1, 5, score_threshold=0.85), RegionOptions(2, 2)])
+def test_a_proposal_that_is_not_finite_spoils_its_image(value, options):
+    """As 16 bits overflow: whatever else would have been chosen, the proposal might have been, and nothing is stored."""
+    bad = detections(3)
+    bad.features[2, 1] = value
+    classes = bad.classes.clone()
+    classes[2] = torch.nan  # as a softmax over its scores
+    found = columns([detections(2), replace(bad, classes=classes)], options, SPEC)
+    assert np.isfinite(found["features"][0]).all()
+    assert np.count_nonzero(~np.isfinite(found["features"][1])) == 1

@@ -275,11 +275,11 @@ def huge(extractor: FakeExtractor, monkeypatch, scale: float) -> None:
     monkeypatch.setattr(extractor, "extract", lambda batch: FakeExtractor.extract(extractor, batch) * np.float32(scale))
 
 
-def stored(monkeypatch, colours: list[int], dtype: str, scale: float, *, batch_size: int = 3):
+def stored(monkeypatch, colours: list[int], dtype: str, scale: float, *, batch_size: int = 3, precision: str = "fp32"):
     """Extract images of these colours, whose features are multiplied by a number; return rows by id, and the tally."""
     spec = FeatureSpec("fake", (2, 3), dtype)
     schema, extractor, tally = features_schema(spec), FakeExtractor(), Tally()
-    extractor.description = Description(spec, {"name": "fake"})
+    extractor.description = Description(spec, {"name": "fake", "precision": precision})
     huge(extractor, monkeypatch, scale)
     files = {f"image{n:02d}": grey(colour) for n, colour in enumerate(colours)}
     tables = list(
@@ -323,6 +323,14 @@ def test_infinities_and_nans_are_failures_in_float32_too(monkeypatch):
         rows, tally = stored(monkeypatch, [1, 2], "float32", scale)
         assert (rows, tally.images) == ({}, 0)
         assert tally.failures[0]["message"] == "6 values of the feature are infinite or no numbers in float32"
+
+
+def test_the_message_of_an_overflow_in_the_model_says_what_to_do(monkeypatch):
+    _, tally = stored(monkeypatch, [1], "float32", np.inf, precision="fp16")
+    assert tally.failures[0]["message"] == (
+        "6 values of the feature are infinite or no numbers in float32: the model computes in fp16, whose largest number is "
+        "65,504; --precision bf16 has the range of fp32"
+    )
 
 
 def test_features_of_float32_are_rounded_for_a_dataset_of_float16(monkeypatch):

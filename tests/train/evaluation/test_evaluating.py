@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.pretended_gpu import pretended_gpu
 from train.config.models import VseConfig
 from train.data.batches import CaptionBatch
 from train.data.splits import open_data
+from train.devices import computing
 from train.evaluation.evaluating import chance, encode_captions, encode_images, evaluate, evaluate_together, sum_of_recalls
 from train.evaluation.metrics import Retrieval, ranks_of
 from train.models.dimensions import Dimensions
@@ -141,3 +143,28 @@ def test_an_ensemble_ranks_by_the_mean_of_its_members_scores(write_run, data):
         assert result.image_to_text.recall_at_5 == pytest.approx(100 * np.mean(ranks.image_to_text.numpy() <= 5))
     assert results != evaluate(models[0], data)
     assert evaluate_together([(models[0], data)]) == evaluate(models[0], data)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", None])
+def test_a_gpu_evaluates_in_float32_whatever_it_trains_in(model, data, precision):
+    """Without a training, too: by default torch lets cuDNN's recurrent networks round to TF32."""
+    seen = []
+
+    def look(*_):
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        found = {owner.fp32_precision for owner in (cudnn.conv, cudnn.rnn, matmul)}
+        seen.append((found, torch.is_autocast_enabled("cuda"), gpu.device))
+
+    with pretended_gpu() as gpu:
+        model = model.to("cuda:0")
+        for module in model.modules():
+            module.register_forward_pre_hook(look)
+        scores = model.scores
+        model.scores = lambda *args: (look(), scores(*args))[1]
+        before = torch.backends.cudnn.rnn.fp32_precision
+        with nullcontext() if precision is None else computing(precision, model.device):
+            found = evaluate(model, data)
+        assert torch.backends.cudnn.rnn.fp32_precision == before
+    assert seen
+    assert all(each == ({"ieee"}, False, 0) for each in seen)
+    assert list(found) == list(data.captions.language_names)

@@ -46,6 +46,11 @@ def fail(error: Exception) -> None:
             "(CUDA out of memory.",
         ),
         (lambda: fail(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x")), "memory", "CUBLAS"),
+        (
+            lambda: fail(RuntimeError("GET was unable to find an engine to execute this computation")),
+            "memory",
+            "find an engine",
+        ),
         (lambda: fail(OSError(errno.ENOMEM, "Cannot allocate memory")), "memory", "Cannot allocate memory"),
         (full, "disk", "cannot use '/a/b.pt': the disk is full: free some space"),
         (lambda: fail(OSError(errno.EDQUOT, "quota")), "disk", "the disk is full: free some space"),

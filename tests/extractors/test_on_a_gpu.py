@@ -1,0 +1,190 @@
+"""Every extractor on a pretended GPU: nothing mixes devices, and what a batch may cost is bounded, in every precision.
+
+The budgets are what is reached now: operations that start kernels, for a batch and for each image in it, and waits of the host.
+Where one is exceeded, the message names the operations and lines.
+"""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import extractors
+from extractors.base import Description, Extractor
+from extractors.grids import last_maps
+from extractors.images.preprocess import Normalizer
+from extractors.pooled import resnet50, timm_models, vgg19
+from extractors.regions import faster_rcnn
+from extractors.regions.bottom_up import network
+from extractors.settings import Settings
+from extractors.tokens.transformer import TokenRequest
+from extractors.weights.finding import Weights
+from tests.pretended_gpu import pretended_gpu
+from tests.tiny_bert import make_tiny_bert
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+# Launches of a batch whatever its size and of each image, in float32 and in 16 bits, where layers or values are cast.
+DENSE = {
+    "resnet50-pool": ((178, 180), 0),
+    "vgg19-10crop": ((61, 62), 6),
+    "vgg19-10crop-caffe": ((62, 63), 6),
+    "vgg19-grid": ((42, 44), 0),
+    "resnet152-grid": ((517, 519), 0),
+    "timm:resnet18": ((72, 94), 0),
+    "timm:vit_tiny_patch16_224": ((141, 264), 0),
+}
+QUICK = ("resnet50-pool", "vgg19-10crop-caffe", "vgg19-grid", "timm:resnet18")
+SIDES_HW = {
+    "vgg19-10crop": (256, 300),
+    "vgg19-10crop-caffe": (256, 300),
+    "vgg19-grid": (448, 448),
+    "resnet152-grid": (448, 448),
+}
+# Of twelve proposals an image; the 300 that an image mostly has cost 2,880 launches more.
+REGIONS = (560, 22)
+THIN = (2000, 20)
+
+
+def pixels(count, height, width):
+    return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def load(name, precision, device):
+    """Load an extractor whose weights are zeros: neither drawn nor hashed, which takes seconds."""
+    spec = extractors.spec(name)
+    with torch.device("meta"):
+        if name.startswith("timm:"):
+            module, model = timm_models, timm_models._build(spec.name.removeprefix("timm:"))
+        elif name == "resnet50-pool":
+            module, model = resnet50, resnet50.ARCHITECTURE.build(weights=None)
+        else:
+            module = vgg19 if "10crop" in name else last_maps
+            model = module.VARIANTS[name].architecture.build(weights=None)
+    weights = Weights({key: torch.zeros(value.shape, dtype=value.dtype) for key, value in model.state_dict().items()})
+    weights.__dict__["sha256"] = "0" * 64
+    return module.load(Settings(spec, precision), weights, device)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        pytest.param(name, precision, marks=[] if name in QUICK and precision in ("fp32", "bf16") else pytest.mark.slow)
+        for name in DENSE
+        for precision in ("fp32", "tf32", "bf16", "fp16")
+    ],
+)
+def test_a_batch_keeps_its_budget(name, precision):
+    """Nothing is computed: what these networks cost a GPU does not depend on values."""
+    (plain, cast), each = DENSE[name]
+    with pretended_gpu(hollow=True) as gpu:
+        extractor = load(name, precision, GPU)
+        for count in (1, 3):
+            batch = pixels(count, *SIDES_HW.get(name, (224, 224)))
+            gpu.reset()
+            found = extractor.extract(extractor.collate(list(batch)))
+            assert (found.shape, found.dtype) == ((count, *extractor.spec.shape), np.float32)
+            assert gpu.launches.total() <= (cast if precision.endswith("16") else plain) + each * count, gpu.report()
+            # The host waits for the features, and for nothing else.
+            assert sum(gpu.waits.values()) == 1, gpu.report()
+            assert not any("pageable" in copy.operation for copy in gpu.copies), gpu.report()
+        gpu.reset()
+        assert len(extractor.extract(batch[:0])) == 0
+        assert not gpu.launches
+
+
+def test_features_are_those_of_the_cpu():
+    request = extractors.ExtractorRequest("timm:resnet18", weights="random:0")
+    batch = pixels(2, 224, 224)
+    expected = request.load("cpu").extract(batch)
+    with pretended_gpu():
+        found = request.load("cuda").extract(batch)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6 * abs(expected).max())
+
+
+@pytest.mark.parametrize("order", ["RGB", "BGR"])
+def test_pixels_are_normalised_to_the_bits_of_the_cpu(order):
+    """CUDA divides by a number of the host as it multiplies by its reciprocal, which gives other last bits."""
+    levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, -1, -1)
+    numbers = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "channel_order": order}
+    expected = Normalizer(**numbers, device=CPU)(levels)
+    with pretended_gpu() as gpu:
+        normalize, there = Normalizer(**numbers, device=GPU), levels.to(GPU)
+        gpu.reset()
+        found = normalize(there)
+        assert not gpu.waits
+        assert torch.equal(found.cpu(), expected)
+
+
+def test_crops_are_averaged_to_the_bits_of_the_cpu():
+    values = torch.rand(2 * 10, 4096, generator=torch.Generator().manual_seed(0)) * 1000
+    found = []
+    extractor = vgg19.VGG19TenCrop.__new__(vgg19.VGG19TenCrop)  # Without the network, which is large.
+    Extractor.__init__(extractor, Description(extractors.spec("vgg19-10crop"), {}))
+    extractor._connected, extractor._separate = nn.Identity(), False
+    for device in (CPU, GPU):
+        with pretended_gpu():
+            found.append(extractor._connect(values.to(device)).cpu())
+    assert torch.equal(*found)
+
+
+def test_boxes_are_scaled_to_the_bits_of_the_cpu():
+    boxes = torch.rand(300, 4, generator=torch.Generator().manual_seed(0)) * 600
+    image, none = torch.zeros(3, 333, 500), torch.zeros(300, 2002)
+    expected = faster_rcnn._detections(image, boxes, boxes, none).boxes
+    with pretended_gpu():
+        found = faster_rcnn._detections(image, boxes.to(GPU), boxes.to(GPU), none.to(GPU)).boxes
+        assert torch.equal(found.cpu(), expected)
+
+
+@pytest.fixture(scope="module")
+def detector_weights():
+    return faster_rcnn.find_weights(extractors.spec("faster-rcnn-36"), "random:0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "precision", ["fp32", *(pytest.param(each, marks=pytest.mark.cluster) for each in ("tf32", "bf16", "fp16"))]
+)
+def test_regions_keep_their_budget_and_are_those_of_the_cpu(precision, detector_weights, monkeypatch):
+    """The budget is a loose one."""
+    monkeypatch.setattr(network, "PROPOSALS", 12)
+    monkeypatch.setattr(faster_rcnn, "PROPOSALS", 12)
+    coarse = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize(THIN, Image.Resampling.BICUBIC)
+    spec = extractors.spec("faster-rcnn-36")
+    on_cpu = faster_rcnn.load(Settings(spec), detector_weights, CPU)
+    batch = [on_cpu.preprocess(image), torch.zeros(3, 16, 2000, dtype=torch.uint8)]  # The second has no proposals.
+    expected = on_cpu.extract_columns(batch)
+    with pretended_gpu() as gpu:
+        extractor = faster_rcnn.load(Settings(spec, precision), detector_weights, GPU)
+        gpu.reset()
+        found = extractor.extract_columns(batch)
+        assert gpu.launches.total() <= REGIONS[0] * len(batch), gpu.report()
+        assert gpu.waits.total() <= REGIONS[1] * len(batch), gpu.report()
+        assert len(extractor.extract_columns([])["features"]) == 0
+    assert found["num_regions"].tolist() == expected["num_regions"].tolist() == [12, 0]
+    np.testing.assert_array_equal(found["boxes"], expected["boxes"])
+    tolerance = 1e-5 if precision.endswith("32") else 0.02
+    np.testing.assert_allclose(found["features"], expected["features"], rtol=0, atol=tolerance * expected["features"].max())
+
+
+@pytest.mark.parametrize(
+    ("precision", "launches", "tolerance"), [("fp32", 33, 1e-5), ("tf32", 33, 1e-5), ("bf16", 68, 0.1), ("fp16", 68, 0.02)]
+)
+def test_tokens_keep_their_budget_and_are_those_of_the_cpu(precision, launches, tolerance, tmp_path):
+    """Captions of as many sub-words are one batch."""
+    request = TokenRequest(str(make_tiny_bert(tmp_path / "bert")), precision=precision)
+    captions = [["a", "dog"], ["a", "man"], ["ein", "hund", "running"]]
+    on_cpu = TokenRequest(request.model).load("cpu")
+    expected = on_cpu.extract(on_cpu.read(captions)[0])
+    with pretended_gpu() as gpu:
+        extractor = request.load("cuda")
+        parts, _ = extractor.read(captions)
+        gpu.reset()
+        found = extractor.extract(parts)
+        assert gpu.launches.total() <= 2 * launches, gpu.report()
+        assert gpu.waits.total() == 2, gpu.report()
+        assert extractor.extract([]) == []
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)

@@ -1,0 +1,296 @@
+"""The pretended GPU itself: what it must notice, against what is known of CUDA."""
+
+from collections import Counter
+from threading import Thread
+
+import pytest
+import torch
+from torch import nn
+
+from tests.pretended_gpu import DeviceMismatchError, pretended_gpu
+
+GPU = torch.device("cuda", 0)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def waits_of(function):
+    """Return the waits of a function of tensors on the GPU, and the launches."""
+    with pretended_gpu() as gpu:
+        values, mask = random(4, 3).to(GPU), torch.tensor([True, False, True, False]).to(GPU)
+        gpu.reset()
+        function(values, mask)
+    return Counter({operation: count for (operation, _), count in gpu.waits.items()}), gpu.launches.total()
+
+
+def test_torch_finds_the_gpu_inside_the_block_only():
+    before = torch.cuda.is_available()
+    with pretended_gpu():
+        assert torch.cuda.is_available()
+        assert torch.zeros(2, device="cuda").is_cuda
+        assert random(2).cuda().device == GPU
+        assert torch.tensor([1, 2], device="cuda").device == GPU
+        assert torch.zeros(2).device == torch.device("cpu")
+    assert torch.cuda.is_available() == before
+
+
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_values_are_those_of_the_cpu(context):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 4))
+    model.eval()
+    images = random(2, 3, 6, 6)
+    expected = model(images)
+    with pretended_gpu(), context():
+        found = model.to(GPU, memory_format=torch.channels_last)(images.to(GPU))
+        assert found.device == GPU
+        assert found.shape == (2, 4)
+        torch.testing.assert_close(found.cpu(), expected.detach())
+
+
+def test_a_number_type_set_on_the_gpu_is_that_of_the_values():
+    """`Module.to` assigns to ``data`` there."""
+    with pretended_gpu():
+        layer = nn.Linear(3, 2).to(GPU).to(torch.bfloat16)
+        assert layer(random(1, 3).to(GPU).to(torch.bfloat16)).cpu().dtype == torch.bfloat16
+
+
+def trained(device, *, autocast=False):
+    """Return the parameters after two steps, in which a parameter is used twice."""
+    torch.manual_seed(0)
+    first, last = nn.Linear(3, 3).to(device), nn.Linear(3, 1).to(device)
+    parameters = [*first.parameters(), *last.parameters()]
+    optimizer, inputs = torch.optim.Adam(parameters, lr=0.1, fused=True), random(4, 3).to(device)
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            hidden = first(first(inputs).tanh() + torch.ones(3, device=device)).masked_fill(inputs > 1, 0)
+            loss = (last(hidden).float() - inputs[:, 0].sort().values[:, None]).square().sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 2.0)
+        optimizer.step()
+    return [parameter.detach().cpu() for parameter in parameters]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_training_is_that_of_the_cpu(autocast):
+    expected = trained(torch.device("cpu"), autocast=autocast)
+    with pretended_gpu() as gpu:
+        found = trained(GPU, autocast=autocast)
+    assert gpu.launches["_fused_adam_"] == 2
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("network", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("packed", [False, True])
+def test_recurrent_networks_are_those_of_the_cpu_and_one_operation(network, packed):
+    """On a GPU they are cuDNN's, which there is nothing of on a CPU."""
+    torch.manual_seed(0)
+    reader = network(3, 4, bidirectional=True, batch_first=True)
+
+    def read(inputs):
+        if not packed:
+            return reader(inputs)[0]
+        sequence = nn.utils.rnn.pack_padded_sequence(inputs, torch.tensor([2, 5]), batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(reader(sequence)[0], batch_first=True)[0]
+
+    inputs = random(2, 5, 3)
+    on_cpu = inputs.clone().requires_grad_()
+    expected = read(on_cpu)
+    expected.square().sum().backward()
+    weights = [parameter.grad for parameter in reader.parameters()]
+    reader.zero_grad()
+    with pretended_gpu() as gpu:
+        reader = reader.to(GPU)
+        on_gpu = inputs.to(GPU).requires_grad_()
+        gpu.reset()
+        found = read(on_gpu)
+        found.square().sum().backward()
+        assert (gpu.launches["recurrent network"], gpu.launches["recurrent network backward"]) == (1, 1)
+        torch.testing.assert_close(found.detach().cpu(), expected.detach())
+        torch.testing.assert_close(on_gpu.grad.cpu(), on_cpu.grad)
+        for parameter, gradient in zip(reader.parameters(), weights, strict=True):
+            torch.testing.assert_close(parameter.grad.cpu(), gradient)
+
+
+@pytest.mark.parametrize(
+    ("function", "operation"),
+    [
+        (lambda x, y: x + y, "aten.add.Tensor"),
+        (lambda x, y: y.add_(x), "aten.add_.Tensor"),
+        (lambda x, y: torch.cat([x, y]), "aten.cat.default"),
+        (lambda x, y: x @ y.T, "aten.mm.default"),
+        (lambda x, y: x.index_select(0, torch.tensor([1])), "aten.index_select.default"),
+        (lambda x, y: torch.stack([x[0, 0], y[0, 0]]), "aten.stack.default"),
+        (lambda x, y: y[torch.tensor([0], device=GPU)], "aten.index.Tensor"),
+        (lambda x, y: y * x[0, 0], "aten.mul.Tensor"),
+    ],
+)
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_two_devices_in_one_operation_are_an_error_with_its_name_and_line(function, operation, context):
+    with pretended_gpu(), context():
+        x, y = random(4, 3).to(GPU), random(4, 3)
+        with pytest.raises(DeviceMismatchError, match=rf"{operation} in tests/test_pretended_gpu.py:\d+ got .*cuda:0 \["):
+            function(x, y)
+
+
+def test_numbers_of_the_cpu_meet_tensors_of_the_gpu_number_by_number():
+    number = torch.tensor(2.0)
+    with pretended_gpu():
+        values = random(4, 3).to(GPU)
+        assert torch.equal((values * number).cpu(), random(4, 3) * 2)
+        assert (values.masked_fill(values > 0, number) <= 2).all()
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x, mask: x[0, 0].item(), {"_local_scalar_dense": 1}),
+        (lambda x, mask: float(x.sum()), {"_local_scalar_dense": 1}),
+        (lambda x, mask: bool((x > 0).all()), {"_local_scalar_dense": 1}),
+        (lambda x, mask: x.cpu(), {"copy to the CPU": 1}),
+        (lambda x, mask: x.tolist(), {"copy to the CPU": 1}),
+        (lambda x, mask: mask.nonzero(), {"nonzero": 1}),
+        (lambda x, mask: x[mask], {"boolean mask": 1}),
+        (lambda x, mask: x.masked_select(x > 0), {"masked_select": 1}),
+        (lambda x, mask: x.__setitem__(mask, x[:2].clone()), {"boolean mask": 1}),
+        (lambda x, mask: x[[1, 2]], {"copy to the GPU": 1}),
+        (lambda x, mask: x[torch.tensor([1, 2])], {"copy to the GPU": 1}),
+        (lambda x, mask: torch.equal(x, x), {"equal": 1}),
+        (lambda x, mask: torch.tensor([1.0, 2.0], device=GPU), {"copy to the GPU": 1}),
+        (lambda x, mask: x.copy_(torch.zeros(4, 3)), {"copy to the GPU": 1}),
+        (lambda x, mask: torch.zeros(4, 3).copy_(x), {"copy to the CPU": 1}),
+        (lambda x, mask: torch.cuda.synchronize(), {"synchronize": 1}),
+        (lambda x, mask: x.long().unique(), {"_unique2": 1}),
+        (lambda x, mask: mask.long().bincount(), {"bincount": 1}),
+        (lambda x, mask: x.repeat_interleave(mask.long(), dim=0), {"repeat_interleave": 1}),
+        (lambda x, mask: x.masked_fill(mask[:, None], 0).relu().sum(), {}),
+        (lambda x, mask: torch.where(mask[:, None], x, 0), {}),
+        (lambda x, mask: torch.arange(5, device=GPU) + torch.zeros(5, device=GPU), {}),
+        (lambda x, mask: x.sort(dim=1), {}),
+    ],
+)
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_waits(function, expected, context):
+    with context():
+        assert waits_of(function)[0] == expected
+
+
+def test_a_wait_names_the_innermost_line_of_the_project():
+    from extractors.regions.suppression import keep_best
+
+    with pretended_gpu() as gpu, torch.inference_mode():
+        keep_best(torch.tensor([[0.0, 0.0, 9.0, 9.0]]).to(GPU), 0.5, 1)
+    assert any(line.startswith("extractors/regions/suppression.py:") for _, line in gpu.waits)
+    assert "extractors/regions/suppression.py" in gpu.report()
+
+
+def test_copies_that_nobody_waits_for_are_told_apart():
+    with pretended_gpu() as gpu:
+        pinned = random(8, 3).pin_memory()
+        assert pinned.is_pinned()
+        assert pinned[2:].is_pinned()
+        assert not random(8, 3).is_pinned()
+        there = pinned[2:].to(GPU, non_blocking=True)
+        random(2).to(GPU, non_blocking=True)
+        there.to("cpu", non_blocking=True)
+        there.copy_(pinned[2:], non_blocking=True)
+    assert gpu.waits.total() == 0
+    assert sorted((operation, count) for (operation, _), count in gpu.copies.items()) == [
+        ("copy to the CPU", 1),
+        ("copy to the GPU", 1),
+        ("copy to the GPU", 1),
+        ("copy to the GPU from pageable memory", 1),
+    ]
+
+
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.inference_mode])
+def test_views_and_operations_on_nothing_start_no_kernel(context):
+    def look(x, mask):
+        x.view(3, 4), x[1:, :2].T.unsqueeze(0).expand(5, -1, -1).permute(1, 0, 2), x.split(2), x.unbind(), x.flatten()
+        torch.empty(9, device=GPU), torch.empty_like(x), x.detach(), x.unflatten(1, (3, 1)).squeeze(2), x.to(GPU)
+        x[:0] + 1, torch.zeros(0, device=GPU)
+
+    with context():
+        waits, launches = waits_of(look)
+    assert (waits, launches) == ({}, 0)
+
+
+def test_launches_are_counted_by_operation_and_line():
+    with pretended_gpu() as gpu, torch.no_grad():
+        layer = nn.Linear(3, 2).to(GPU)
+        values = random(4, 3).to(GPU)
+        gpu.reset()
+        layer(values).relu().sum()
+    assert gpu.launches == {"addmm": 1, "relu": 1, "sum": 1}
+    assert list(gpu.launching.values()) == [3]
+
+
+def test_composed_operations_are_taken_apart_in_every_mode():
+    counts = []
+    for context in (torch.no_grad, torch.inference_mode):
+        with pretended_gpu() as gpu, context():
+            layer, values = nn.Conv2d(3, 4, 1).to(GPU), random(2, 3, 4, 4).to(GPU)
+            gpu.reset()
+            nn.functional.interpolate(layer(values), scale_factor=2).reshape(-1).to(torch.bfloat16).matmul(
+                torch.zeros(512, dtype=torch.bfloat16, device=GPU)
+            )
+        counts.append(gpu.launches)
+    assert counts[0] == counts[1]
+    assert counts[0]["convolution"] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_on(dtype):
+    with pretended_gpu(), torch.no_grad(), torch.autocast("cuda", dtype):
+        assert (random(2, 3).to(GPU) @ random(3, 2).to(GPU)).dtype == dtype
+
+
+def test_a_division_by_a_number_is_a_product_with_its_reciprocal():
+    """As CUDA's kernel says of itself, it may lose a bit; a division by a tensor of the GPU does not."""
+    values = torch.arange(256, dtype=torch.float32)
+    with pretended_gpu():
+        found = values.to(GPU).div_(255).cpu()
+        exact = (values.to(GPU) / torch.tensor(255.0, device=GPU)).cpu()
+        floored = values.to(GPU).div(7, rounding_mode="floor").cpu()
+    assert torch.equal(found, values * (torch.ones(()) / 255))
+    assert not torch.equal(found, values / 255)
+    assert torch.equal(exact, values / 255)
+    assert torch.equal(floored, values // 7)
+
+
+def test_a_hollow_gpu_counts_and_computes_nothing():
+    counts = []
+    for hollow in (False, True):
+        with pretended_gpu(hollow=hollow) as gpu, torch.inference_mode():
+            model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(72, 4)).to(GPU)
+            images = random(2, 3, 8, 8).to(GPU)
+            gpu.reset()
+            found = model(images)
+            assert found.shape == (2, 4)
+            assert (found.cpu() != 0).all() == (not hollow)
+        counts.append(gpu.launches)
+    assert counts[0] == counts[1]
+
+
+def test_a_thread_computes_on_the_gpu_too():
+    found = []
+    with pretended_gpu():
+        values = random(4, 3).to(GPU)
+        with torch.cuda.device(0):
+            thread = Thread(target=lambda: found.extend([(values * 2).cpu(), random(4, 3).pin_memory()]))
+            thread.start()
+            thread.join()
+    assert torch.equal(found[0], random(4, 3) * 2)
+    assert torch.equal(found[1], random(4, 3))
+
+
+def test_the_gpu_that_is_chosen_is_noted():
+    with pretended_gpu() as gpu:
+        with torch.cuda.device(torch.device("cuda", 2)):
+            assert gpu.device == torch.cuda.current_device() == 2
+        assert gpu.device is None
+        torch.cuda.set_device(torch.device("cuda", 1))
+        assert gpu.device == 1

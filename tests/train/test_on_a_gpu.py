@@ -1,0 +1,113 @@
+"""Training, evaluation and embedding on a pretended GPU: nothing mixes devices, and what a step may cost is bounded.
+
+The budgets are what is reached now: operations that start kernels, and waits of the host, of the dearest step. Where one is
+exceeded, the message names the operations and lines.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.dataset import open_dataset
+from tests.pretended_gpu import pretended_gpu
+from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, events, weights
+from train.config.sections import from_toml
+from train.evaluation.embedding import EmbedJob, embed
+from train.evaluation.scoring import EvaluateJob, evaluate_run
+from train.jobs import TrainJob
+from train.loop import _Loop, train
+
+SCAN = MHA_D.split("[model]")[0] + (
+    '[model]\nkind = "scan"\nembedding = 6\nwords = 4\n[loss]\nhinges = "max"\n[optimizer]\nlearning_rate = 0.01\n'
+    "[schedule]\nbatch_size = 9\nevaluate_every = 4\nmax_steps = 4\n"
+)
+KINDS = {"vse": CONFIG, "mha-d": MHA_D, "scan": SCAN, "dan": DAN, "mlmme": MLMME}
+# Launches and waits of a step with batches of 9 rows and captions of at most 8 tokens.
+BUDGETS = {
+    ("vse", "fp32"): (420, 0),
+    ("vse", "bf16"): (544, 0),
+    ("mha-d", "fp32"): (774, 4),
+    ("mha-d", "bf16"): (910, 4),
+    ("scan", "fp32"): (336, 12),
+    ("scan", "bf16"): (365, 12),
+    ("dan", "fp32"): (672, 17),
+    ("dan", "bf16"): (819, 17),
+    ("mlmme", "fp32"): (536, 0),
+    ("mlmme", "bf16"): (706, 0),
+}
+# Of a whole run: evaluation of nine images in two languages, embedding of 61 images and their captions in three shards.
+EVALUATION = (752, 57)
+EMBEDDING = (462, 30)
+
+
+def config_of(kind):
+    text = KINDS[kind].replace("max_steps = 44", "max_steps = 4").replace("evaluate_every = 17", "evaluate_every = 4")
+    return from_toml(text, kind)
+
+
+@pytest.fixture
+def corpus_of(toy, regions):
+    return lambda kind: toy if kind in ("vse", "mlmme") else regions
+
+
+def steps_of(gpu, monkeypatch):
+    """Return launches, waits and report of each step, as they are taken."""
+    steps, step = [], _Loop._step
+
+    def counted(loop):
+        gpu.reset()
+        done = step(loop)
+        steps.append((gpu.launches.total(), gpu.waits.total(), gpu.report()))
+        return done
+
+    monkeypatch.setattr(_Loop, "_step", counted)
+    return steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_step_keeps_its_budget(kind, precision, corpus_of, tmp_path, monkeypatch):
+    corpus, output = corpus_of(kind), tmp_path / "run"
+    with pretended_gpu() as gpu:
+        steps = steps_of(gpu, monkeypatch)
+        train(TrainJob(config_of(kind), corpus, str(output), device="cuda", precision=precision, curves=False))
+    assert len(steps) == 4
+    launches, waits = BUDGETS[kind, "bf16" if precision == "bf16" else "fp32"]
+    assert max(found for found, *_ in steps) <= launches, max(steps)[2]
+    assert max(waited for _, waited, _ in steps) <= waits, max(steps, key=lambda step: step[1])[2]
+    monkeypatch.undo()
+    train(TrainJob(config_of(kind), corpus, str(tmp_path / "cpu"), device="cpu", curves=False))
+    expected = weights(tmp_path / "cpu")
+    for name, found in weights(output).items():
+        assert found.device == torch.device("cpu")
+        assert found.isfinite().all()
+        if precision != "bf16":  # Adam's first steps are as long whatever the gradient, so that a sign makes a difference.
+            torch.testing.assert_close(found, expected[name], rtol=0, atol=1e-5)
+    (on_gpu,), (on_cpu,) = (events(folder, "evaluation") for folder in (output, tmp_path / "cpu"))
+    assert precision == "bf16" or on_gpu["score"] == on_cpu["score"]
+
+
+@pytest.mark.slow
+def test_evaluation_and_embedding_on_a_gpu_give_what_a_cpu_gives(toy, finished_run, tmp_path):
+    """Evaluation waits where it reads a result: for ranks, of which there are as many as languages, portions and directions."""
+    run = str(finished_run[0])
+    evaluation = {"run": run, "captions": toy.captions, "features": toy.features, "splits": ("test",), "across_languages": True}
+    embedding = {"run": run, "captions": toy.captions, "features": toy.features}
+    with pretended_gpu() as gpu:
+        scores = evaluate_run(EvaluateJob(**evaluation, device="cuda"))
+        assert gpu.waits.total() <= EVALUATION[1], gpu.report()
+        assert gpu.launches.total() <= EVALUATION[0], gpu.report()
+        gpu.reset()
+        embed(EmbedJob(**embedding, output=str(tmp_path / "gpu"), device="cuda"))
+        assert gpu.waits.total() <= EMBEDDING[1], gpu.report()
+        assert gpu.launches.total() <= EMBEDDING[0], gpu.report()
+    assert [score.to_dict() for score in scores] == [
+        score.to_dict() for score in evaluate_run(EvaluateJob(**evaluation, device="cpu"))
+    ]
+    embed(EmbedJob(**embedding, output=str(tmp_path / "cpu"), device="cpu"))
+    for kind, column in (("images", "feature"), ("captions", "embedding")):
+        found, expected = (open_dataset(str(tmp_path / device / kind)).table() for device in ("gpu", "cpu"))
+        assert found.drop_columns([column]) == expected.drop_columns([column])
+        one, other = (np.stack(table[column].to_numpy()) for table in (found, expected))
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
