@@ -112,22 +112,22 @@ def iou(boxes: Tensor, others: Tensor) -> Tensor:
     """Return the intersection over union of all pairs of boxes and others.
 
     Args:
-        boxes: ``[N, 4]``.
-        others: ``[M, 4]``.
+        boxes: ``[..., N, 4]``.
+        others: ``[..., M, 4]``.
 
     Returns:
-        ``[N, M]``, in 0…1.
+        ``[..., N, M]``, in 0…1.
     """
     shared = _common_length(boxes, others, 0) * _common_length(boxes, others, 1)
-    return shared / (_areas(boxes)[:, None] + _areas(others) - shared)
+    return shared / (_areas(boxes)[..., None] + _areas(others)[..., None, :] - shared)
 
 
 def _common_length(boxes: Tensor, others: Tensor, axis: int) -> Tensor:
-    start = torch.maximum(boxes[:, None, axis], others[:, axis])
-    end = torch.minimum(boxes[:, None, axis + 2], others[:, axis + 2])
+    start = torch.maximum(boxes[..., None, axis], others[..., None, :, axis])
+    end = torch.minimum(boxes[..., None, axis + 2], others[..., None, :, axis + 2])
     return (end - start + 1).clamp_(min=0)
 
 
 def _areas(boxes: Tensor) -> Tensor:
-    sides = boxes[:, 2:] - boxes[:, :2] + 1
-    return sides[:, 0] * sides[:, 1]
+    sides = boxes[..., 2:] - boxes[..., :2] + 1
+    return sides[..., 0] * sides[..., 1]
