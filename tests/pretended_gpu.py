@@ -1,0 +1,407 @@
+"""A pretended GPU: tensors whose values lie in memory and that report ``cuda:0``, to test without a GPU what runs on one.
+
+Inside the block of `pretended_gpu` torch finds one GPU. What is moved to it goes through torch as it would on a real one, down to
+the operations that a device carries out; these are carried out on the CPU, and counted:
+
+- **launches**: operations that start kernels. A real GPU starts one kernel for most of them, for some a few (sorting, cuDNN's
+  networks). Views, memory that is only reserved, and operations on nothing start none.
+- **waits**: what makes the host wait for the GPU, with the line of the project that does it: a value, a mask or the positions of
+  nonzero values that are read, blocking copies in both directions. They are those of ``torch.cuda.set_sync_debug_mode``.
+- **copies**: copies that nobody waits for. From memory that is not page-locked they are staged, which may wait after all.
+
+Tensors of two devices in one operation are a `DeviceMismatchError` with its name and line. A division by a number of the host is
+a multiplication by its reciprocal, as in CUDA's kernels (``aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu``).
+
+Not pretended: time, memory, the rounding of CUDA's sums and products, what two streams do at once, more than one GPU.
+
+    with pretended_gpu() as gpu:
+        extractor = extractors.load("resnet50-pool", weights="random:0", device="cuda")
+        gpu.reset()
+        extractor.extract(pixels)
+    assert gpu.waits.total() == 1
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.cuda.amp.common
+import torch.utils._foreach_utils
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from tests.pretended_backward import run_backward
+
+__all__ = ["DeviceMismatchError", "Event", "PretendedGPU", "pretended_gpu"]
+
+_GPU, _CPU = torch.device("cuda", 0), torch.device("cpu")
+_ROOT = Path(__file__).parents[1]
+_PROJECT = tuple(f"{_ROOT / name}/" for name in ("extractors", "pipelines", "schemas", "tests", "train"))
+
+_aten = torch.ops.aten
+_COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
+# The host needs to know what comes out, or how large it is.
+_READ = {
+    *(_aten._local_scalar_dense, _aten.nonzero, _aten.equal, _aten.masked_select, _aten.bincount),
+    *(_aten._unique, _aten._unique2, _aten.unique_dim, _aten.unique_consecutive, _aten.unique_dim_consecutive),
+}
+_INDEXED = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_, _aten._unsafe_index}
+# Reserve memory, or are views although their schema does not say so.
+_NO_KERNEL = {
+    *(_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided, _aten._local_scalar_dense),
+    *(_aten._unsafe_view, _aten.unsafe_split, _aten.unsafe_split_with_sizes, _aten.unsafe_chunk),
+}
+# Composed for torch, but one kernel on a GPU.
+_ONE_KERNEL = {_aten.scaled_dot_product_attention}
+# Take some of their arguments on the CPU.
+_MIXED = {*_INDEXED, _aten._pack_padded_sequence}
+_TAKES_NUMBERS = {_aten.masked_fill, _aten.masked_fill_, _aten.fill, _aten.fill_, _aten._fused_adam_, _aten._fused_adamw_}
+_DIVISIONS = {_aten.div, _aten.div_}
+_PRODUCTS = {_aten.convolution, _aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm, _aten.scaled_dot_product_attention}
+
+
+class DeviceMismatchError(AssertionError):
+    """An operation got tensors of the GPU and of the CPU."""
+
+
+class Event(NamedTuple):
+    """What happened, and the line of the project that caused it, e.g. ``extractors/stacked.py:72``."""
+
+    operation: str
+    line: str
+
+
+class _OnGPU(Tensor):
+    """A tensor that reports ``cuda:0``; ``value`` is on the CPU."""
+
+    value: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, value: Tensor) -> _OnGPU:
+        made = Tensor._make_wrapper_subclass(
+            cls,
+            value.size(),
+            strides=value.stride(),
+            storage_offset=value.storage_offset(),
+            dtype=value.dtype,
+            device=_GPU,
+        )
+        made.value = value
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return PretendedGPU.current.run(func, args, kwargs or {})  # In threads other than that of the block, and inside `run`.
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, other: _OnGPU) -> None:  # Module.to assigns so; torch would take over the shape and leave the value.
+        Tensor.data.__set__(self, other)
+        self.value = other.value
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"{list(self.shape)} {self.dtype} on the pretended GPU"
+
+
+class PretendedGPU(TorchDispatchMode):
+    """What the GPU of a block was asked to do.
+
+    Attributes:
+        launches: operations that start kernels, by name.
+        launching: the same by line.
+        waits: see the module.
+        copies: likewise.
+        device: number of the GPU that ``torch.cuda.set_device`` chose last; None if nobody did.
+    """
+
+    current: PretendedGPU
+
+    def __init__(self, *, hollow: bool = False) -> None:
+        super().__init__()
+        self.launches: Counter[str] = Counter()
+        self.launching: Counter[str] = Counter()
+        self.waits: Counter[Event] = Counter()
+        self.copies: Counter[Event] = Counter()
+        self.device: int | None = None
+        self._hollow = hollow
+        self._pinned: dict[int, Tensor] = {}
+
+    def reset(self) -> None:
+        """Forget what was counted."""
+        for counter in (self.launches, self.launching, self.waits, self.copies):
+            counter.clear()
+
+    def report(self) -> str:
+        """Return all counts, the greatest first, for the message of a test that fails."""
+        parts = [f"{self.launches.total()} launches, {self.waits.total()} waits, {self.copies.total()} copies"]
+        parts += [f"{count} × wait: {event.operation} in {event.line}" for event, count in self.waits.most_common()]
+        parts += [f"{count} × {event.operation} in {event.line}" for event, count in self.copies.most_common()]
+        parts += [f"{count} × {name}" for name, count in (self.launches + self.launching).most_common()]
+        return "\n".join(parts)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out an operation."""
+        packet = func.overloadpacket
+        # In inference mode nobody has taken composed operations apart yet.
+        if torch.is_inference_mode_enabled() and packet not in _ONE_KERNEL and _is_composed(func):
+            with self:
+                return func._op_dk(_COMPOSED, *args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        here = [tensor for tensor in tensors if isinstance(tensor, _OnGPU)]
+        device = kwargs.get("device")
+        goes_here = bool(here) if device is None else torch.device(device).type == "cuda"
+        if not here and not goes_here:
+            return func(*args, **kwargs)
+        if packet is _aten._to_copy:
+            return self._move(func, args, kwargs, goes_here)
+        self._check_devices(func, tensors)
+        self._count_waits(packet, args, kwargs, tensors)
+        found = self._compute(func, packet, args, kwargs)
+        known = {id(tensor.value): tensor for tensor in here}
+        self._count_launch(func, packet, found)
+        if packet is _aten._pack_padded_sequence:  # The sizes of its steps stay on the CPU.
+            return _OnGPU(found[0]), found[1]
+        return tree_map(lambda leaf: _placed(leaf, known) if goes_here else leaf, found)
+
+    def _move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], goes_here: bool) -> Tensor:
+        (tensor,) = args
+        was_here = isinstance(tensor, _OnGPU)
+        found = func(_value_of(tensor), **tree_map(_value_of, kwargs))
+        if was_here == goes_here:
+            self._count_launch(func, func.overloadpacket, found)
+        else:
+            self._count_copy(tensor, to_gpu=goes_here, blocking=not kwargs.get("non_blocking", False))
+        return _OnGPU(found) if goes_here else found
+
+    def _count_copy(self, source: Tensor, *, to_gpu: bool, blocking: bool) -> None:
+        name = "copy to the GPU" if to_gpu else "copy to the CPU"
+        if blocking:
+            self.waits[Event(name, _line())] += 1
+        else:
+            staged = to_gpu and not self.is_pinned(source)
+            self.copies[Event(f"{name} from pageable memory" if staged else name, _line())] += 1
+
+    def _check_devices(self, func: Any, tensors: Sequence[Tensor]) -> None:
+        packet = func.overloadpacket
+        if packet is _aten.copy_ or (packet in _MIXED and isinstance(tensors[0], _OnGPU)):
+            return
+        there = [tensor for tensor in tensors if not isinstance(tensor, _OnGPU)]
+        if torch.Tag.pointwise in func.tags or packet in _TAKES_NUMBERS:
+            there = [tensor for tensor in there if tensor.dim()]
+        if there:
+            devices = ", ".join(f"{tensor.device} {list(tensor.shape)}" for tensor in tensors)
+            raise DeviceMismatchError(f"{func} in {_line()} got tensors of several devices: {devices}")
+
+    def _count_waits(self, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]) -> None:
+        if packet in _READ or (packet is _aten.repeat_interleave and kwargs.get("output_size") is None):
+            self.waits[Event(_name(packet), _line())] += 1
+        if packet is _aten.copy_ and isinstance(args[0], _OnGPU) != isinstance(args[1], _OnGPU):
+            blocking = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
+            self._count_copy(args[1], to_gpu=isinstance(args[0], _OnGPU), blocking=blocking)
+        if packet in _INDEXED:
+            indices = [index for index in args[1] if index is not None]
+            if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+                self.waits[Event("boolean mask", _line())] += 1
+            for index in indices:
+                if not isinstance(index, _OnGPU):
+                    self._count_copy(index, to_gpu=True, blocking=True)
+
+    def _count_launch(self, func: Any, packet: Any, found: Any) -> None:
+        results = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+        if not func.is_view and packet not in _NO_KERNEL and (not results or any(result.numel() for result in results)):
+            self.count_launch(_name(packet))
+
+    def _compute(self, func: Any, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        divides_by_number = packet in _DIVISIONS and not kwargs.get("rounding_mode") and _is_number(args[1])
+        args, kwargs = tree_map(_value_of, (args, kwargs))
+        if self._hollow and packet in _PRODUCTS:
+            shape = func(*tree_map(_on_meta, args), **tree_map(_on_meta, kwargs))
+            return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype).zero_()
+        if packet is _aten.cudnn_batch_norm:
+            return (*_aten.native_batch_norm(*args), args[0].new_empty(0, dtype=torch.uint8))  # The last is cuDNN's own.
+        if divides_by_number and args[0].is_floating_point():
+            wide = torch.float64 if args[0].dtype == torch.float64 else torch.float32
+            reciprocal = torch.ones((), dtype=wide) / torch.as_tensor(args[1], dtype=wide)
+            product = (args[0].to(wide) * reciprocal).to(args[0].dtype)
+            return args[0].copy_(product) if packet is _aten.div_ else product
+        return func(*args, **kwargs)
+
+    def count_launch(self, name: str) -> None:
+        """Count an operation that starts a kernel."""
+        self.launches[name] += 1
+        self.launching[_line()] += 1
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Return a copy in memory that is taken for page-locked."""
+        if isinstance(tensor, _OnGPU):
+            raise RuntimeError("cannot pin a tensor of the GPU, only dense CPU tensors can be pinned")
+        pinned = tensor.clone(memory_format=torch.preserve_format)
+        self._pinned[pinned.untyped_storage().data_ptr()] = pinned
+        return pinned
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is one that `pin` returned, or a view of it."""
+        return not isinstance(tensor, _OnGPU) and tensor.untyped_storage().data_ptr() in self._pinned
+
+    def set_device(self, device: torch.device | str | int) -> None:
+        """Choose a GPU, as ``torch.cuda.set_device`` does."""
+        self.device = device if isinstance(device, int) else torch.device(device).index or 0
+
+
+@contextmanager
+def pretended_gpu(*, hollow: bool = False) -> Iterator[PretendedGPU]:
+    """Pretend that there is a GPU inside the block.
+
+    Args:
+        hollow: convolutions and matrix products give zeros, which saves most of the time; counts that do not depend on values are
+            the same.
+    """
+    gpu = PretendedGPU.current = PretendedGPU(hollow=hollow)
+    torch._C._ensureCUDADeviceGuardSet()
+    lifted = torch._C._only_lift_cpu_tensors()
+    with ExitStack() as stack:
+        for owner, name, value in _patches(gpu):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        torch._C._set_only_lift_cpu_tensors(True)  # A tensor made of numbers is made on the CPU, and then copied.
+        stack.callback(torch._C._set_only_lift_cpu_tensors, lifted)
+        # Module.to gives a module new parameters, instead of new values to old ones of another class.
+        overwritten = torch.__future__.get_overwrite_module_params_on_conversion()
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwritten)
+        stack.enter_context(gpu)
+        yield gpu
+
+
+def _patches(gpu: PretendedGPU) -> list[tuple[Any, str, Any]]:
+    cuda, foreach = torch.cuda, [Tensor, torch.nn.Parameter, _OnGPU]
+
+    def always(value: object) -> Callable[..., Any]:
+        return lambda *args, **kwargs: value
+
+    def waited(name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: gpu.waits.update([Event(name, _line())])
+
+    return [
+        (cuda, "_lazy_init", always(None)),
+        (cuda, "is_available", always(True)),
+        (cuda, "device_count", always(1)),
+        (cuda, "current_device", always(0)),
+        (cuda, "set_device", gpu.set_device),
+        (cuda, "_exchange_device", always(0)),
+        (cuda, "_maybe_exchange_device", always(0)),
+        (cuda, "empty_cache", always(None)),
+        (cuda, "is_current_stream_capturing", always(False)),
+        (cuda, "is_bf16_supported", always(True)),
+        (cuda, "synchronize", waited("synchronize")),
+        (torch.cuda.amp.common, "amp_definitely_not_available", always(False)),
+        (torch.backends.cudnn, "is_acceptable", always(False)),  # Only asked before weights are put into one piece of memory.
+        (torch.utils._foreach_utils, "_foreach_supported_types", foreach),
+        (sys.modules["torch.optim.optimizer"], "_foreach_supported_types", foreach),  # The attribute is removed again.
+        (torch.autograd, "_engine_run_backward", _backward(torch.autograd._engine_run_backward)),
+        (torch._VF, "lstm", _with_cudnn(torch.lstm)),
+        (torch._VF, "gru", _with_cudnn(torch.gru)),
+        (Tensor, "pin_memory", lambda tensor, *args: gpu.pin(tensor)),
+        (Tensor, "is_pinned", lambda tensor, *args: gpu.is_pinned(tensor)),
+    ]
+
+
+def _line() -> str:
+    """Return the innermost line of the project that is being carried out."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name != __file__ and name.startswith(_PROJECT):
+            return f"{Path(name).relative_to(_ROOT)}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "?"
+
+
+def _is_composed(func: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSED)
+
+
+def _name(packet: Any) -> str:
+    return str(packet).removeprefix("aten.")
+
+
+def _value_of(leaf: Any) -> Any:
+    if isinstance(leaf, _OnGPU):
+        return leaf.value
+    return _CPU if isinstance(leaf, torch.device) and leaf.type == "cuda" else leaf
+
+
+def _placed(leaf: Any, known: dict[int, _OnGPU]) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    tensor = known.get(id(leaf))
+    if tensor is None:
+        return _OnGPU(leaf)
+    assert tensor.shape == leaf.shape, "an operation changed the shape of its argument, which is not pretended"
+    return tensor
+
+
+def _on_meta(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.to("meta")
+    return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, Tensor) and not value.dim() and not isinstance(value, _OnGPU))
+
+
+def _backward(run: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda outputs, *args, **kwargs: (run_backward if isinstance(outputs[0], _OnGPU) else run)(outputs, *args, **kwargs)
+
+
+class _Recurrent(torch.autograd.Function):
+    """A recurrent network of torch as one operation, as which cuDNN carries it out; backward the states are computed again."""
+
+    @staticmethod
+    def forward(ctx: Any, read: Callable[..., tuple[Tensor, ...]], places: Any, *leaves: Any) -> tuple[Tensor, ...]:
+        ctx.read, ctx.places, ctx.leaves = read, places, [_value_of(leaf) for leaf in leaves]
+        PretendedGPU.current.count_launch("recurrent network")
+        return tuple(map(_OnGPU, read(*tree_unflatten(ctx.leaves, places))))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        PretendedGPU.current.count_launch("recurrent network backward")
+        wanted = list(ctx.needs_input_grad[2:])
+        leaves = [leaf.detach().requires_grad_() if needed else leaf for leaf, needed in zip(ctx.leaves, wanted, strict=True)]
+        with torch.enable_grad():
+            results = ctx.read(*tree_unflatten(leaves, ctx.places))
+        inputs = [leaf for leaf, needed in zip(leaves, wanted, strict=True) if needed]
+        found = iter(torch.autograd.grad(results, inputs, [_value_of(gradient) for gradient in gradients]))
+        return (None, None, *(_OnGPU(next(found)) if needed else None for needed in wanted))
+
+
+def _with_cudnn(read: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """Return ``torch.lstm`` or ``torch.gru`` with cuDNN; torch's own way there asks for a GPU."""
+
+    def on_gpu(inputs: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        if not isinstance(inputs, _OnGPU):
+            return read(inputs, *rest)
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else inputs.dtype
+        leaves, places = tree_flatten((inputs, *rest))
+        leaves = [leaf.to(dtype) if isinstance(leaf, _OnGPU) else leaf for leaf in leaves]
+        return _Recurrent.apply(read, places, *leaves)
+
+    return on_gpu
