@@ -4,7 +4,8 @@ The regions are those that the original Caffe release and MILVLG/bottom-up-atten
 agree to 6e-6 of the largest. Class and attribute ids count from 1, the first line of the files with their names; 0 is background,
 or no attribute. A box must be larger than 16 pixels of the image each way; an image without such a proposal has no regions.
 
-In the 16-bit precisions only the last stage computes in 16 bits: the proposals are those of float32.
+In the 16-bit precisions only the last stage computes in 16 bits, so that the proposals are those of float32; with
+``half_backbone`` the backbone does, too.
 
 Letters in shapes: ``B`` images, ``P`` proposals of an image, at most 300, ``Q`` boxes of an image before suppression, ``R`` =
 ``max_regions``, ``H0`` and ``W0`` pixels of an image, ``D`` = 2048 width of a feature.
@@ -35,12 +36,15 @@ from extractors.regions.class_names import ATTRIBUTES, CLASSES
 from extractors.regions.selection import Detections, choose, columns, none_chosen
 from extractors.settings import RegionOptions, Settings
 from extractors.weights.finding import Architecture, Weights, resolve_weights
+from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 
 __all__ = ["ARCHITECTURE", "FasterRCNNRegions", "describe", "find_weights", "load"]
 
 _BATCH = 2  # Images; more take memory and do not make a CPU faster.
 _REGIONS = 10  # Regions of one pass of the last stage on a CPU; more are hardly faster and take memory in every thread.
+# Where the last stage is matrix products. Nobody has compared them with a GPU's convolutions yet.
+_PRODUCTS = {"cpu": ("fp32",), "cuda": ()}
 
 ARCHITECTURE = Architecture(
     build=build,
@@ -60,9 +64,11 @@ class FasterRCNNRegions(RegionExtractor):
         settings: what is asked of the extractor.
         weights: from `find_weights`.
         device: from `extractors.computing.devices.resolve_device`.
+        products: whether the last stage runs as matrix products (see `extractors.regions.bottom_up.last_stage`), with float32
+            alone; None for where that is known to be faster.
     """
 
-    def __init__(self, settings: Settings, weights: Weights, device: torch.device) -> None:
+    def __init__(self, settings: Settings, weights: Weights, device: torch.device, *, products: bool | None = None) -> None:
         super().__init__(describe(settings, weights))
         self._options = settings.regions
         self._device = device
@@ -74,10 +80,13 @@ class FasterRCNNRegions(RegionExtractor):
         fold_norms(model)
         # This stage is nine tenths of the work; in 16 bits the rest would move the proposals, and with them the boxes kept.
         cast_layers(model.head.layer4, settings.precision)
+        if settings.regions.half_backbone:
+            cast_layers(model.backbone, settings.precision)
+            cast_layers(model.rpn.conv, settings.precision)
         self._model = model.to(device).to(memory_format=torch.channels_last)
         self._head: Callable[[Tensor], Tensor] = compiled(self._model.head, device, enabled=settings.compile)
-        if device.type == "cpu" and settings.precision == "fp32":
-            self._head = LastStage(model.head.layer4)
+        if settings.precision in _PRODUCTS[device.type] if products is None else products:
+            self._head = LastStage(self._model.head.layer4)
             release_unused_memory()
 
     def preprocess(self, image: Image.Image) -> Tensor:
@@ -131,7 +140,8 @@ class FasterRCNNRegions(RegionExtractor):
         """Run everything on as many images at once as the memory of the device holds."""
         with numerics(self._precision, self._device), torch.inference_mode():
             # Images of different sizes do not fit in one tensor, so their positions in the list stand in for them.
-            return in_halves(lambda positions: self._detect([batch[i] for i in positions.tolist()]), torch.arange(len(batch)))
+            found = in_halves(lambda positions: self._detect([batch[i] for i in positions.tolist()]), torch.arange(len(batch)))
+            return found.cpu()
 
     def _detect(self, batch: Sequence[Tensor]) -> Tensor:
         """Find the regions of images without knowing how many boxes are left at any step: their number stays on the device.
@@ -196,6 +206,11 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
 def describe(settings: Settings, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     named, options = _named(settings.spec, settings.regions), settings.regions
+    if options.half_backbone and settings.precision not in ("bf16", "fp16"):
+        raise UsageError(
+            f"--half-backbone computes the backbone in 16 bits, but --precision is {settings.precision}: pass bf16 or fp16, or "
+            "leave --half-backbone out"
+        )
     parameters = settings.parameters(
         weights, name=named.name, transform=INPUT, backend=options.backend, regions=options.parameters()
     )

@@ -80,11 +80,16 @@ def choose(found: Detections, options: RegionOptions) -> Tensor:
     by which the region was chosen. The attribute is found in the same way, among those other than "none"; with weights that have
     no attributes all of them have the probability 0, and the attribute is "none".
 
+    A proposal that is not finite, as after an overflow in 16 bits, spoils its image: nobody knows whether it would have been
+    chosen. The features of such an image are no numbers, as many as its proposals have that are not finite, which must not be
+    stored.
+
     Returns:
         float32 ``[B, R, 9 + D]``: 1 for a region, box, class and its score, attribute and its score, feature. Rows after the last
         region are zero.
     """
     positions, numbers = select(found, options)
+    spoiled = (~found.features.isfinite() & found.usable[:, :, None]).sum(dim=(1, 2))[:, None, None]
 
     def rows(values: Tensor) -> Tensor:
         return values.take_along_dim(positions[:, :, None], dim=1)
@@ -93,7 +98,10 @@ def choose(found: Detections, options: RegionOptions) -> Tensor:
     for probabilities in (found.classes, found.attributes):
         score, label = rows(probabilities)[:, :, 1:].max(dim=2, keepdim=True)
         parts += [torch.where(score > 0, label + 1, 0), score]
-    together = torch.cat([part.to(torch.float32) for part in (*parts, rows(found.features))], dim=2)
+    features = rows(found.features)
+    place = torch.arange(features[0].numel(), device=features.device).view(features.shape[1:])
+    features = torch.where(spoiled > 0, torch.where(place < spoiled, torch.nan, 0.0), features)
+    together = torch.cat([part.to(torch.float32) for part in (*parts, features)], dim=2)
     is_region = torch.arange(positions.shape[1], device=positions.device) < numbers[:, None]
     return F.pad(torch.where(is_region[:, :, None], together, 0), (0, 0, 0, options.max_regions - positions.shape[1]))
 

@@ -180,3 +180,16 @@ def test_a_batch_costs_few_launches_and_waits():
             assert gpu.waits.total() <= 3, gpu.report()
             assert gpu.launches.total() <= 300, gpu.report()
     assert counts[16] <= 2 * counts[1]
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("options", [RegionOptions(1, 5), RegionOptions(1, 5, score_threshold=0.85), RegionOptions(2, 2)])
+def test_a_proposal_that_is_not_finite_spoils_its_image(value, options):
+    """As 16 bits overflow: whatever else would have been chosen, the proposal might have been, and nothing is stored."""
+    bad = detections(3)
+    bad.features[2, 1] = value
+    classes = bad.classes.clone()
+    classes[2] = torch.nan  # as a softmax over its scores
+    found = columns_of([detections(2), replace(bad, classes=classes)], options, SPEC)
+    assert np.isfinite(found["features"][0]).all()
+    assert np.count_nonzero(~np.isfinite(found["features"][1])) == 1
