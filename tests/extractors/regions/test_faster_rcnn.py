@@ -226,7 +226,8 @@ def test_on_a_pretended_gpu_regions_are_those_of_the_cpu(extractor, weights):
         assert_few_launches(gpu, 1)
         check_is_empty(regions(there, images[1]))
         assert there.extract([]).shape == (0, 36, 2048)
-    for i in range(len(images)):
+    check_is_empty(found, image=1)
+    for i in (0, 2, 3, 4):
         check_agrees(found, used(expected, i), image=i)
     check_agrees(alone, used(expected, 0))
 
@@ -258,6 +259,34 @@ def test_launches_fall_with_the_batch(weights, precision):
         regions(there, *images)
         assert_few_launches(gpu, len(images))
         assert gpu.launches.total() <= 16 * alone / 4, gpu.report()
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_the_last_stage_as_matrix_products_on_a_gpu(extractor, weights):
+    boxes, maps = proposed(extractor, extractor.preprocess(picture(*THIN)))
+    with torch.inference_mode():
+        pooled = network.pool(maps, boxes[None])
+        expected = extractor._head(pooled)
+        with pretended_gpu() as gpu:
+            settings = Settings(extractors.spec("faster-rcnn-36"))
+            there = FasterRCNNRegions(settings, weights, torch.device("cuda", 0), products=True)
+            gpu.reset()
+            found = there._head(pooled.to("cuda"))
+            assert (gpu.launches["convolution"], gpu.launches["bmm"]) == (0, 3), gpu.report()
+            torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-6 * float(expected.max()))
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_half_of_the_backbone_moves_the_proposals_a_little(extractor, weights):
+    options = RegionOptions(half_backbone=True)
+    half = FasterRCNNRegions(Settings(extractors.spec("faster-rcnn-36"), "bf16", regions=options), weights, torch.device("cpu"))
+    (found, rough), (expected, fine) = (proposed(e, e.preprocess(picture(*THIN))) for e in (half, extractor))
+    assert rough.dtype == torch.float32
+    assert 0 < (rough - fine).norm() < 0.05 * fine.norm()
+    assert len(found) == len(expected)
+    assert not torch.equal(found, expected)
 
 
 @pytest.mark.cluster
@@ -313,6 +342,10 @@ def test_describe_equals_load_and_is_picklable(extractor, weights):
     for options in (RegionOptions(10, 100), RegionOptions(score_threshold=0.3), RegionOptions(backend="detectron2")):
         assert fingerprint(options) != description.fingerprint
     assert fingerprint(RegionOptions(class_names="names.txt")) == description.fingerprint
+    halves = [
+        Settings(extractors.spec("faster-rcnn-36"), "bf16", regions=RegionOptions(half_backbone=half)) for half in (False, True)
+    ]
+    assert len({faster_rcnn.describe(settings, weights).fingerprint for settings in halves}) == 2
 
 
 def test_wrong_requests_are_refused():
@@ -322,6 +355,10 @@ def test_wrong_requests_are_refused():
         extractors.load("faster-rcnn-36", weights="random:0", compile=True)
     with pytest.raises(UsageError, match="precision 'tf32' needs a GPU"):
         extractors.load("faster-rcnn-36", weights="random:0", precision="tf32")
+    with pytest.raises(UsageError, match="--half-backbone .* but --precision is fp32: pass bf16 or fp16"):
+        extractors.describe("faster-rcnn-36", weights="random:0", regions=RegionOptions(half_backbone=True))
+    with pytest.raises(UsageError, match="--half-backbone does not work with detectron2"):
+        RegionOptions(half_backbone=True, backend="detectron2")
 
 
 @pytest.mark.cluster
