@@ -32,6 +32,7 @@ class RegionOptions:
         class_names: text file with the names of the classes, one per line, for people who look at the dataset; None for none.
         attribute_names: likewise for the attributes.
         backend: ``torchvision`` (needs no compiling) or ``detectron2`` (if that is installed).
+        half_backbone: in the precisions bf16 and fp16, compute the backbone in 16 bits, too, which moves the proposals.
 
     Raises:
         UsageError: a value is out of range.
@@ -43,6 +44,7 @@ class RegionOptions:
     class_names: str | None = None
     attribute_names: str | None = None
     backend: str = "torchvision"
+    half_backbone: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_regions <= self.max_regions <= MAX_REGIONS:
@@ -54,6 +56,10 @@ class RegionOptions:
             raise UsageError(f"--score-threshold is {self.score_threshold}, expected a probability from 0 to 1")
         if self.backend not in BACKENDS:
             raise UsageError(f"--backend is {self.backend!r}, expected one of {', '.join(BACKENDS)}")
+        if self.half_backbone and self.backend == "detectron2":
+            raise UsageError(
+                "--half-backbone does not work with detectron2's models: leave it out, or pass --backend torchvision"
+            )
 
     @property
     def count(self) -> str:
@@ -62,7 +68,8 @@ class RegionOptions:
 
     def parameters(self) -> dict[str, Any]:
         """Return the options that decide the values, as JSON values; names of classes and attributes do not."""
-        return {"min": self.min_regions, "max": self.max_regions, "score_threshold": self.score_threshold}
+        half = {"half_backbone": True} if self.half_backbone else {}
+        return {"min": self.min_regions, "max": self.max_regions, "score_threshold": self.score_threshold} | half
 
 
 @dataclass(frozen=True)

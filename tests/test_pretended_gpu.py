@@ -182,7 +182,7 @@ def test_a_wait_names_the_innermost_line_of_the_project():
     from extractors.regions.suppression import keep_best
 
     with pretended_gpu() as gpu, torch.inference_mode():
-        keep_best(torch.tensor([[0.0, 0.0, 9.0, 9.0]]).to(GPU), 0.5, 1)
+        keep_best(torch.tensor([[[0.0, 0.0, 9.0, 9.0]]]).to(GPU), torch.tensor([[True]]).to(GPU), 0.5, 1)
     assert any(line.startswith("extractors/regions/suppression.py:") for _, line in gpu.waits)
     assert "extractors/regions/suppression.py" in gpu.report()
 

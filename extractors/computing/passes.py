@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Barrier, Lock
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,9 @@ FORWARD_IMAGES = 2
 """Images of one forward pass on a CPU: two are 1.1 times as fast as one and as fast as four, with little padding in the last."""
 
 logger = logging.getLogger(__name__)
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 _pool_lock = Lock()
 
@@ -52,13 +56,13 @@ def in_chunks(function: Callable[[Tensor], Tensor], batch: Tensor, images: int =
     return torch.cat(run_single_threaded(function, chunks))[: len(batch)]
 
 
-def run_single_threaded(function: Callable[[Tensor], Tensor], items: Iterable[Tensor]) -> list[Tensor]:
+def run_single_threaded(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
     """Apply a function to all items, in one of torch's threads per item and ``torch.get_num_threads()`` threads in all.
 
     The caller's number of threads is read at every call and not changed. Gradients are off in ``function``.
     """
 
-    def run(item: Tensor) -> Tensor:
+    def run(item: _Item) -> _Result:
         with torch.inference_mode():
             return function(item)
 

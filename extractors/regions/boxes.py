@@ -69,65 +69,67 @@ def decode(anchors: Tensor, deltas: Tensor) -> Tensor:
 
     Args:
         anchors: ``[N, 4]``.
-        deltas: ``[N, 4]``: shift of the centre as a multiple of the sides, logarithm of the growth of the sides.
+        deltas: ``[..., N, 4]``: shift of the centre as a multiple of the sides, logarithm of the growth of the sides.
 
     Returns:
-        ``[N, 4]``.
+        ``[..., N, 4]``.
     """
     sides = anchors[:, 2:] - anchors[:, :2] + 1
-    centres = deltas[:, :2] * sides + (anchors[:, :2] + 0.5 * sides)
-    halves = 0.5 * (deltas[:, 2:].clamp(max=_MOST_GROWTH).exp() * sides)
-    return torch.cat((centres - halves, centres + halves), dim=1)
+    centres = deltas[..., :2] * sides + (anchors[:, :2] + 0.5 * sides)
+    halves = 0.5 * (deltas[..., 2:].clamp(max=_MOST_GROWTH).exp() * sides)
+    return torch.cat((centres - halves, centres + halves), dim=-1)
 
 
 def clip(boxes: Tensor, width: int, height: int) -> Tensor:
     """Move corners outside of an image to its outermost pixels, ``width - 1`` and ``height - 1``.
 
     Args:
-        boxes: ``[N, 4]``.
+        boxes: ``[..., 4]``.
         width: width of the image in pixels.
         height: height of the image in pixels.
     """
-    limit = torch.tensor((width - 1, height - 1, width - 1, height - 1), dtype=boxes.dtype, device=boxes.device)
+    limit = boxes.new_empty(4)  # Filled on its device: a tensor of numbers would be copied there.
+    limit[0::2].fill_(width - 1)
+    limit[1::2].fill_(height - 1)
     return boxes.clamp(min=0).minimum(limit)
 
 
-def is_larger(boxes: Tensor, side: float) -> Tensor:
+def is_larger(boxes: Tensor, side: float | Tensor) -> Tensor:
     """Tell which boxes have both sides longer than a limit, and their corners in order.
 
     A side of exactly this length is too short, as in MILVLG's port; the original keeps it.
 
     Args:
-        boxes: ``[N, 4]``.
-        side: the limit in pixels.
+        boxes: ``[..., N, 4]``.
+        side: the limit in pixels; of several images ``[..., 1]``.
 
     Returns:
-        bool ``[N]``.
+        bool ``[..., N]``.
     """
-    differences = boxes[:, 2:] - boxes[:, :2]
-    return ((differences > 0) & (differences + 1 > side)).all(dim=1)
+    shortest = (boxes[..., 2:] - boxes[..., :2]).amin(dim=-1)
+    return (shortest > 0) & (shortest + 1 > side)
 
 
 def iou(boxes: Tensor, others: Tensor) -> Tensor:
     """Return the intersection over union of all pairs of boxes and others.
 
     Args:
-        boxes: ``[N, 4]``.
-        others: ``[M, 4]``.
+        boxes: ``[..., N, 4]``.
+        others: ``[..., M, 4]``.
 
     Returns:
-        ``[N, M]``, in 0…1.
+        ``[..., N, M]``, in 0…1.
     """
     shared = _common_length(boxes, others, 0) * _common_length(boxes, others, 1)
-    return shared / (_areas(boxes)[:, None] + _areas(others) - shared)
+    return shared / (_areas(boxes)[..., None] + _areas(others)[..., None, :] - shared)
 
 
 def _common_length(boxes: Tensor, others: Tensor, axis: int) -> Tensor:
-    start = torch.maximum(boxes[:, None, axis], others[:, axis])
-    end = torch.minimum(boxes[:, None, axis + 2], others[:, axis + 2])
+    start = torch.maximum(boxes[..., None, axis], others[..., None, :, axis])
+    end = torch.minimum(boxes[..., None, axis + 2], others[..., None, :, axis + 2])
     return (end - start + 1).clamp_(min=0)
 
 
 def _areas(boxes: Tensor) -> Tensor:
-    sides = boxes[:, 2:] - boxes[:, :2] + 1
-    return sides[:, 0] * sides[:, 1]
+    sides = boxes[..., 2:] - boxes[..., :2] + 1
+    return sides[..., 0] * sides[..., 1]

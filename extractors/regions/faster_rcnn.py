@@ -4,16 +4,18 @@ The regions are those that the original Caffe release and MILVLG/bottom-up-atten
 agree to 6e-6 of the largest. Class and attribute ids count from 1, the first line of the files with their names; 0 is background,
 or no attribute. A box must be larger than 16 pixels of the image each way; an image without such a proposal has no regions.
 
-In the 16-bit precisions only the last stage computes in 16 bits: the proposals are those of float32.
+In the 16-bit precisions only the last stage computes in 16 bits, so that the proposals are those of float32; with
+``half_backbone`` the backbone does, too.
 
-Letters in shapes: ``B`` images, ``P`` proposals of an image, at most 300, ``R`` = ``max_regions``, ``H0`` and ``W0`` pixels of an
-image, ``D`` = 2048 width of a feature.
+Letters in shapes: ``B`` images, ``P`` proposals of an image, at most 300, ``Q`` boxes of an image before suppression, ``R`` =
+``max_regions``, ``H0`` and ``W0`` pixels of an image, ``D`` = 2048 width of a feature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate, groupby
 
 import numpy as np
 import torch
@@ -22,24 +24,27 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from extractors.base import Description, RegionExtractor
-from extractors.computing.devices import cast_layers, compiled, numerics, upload
+from extractors.computing.devices import cast_layers, compiled, numerics
 from extractors.computing.memory import release_unused_memory
 from extractors.computing.passes import Fitted, in_halves, run_single_threaded
 from extractors.images.preprocess import check_resized
-from extractors.regions.bottom_up.input import INPUT, LEAST_SIDE, prepare, resized_wh, scale_of
+from extractors.regions.bottom_up.input import INPUT, LEAST_SIDE, Original, prepare, resized_wh, send
 from extractors.regions.bottom_up.last_stage import LastStage
-from extractors.regions.bottom_up.network import PROPOSALS, build, fold_norms, pool
+from extractors.regions.bottom_up.network import build, fold_norms, pool, suppress
 from extractors.regions.bottom_up.weights import read_detector
 from extractors.regions.class_names import ATTRIBUTES, CLASSES
-from extractors.regions.selection import Detections, columns
+from extractors.regions.selection import Detections, choose, columns, none_chosen
 from extractors.settings import RegionOptions, Settings
 from extractors.weights.finding import Architecture, Weights, resolve_weights
+from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 
 __all__ = ["ARCHITECTURE", "FasterRCNNRegions", "describe", "find_weights", "load"]
 
 _BATCH = 2  # Images; more take memory and do not make a CPU faster.
 _REGIONS = 10  # Regions of one pass of the last stage on a CPU; more are hardly faster and take memory in every thread.
+# Where the last stage is matrix products. Nobody has compared them with a GPU's convolutions yet.
+_PRODUCTS = {"cpu": ("fp32",), "cuda": ()}
 
 ARCHITECTURE = Architecture(
     build=build,
@@ -59,9 +64,11 @@ class FasterRCNNRegions(RegionExtractor):
         settings: what is asked of the extractor.
         weights: from `find_weights`.
         device: from `extractors.computing.devices.resolve_device`.
+        products: whether the last stage runs as matrix products (see `extractors.regions.bottom_up.last_stage`), with float32
+            alone; None for where that is known to be faster.
     """
 
-    def __init__(self, settings: Settings, weights: Weights, device: torch.device) -> None:
+    def __init__(self, settings: Settings, weights: Weights, device: torch.device, *, products: bool | None = None) -> None:
         super().__init__(describe(settings, weights))
         self._options = settings.regions
         self._device = device
@@ -74,10 +81,13 @@ class FasterRCNNRegions(RegionExtractor):
         fold_norms(model)
         # This stage is nine tenths of the work; in 16 bits the rest would move the proposals, and with them the boxes kept.
         cast_layers(model.head.layer4, settings.precision)
+        if settings.regions.half_backbone:
+            cast_layers(model.backbone, settings.precision)
+            cast_layers(model.rpn.conv, settings.precision)
         self._model = model.to(device).to(memory_format=torch.channels_last)
         self._head: Callable[[Tensor], Tensor] = compiled(self._model.head, device, enabled=settings.compile)
-        if device.type == "cpu" and settings.precision == "fp32":
-            self._head = LastStage(model.head.layer4)
+        if settings.precision in _PRODUCTS[device.type] if products is None else products:
+            self._head = LastStage(self._model.head.layer4)
             release_unused_memory()
 
     def preprocess(self, image: Image.Image) -> Tensor:
@@ -102,61 +112,91 @@ class FasterRCNNRegions(RegionExtractor):
             The columns of `schemas.kinds.regions_schema` except ``image_id``. On a CPU an image has the same bytes in any batch and
             with any number of threads.
         """
-        detections = self._on_cpu(batch) if self._device.type == "cpu" else self._on_gpu(batch)
-        return columns(detections, self._options, self.spec)
+        find = self._on_cpu if self._device.type == "cpu" else self._on_gpu
+        regions = find(batch) if batch else none_chosen(self.spec)
+        return columns([(image.shape[2], image.shape[1]) for image in batch], regions, self.spec)
 
-    def _on_cpu(self, batch: Sequence[Tensor]) -> list[Detections]:
+    def _on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
         """Run passes in one thread each, on one image or on a few regions of one image."""
-        maps = run_single_threaded(self._map, batch)
+        images = [send(image, self._device) for image in batch]
+        maps = run_single_threaded(lambda image: self._maps([image]), images)
         release_unused_memory()
-        boxes = run_single_threaded(lambda i: self._propose(batch[int(i)], maps[int(i)]), torch.arange(len(batch)))
-        # The position of its image stands before each box.
-        chunks = [
-            part
-            for i, of_image in enumerate(boxes)
-            if len(of_image)
-            for part in F.pad(of_image, (1, 0), value=i).split(_REGIONS)
-        ]
-        features = run_single_threaded(lambda part: self._head(pool(maps[int(part[0, 0])], part[:, 1:])), chunks)
+
+        def proposals(i: int) -> Tensor:
+            boxes, are_kept = suppress(*self._propose(maps[i], [images[i]]))
+            return boxes[:, : int(are_kept.sum())]
+
+        boxes = run_single_threaded(proposals, range(len(batch)))  # [1, P, 4] each
+        chunks = [(i, part) for i, of_image in enumerate(boxes) if of_image.numel() for part in of_image.split(_REGIONS, dim=1)]
+        features = run_single_threaded(lambda chunk: self._head(pool(maps[chunk[0]], chunk[1])), chunks)
         together = torch.cat([torch.zeros(0, self.spec.shape[1]), *features])
-        per_image = together.split([len(of_image) for of_image in boxes])
-        scores = run_single_threaded(lambda values: torch.cat(self._model.head.classify(values), dim=1), per_image)
-        return [_detections(*of_image) for of_image in zip(batch, boxes, per_image, scores, strict=True)]
+        per_image = together.split([of_image.shape[1] for of_image in boxes])
 
-    def _on_gpu(self, batch: Sequence[Tensor]) -> list[Detections]:
-        """Run the head on the regions of all images together, those of each image padded to `PROPOSALS`."""
-        if not batch:
-            return []
+        def chosen(i: int) -> Tensor:
+            return self._choose(boxes[i], torch.ones(boxes[i].shape[:2], dtype=torch.bool), per_image[i][None], [images[i]])
+
+        return torch.cat(run_single_threaded(chosen, range(len(batch))))
+
+    def _on_gpu(self, batch: Sequence[Tensor]) -> Tensor:
+        """Run everything on as many images at once as the memory of the device holds."""
         with numerics(self._precision, self._device), torch.inference_mode():
-            maps = [self._map(image) for image in batch]
-            boxes = [self._propose(*of_image) for of_image in zip(batch, maps, strict=True)]
-            padded = [F.pad(of_image, (0, 0, 0, PROPOSALS - len(of_image))) for of_image in boxes]
+            # Images of different sizes do not fit in one tensor, so their positions in the list stand in for them.
+            positions = torch.arange(len(batch))
+            return in_halves(lambda some: self._detect([batch[i] for i in some.tolist()]), positions, self._fitted).cpu()
 
-            def head(positions: Tensor) -> Tensor:
-                return self._head(torch.cat([pool(maps[i], padded[i]) for i in positions])).view(len(positions), PROPOSALS, -1)
+    def _detect(self, batch: Sequence[Tensor]) -> Tensor:
+        """Find the regions of images without knowing how many boxes are left at any step: their number stays on the device.
 
-            features = in_halves(head, torch.arange(len(batch)), self._fitted)  # [B, P, D]
-            scores = torch.cat(self._model.head.classify(features.flatten(0, 1)), dim=1).view(*features.shape[:2], -1)
-            per_image = zip(batch, boxes, features, scores, strict=True)
-            return [_detections(image, b, f[: len(b)], s[: len(b)]) for image, b, f, s in per_image]
+        The backbone computes the images of one size together, all later steps all images.
+        """
+        sizes = [resized_wh(image.shape[2], image.shape[1]) for image in batch]
+        order = sorted(range(len(batch)), key=sizes.__getitem__)
+        images = [send(batch[i], self._device) for i in order]
+        groups = [len(list(group)) for _, group in groupby(sizes[i] for i in order)]
+        maps, candidates = [], []
+        for of_size in _split(images, groups):
+            maps.append(self._maps(of_size))
+            candidates.append(self._propose(maps[-1], of_size))
+        boxes, are_kept = suppress(*(_stacked(parts) for parts in zip(*candidates, strict=True)))
+        pooled = [pool(*of_size) for of_size in zip(maps, boxes.split(groups), strict=True)]
+        features = self._head(torch.cat(pooled)).unflatten(0, boxes.shape[:2])
+        chosen = self._choose(boxes, are_kept, features, images)
+        return torch.stack([chosen[order.index(i)] for i in range(len(batch))])
 
-    def _map(self, image: Tensor) -> Tensor:
-        """Compute the feature map: uint8 ``[3, H0, W0]`` on any device to float32 ``[1, 1024, h, w]`` on the extractor's."""
-        values = prepare(upload(image, self._device))
+    def _maps(self, images: Sequence[Original]) -> Tensor:
+        """Compute the feature maps of B images of one size, once resized: float32 ``[B, 1024, h, w]``."""
+        values = torch.cat([prepare(image) for image in images])
         return self._model.backbone(values.contiguous(memory_format=torch.channels_last))
 
-    def _propose(self, image: Tensor, maps: Tensor) -> Tensor:
-        """Return the proposals of an image and its map: float32 ``[P, 4]``, in pixels of the detector's input."""
-        height, width = image.shape[1:]
-        return self._model.rpn.propose(maps, *resized_wh(width, height), scale_of(width, height))
+    def _propose(self, maps: Tensor, images: Sequence[Original]) -> tuple[Tensor, Tensor]:
+        """Return the boxes that go into suppression, and which of them are usable, see `RegionProposals.propose`."""
+        height, width = images[0].rows.shape[1], images[0].columns.shape[1]
+        return self._model.rpn.propose(maps, width, height, _scales(images))
+
+    def _choose(self, boxes: Tensor, usable: Tensor, features: Tensor, images: Sequence[Original]) -> Tensor:
+        """Classify features ``[B, P, D]`` of boxes ``[B, P, 4]`` and choose the regions, see `choose`."""
+        classes, attributes = (
+            scores.unflatten(0, boxes.shape[:2]) for scores in self._model.head.classify(features.flatten(0, 1))
+        )
+        # On a GPU, dividing by a number of the host would be a multiplication by its reciprocal, rounded otherwise.
+        return choose(Detections(boxes / _scales(images)[:, None, None], usable, features, classes, attributes), self._options)
 
 
-def _detections(image: Tensor, boxes: Tensor, features: Tensor, scores: Tensor) -> Detections:
-    height, width = image.shape[1:]
-    classes, attributes = scores.split((1 + CLASSES, 1 + ATTRIBUTES), dim=1)
-    # Not by a number of the host: see `extractors.images.preprocess.Normalizer`.
-    boxes = boxes / boxes.new_full((), scale_of(width, height))
-    return Detections(width, height, boxes, features, classes, attributes)
+def _scales(images: Sequence[Original]) -> Tensor:
+    """Return float32 ``[B]``, pixels of the input per pixel of the original image."""
+    return torch.cat([image.scale for image in images]).to(torch.float32)
+
+
+def _split(items: Sequence[Original], lengths: Sequence[int]) -> Iterator[Sequence[Original]]:
+    """Cut a sequence into parts of given lengths."""
+    ends = list(accumulate(lengths))
+    return (items[end - length : end] for end, length in zip(ends, lengths, strict=True))
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Put ``[B, Q, ...]`` of several Q together, padded with zeros to the greatest Q."""
+    most = max(part.shape[1] for part in parts)
+    return torch.cat([F.pad(part, (0, 0) * (part.dim() - 2) + (0, most - part.shape[1])) for part in parts])
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:
@@ -167,6 +207,11 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
 def describe(settings: Settings, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     named, options = _named(settings.spec, settings.regions), settings.regions
+    if options.half_backbone and settings.precision not in ("bf16", "fp16"):
+        raise UsageError(
+            f"--half-backbone computes the backbone in 16 bits, but --precision is {settings.precision}: pass bf16 or fp16, or "
+            "leave --half-backbone out"
+        )
     parameters = settings.parameters(
         weights, name=named.name, transform=INPUT, backend=options.backend, regions=options.parameters()
     )

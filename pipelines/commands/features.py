@@ -130,6 +130,14 @@ def features(
             "--backend", help="The library that computes the regions; torchvision by default.", rich_help_panel=_REGIONS
         ),
     ] = None,
+    half_backbone: Annotated[
+        bool,
+        typer.Option(
+            "--half-backbone",
+            help="With --precision bf16 or fp16, compute the backbone in 16 bits, too: other proposals.",
+            rich_help_panel=_REGIONS,
+        ),
+    ] = False,
     shards: Shards = AUTO,
     max_failures: MaxFailures = 0,
     overwrite: Overwrite = False,
@@ -244,6 +252,7 @@ def features(
                 class_names=class_names,
                 attribute_names=attribute_names,
                 backend=backend,
+                half_backbone=half_backbone or None,
             ),
             dtype=dtype,
             grid=grid,

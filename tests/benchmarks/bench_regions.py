@@ -23,10 +23,10 @@ from measuring import PeakMemory, machine, ratio
 
 import extractors
 from extractors.base import Extractor
-from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of
-from extractors.regions.bottom_up.network import build, pool
+from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of, send
+from extractors.regions.bottom_up.network import build, pool, suppress
 from extractors.regions.faster_rcnn import FasterRCNNRegions
-from extractors.regions.selection import select
+from extractors.regions.selection import Detections, choose
 from extractors.settings import RegionOptions
 from pipelines.features.extract import extract_features
 from pipelines.features.job import FeaturesJob
@@ -34,6 +34,7 @@ from pipelines.inputs.images import open_images
 
 STAGE_FLOP = 2 * 14 * 14 * (1024 * (512 + 2048) + 3 * (9 * 512 * 512 + 512 * 2048) + 2 * 2048 * 512)
 BATCH = 2
+CPU = torch.device("cpu")
 FEW = 4  # images for the slower yardstick
 
 
@@ -114,9 +115,11 @@ def layer_by_layer() -> Callable[[list[torch.Tensor]], float]:
     def detect(image: torch.Tensor) -> None:
         height, width = image.shape[1:]
         scale = scale_of(width, height)
-        maps = detector.backbone(prepare(image).contiguous(memory_format=torch.channels_last))
-        boxes = detector.rpn.propose(maps, *resized_wh(width, height), scale)
-        features = detector.head(pool(maps, boxes))
+        maps = detector.backbone(prepare(send(image, CPU)).contiguous(memory_format=torch.channels_last))
+        candidates = detector.rpn.propose(maps, *resized_wh(width, height), torch.tensor([scale]))
+        boxes, are_kept = suppress(*candidates)
+        boxes = boxes[0, : int(are_kept.sum())]
+        features = detector.head(pool(maps, boxes[None]))
         classes, _ = detector.head.classify(features)
         corners = boxes / scale + torch.tensor([0, 0, 1, 1])
         best = torch.zeros(len(boxes))
@@ -140,14 +143,18 @@ def stages(extractor: FasterRCNNRegions, image: torch.Tensor) -> None:
     torch.set_num_threads(1)
     height, width = image.shape[1:]
     with torch.inference_mode():
-        maps = timed("resizing and backbone", lambda: extractor._map(image))
-        boxes = timed("proposals", lambda: extractor._propose(image, maps))
-        pooled = timed("pooling of the regions", lambda: [pool(maps, part) for part in boxes.split(25)])
+        maps = timed("resizing and backbone", lambda: extractor._maps([send(image, CPU)]))
+        original = send(image, CPU)
+        boxes, are_kept = timed("proposals", lambda: suppress(*extractor._propose(maps, [original])))
+        boxes = boxes[:, : int(are_kept.sum())]
+        pooled = timed("pooling of the regions", lambda: [pool(maps, part) for part in boxes.split(25, dim=1)])
         started = time.perf_counter()
         features = timed("last stage", lambda: torch.cat([extractor._head(part) for part in pooled]))
-        rate = STAGE_FLOP * len(boxes) / (time.perf_counter() - started) / 1e9
-        classes, _ = timed("classes and attributes", lambda: extractor._model.head.classify(features))
-        timed("selection", lambda: select(boxes / scale_of(width, height), classes, RegionOptions()))
+        rate = STAGE_FLOP * boxes.shape[1] / (time.perf_counter() - started) / 1e9
+        labels = timed("classes and attributes", lambda: extractor._model.head.classify(features))
+        rows = (boxes[0] / scale_of(width, height), torch.ones(boxes.shape[1], dtype=torch.bool), features, *labels)
+        found = Detections(*(values[None] for values in rows))
+        timed("selection", lambda: choose(found, RegionOptions()))
         left, right = torch.randn(4900, 2048), torch.randn(2048, 512)
         started = time.perf_counter()
         for _ in range(10):

@@ -17,6 +17,7 @@ from extractors.images.preprocess import Normalizer
 from extractors.pooled import resnet50, timm_models, vgg19
 from extractors.regions import faster_rcnn
 from extractors.regions.bottom_up import network
+from extractors.regions.bottom_up.input import send
 from extractors.settings import Settings
 from extractors.tokens.transformer import TokenRequest
 from extractors.weights.finding import Weights
@@ -129,11 +130,12 @@ def test_crops_are_averaged_to_the_bits_of_the_cpu():
 
 
 def test_boxes_are_scaled_to_the_bits_of_the_cpu():
-    boxes = torch.rand(300, 4, generator=torch.Generator().manual_seed(0)) * 600
-    image, none = torch.zeros(3, 333, 500), torch.zeros(300, 2002)
-    expected = faster_rcnn._detections(image, boxes, boxes, none).boxes
+    boxes = torch.rand(1, 300, 4, generator=torch.Generator().manual_seed(0)) * 600
+    pixels = torch.zeros(3, 333, 500, dtype=torch.uint8)
+    expected = boxes / faster_rcnn._scales([send(pixels, CPU)])[:, None, None]
+    assert expected.max() < 600 * 333 / 600
     with pretended_gpu():
-        found = faster_rcnn._detections(image, boxes.to(GPU), boxes.to(GPU), none.to(GPU)).boxes
+        found = boxes.to(GPU) / faster_rcnn._scales([send(pixels, GPU)])[:, None, None]
         assert torch.equal(found.cpu(), expected)
 
 
@@ -149,7 +151,6 @@ def detector_weights():
 def test_regions_keep_their_budget_and_are_those_of_the_cpu(precision, detector_weights, monkeypatch):
     """The budget is a loose one."""
     monkeypatch.setattr(network, "PROPOSALS", 12)
-    monkeypatch.setattr(faster_rcnn, "PROPOSALS", 12)
     coarse = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
     image = Image.fromarray(coarse).resize(THIN, Image.Resampling.BICUBIC)
     spec = extractors.spec("faster-rcnn-36")

@@ -1,4 +1,4 @@
-"""The last stage of the detector as matrix products, for float32 on a CPU.
+"""The last stage of the detector as matrix products in float32: on a CPU, and on a GPU where it is found to be faster.
 
 On a CPU nine tenths of the time is spent here. A 3×3 convolution that looks at every second pixel is four ordinary convolutions,
 each on the pixels of one parity: 7 by 7 of a region's 14 by 14. With the positions as the outermost axis every 1×1 convolution is
@@ -30,14 +30,13 @@ class LastStage:
     """Stage ``layer4`` of `extractors.regions.bottom_up.network.Head` on pooled regions, with the mean over their pixels.
 
     Args:
-        layer4: the three blocks of the stage, with norms folded, float32 on the CPU.
+        layer4: the three blocks of the stage, with norms folded, float32 on one device.
     """
 
     def __init__(self, layer4: nn.Module) -> None:
-        before, filters, after = _transforms()
-        self._before = torch.from_numpy(np.kron(before, before)).to(torch.float32)  # [K, 49]
-        self._after = torch.from_numpy(np.kron(after, after)).to(torch.float32)  # [49, K]
-        of_taps = torch.from_numpy(np.kron(filters, filters)).to(torch.float32)  # [K, 9], exactly
+        weight = next(layer4.parameters())
+        # [K, 49], [K, 9], exactly, and [49, K]
+        self._before, of_taps, self._after = (torch.from_numpy(np.kron(one, one)).to(weight) for one in _transforms())
         self._blocks = [_Block.of(block, of_taps) for block in layer4.children()]
 
     def __call__(self, pooled: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ github.com/peteanderson80/bottom-up-attention. The layers have the names of torc
 pooling has no padding and rounds up, the second and third stages have their stride in their first 1×1 convolution, and the last
 stage, which runs on each region, has no stride and dilates its 3×3 convolutions by two.
 
-Letters in shapes: ``N`` regions, ``A`` = 12 anchors of a cell, ``h`` and ``w`` cells of a feature map, ``P`` proposals.
+Letters in shapes: ``B`` images, ``N`` regions, ``A`` = 12 anchors of a cell, ``h`` and ``w`` cells of a feature map, ``Q``
+boxes of an image that go into suppression, ``P`` proposals of an image.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ __all__ = [
     "build",
     "fold_norms",
     "pool",
+    "suppress",
 ]
 
 PROPOSALS = 300
 """Greatest number of proposals of an image."""
 
 _POOLED = 14  # Rows and columns of a pooled region.
-_CANDIDATES = 6000  # Best-scored boxes that go into suppression.
+_CANDIDATES = 6000  # Best-scored boxes of an image that go into suppression.
 _COVERED = 0.7  # Overlap from which a proposal covers another.
 _SMALLEST = 16  # Pixels of the original image; sides of a proposal are longer.
 
@@ -57,7 +59,7 @@ class Backbone(nn.Module):
             layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Compute the feature map: float32 ``[1, 3, H, W]`` to float32 ``[1, 1024, h, w]``."""
+        """Compute feature maps: float32 ``[B, 3, H, W]`` to float32 ``[B, 1024, h, w]``."""
         stem = F.relu(self.bn1(self.conv1(image.to(self.conv1.weight.dtype))), inplace=True)
         stem = F.max_pool2d(stem, kernel_size=3, stride=2, padding=0, ceil_mode=True)
         maps: Tensor = self.layer3(self.layer2(self.layer1(stem)))
@@ -80,38 +82,53 @@ class RegionProposals(nn.Module):
         """Run the layers.
 
         Args:
-            maps: float32 ``[1, 1024, h, w]``.
+            maps: float32 ``[B, 1024, h, w]``.
 
         Returns:
-            Scores ``[1, 2 * A, h, w]``, those of background before those of objects, and deltas ``[1, A * 4, h, w]``.
+            Scores ``[B, 2 * A, h, w]``, those of background before those of objects, and deltas ``[B, A * 4, h, w]``.
         """
         hidden = F.relu(self.conv(maps.to(self.conv.weight.dtype)), inplace=True).to(torch.float32)
         return self.scores(hidden), self.deltas(hidden)
 
-    def propose(self, maps: Tensor, width: int, height: int, scale: float) -> Tensor:
-        """Return the boxes that look most like objects.
+    def propose(self, maps: Tensor, width: int, height: int, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the boxes of images of one size that look most like objects, before suppression.
 
         Args:
-            maps: float32 ``[1, 1024, h, w]``.
+            maps: float32 ``[B, 1024, h, w]``.
             width: width of the detector's input in pixels.
             height: height of the detector's input in pixels.
-            scale: pixels of the input per pixel of the original image.
+            scale: float32 ``[B]``, pixels of the input per pixel of the original images.
 
         Returns:
-            float32 ``[P, 4]``, the best first, x1 y1 x2 y2 in pixels of the input. P is at most `PROPOSALS`, and 0 if no box has
-            sides of more than 16 pixels of the original image.
+            float32 ``[B, Q, 4]``, the best first, x1 y1 x2 y2 in pixels of the input, and bool ``[B, Q]``, False for boxes that do
+            not have both sides of more than 16 pixels of the original image; these stand behind all others. Q is at most 6,000.
         """
         scores, deltas = self(maps)
         rows, columns = maps.shape[2:]
-        objects = scores.view(2, -1, rows, columns).softmax(dim=0)[1]  # [A, h, w]
-        shifts = deltas.view(-1, 4, rows, columns)  # [A, 4, h, w]
-        boxes = decode(anchor_grid(self.anchors, rows, columns), shifts.permute(2, 3, 0, 1).reshape(-1, 4))
+        objects = scores.unflatten(1, (2, -1)).softmax(dim=1)[:, 1]  # [B, A, h, w]
+        shifts = deltas.unflatten(1, (-1, 4))  # [B, A, 4, h, w]
+        boxes = decode(anchor_grid(self.anchors, rows, columns), shifts.permute(0, 3, 4, 1, 2).reshape(len(maps), -1, 4))
         boxes = clip(boxes, width, height)
-        large = is_larger(boxes, _SMALLEST * scale)
-        boxes, probabilities = boxes[large], objects.permute(1, 2, 0).reshape(-1)[large]
-        best = probabilities.sort(descending=True, stable=True).indices[:_CANDIDATES]
-        boxes = boxes[best]
-        return boxes[keep_best(boxes, _COVERED, PROPOSALS)]
+        large = is_larger(boxes, _SMALLEST * scale[:, None])
+        probabilities = torch.where(large, objects.permute(0, 2, 3, 1).flatten(1), -1)
+        best = probabilities.sort(dim=1, descending=True, stable=True).indices[:, :_CANDIDATES]
+        return boxes.take_along_dim(best[:, :, None], dim=1), large.take_along_dim(best, dim=1)
+
+
+def suppress(boxes: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep the best boxes of images that overlap little.
+
+    Args:
+        boxes: float32 ``[B, Q, 4]``, from `RegionProposals.propose`.
+        usable: bool ``[B, Q]``, likewise.
+
+    Returns:
+        The proposals: float32 ``[B, P, 4]``, the best first, and bool ``[B, P]``, False for rows that are no proposals, which
+        stand behind all others. P is at most `PROPOSALS`.
+    """
+    positions, counts = keep_best(boxes, usable, _COVERED, PROPOSALS)
+    are_kept = torch.arange(positions.shape[1], device=boxes.device) < counts[:, None]
+    return boxes.take_along_dim(positions[:, :, None], dim=1), are_kept
 
 
 class Head(nn.Module):
@@ -163,13 +180,14 @@ def pool(maps: Tensor, boxes: Tensor) -> Tensor:
     """Max-pool each region to 14 by 14 cells, with Caffe's rounding.
 
     Args:
-        maps: float32 ``[1, 1024, h, w]``.
-        boxes: float32 ``[N, 4]``, in pixels of the detector's input.
+        maps: float32 ``[B, 1024, h, w]``.
+        boxes: float32 ``[B, P, 4]``, in pixels of the detector's input.
 
     Returns:
-        float32 ``[N, 1024, 14, 14]``.
+        float32 ``[B * P, 1024, 14, 14]``.
     """
-    pooled: Tensor = torchvision.ops.roi_pool(maps, [boxes], _POOLED, 1 / STRIDE)
+    images = torch.arange(len(maps), dtype=boxes.dtype, device=boxes.device)[:, None, None].expand(-1, boxes.shape[1], 1)
+    pooled: Tensor = torchvision.ops.roi_pool(maps, torch.cat((images, boxes), dim=2).flatten(0, 1), _POOLED, 1 / STRIDE)
     return pooled
 
 

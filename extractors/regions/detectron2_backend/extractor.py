@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,14 +22,14 @@ from PIL import Image
 from torch import Tensor
 
 from extractors.base import Description, RegionExtractor
-from extractors.computing.devices import cast_layers, numerics, upload
+from extractors.computing.devices import cast_layers, numerics
 from extractors.computing.passes import Fitted, in_halves, run_single_threaded
 from extractors.images.preprocess import check_resized
 from extractors.regions import faster_rcnn
 from extractors.regions.bottom_up.input import LEAST_SIDE
 from extractors.regions.detectron2_backend.modules import CONFIG
 from extractors.regions.detectron2_backend.networks import Network, VisualGenomeNetwork, build, merged_config
-from extractors.regions.selection import Detections, columns
+from extractors.regions.selection import Detections, choose, columns, none_chosen
 from extractors.settings import Settings
 from extractors.weights.finding import Weights
 from schemas.errors import UsageError
@@ -37,6 +37,8 @@ from schemas.errors import UsageError
 __all__ = ["Detectron2Regions", "describe", "detectron2_state", "find_weights", "load", "refuse_compile"]
 
 _REGIONS = 20  # Regions of one pass of the last stage on a CPU.
+
+_Result = TypeVar("_Result")
 
 # Patterns of names in `bottom_up.network`, and the names that MILVLG's port and this backend's `modules` have for them.
 _NAMES = (
@@ -113,26 +115,27 @@ class Detectron2Regions(RegionExtractor):
             with any number of threads.
         """
         with numerics(self._precision, self._device), torch.inference_mode():
-            images = [self._detect(upload(pixels, self._device)) for pixels in batch]
-        return columns(images, self._options, self.spec)
+            regions = torch.cat([self._detect(pixels) for pixels in batch]) if batch else none_chosen(self.spec)
+        return columns([(image.shape[2], image.shape[1]) for image in batch], regions, self.spec)
 
-    def _detect(self, pixels: Tensor) -> Detections:
+    def _detect(self, pixels: Tensor) -> Tensor:
+        """Find the regions of an image: uint8 ``[3, H0, W0]`` to the result of `choose`."""
         _, height, width = pixels.shape
         (maps,) = self._run(self._maps, [pixels])
         (boxes,) = self._run(lambda feature_map: self._network.propose(feature_map, width, height), [maps])
         features = self._features(maps, boxes)
-        # Both go into one tensor, because that is what threads return.
-        (labels,) = self._run(lambda values: torch.cat(self._network.classify(values), dim=1), [features])
-        classes = 1 + self._network.model.roi_heads.num_classes
+        (labels,) = self._run(self._network.classify, [features])
         boxes = self._network.original(boxes, width, height)
-        return Detections(width, height, boxes, features, labels[:, :classes], labels[:, classes:])
+        usable = torch.ones(len(boxes), dtype=torch.bool, device=boxes.device)
+        found = (boxes, usable, features, *labels)
+        return choose(Detections(*(values[None] for values in found)), self._options)
 
-    def _run(self, function: Callable[[Tensor], Tensor], items: Iterable[Tensor]) -> list[Tensor]:
+    def _run(self, function: Callable[[Tensor], _Result], items: Iterable[Tensor]) -> list[_Result]:
         return run_single_threaded(function, items) if self._device.type == "cpu" else [function(item) for item in items]
 
     def _maps(self, pixels: Tensor) -> Tensor:
         """Compute the feature map: uint8 ``[3, H0, W0]`` to float32 ``[1, channels, h, w]``."""
-        values = self._network.prepare(pixels).contiguous(memory_format=torch.channels_last)
+        values = self._network.prepare(pixels, self._device).contiguous(memory_format=torch.channels_last)
         (maps,) = self._network.model.backbone(values).values()
         return maps
 

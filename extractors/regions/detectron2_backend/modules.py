@@ -149,7 +149,10 @@ class CaffeRPN(RPN):
         large = boxes.nonempty() & Boxes(boxes.tensor + far_corner).nonempty(threshold=self.min_box_size * size.scale)
         boxes, scores = boxes[large], scores[large]
         best = scores.sort(descending=True, stable=True).indices[: self.pre_nms_topk[False]]
-        kept = best[keep_best(boxes.tensor[best], self.nms_thresh, self.post_nms_topk[False])]
+        candidates = boxes.tensor[best][None]
+        usable = torch.ones(candidates.shape[:2], dtype=torch.bool, device=candidates.device)
+        (positions,), count = keep_best(candidates, usable, self.nms_thresh, self.post_nms_topk[False])
+        kept = best[positions[: int(count)]]
         proposals = Instances((size.height, size.width))
         proposals.proposal_boxes, proposals.objectness_logits = boxes[kept], scores[kept]
         return proposals

@@ -20,7 +20,8 @@ from detectron2.structures import ImageList
 from PIL import Image
 from torch import Tensor, nn
 
-from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of
+from extractors.computing.devices import upload
+from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of, send
 from extractors.regions.detectron2_backend.modules import InputSize
 
 __all__ = ["Network", "StockNetwork", "VisualGenomeNetwork", "build", "merged_config"]
@@ -34,8 +35,8 @@ class Network(Protocol):
     def resized_wh(self, width: int, height: int) -> tuple[int, int]:
         """Return width and height of the input for an image of this size."""
 
-    def prepare(self, pixels: Tensor) -> Tensor:
-        """Make the input: uint8 ``[3, H0, W0]`` in R, G, B to float32 ``[1, 3, H, W]`` on the same device."""
+    def prepare(self, pixels: Tensor, device: torch.device) -> Tensor:
+        """Make the input: uint8 ``[3, H0, W0]`` in R, G, B on the CPU to float32 ``[1, 3, H, W]`` on a device."""
 
     def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
         """Return proposals ``[P, 4]`` in pixels of the input, given the map ``[1, channels, h, w]`` of an image of this size."""
@@ -73,9 +74,9 @@ class VisualGenomeNetwork:
         """Return what `extractors.regions.bottom_up.input.resized_wh` returns."""
         return resized_wh(width, height)
 
-    def prepare(self, pixels: Tensor) -> Tensor:
+    def prepare(self, pixels: Tensor, device: torch.device) -> Tensor:
         """Make the input with `extractors.regions.bottom_up.input.prepare`: detectron2 has no such resizing."""
-        return prepare(pixels)
+        return prepare(send(pixels, device))
 
     def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
         """See `Network.propose`."""
@@ -113,13 +114,13 @@ class StockNetwork:
         )
         return columns, rows
 
-    def prepare(self, pixels: Tensor) -> Tensor:
+    def prepare(self, pixels: Tensor, device: torch.device) -> Tensor:
         """Make the input as detectron2's ``DefaultPredictor`` does: Pillow resizes 8-bit values, which are normalised then."""
-        image = np.ascontiguousarray(pixels.permute(1, 2, 0).cpu().numpy())
+        image = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
         height, width = image.shape[:2]
         columns, rows = self.resized_wh(width, height)
         resized = ResizeTransform(height, width, rows, columns, Image.Resampling.BILINEAR).apply_image(image)
-        values = torch.tensor(resized, dtype=torch.float32, device=pixels.device).permute(2, 0, 1)
+        values = upload(torch.from_numpy(resized), device).to(torch.float32).permute(2, 0, 1)
         if self._inputs.FORMAT == "BGR":
             values = values.flip(0)
         return self.model.preprocess_image([{"image": values}]).tensor

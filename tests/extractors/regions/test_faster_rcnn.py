@@ -11,12 +11,14 @@ import extractors
 from extractors import DecodeError, decode
 from extractors.regions import faster_rcnn
 from extractors.regions.bottom_up import network
+from extractors.regions.bottom_up.input import send
 from extractors.regions.faster_rcnn import ARCHITECTURE, FasterRCNNRegions
 from extractors.settings import RegionOptions, Settings
 from extractors.weights.finding import resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.kinds import regions_schema
 from tests.extractors.regions import reference_detector
+from tests.pretended_gpu import pretended_gpu
 
 THIN = (2000, 20)
 """Width and height of a picture with more than a hundred proposals, whose feature map has one row and is quick to compute."""
@@ -72,6 +74,15 @@ def picture(width, height, seed=0):
 
 def regions(extractor, *images):
     return extractor.extract_columns(extractor.collate([extractor.preprocess(image) for image in images]))
+
+
+def proposed(extractor, pixels):
+    """Return the proposals of an image, [P, 4], and its feature map."""
+    with torch.inference_mode():
+        image = send(pixels, torch.device("cpu"))
+        maps = extractor._maps([image])
+        boxes, are_kept = network.suppress(*extractor._propose(maps, [image]))
+    return boxes[0, : int(are_kept.sum())], maps
 
 
 def check_agrees(found, expected, *, image=0):
@@ -194,19 +205,111 @@ def test_adaptive_numbers_of_regions():
     assert found["features"].shape == (1, 4, 2048)
 
 
+def on_pretended_gpu(weights, precision="fp32"):
+    return FasterRCNNRegions(Settings(extractors.spec("faster-rcnn-36"), precision), weights, torch.device("cuda", 0))
+
+
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_the_way_of_a_gpu_gives_the_same_regions(extractor, monkeypatch):
-    """Run the code for GPUs on the CPU, where its arithmetic can be compared: padded regions of several images in one pass."""
-    monkeypatch.setattr(faster_rcnn, "PROPOSALS", PROPOSALS + 2)
-    images = [extractor.preprocess(image) for image in (picture(*THIN), picture(*EMPTY), picture(1000, 18))]
-    one_by_one, together = extractor._on_cpu(images), extractor._on_gpu(images)
-    assert [len(found.boxes) > 0 for found in together] == [True, False, True]
-    assert [len(found.boxes) for found in together] == [len(found.boxes) for found in one_by_one]
-    for found, expected in zip(together, one_by_one, strict=True):
-        assert (found.width, found.height) == (expected.width, expected.height)
-        for name in ("boxes", "features", "classes", "attributes"):
-            torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-4)
+def test_on_a_pretended_gpu_regions_are_those_of_the_cpu(extractor, weights):
+    """Three images are alike once resized, one of these by another scale; another one has no proposals."""
+    images = [picture(*THIN), picture(*EMPTY), picture(1000, 18), picture(4000, 40, seed=1), picture(*THIN, seed=2)]
+    expected = regions(extractor, *images)
+    assert (expected["num_regions"] > 0).tolist() == [True, False, True, True, True]
+    with pretended_gpu() as gpu:
+        there = on_pretended_gpu(weights)
+        gpu.reset()
+        found = regions(there, *images)
+        assert_few_launches(gpu, len(images))
+        gpu.reset()
+        alone = regions(there, images[0])
+        assert_few_launches(gpu, 1)
+        check_is_empty(regions(there, images[1]))
+        assert there.extract([]).shape == (0, 36, 2048)
+    check_is_empty(found, image=1)
+    for i in (0, 2, 3, 4):
+        check_agrees(found, used(expected, i), image=i)
+    check_agrees(alone, used(expected, 0))
+
+
+def used(found, image):
+    """Return the rows of an image that are in use."""
+    return {name: values[image, : found["num_regions"][image]] for name, values in found.items() if values.ndim > 1}
+
+
+def assert_few_launches(gpu, images):
+    assert gpu.launches.total() <= 1000 * images, gpu.report()
+    # Whether the boxes of a block, and of the classes, are settled, whether there are enough, and the result.
+    assert gpu.waits.total() <= 6, gpu.report()
+    assert sum(number for event, number in gpu.waits.items() if event.operation == "copy to the CPU") <= 2, gpu.report()
+    assert [event.operation for event in gpu.copies.elements()] == ["copy to the GPU"] * images, gpu.report()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_launches_fall_with_the_batch(weights, precision):
+    """16 images of three sizes. Convolutions that give zeros cost no time, and do not change the launches."""
+    images = [picture(*[THIN, (20, 2000), (1000, 18)][i % 3], seed=i) for i in range(16)]
+    with pretended_gpu(hollow=True) as gpu:
+        there = on_pretended_gpu(weights, precision)
+        gpu.reset()
+        regions(there, images[0])
+        assert gpu.launches.total() <= 1000, gpu.report()
+        alone = gpu.launches.total()
+        gpu.reset()
+        regions(there, *images)
+        assert_few_launches(gpu, len(images))
+        assert gpu.launches.total() <= 16 * alone / 4, gpu.report()
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_the_last_stage_as_matrix_products_on_a_gpu(extractor, weights):
+    boxes, maps = proposed(extractor, extractor.preprocess(picture(*THIN)))
+    with torch.inference_mode():
+        pooled = network.pool(maps, boxes[None])
+        expected = extractor._head(pooled)
+        with pretended_gpu() as gpu:
+            settings = Settings(extractors.spec("faster-rcnn-36"))
+            there = FasterRCNNRegions(settings, weights, torch.device("cuda", 0), products=True)
+            gpu.reset()
+            found = there._head(pooled.to("cuda"))
+            assert (gpu.launches["convolution"], gpu.launches["bmm"]) == (0, 3), gpu.report()
+            torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-6 * float(expected.max()))
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_half_of_the_backbone_moves_the_proposals_a_little(extractor, weights):
+    options = RegionOptions(half_backbone=True)
+    half = FasterRCNNRegions(Settings(extractors.spec("faster-rcnn-36"), "bf16", regions=options), weights, torch.device("cpu"))
+    (found, rough), (expected, fine) = (proposed(e, e.preprocess(picture(*THIN))) for e in (half, extractor))
+    assert rough.dtype == torch.float32
+    assert 0 < (rough - fine).norm() < 0.05 * fine.norm()
+    assert len(found) == len(expected)
+    assert not torch.equal(found, expected)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["backbone", "propose", "suppress", "pool", "head", "choose"])
+def test_every_stage_goes_on_with_half_the_images(extractor, monkeypatch, stage):
+    """Run the code for GPUs on the CPU, with a stage that runs out of memory as soon as it gets several images."""
+    images = [extractor.preprocess(picture(*THIN, seed=seed)) for seed in range(3)]
+    expected = torch.cat([extractor._on_gpu([image]) for image in images])
+    holder, name = {
+        "backbone": (extractor._model.backbone, "forward"),
+        "propose": (extractor._model.rpn, "propose"),
+        "head": (extractor, "_head"),
+    }.get(stage, (faster_rcnn, stage))
+    run, most = getattr(holder, name), PROPOSALS if stage == "head" else 1
+
+    def runs_out(first, *rest):
+        if len(first.boxes if stage == "choose" else first) > most:
+            raise torch.cuda.OutOfMemoryError("out of memory")
+        return run(first, *rest)
+
+    monkeypatch.setattr(holder, name, runs_out)
+    assert torch.equal(extractor._on_gpu(images), expected)
 
 
 def test_parameters_hold_all_that_decides_the_values(extractor):
@@ -239,6 +342,10 @@ def test_describe_equals_load_and_is_picklable(extractor, weights):
     for options in (RegionOptions(10, 100), RegionOptions(score_threshold=0.3), RegionOptions(backend="detectron2")):
         assert fingerprint(options) != description.fingerprint
     assert fingerprint(RegionOptions(class_names="names.txt")) == description.fingerprint
+    halves = [
+        Settings(extractors.spec("faster-rcnn-36"), "bf16", regions=RegionOptions(half_backbone=half)) for half in (False, True)
+    ]
+    assert len({faster_rcnn.describe(settings, weights).fingerprint for settings in halves}) == 2
 
 
 def test_wrong_requests_are_refused():
@@ -248,6 +355,10 @@ def test_wrong_requests_are_refused():
         extractors.load("faster-rcnn-36", weights="random:0", compile=True)
     with pytest.raises(UsageError, match="precision 'tf32' needs a GPU"):
         extractors.load("faster-rcnn-36", weights="random:0", precision="tf32")
+    with pytest.raises(UsageError, match="but --precision is fp32: pass bf16 or fp16"):
+        extractors.describe("faster-rcnn-36", weights="random:0", regions=RegionOptions(half_backbone=True))
+    with pytest.raises(UsageError, match="--half-backbone does not work with detectron2"):
+        RegionOptions(half_backbone=True, backend="detectron2")
 
 
 @pytest.mark.cluster
@@ -260,8 +371,7 @@ def test_a_photograph_equals_the_reference(extractor, state, photos, monkeypatch
     assert len(set(expected["class_ids"].tolist())) > 1
     monkeypatch.setattr(network, "PROPOSALS", 300)
     pixels = extractor.preprocess(image)
-    with torch.inference_mode():
-        proposals = extractor._propose(pixels, extractor._map(pixels)).numpy()
+    proposals = proposed(extractor, pixels)[0].numpy()
     distances = np.abs(proposals[:, None] - expected["proposals"]).max(axis=2)
     assert distances.min(axis=1).max() < 1e-2
     assert sorted(distances.argmin(axis=1)) == list(range(300))
@@ -275,10 +385,9 @@ def test_bf16_is_close_and_has_the_same_proposals(extractor):
     image = picture(*THIN)
     half = extractors.load("faster-rcnn-36", weights="random:0", precision="bf16")
     assert half.fingerprint != extractor.fingerprint
-    maps, exact = (e._map(e.preprocess(image)) for e in (half, extractor))
-    boxes, found = (e._propose(e.preprocess(image), each)[:40] for e, each in ((extractor, exact), (half, maps)))
+    (found, _), (boxes, maps) = (proposed(e, e.preprocess(image)) for e in (half, extractor))
     assert torch.equal(found, boxes)
-    rough, fine = (e._model.head(reference_pool(exact, boxes)) for e in (half, extractor))
+    rough, fine = (e._model.head(reference_pool(maps, boxes[:40])) for e in (half, extractor))
     assert 0 < (rough - fine).abs().max() < 0.05 * fine.max()
 
 

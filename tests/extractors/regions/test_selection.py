@@ -3,12 +3,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F  # noqa: N812
 
-from extractors.regions.selection import Detections, columns, select
+from extractors.regions import selection
+from extractors.regions.selection import Detections, choose, columns, none_chosen
 from extractors.settings import RegionOptions
 from schemas.features import FeatureSpec
 from schemas.kinds import regions_schema
-from tests.extractors.regions.reference_detector import choose
+from tests.extractors.regions import reference_detector
+from tests.pretended_gpu import pretended_gpu
 
 SPEC = FeatureSpec("test", (5, 3))
 
@@ -23,6 +26,36 @@ def probabilities(best, labels, classes=6):
     found[torch.arange(len(best)), torch.tensor(labels, dtype=torch.int64)] = torch.tensor(best)
     found[:, 0] = 1 - found.sum(dim=1)
     return found
+
+
+def select(boxes, classes, options):
+    """Choose the regions of one image, on a CPU and on a pretended GPU; returns their positions."""
+    usable = torch.ones(1, len(boxes), dtype=torch.bool)
+    found = Detections(boxes[None], usable, boxes[None], classes[None], classes[None])
+    positions, (number,) = selection.select(found, options)
+    with pretended_gpu():
+        on_gpu = Detections(*(values.to("cuda") for values in vars(found).values()))
+        there, (number_there,) = (values.cpu() for values in selection.select(on_gpu, options))
+    assert there[0, :number_there].tolist() == positions[0, :number].tolist()
+    return positions[0, :number]
+
+
+def together(*images):
+    """Put proposals of several images into one, those of fewer padded with rows that would be chosen first if they counted."""
+    most = max(len(image.boxes) for image in images)
+
+    def padded(name):
+        return [F.pad(getattr(image, name), (0, 0, 0, most - len(image.boxes)), value=1) for image in images]
+
+    usable = [torch.arange(most) < len(image.boxes) for image in images]
+    boxes, features, classes, attributes = (
+        torch.stack(padded(name)) for name in ("boxes", "features", "classes", "attributes")
+    )
+    return Detections(boxes, torch.stack(usable), features, classes, attributes)
+
+
+def columns_of(images, options, spec):
+    return columns([(640, 480)] * len(images), choose(together(*images), options), spec)
 
 
 def test_within_the_limits_regions_stay_in_the_order_of_the_proposals():
@@ -59,17 +92,18 @@ def test_equals_the_reference(seed):
     classes = torch.from_numpy(generator.normal(size=(40, 30)).astype(np.float32) * 2).softmax(dim=1)
     for least, most in ((3, 30), (30, 40), (2, 5), (36, 36)):
         found = select(torch.from_numpy(boxes), classes, RegionOptions(least, most))
-        assert found.tolist() == choose(boxes, classes.numpy(), least, most, 0.2).tolist()
+        assert found.tolist() == reference_detector.choose(boxes, classes.numpy(), least, most, 0.2).tolist()
 
 
 def detections(count):
     classes = probabilities([0.9 - 0.1 * i for i in range(count)], [1 + i for i in range(count)])
     attributes = torch.tensor([[0.7, 0.1, 0.2]]).expand(count, -1)
-    return Detections(640, 480, apart(count), torch.full((count, 3), 2.0) + torch.arange(count)[:, None], classes, attributes)
+    features = torch.full((count, 3), 2.0) + torch.arange(count)[:, None]
+    return Detections(apart(count), torch.ones(count, dtype=torch.bool), features, classes, attributes)
 
 
 def test_columns_are_those_of_the_schema_and_zero_behind_the_regions():
-    found = columns([detections(2), detections(0)], RegionOptions(1, 5), SPEC)
+    found = columns_of([detections(2), detections(0)], RegionOptions(1, 5), SPEC)
     assert [*found] == [name for name in regions_schema(SPEC).names if name != "image_id"]
     assert found["num_regions"].tolist() == [2, 0]
     assert (found["width"].tolist(), found["height"].tolist()) == ([640, 640], [480, 480])
@@ -87,21 +121,22 @@ def test_columns_are_those_of_the_schema_and_zero_behind_the_regions():
 def test_types_are_those_of_the_schema(dtype):
     spec = replace(SPEC, dtype=dtype)
     schema = regions_schema(spec)
-    for name, values in columns([detections(3)], RegionOptions(1, 5), spec).items():
+    for name, values in columns_of([detections(3)], RegionOptions(1, 5), spec).items():
         field = schema.field(name).type
         assert values.dtype == (field.value_type if hasattr(field, "value_type") else field).to_pandas_dtype()
 
 
 def test_no_images_make_empty_columns():
-    found = columns([], RegionOptions(), FeatureSpec("test", (36, 3)))
+    spec = FeatureSpec("test", (36, 3))
+    found = columns([], none_chosen(spec), spec)
     assert found["features"].shape == (0, 36, 3)
     assert all(len(values) == 0 for values in found.values())
 
 
 def test_an_attribute_that_no_weights_know_is_none():
     classes, attributes = probabilities([0.5, 0.6], [1, 2]), torch.tensor([[1.0, 0, 0], [0.2, 0.1, 0.7]])
-    image = Detections(200, 20, apart(2), torch.ones(2, 3), classes, attributes)
-    found = columns([image], RegionOptions(1, 5), SPEC)
+    image = replace(detections(2), classes=classes, attributes=attributes)
+    found = columns_of([image], RegionOptions(1, 5), SPEC)
     assert found["attribute_ids"].tolist() == [[0, 2, 0, 0, 0]]
     assert found["class_ids"].tolist() == [[1, 2, 0, 0, 0]]
 
@@ -109,9 +144,42 @@ def test_an_attribute_that_no_weights_know_is_none():
 def test_features_are_rounded_and_nothing_else():
     image = detections(2)
     thirds = replace(image, features=image.features / 3)
-    whole, half = (columns([thirds], RegionOptions(1, 5), replace(SPEC, dtype=dtype)) for dtype in ("float32", "float16"))
+    whole, half = (columns_of([thirds], RegionOptions(1, 5), replace(SPEC, dtype=dtype)) for dtype in ("float32", "float16"))
     assert half["features"].tobytes() == whole["features"].astype(np.float16).tobytes()
     assert all(half[name].tobytes() == whole[name].tobytes() for name in whole if name != "features")
+
+
+def test_images_of_a_batch_do_not_act_on_one_another():
+    generator = np.random.default_rng(8)
+    images = []
+    for count in (40, 7, 0, 23):
+        corners = torch.from_numpy(generator.uniform(0, 100, (count, 2, 2)).astype(np.float32))
+        boxes = torch.cat((corners.amin(dim=1), corners.amax(dim=1)), dim=1)
+        classes, attributes = (torch.from_numpy(generator.random((count, width), dtype=np.float32)) for width in (30, 5))
+        images.append(Detections(boxes, torch.ones(count, dtype=torch.bool), torch.rand(count, 3), classes, attributes))
+    for options in (RegionOptions(3, 30, 0.9), RegionOptions(5, 5), RegionOptions(30, 40)):
+        spec = replace(SPEC, shape=(options.max_regions, 3))
+        alone = [columns_of([image], options, spec) for image in images]
+        for name, values in columns_of(images, options, spec).items():
+            assert values.tobytes() == b"".join(found[name].tobytes() for found in alone)
+
+
+def test_a_batch_costs_few_launches_and_waits():
+    """The budget of a batch of 16 images: 600 launches and 3 waits, whatever the number of images."""
+    torch.manual_seed(0)
+    with pretended_gpu() as gpu:
+        counts = {}
+        for images in (1, 16):
+            corners = torch.rand(images, 300, 2) * 500
+            boxes = torch.cat((corners, corners + 20 + torch.rand(images, 300, 2) * 200), dim=2)
+            parts = (boxes, torch.rand(images, 300) < 2, torch.rand(images, 300, 8), torch.rand(images, 300, 51).softmax(dim=2))
+            found = Detections(*(values.to("cuda") for values in (*parts, torch.rand(images, 300, 11))))
+            gpu.reset()
+            columns([(640, 480)] * images, choose(found, RegionOptions()), replace(SPEC, shape=(36, 8)))
+            counts[images] = gpu.launches.total()
+            assert gpu.waits.total() <= 3, gpu.report()
+            assert gpu.launches.total() <= 300, gpu.report()
+    assert counts[16] <= 2 * counts[1]
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
@@ -122,6 +190,6 @@ def test_a_proposal_that_is_not_finite_spoils_its_image(value, options):
     bad.features[2, 1] = value
     classes = bad.classes.clone()
     classes[2] = torch.nan  # as a softmax over its scores
-    found = columns([detections(2), replace(bad, classes=classes)], options, SPEC)
+    found = columns_of([detections(2), replace(bad, classes=classes)], options, SPEC)
     assert np.isfinite(found["features"][0]).all()
     assert np.count_nonzero(~np.isfinite(found["features"][1])) == 1

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of
+from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of, send
 from tests.extractors.regions.reference_detector import resize
+from tests.pretended_gpu import pretended_gpu
 
 SIZES = [
     (640, 360),
@@ -23,7 +24,11 @@ def picture(width, height, seed=0):
 
 
 def prepared(image):
-    return prepare(torch.from_numpy(image).permute(2, 0, 1))[0].permute(1, 2, 0).numpy()
+    return prepare(sent(torch.from_numpy(image).permute(2, 0, 1)))[0].permute(1, 2, 0).numpy()
+
+
+def sent(pixels, device=None):
+    return send(pixels, device or torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -76,4 +81,17 @@ def test_an_image_of_the_right_size_only_loses_its_mean():
 
 def test_the_layout_of_the_pixels_does_not_matter():
     pixels = torch.from_numpy(picture(50, 40)).permute(2, 0, 1)
-    torch.testing.assert_close(prepare(pixels), prepare(pixels.contiguous()), rtol=0, atol=0)
+    torch.testing.assert_close(prepare(sent(pixels)), prepare(sent(pixels.contiguous())), rtol=0, atol=0)
+
+
+def test_an_image_goes_to_a_gpu_in_one_copy_that_nobody_waits_for():
+    pixels = torch.from_numpy(picture(41, 30)).permute(2, 0, 1)
+    with pretended_gpu() as gpu:
+        image = sent(pixels, torch.device("cuda", 0))
+        found = prepare(image)
+        assert {tensor.device.type for tensor in (*image, found)} == {"cuda"}
+        assert not gpu.waits, gpu.report()
+        assert [event.operation for event in gpu.copies.elements()] == ["copy to the GPU"]
+        assert torch.equal(image.pixels.cpu(), pixels)
+        assert image.scale.tolist() == [scale_of(41, 30)]
+        assert torch.equal(found.cpu(), prepare(sent(pixels)))

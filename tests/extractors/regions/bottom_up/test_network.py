@@ -3,7 +3,7 @@ import pytest
 import torch
 from torchvision.ops import FrozenBatchNorm2d
 
-from extractors.regions.bottom_up.network import Backbone, Detector, RegionProposals, build, fold_norms, pool
+from extractors.regions.bottom_up.network import Backbone, Detector, RegionProposals, build, fold_norms, pool, suppress
 from extractors.regions.boxes import cell_anchors
 from tests.extractors.regions import reference_detector
 
@@ -12,6 +12,12 @@ from tests.extractors.regions import reference_detector
 def detector():
     torch.manual_seed(3)
     return build().eval().requires_grad_(False)
+
+
+def proposals(rpn, maps, width, height, scale):
+    """Return the proposals of one image, [P, 4]."""
+    boxes, are_kept = suppress(*rpn.propose(maps, width, height, torch.tensor([scale])))
+    return boxes[0, : int(are_kept.sum())]
 
 
 def test_names_and_shapes_of_the_state():
@@ -112,14 +118,14 @@ def test_pooling_equals_the_loops():
     corners = generator.uniform(0, 1, (60, 2, 2)) * (479, 319)
     corners[:20] = np.round(corners[:20] / 8) * 8  # halves of a cell, where rounding matters
     boxes = np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1).astype(np.float32)
-    found = pool(maps, torch.from_numpy(boxes))
+    found = pool(maps, torch.from_numpy(boxes)[None])
     for box, pooled in zip(boxes, found, strict=True):
         assert torch.equal(pooled, reference_detector.roi_pool(maps[0], box))
 
 
 def test_a_half_cell_is_rounded_up():
     maps = torch.arange(12.0).view(1, 1, 1, 12)
-    pooled = pool(maps, torch.tensor([[24.0, 0, 24, 0], [8, 0, 8, 0], [7.9, 0, 7.9, 0]]))  # 1.5, 0.5 and less cells
+    pooled = pool(maps, torch.tensor([[[24.0, 0, 24, 0], [8, 0, 8, 0], [7.9, 0, 7.9, 0]]]))  # 1.5, 0.5 and less cells
     assert pooled[:, 0, 0, 0].tolist() == [2, 1, 0]
 
 
@@ -129,11 +135,30 @@ def test_proposals_equal_the_reference(detector):
     state = detector.state_dict()
     with torch.inference_mode():
         expected = reference_detector.propose(state, maps, 199, 121, 0.5)
-        found = detector.rpn.propose(maps, 199, 121, 0.5).numpy()
+        found = proposals(detector.rpn, maps, 199, 121, 0.5).numpy()
     assert len(found) == len(expected) > 50
     distances = np.abs(found[:, None] - expected).max(axis=2)
     assert distances.min(axis=1).max() < 1e-2
     assert sorted(distances.argmin(axis=1)) == list(range(len(expected)))
+
+
+def test_images_of_one_size_have_the_proposals_that_each_has_alone(detector):
+    torch.manual_seed(6)
+    maps, scales = torch.randn(3, 1024, 6, 7).relu_(), torch.tensor([0.5, 3.0, 6.0])
+    with torch.inference_mode():
+        boxes, are_kept = suppress(*detector.rpn.propose(maps, 110, 95, scales))
+        counts = are_kept.sum(dim=1).tolist()
+        for i, (scale, count) in enumerate(zip(scales.tolist(), counts, strict=True)):
+            alone = proposals(detector.rpn, maps[i : i + 1], 110, 95, scale)
+            assert len(alone) == count
+            torch.testing.assert_close(boxes[i, :count], alone, rtol=0, atol=1e-3)
+    assert counts[0] > counts[1] > counts[2] == 0  # 6 * 16 pixels are more than the height
+
+
+def test_pooling_of_several_images_is_that_of_each():
+    maps, boxes = torch.randn(2, 3, 9, 8), torch.rand(2, 5, 2) * 60
+    boxes = torch.cat((boxes, boxes + 50), dim=2)
+    assert torch.equal(pool(maps, boxes), torch.cat([pool(maps[i : i + 1], boxes[i : i + 1]) for i in range(2)]))
 
 
 def test_a_checkpoints_own_anchors_are_used(detector):
@@ -141,14 +166,14 @@ def test_a_checkpoints_own_anchors_are_used(detector):
     rpn.load_state_dict(detector.rpn.state_dict() | {"anchors": torch.full((12, 4), 3.0) + torch.tensor([0.0, 0, 60, 40])})
     for layer in (rpn.deltas, rpn.scores):
         layer.weight.zero_()
-    boxes = rpn.propose(torch.zeros(1, 1024, 1, 1), 600, 600, 1.0)
+    boxes = proposals(rpn, torch.zeros(1, 1024, 1, 1), 600, 600, 1.0)
     assert boxes.tolist() == [[3, 3, 64, 44]]  # decoded with zeros: one longer
 
 
 def test_no_proposal_of_more_than_sixteen_original_pixels(detector):
-    assert detector.rpn.propose(torch.randn(1, 1024, 3, 3), 48, 48, 3.0).shape == (0, 4)
-    assert detector.rpn.propose(torch.randn(1, 1024, 3, 3), 49, 48, 3.0).shape == (0, 4)
-    assert len(detector.rpn.propose(torch.randn(1, 1024, 4, 4), 49, 49, 3.0)) > 0
+    assert proposals(detector.rpn, torch.randn(1, 1024, 3, 3), 48, 48, 3.0).shape == (0, 4)
+    assert proposals(detector.rpn, torch.randn(1, 1024, 3, 3), 49, 48, 3.0).shape == (0, 4)
+    assert len(proposals(detector.rpn, torch.randn(1, 1024, 4, 4), 49, 49, 3.0)) > 0
 
 
 def test_attributes_depend_on_the_most_probable_class(detector):
