@@ -14,10 +14,10 @@ __all__ = ["empty", "imagepivot"]
 @pytest.fixture(scope="session")
 def tell(pytestconfig: pytest.Config) -> Callable[[str], None]:
     """Write a line to the log of the tests, also where they pass: what ran, what was killed, which bytes came of it."""
-    reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
+    reporter, capture = (pytestconfig.pluginmanager.get_plugin(name) for name in ("terminalreporter", "capturemanager"))
 
     def line(text: str) -> None:
-        reporter.ensure_newline()
-        reporter.write_line(f"  {text}")
+        with capture.global_and_fixture_disabled():
+            reporter.write_line(f"  {text}", flush=True)
 
     return line
