@@ -76,6 +76,6 @@ class FlinkCluster:
 
     def _words(self, what: str) -> str:
         return (
-            f"it gives the job up without telling Flink, and {self._address!r} {what}. Cancel the job on Flink's page, or name "
-            "Flink's address behind --: --flink_master=http://HOST:8081"
+            f"it gives the job up without telling Flink, and {self._address!r} {what}. Cancel the job on Flink's page, or with "
+            "Flink's right address: imagepivot cancel OUTPUT -- --flink_master=http://HOST:8081"
         )

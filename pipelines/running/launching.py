@@ -179,6 +179,8 @@ class Launch:
                 self._result.cancel()
             else:
                 self._service.cancel(self.job.id)
+        except SilentError as error:
+            return f"{self.job.runner} did not cancel {self.job.name} ({error}): it may go on"
         except Exception as error:  # noqa: BLE001 -- any runner's
             return f"{self.job.runner} did not cancel {self.job.name} ({_first_line(error)}): it may go on"
         words = _confirmed(self._state, self.job)

@@ -155,7 +155,7 @@ def test_a_job_that_flink_may_go_on_with_is_not_called_cancelled(flink, serve, t
     folder = submitted(tmp_path, serve(service))
     said = (
         r"did not cancel job .* \(it gives the job up without telling Flink, and 'http://127\.0\.0\.1:\d+' does not answer: .*"
-        r"name Flink's address behind --: --flink_master=http://HOST:8081\): it may go on$"
+        r"imagepivot cancel OUTPUT -- --flink_master=http://HOST:8081\): it may go on$"
     )
     for _ in range(2):  # The second time, too: the service calls it cancelled by then.
         with pytest.raises(ImagepivotError, match=said):
