@@ -161,7 +161,7 @@ def kill_workers(held: Held, tell: Callable[[str], None]) -> None:
     assert killed
     for worker in killed:
         os.kill(worker, signal.SIGKILL)
-    tell(f"{held.name}: killed {len(killed)} workers while they write a shard")
+    tell(f"{held.name}: killed all workers, {len(killed)}, while a shard is being written")
 
 
 def test_flink_goes_on_without_a_task_manager_that_is_killed(flink, inputs, check, tell, tmp_path):
@@ -174,7 +174,7 @@ def test_flink_goes_on_without_a_task_manager_that_is_killed(flink, inputs, chec
             wait_for(written(folder / "plain"), SECONDS)
             (lost, *_) = engine.busy()
             engine.processes[lost].kill()
-            tell(f"flink: killed {lost}, which holds tasks, while a worker writes a shard")
+            tell(f"flink: killed {lost}, which holds tasks, while a shard is being written")
             wait_for(lambda: engine.task_managers() == 1, SECONDS)
         ended = launcher.wait(SECONDS)
     assert ended.returncode == 0, ended.stderr
@@ -240,7 +240,7 @@ def test_a_job_is_cancelled_and_the_same_command_makes_the_rest(name, request, i
     assert ended.returncode == 1
     assert "failed in state CANCELLED" in ended.stderr
     assert not job_of(folder / "plain")
-    tell(f"{name}: cancelled by imagepivot cancel while a worker writes a shard")
+    tell(f"{name}: cancelled by imagepivot cancel while a shard is being written")
     imagepivot(*words, cwd=folder)
     check(held, folder, "plain", "cancelled, the same command again")
 
@@ -263,16 +263,17 @@ def test_ctrl_c_on_a_terminal_cancels_a_job_on_flink_itself(flink, inputs, tell,
         assert process.wait(SECONDS) == 130
         assert ended_on_flink(flink, job) == "CANCELED"
     assert not job_of(folder / "plain")
-    tell("flink: cancelled by Ctrl-C on a terminal")
+    tell("flink: cancelled by Ctrl-C on a terminal; Flink says CANCELED")
 
 
 # --- what a user gets wrong --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["flink", "spark", "prism"])
-def test_a_users_mistake_on_a_worker_is_one_line(name, request, imagepivot, tmp_path):
+def test_a_users_mistake_on_a_worker_is_one_line(name, request, imagepivot, tell, tmp_path):
     held = request.getfixturevalue(name)
     (tmp_path / "captions.tsv").write_text("image_id\ttext\na\tx\ny\n")
     done = imagepivot(*held.words(*commands("--shared-disk")[0]), cwd=tmp_path, code=1)
     assert "captions.tsv', row 2 (line 3): 1 columns, expected the 2 of the header" in one_line(done)
     assert not list((tmp_path / "plain").glob("part-*"))
+    tell(f"{name}: a row that lacks a column is one line, and nothing is published")
