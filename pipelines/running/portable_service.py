@@ -93,13 +93,11 @@ class PortableService:
         """Return the Flink behind the service, and the job's name there; None where the service names none by an address."""
         info = self._info(job_id)
         options = {} if info is None else dict(info.pipeline_options)
-        masters = [master for master in (self._flink_master, options.get(_FLINK_MASTER)) if _is_address(master)]
-        return (FlinkCluster(masters[0]), info.job_name) if masters and info is not None else (None, "")
-
-
-def _is_address(master: object) -> bool:
-    """Return whether a value of Beam's option leads to a cluster: ``[auto]`` and ``[local]`` do not."""
-    return isinstance(master, str) and bool(master) and not master.startswith("[")
+        for master in (self._flink_master, options.get(_FLINK_MASTER)):
+            # Beam's option leads to no cluster if it is empty, `[auto]` or `[local]`.
+            if info is not None and isinstance(master, str) and master and not master.startswith("["):
+                return FlinkCluster(master), info.job_name
+        return None, ""
 
 
 def _ask(method: Callable[..., Any], request: Any) -> Any:
