@@ -22,7 +22,7 @@ from tests.integration.workload import OUTPUTS, commands, files, make_inputs, on
 
 pytest.importorskip("timm", reason="the extra dev installs it")
 
-pytestmark = [pytest.mark.slow, pytest.mark.engines, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.engines, pytest.mark.timeout(1200)]
 
 CODES = (0, 0, 0, 0, 0, 3)  # A photo is broken.
 SECONDS = 300.0
