@@ -27,7 +27,7 @@ cluster: $(STAMP)  ## Run the long tests: stores, full disks, damage, many or ki
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster --durations=10
 
 cluster-test: $(STAMP)  ## Run every pipeline command on Flink, Spark and Prism, which Maven and Go fetch into build/engines; without them it skips.
-	$(BIN)/python -m pytest -p no:xdist -m engines --durations=10
+	$(BIN)/python -m pytest -p no:xdist tests/cluster --durations=30
 
 container-test: $(STAMP)  ## Build the images of docker/ and run them, as root; docs/containers.md names what it needs.
 	$(BIN)/python -m pytest tests/containers --durations=10

@@ -49,7 +49,7 @@ VARIABLES = {parameter.envvar for command in COMMANDS.values() for parameter in 
 BEAM_FLAGS = {"--runner", "--project", "--experiments"}
 BEAM_FLAGS |= {"--environment_type", "--job_server_timeout", "--sdk_container_image", "--disk_size_gb", "--max_num_workers"}
 BEAM_FLAGS |= {"--worker_machine_type", "--number_of_worker_harness_threads"}
-BEAM_FLAGS |= {"--environment_config", "--job_endpoint", "--template_location"}
+BEAM_FLAGS |= {"--environment_config", "--job_endpoint", "--template_location", "--flink_master"}
 BEAM_FLAGS |= {"--dask_client_address", "--dask_partition_size"}
 OTHER_PROGRAMS = ("dask ", "docker ", "gcloud ", "hf ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
 

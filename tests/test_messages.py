@@ -33,7 +33,7 @@ OTHERS = {"--no-build-isolation", "--dereference", "--hard-dereference", "--runn
 OTHERS |= {"--job_endpoint", "--job_server_timeout", "--dataflow_service_options", "--experiments", "--resource_hints"}
 OTHERS |= {"--worker_machine_type"}
 OTHERS |= {"--gpus", "--shm-size", "--upgrade"}  # Of docker, and of pip.
-OTHERS |= {"--template_location", "--no_auth"}
+OTHERS |= {"--template_location", "--no_auth", "--flink_master"}
 # Words that follow the name in prose, as in "this version of imagepivot reads".
 PROSE = {"has", "reads", "run"}
 

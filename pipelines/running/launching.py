@@ -10,10 +10,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
+from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions, PortableOptions, StandardOptions
 
 from pipelines.running.dataflow_service import DataflowService
 from pipelines.running.execution import Execution
@@ -44,7 +44,9 @@ def service_of(options: PipelineOptions) -> Service | None:
     if runner.lower().removesuffix("runner") == "dataflow":
         return DataflowService(options)
     endpoint = options.view_as(PortableOptions).job_endpoint
-    return PortableService(endpoint) if endpoint and endpoint != "embed" else None
+    if not endpoint or endpoint == "embed":
+        return None
+    return PortableService(endpoint, options.view_as(FlinkRunnerOptions).flink_master)
 
 
 def work_of(output: Output, *, update: Update | None, retry_failed: bool) -> str:
@@ -157,6 +159,7 @@ class Launch:
         try:
             self.job = self.job.accepted(self._folder, job_id, page)
         except ImagepivotError as error:  # Nobody could find the job again.
+            self.job = replace(self.job, id=job_id)
             raise type(error)(f"{error}. {self.cancel()}") from error
         if self._execution.detach:
             raise self._detached()
@@ -173,7 +176,12 @@ class Launch:
         """Ask the runner to end the job, wait until it says so, and return what became of it, in words."""
         say(f"asked {self.job.runner} to cancel {self.job.name}, which it has not confirmed: it may go on")
         try:
-            self._result.cancel()
+            if self._service is None:
+                self._result.cancel()
+            else:
+                self._service.cancel(self.job.id)
+        except SilentError as error:
+            return f"{self.job.runner} did not cancel {self.job.name} ({error}): it may go on"
         except Exception as error:  # noqa: BLE001 -- any runner's
             return f"{self.job.runner} did not cancel {self.job.name} ({_first_line(error)}): it may go on"
         words = _confirmed(self._state, self.job)

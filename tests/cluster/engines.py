@@ -26,7 +26,7 @@ from typing import Any
 
 import apache_beam
 
-from tests.integration.clusters import accepts, served
+from tests.integration.clusters import accepts, foreign_modules
 from tests.integration.processes import wait_for
 from tests.stores import free_port
 
@@ -39,7 +39,7 @@ _FETCH_SECONDS = 1200
 _START_SECONDS = 240.0
 _DIE_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG.
 
-# Flink 1.16 and Spark 3.5 reach into Java's own packages, which Java 17 shows only if it is told to.
+# Flink 1.19 and Spark 3.5 reach into Java's own packages, which Java 17 shows only if it is told to.
 _OPENED = (
     *("java.io", "java.lang", "java.lang.invoke", "java.lang.reflect", "java.net", "java.nio", "java.text", "java.time"),
     *("java.util", "java.util.concurrent", "java.util.concurrent.atomic", "java.util.concurrent.locks"),
@@ -137,8 +137,9 @@ def of_maven(name: str) -> Path:
 
 
 def _end_with_parent() -> None:
-    """Let Linux end this process with the one that started it, however that ends."""
+    """Let Linux end this process with the one that started it, however that ends; let it hear of interrupts, as in a terminal."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 # --- processes ---------------------------------------------------------------------------------------------------------
@@ -159,8 +160,10 @@ class Engine:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @contextmanager
-    def running(self, name: str, *command: object, ready: Callable[[], object], **environment: str) -> Iterator[None]:
-        """Run a program until it is ready and then for the block; at its end the process is gone."""
+    def running(
+        self, name: str, *command: object, ready: Callable[[], object], stop: int = signal.SIGTERM, **environment: str
+    ) -> Iterator[None]:
+        """Run a program until it is ready and then for the block; at its end, or this process's, it gets a signal and is gone."""
         folder = self.root / name
         (folder / "tmp").mkdir(parents=True)
         words = [str(word) for word in command]
@@ -179,7 +182,7 @@ class Engine:
             assert process.poll() is None, f"{name} ended at its start:\n{self.log(name)}"
             yield
         finally:
-            process.terminate()
+            process.send_signal(stop)
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
@@ -206,9 +209,10 @@ class Engine:
     def served_by_pool(self, jobs: int, **environment: str) -> Iterator[None]:
         """Run a pool of workers with these variables of the environment, and set the flags that lead to a job service and to it."""
         port = free_port()
-        words = ("-m", "apache_beam.runners.worker.worker_pool_main", f"--service_port={port}")
-        with served(*words, port=port, folder=self.root / "pool", **environment) as pool:
-            self.processes["pool"] = pool
+        words = (sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main", f"--service_port={port}")
+        environment = {**foreign_modules(self.root / "pool"), **environment}
+        # At this signal the pool ends its workers, too.
+        with self.running("pool", *words, ready=lambda: accepts(port), stop=signal.SIGINT, **environment):
             self.flags = (
                 "--runner=PortableRunner",
                 f"--job_endpoint=localhost:{jobs}",
@@ -237,13 +241,6 @@ class Flink(Engine):
     def states(self) -> list[str]:
         """Return the states of all jobs."""
         return [job["status"] for job in self.ask("/jobs").get("jobs", [])]
-
-    def cancel(self) -> None:
-        """Cancel all jobs that run."""
-        for job in self.ask("/jobs").get("jobs", []):
-            if job["status"] == "RUNNING":
-                request = urllib.request.Request(f"{self.rest}/jobs/{job['id']}?mode=cancel", method="PATCH")
-                urllib.request.urlopen(request, timeout=10).close()
 
     def busy(self) -> list[str]:
         """Return the names of the TaskManagers that hold tasks."""

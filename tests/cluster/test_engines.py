@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,12 @@ from schemas.validation import validate
 from tests.cluster import engines
 from tests.integration.gate import GATE, at_work, job_of
 from tests.integration.processes import start, wait_for
-from tests.integration.workload import commands, files, make_inputs, one_line
+from tests.integration.terminals import on_terminal, shown
+from tests.integration.workload import OUTPUTS, commands, files, make_inputs, one_line
 
 pytest.importorskip("timm", reason="the extra dev installs it")
 
-pytestmark = [pytest.mark.slow, pytest.mark.engines, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.engines, pytest.mark.timeout(1200)]
 
 CODES = (0, 0, 0, 0, 0, 3)  # A photo is broken.
 SECONDS = 300.0
@@ -30,6 +32,7 @@ SECONDS = 300.0
 class Held:
     """An engine whose workers publish no shard while the file ``hold`` exists."""
 
+    name: str
     engine: engines.Engine
     hold: Path
 
@@ -62,7 +65,7 @@ def at_hand(
     environment = {"PYTHONPATH": str(root / "gate"), "HOLD": str(hold)}
     try:
         with run(root / "engine", **environment) as engine:
-            yield Held(engine, hold)
+            yield Held(run.__name__, engine, hold)
             if request.session.testsfailed > failed:
                 print(engine.logs())
     except engines.UnavailableError as error:
@@ -101,13 +104,34 @@ def test_what_cannot_be_had_is_said(tmp_path, monkeypatch):
 # --- the same bytes ----------------------------------------------------------------------------------------------------
 
 
+def of_output(content: Mapping[str, bytes], name: str) -> dict[str, bytes]:
+    return {path: data for path, data in content.items() if path.startswith(f"{name}/") and not path.endswith(".lock")}
+
+
+def digest(content: Mapping[str, bytes]) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for _, data in sorted(content.items()))).hexdigest()
+
+
+@pytest.fixture
+def check(local, tell) -> Callable[[Held, Path, str, str], None]:
+    """Compare a dataset with that of a local run, and say so."""
+
+    def compare(held: Held, folder: Path, name: str, what: str) -> None:
+        made, expected = of_output(files(folder), name), of_output(local, name)
+        assert made == expected
+        tell(f"{held.name}: {what}: {len(made)} files of {name!r}, SHA-256 {digest(made)[:16]}, equal to the local run's")
+
+    return compare
+
+
 @pytest.mark.parametrize("name", ["flink", "spark", "prism"])
-def test_every_command_makes_the_bytes_of_a_local_run(name, request, inputs, local, imagepivot, tmp_path):
+def test_every_command_makes_the_bytes_of_a_local_run(name, request, inputs, local, imagepivot, check, tmp_path):
     held = request.getfixturevalue(name)
     folder = shutil.copytree(inputs, tmp_path / "there")
-    for command, code in zip(commands("--shared-disk"), CODES, strict=True):
+    for command, output, code in zip(commands("--shared-disk"), OUTPUTS, CODES, strict=True):
         done = imagepivot(*held.words(*command), cwd=folder, code=code)
         assert "Traceback" not in done.stderr
+        check(held, folder, output, f"imagepivot {command[0]}, exit code {done.returncode}")
     assert files(folder) == local
     if name == "flink":
         assert set(held.engine.states()) == {"FINISHED"}
@@ -132,15 +156,15 @@ def written(output: Path) -> Callable[[], list[Path]]:
     return lambda: list(output.glob(".part-*"))
 
 
-def outputs(folder: Path, name: str) -> dict[str, bytes]:
-    return {path: data for path, data in files(folder).items() if path.startswith(f"{name}/")}
+def kill_workers(held: Held, tell: Callable[[str], None]) -> None:
+    killed = held.engine.workers()
+    assert killed
+    for worker in killed:
+        os.kill(worker, signal.SIGKILL)
+    tell(f"{held.name}: killed all workers, {len(killed)}, while a shard is being written")
 
 
-def expected(local: dict[str, bytes], name: str) -> dict[str, bytes]:
-    return {path: data for path, data in local.items() if path.startswith(f"{name}/") and not path.endswith(".lock")}
-
-
-def test_flink_goes_on_without_a_task_manager_that_is_killed(flink, inputs, local, tmp_path):
+def test_flink_goes_on_without_a_task_manager_that_is_killed(flink, inputs, check, tell, tmp_path):
     """The job is restarted on the other one."""
     folder = shutil.copytree(inputs, tmp_path / "there")
     engine = flink.engine
@@ -150,29 +174,31 @@ def test_flink_goes_on_without_a_task_manager_that_is_killed(flink, inputs, loca
             wait_for(written(folder / "plain"), SECONDS)
             (lost, *_) = engine.busy()
             engine.processes[lost].kill()
+            tell(f"flink: killed {lost}, which holds tasks, while a shard is being written")
             wait_for(lambda: engine.task_managers() == 1, SECONDS)
         ended = launcher.wait(SECONDS)
     assert ended.returncode == 0, ended.stderr
-    assert outputs(folder, "plain") == expected(local, "plain")
+    check(flink, folder, "plain", "without a TaskManager, the same job")
     assert validate(str(folder / "plain")) == []
     assert "FAILED" not in engine.states()
 
 
-def test_a_worker_that_is_killed(flink, inputs, local, tmp_path):
+def test_a_worker_that_is_killed(flink, inputs, check, tell, tmp_path):
     folder = shutil.copytree(inputs, tmp_path / "there")
     with start(*flink.words(*commands("--shared-disk")[0]), folder=folder) as launcher:
         with holding(flink):
             at_work(folder / "plain", SECONDS)
             wait_for(written(folder / "plain"), SECONDS)
-            for worker in flink.engine.workers():
-                os.kill(worker, signal.SIGKILL)
+            kill_workers(flink, tell)
         ended = launcher.wait(SECONDS)
     assert ended.returncode == 0, ended.stderr
-    assert outputs(folder, "plain") == expected(local, "plain")
+    check(flink, folder, "plain", "without its workers, the same job")
 
 
 @pytest.mark.parametrize("name", ["spark", "prism"])
-def test_a_worker_that_is_killed_ends_the_job_and_the_same_command_goes_on(name, request, inputs, local, imagepivot, tmp_path):
+def test_a_worker_that_is_killed_ends_the_job_and_the_same_command_goes_on(
+    name, request, inputs, imagepivot, check, tell, tmp_path
+):
     held = request.getfixturevalue(name)
     folder = shutil.copytree(inputs, tmp_path / "there")
     words = held.words(*commands("--shared-disk")[0])
@@ -180,8 +206,7 @@ def test_a_worker_that_is_killed_ends_the_job_and_the_same_command_goes_on(name,
         with holding(held):
             at_work(folder / "plain", SECONDS)
             wait_for(written(folder / "plain"), SECONDS)
-            for worker in held.engine.workers():
-                os.kill(worker, signal.SIGKILL)
+            kill_workers(held, tell)
         ended = launcher.wait(SECONDS)
     assert ended.returncode == 1
     said = {
@@ -190,38 +215,65 @@ def test_a_worker_that_is_killed_ends_the_job_and_the_same_command_goes_on(name,
     }
     assert said[name] in ended.stderr
     imagepivot(*words, cwd=folder)
-    assert outputs(folder, "plain") == expected(local, "plain")
+    check(held, folder, "plain", "without its workers, the same command again")
 
 
 # --- cancelling --------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_of_flink_is_cancelled(flink, inputs, local, imagepivot, tmp_path):
-    """Beam's job server gives it up and does not tell Flink, where it is cancelled by itself. The same command makes the rest."""
+def cancelled_words(job: str) -> str:
+    return f"cancelled: PortableRunner says that job '{job}' has ended; finished shards are kept"
+
+
+@pytest.mark.parametrize("name", ["flink", "spark", "prism"])
+def test_a_job_is_cancelled_and_the_same_command_makes_the_rest(name, request, inputs, imagepivot, check, tell, tmp_path):
+    held = request.getfixturevalue(name)
     folder = shutil.copytree(inputs, tmp_path / "there")
-    words = flink.words(*commands("--shared-disk")[0])
-    with start(*words, folder=folder) as launcher, holding(flink):
+    words = held.words(*commands("--shared-disk")[0])
+    with start(*words, folder=folder) as launcher, holding(held):
         job = at_work(folder / "plain", SECONDS)
-        cancelled = imagepivot("cancel", folder / "plain").stdout
-        assert cancelled.startswith(f"cancelled: PortableRunner says that job '{job}' has ended; finished shards are kept")
+        wait_for(written(folder / "plain"), SECONDS)
+        assert imagepivot("cancel", folder / "plain").stdout.startswith(cancelled_words(job))
+        if name == "flink":
+            assert ended_on_flink(held, job) == "CANCELED"
         ended = launcher.wait(SECONDS)
-        assert flink.engine.states().count("RUNNING") == 1
-        flink.engine.cancel()
-        wait_for(lambda: "CANCELED" in flink.engine.states(), SECONDS)
     assert ended.returncode == 1
     assert "failed in state CANCELLED" in ended.stderr
     assert not job_of(folder / "plain")
+    tell(f"{name}: cancelled by imagepivot cancel while a shard is being written")
     imagepivot(*words, cwd=folder)
-    assert outputs(folder, "plain") == expected(local, "plain")
+    check(held, folder, "plain", "cancelled, the same command again")
+
+
+def ended_on_flink(held: Held, job: str) -> str:
+    """Return in which state the only job of this name is on Flink itself."""
+    (state,) = [found["state"] for found in held.engine.ask("/jobs/overview")["jobs"] if job.startswith(f"{found['name']}_")]
+    return state
+
+
+def test_ctrl_c_on_a_terminal_cancels_a_job_on_flink_itself(flink, inputs, tell, tmp_path):
+    folder = shutil.copytree(inputs, tmp_path / "there")
+    with on_terminal(flink.words(*commands("--shared-disk")[0]), folder) as (process, terminal), holding(flink):
+        job = at_work(folder / "plain", SECONDS)
+        wait_for(written(folder / "plain"), SECONDS)
+        os.write(terminal, b"\x03")
+        shown(terminal, "[c/l]", seconds=SECONDS)
+        os.write(terminal, b"c\n")
+        shown(terminal, cancelled_words(job), seconds=SECONDS)
+        assert process.wait(SECONDS) == 130
+        assert ended_on_flink(flink, job) == "CANCELED"
+    assert not job_of(folder / "plain")
+    tell("flink: cancelled by Ctrl-C on a terminal; Flink says CANCELED")
 
 
 # --- what a user gets wrong --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["flink", "spark", "prism"])
-def test_a_users_mistake_on_a_worker_is_one_line(name, request, imagepivot, tmp_path):
+def test_a_users_mistake_on_a_worker_is_one_line(name, request, imagepivot, tell, tmp_path):
     held = request.getfixturevalue(name)
     (tmp_path / "captions.tsv").write_text("image_id\ttext\na\tx\ny\n")
     done = imagepivot(*held.words(*commands("--shared-disk")[0]), cwd=tmp_path, code=1)
     assert "captions.tsv', row 2 (line 3): 1 columns, expected the 2 of the header" in one_line(done)
     assert not list((tmp_path / "plain").glob("part-*"))
+    tell(f"{name}: a row that lacks a column is one line, and nothing is published")

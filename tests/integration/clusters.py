@@ -52,15 +52,19 @@ def accepts(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@contextmanager
-def served(*arguments: str, port: int, folder: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run Python with these arguments, in a folder with foreign modules and a temporary folder of its own, until it listens."""
+def foreign_modules(folder: Path) -> dict[str, str]:
+    """Write modules with the names of ours into a folder; return the environment in which ``python`` is the one that runs this."""
     (folder / "schemas").mkdir(parents=True)
     for name in ("schemas/__init__.py", "train.py"):
         (folder / name).write_text("raise RuntimeError('this is not ours')\n")
-    (folder / "tmp").mkdir()
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "PATH": path, **environment}
+    return {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+@contextmanager
+def served(*arguments: str, port: int, folder: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run Python with these arguments, in a folder with foreign modules and a temporary folder of its own, until it listens."""
+    (folder / "tmp").mkdir(parents=True)
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), **foreign_modules(folder), **environment}
     with (folder / "log").open("w") as log:
         process = subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment, stdout=log, stderr=log)
     try:

@@ -12,16 +12,20 @@ __all__ = ["GATE", "at_work", "job_of"]
 
 GATE = """
 import os, time
-fsync = os.fsync
+fsync, parent = os.fsync, os.getppid()
 
 def held(number):
-    while ".part-" in os.readlink(f"/proc/self/fd/{number}") and os.path.exists(os.environ["HOLD"]):
+    name = os.readlink(f"/proc/self/fd/{number}")
+    while ".part-" in name and os.path.exists(os.environ["HOLD"]) and os.getppid() == parent:
         time.sleep(0.05)
     fsync(number)
 
 os.fsync = held
 """
-"""Module ``sitecustomize``, which Python itself starts in every worker; the variable ``HOLD`` names the file."""
+"""Module ``sitecustomize``, which Python itself starts in every worker; the variable ``HOLD`` names the file.
+
+A worker whose pool is gone waits no longer.
+"""
 
 
 def job_of(output: Path) -> dict[str, object]:

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from tests.integration.clusters import Cluster, job_service
 from tests.integration.conftest import PROGRESS
 from tests.integration.gate import GATE, at_work, job_of
 from tests.integration.processes import Started, start, wait_for
+from tests.integration.terminals import on_terminal, shown
 from tests.stores import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -167,43 +165,6 @@ def test_a_signal_leaves_the_job(held, words, tmp_path, number, code):
     wait_for(lambda: (output / "_manifest.json").exists() and not (output / "_job.json").exists())
     assert not (output / ".first-worker.tmp-0").exists()
     assert open_dataset(output).manifest.rows == 40
-
-
-@contextmanager
-def on_terminal(words: tuple[object, ...]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run the command on a terminal of its own; yields the process and the terminal's other end."""
-    outer, inner = pty.openpty()
-    script = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); import imagepivot; imagepivot.main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, words)],
-        stdin=inner,
-        stdout=inner,
-        stderr=inner,
-        start_new_session=True,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    os.close(inner)
-    os.set_blocking(outer, False)
-    try:
-        yield process, outer
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        os.close(outer)
-
-
-def shown(terminal: int, until: str, seen: str = "") -> str:
-    """Read what a terminal shows until a text appears."""
-
-    def found() -> bool:
-        nonlocal seen
-        with suppress(BlockingIOError, OSError):
-            seen += os.read(terminal, 1 << 16).decode()
-        return until in seen
-
-    wait_for(found)
-    return seen
 
 
 def test_ctrl_c_on_a_terminal_leaves_the_job(held, words, tmp_path):

@@ -245,6 +245,24 @@ def test_an_interrupt_leaves_the_job_until_it_is_cancelled(runner, folder, monke
     assert folder.names() == ([] if obeys else [JOB_NAME])
 
 
+def test_a_service_that_does_not_cancel_is_quoted(runner, folder, monkeypatch):
+    """By Ctrl-C in whole: it may say what to do instead."""
+    first = launch(folder)
+    first.claim()
+    monkeypatch.setattr(first, "_wait", lambda has_started: None)
+    first.watch(runner)
+    reason = f"{'a long reason ' * 20}and what to do"
+
+    def refuse(job_id: str) -> None:
+        raise SilentError(reason)
+
+    runner.cancel = refuse
+    assert first.cancel() == f"PortableRunner did not cancel job 'job-1' ({reason}): it may go on"
+    with pytest.raises(ImagepivotError, match=rf"^the service did not cancel job 'job-1' \({reason}\): it may go on$"):
+        cancel_job(folder.location)
+    assert folder.names() == [JOB_NAME]
+
+
 def test_nothing_to_cancel(folder):
     with pytest.raises(DatasetError, match=r"no job is at work on '.*out': it holds no _job\.json"):
         cancel_job(folder.location)
