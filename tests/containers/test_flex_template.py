@@ -49,7 +49,7 @@ def gcloud(images, image, tmp_path_factory) -> Iterator[Callable[..., subprocess
         settings = {
             "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_DATAFLOW": f"http://localhost:{port}/",
-            "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{store.url}/storage/v1/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"http://localhost:{port}/storage/v1/",
             "CLOUDSDK_CONFIG": str(root / "gcloud"),
             "CLOUDSDK_CORE_PROJECT": "my-project",
             "CLOUDSDK_CORE_DISABLE_PROMPTS": "true",
