@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from schemas.dataset import open_dataset
 from schemas.validation import validate
@@ -91,8 +92,10 @@ def test_weights_are_baked_in_for_any_user(target, images, image):
 def test_all_versions_are_those_of_the_lists(images, image):
     listed = {line for name in ("torch.txt", "requirements.txt") for line in (ROOT / "docker" / name).read_text().split()}
     frozen = images.run(image("worker-cpu"), "python", "-m", "pip", "list", "--format=freeze").stdout.split()
-    others = {line for line in frozen if line.lower().replace("_", "-") not in {each.lower() for each in listed}}
-    assert {line.partition("==")[0] for line in others} == {"imagepivot", "pip", "wheel"}
+    pinned, there = (dict(line.split("==") for line in lines) for lines in (listed, frozen))
+    pinned = {canonicalize_name(name): version for name, version in pinned.items()}
+    others = {name for name, version in there.items() if pinned.get(canonicalize_name(name)) != version}
+    assert others == {"imagepivot", "pip", "wheel"}
 
 
 # --- what is done in them ----------------------------------------------------------------------------------------------
