@@ -153,9 +153,8 @@ def test_a_command_in_a_container_and_from_a_pool_of_containers(images, image, s
         multi30k(folder)
         opened(folder)
     images.docker(*line_of("docker run", having="/data/multi30k", PWD=str(alone)))
-    with pool(
-        images, line_of("docker run", having="--worker_pool", **{"PWD": str(pooled), "(id -u)": str(os.getuid())}), pooled
-    ) as job_endpoint:
+    here = {"PWD": str(pooled), "(id -u)": str(os.getuid())}
+    with pool(images, line_of("docker run", having="--worker_pool", **here), pooled) as job_endpoint:
         (_, *words) = line_of("imagepivot captions", having="PortableRunner", PWD=str(pooled))
         imagepivot(*[word.replace("localhost:8099", job_endpoint) for word in words])
     assert len(shards(alone / "captions")) > 0
@@ -169,14 +168,14 @@ def pool(images, words: list[str], folder: Path) -> Iterator[str]:
     jobs = free_port()
     service = ("-m", "apache_beam.runners.portability.local_job_service_main", f"--port={jobs}")
     mask = os.umask(0)  # What the command makes can be written by any user.
-    with images.docker_running(*words, log=folder / "pool") as process:
-        wait_for(lambda: accepts(POOL) or process.poll() is not None)
-        assert process.poll() is None, (folder / "pool").read_text()
-        with served(*service, port=jobs, folder=folder / "service"):
-            try:
+    try:
+        with images.docker_running(*words, log=folder / "pool") as process:
+            wait_for(lambda: accepts(POOL) or process.poll() is not None)
+            assert process.poll() is None, (folder / "pool").read_text()
+            with served(*service, port=jobs, folder=folder / "service"):
                 yield f"localhost:{jobs}"
-            finally:
-                os.umask(mask)
+    finally:
+        os.umask(mask)
 
 
 @pytest.mark.parametrize("target", ["worker-cpu", "worker"])
