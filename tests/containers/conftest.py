@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.containers.images import ROOT, Images, missing
+from tests.containers.page import line_of
 from tests.integration.conftest import empty, imagepivot
+from tests.integration.workload import MODEL
 
 __all__ = ["empty", "imagepivot"]
 
@@ -31,22 +33,31 @@ def images() -> Iterator[Images]:
 
 
 @pytest.fixture(scope="session")
-def image(images: Images, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """Return the name of an image, which is built if it is not there."""
+def image(images: Images, request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Return the name of an image as the page has it; it is built if it is not there, with weights where it takes some."""
     built = request.config.stash.setdefault(_SIZES, {})
 
     def get(target: str) -> str:
+        words = line_of(f"docker/build.sh {target} ")
         if target not in built:
-            options: tuple[str, ...] = ()
-            if target == "worker":
-                weights = tmp_path_factory.mktemp("weights")
-                (weights / "model.pth").write_bytes(b"weights")
-                options = ("--build-context", f"weights={weights}")
-            images.build(target, *options)
-            built[target] = images.size(f"localhost/{target}")
-        return f"localhost/{target}"
+            options = () if target == "train" else ("--build-context", f"weights={weights(images.folder)}")
+            images.build(*words, *options)
+            built[target] = images.size(words[-1])
+        return words[-1]
 
     return get
+
+
+def weights(folder: Path) -> Path:
+    """Return the folder of the weights that are baked in: of a small model, which are made once, for the sake of the cache."""
+    import timm
+    import torch
+
+    made = folder / "weights"
+    if not made.exists():
+        made.mkdir()
+        torch.save(timm.create_model(MODEL.removeprefix("timm:"), num_classes=0).state_dict(), made / "w.pth")
+    return made
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

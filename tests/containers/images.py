@@ -10,12 +10,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 __all__ = ["ROOT", "Images", "missing"]
 
 ROOT = Path(__file__).parents[2]
-_MADE = ("storage", "run", "tmp", "base", "go", "template-launcher")
+_MADE = ("storage", "run", "tmp", "base", "go", "template-launcher", "weights")
 _SUITE = "bookworm"
 _PACKAGES = "ca-certificates,python3-pip,python3-venv,python-is-python3"
 _LAUNCHER = """#!/bin/sh
@@ -118,8 +119,12 @@ class Images:
 
     # --- our own -------------------------------------------------------------------------------------------------------
 
-    def build(self, target: str, *options: str) -> str:
-        """Build an image with ``docker/build.sh``; return its name."""
+    def build(self, *words: str) -> None:
+        """Build an image.
+
+        Args:
+            words: of the command line, which starts ``docker/build.sh``; options follow that name the stand-ins.
+        """
         builder = " ".join([*self._buildah, "build", "--layers", "--format", "docker", "--pull-never", *_mounts()])
         stand_ins = (
             "BASE_IMAGE=localhost/base",
@@ -129,14 +134,14 @@ class Images:
         # One torch for all images, that of PyPI: the index with PyTorch's builds for the CPU may be out of reach.
         arguments = [word for value in (*stand_ins, "TORCH_INDEX=") for word in ("--build-arg", value)]
         done = subprocess.run(
-            [str(ROOT / "docker/build.sh"), target, f"localhost/{target}", *arguments, *options],
+            [*words, *arguments],
+            cwd=ROOT,
             env={**self.environment, "BUILDER": builder},
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-        return f"localhost/{target}"
 
     def config(self, image: str) -> dict[str, Any]:
         """Return the configuration of an image, as Docker has it."""
@@ -165,22 +170,27 @@ class Images:
         user: str = "",
         volumes: Mapping[Path, str] = {},
         environment: Mapping[str, str] = {},
-        code: int = 0,
+        code: int | Collection[int] = 0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in a new container, which must end with an exit code."""
+        """Run a command in a new container, which must end with an exit code, or one of several."""
         with self.container(image) as name:
             command = self.command(name, words, user=user, volumes=volumes, environment=environment)
             done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
-        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        said = f"{words}: {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        assert done.returncode in ({code} if isinstance(code, int) else code), said
         return done
 
+    def docker(self, *words: str, environment: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
+        """Do what ``docker run --rm`` with these options, this image and these words does, which must succeed."""
+        image, command, options = self._of_docker(words)
+        return self.run(image, *command, **options, environment=environment)
+
     @contextmanager
-    def running(
-        self, image: str, *words: str, log: Path, user: str = "", volumes: Mapping[Path, str] = {}
-    ) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the image's entrypoint with these words for the block, in this machine's network."""
+    def docker_running(self, *words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """Do what ``docker run --rm`` does for the block."""
+        image, start, options = self._of_docker(words)
         with self.container(image) as name, log.open("wb") as said:
-            command = self.command(name, (*self.config(image)["Entrypoint"], *words), user=user, volumes=volumes)
+            command = self.command(name, start, **options)
             process = subprocess.Popen(command, env=self.environment, stdout=said, stderr=said, start_new_session=True)
             try:
                 yield process
@@ -191,6 +201,22 @@ class Images:
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
+
+    def _of_docker(self, words: Sequence[str]) -> tuple[str, list[str], dict[str, Any]]:
+        """Return image, command, and user and volumes of a line; containers are in this machine's network, and without GPUs."""
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--rm", action="store_true")
+        for option in ("--network", "--gpus", "--entrypoint"):
+            parser.add_argument(option)
+        parser.add_argument("--volume", action="append", default=[])
+        parser.add_argument("--user", default="")
+        parser.add_argument("image")
+        parser.add_argument("words", nargs=argparse.REMAINDER)
+        assert list(words[:2]) == ["docker", "run"]
+        given = parser.parse_args(words[2:])
+        start = [given.entrypoint] if given.entrypoint else self.config(given.image)["Entrypoint"]
+        volumes = {Path(host): inside for host, _, inside in (volume.partition(":") for volume in given.volume)}
+        return given.image, [*start, *given.words], {"user": given.user, "volumes": volumes}
 
     def command(
         self,
@@ -204,7 +230,7 @@ class Images:
         """Return what runs a command in a container, in `environment`."""
         options = [word for host, inside in volumes.items() for word in ("--volume", f"{host}:{inside}")]
         options += [word for key, value in environment.items() for word in ("--env", f"{key}={value}")]
-        return [*self._buildah, "run", *(("--user", user) if user else ()), *options, name, "--", *words]
+        return [*self._buildah, "run", "--isolation=chroot", *(("--user", user) if user else ()), *options, name, "--", *words]
 
     def remove(self) -> None:
         """Delete everything that was made, and nothing else in the folder."""

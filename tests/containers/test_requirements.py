@@ -58,3 +58,25 @@ def test_the_script_that_makes_the_lists_leaves_them_as_they_are(tmp_path):
     subprocess.run([ROOT / "docker" / "lock.sh", tmp_path], env={**os.environ, "PATH": path}, check=True)
     for name in FILES:
         assert (tmp_path / name).read_text() == (ROOT / "docker" / name).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.containers
+def test_hadolint_has_nothing_to_say():
+    program = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("hadolint is not installed")
+    paths = sorted((ROOT / "docker").glob("*Dockerfile"))
+    assert [path.name for path in paths] == ["Dockerfile", "sdk.Dockerfile"]
+    done = subprocess.run([program, *paths], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.containers
+def test_the_script_that_builds_names_the_targets():
+    done = subprocess.run([ROOT / "docker" / "build.sh", "gpu", "image"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "docker/build.sh: the target is 'gpu', expected worker, worker-cpu, launcher or train\n",
+    )
