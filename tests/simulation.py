@@ -6,10 +6,12 @@ computed, and captions are cut at spaces. Each function returns what its phases 
 
 from __future__ import annotations
 
+import cProfile
+import pickle
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +46,7 @@ from schemas.survey import Survey
 from schemas.vocabulary import Vocabulary
 from schemas.writing import commit, open_shard
 
-__all__ = ["CAPTIONS_PER_IMAGE", "Cost", "Images", "captions", "features", "images", "vocabulary"]
+__all__ = ["CAPTIONS_PER_IMAGE", "Cost", "Images", "captions", "features", "images", "largest_shard", "vocabulary"]
 
 CAPTIONS_PER_IMAGE = 10
 _BLOCK_IMAGES = 800
@@ -60,7 +62,9 @@ class Cost:
         unit: what it works on.
         items: how many of these there are.
         seconds: processor time of this process.
-        bytes: bytes that it leaves, on disk or in memory as the phase says; 0 if none count.
+        bytes: bytes of the files that it leaves; 0 if it leaves none.
+        calls: calls of functions, Python's and those of compiled modules; 0 where they are not counted.
+        passed: bytes that travel between workers in the local runner, whose launcher holds them.
     """
 
     phase: str
@@ -68,16 +72,29 @@ class Cost:
     items: int
     seconds: float
     bytes: int = 0
+    calls: int = 0
+    passed: int = 0
 
 
 class _Costs(list[Cost]):
+    def __init__(self, *, counting: bool = False) -> None:
+        super().__init__()
+        self._counting = counting
+
     @contextmanager
-    def phase(self, name: str, unit: str, items: int) -> Iterator[list[int]]:
-        """Measure a block, which puts the number of bytes, if any, into the list that it gets."""
+    def phase(self, name: str, unit: str, items: int) -> Iterator[tuple[list[int], list[int]]]:
+        """Measure a block, which puts numbers of bytes into two lists: of files, and of what travels."""
         size: list[int] = []
+        passed: list[int] = []
+        profile = cProfile.Profile()
         started = time.process_time()
-        yield size
-        self.append(Cost(name, unit, items, time.process_time() - started, sum(size)))
+        if self._counting:
+            profile.enable()
+        yield size, passed
+        profile.disable()
+        seconds = time.process_time() - started
+        calls = sum(entry.callcount for entry in profile.getstats())
+        self.append(Cost(name, unit, items, seconds, sum(size), calls, sum(passed)))
 
 
 @dataclass(frozen=True)
@@ -102,39 +119,39 @@ class Images(ImageSource):
         raise AssertionError(ref)
 
 
-def images(count: int, folder: Path, *, extractor: str = "resnet50-pool") -> tuple[list[Cost], int]:
+def images(count: int, folder: Path, *, shards: int | str = "auto", counting: bool = False) -> tuple[list[Cost], int]:
     """List images as the launcher does, and cut the references into pieces as a worker does; return the number of shards, too."""
-    costs = _Costs()
-    job = FeaturesJob(Images(count), str(folder / "features"), ExtractorRequest(extractor))
-    with costs.phase("launcher: list the images", "image", count) as size:
+    costs = _Costs(counting=counting)
+    job = FeaturesJob(Images(count), str(folder / "features"), ExtractorRequest("resnet50-pool"), shards=shards)
+    with costs.phase("launcher: list the images", "image", count) as (size, _):
         listing = list_images(job, keep=True)
         assert listing.kept is not None
         size.append(Path(listing.kept.path).stat().st_size)
     assert listing.count == count
-    shards = len(listing.shards)
     held: dict[int, list[Piece]] = {}
-    with costs.phase("worker: deal out references", "image", count) as size:
-        for number, piece in pieces_of(Images(count).refs(), shards, folder=str(folder)):
+    with costs.phase("worker: deal out references", "image", count) as (size, passed):
+        for number, piece in pieces_of(Images(count).refs(), len(listing.shards), folder=str(folder)):
             held.setdefault(number, []).append(piece)
             size.append(len(piece) if isinstance(piece, bytes) else piece[2])
-    some = sorted(held)[:: max(1, shards // 4)]
+        passed.append(_bytes_passed(held))
+    some = sorted(held)[:: max(1, len(listing.shards) // 4)]
     assert [len(refs_of(held[number])) for number in some] == [listing.counts[number] for number in some]
     for path in folder.iterdir():
         if path.is_file():
             path.unlink()
-    return costs, shards
+    return costs, len(listing.shards)
 
 
-def features(count: int, shards: int, folder: Path) -> list[Cost]:
+def features(count: int, shards: int, folder: Path, *, counting: bool = False) -> list[Cost]:
     """Write a dataset of features whose vectors have one number, with records of all images, and look at it again."""
-    costs = _Costs()
+    costs = _Costs(counting=counting)
     spec = FeatureSpec("simulated", (1,), "float32", "nothing")
     parameters = FeaturesParameters(feature=spec, extractor={"name": "simulated"}, extractor_fingerprint="0" * 64).to_json()
     output = Output(Folder(str(folder / "features")), Identity("features", parameters, shards=shards))
     held: dict[int, list[Piece]] = {}
     for number, piece in pieces_of(Images(count).refs(), shards, folder=str(folder)):
         held.setdefault(number, []).append(piece)
-    with costs.phase("worker: write shards and records", "image", count) as size:
+    with costs.phase("worker: write shards and records", "image", count) as (size, _):
         for number in range(shards):
             refs = sorted(refs_of(held.get(number, ())))
             sources = [source_of(ref, "0" * 64) for ref in refs]
@@ -149,19 +166,20 @@ def features(count: int, shards: int, folder: Path) -> list[Cost]:
     return costs
 
 
-def captions(count: int, shards: int, folder: Path) -> list[Cost]:
+def captions(count: int, shards: int, folder: Path, *, counting: bool = False) -> list[Cost]:
     """Cut captions into pieces, write the shards, count their tokens, and look at the dataset again."""
-    costs = _Costs()
+    costs = _Costs(counting=counting)
     parameters = CaptionsParameters(text=None, languages=(), portions=(), splits=(), train_splits=None, source={})
     output = Output(Folder(str(folder / "captions")), Identity("captions", parameters.to_json(), shards=shards))
     pieces = folder / "pieces"
     pieces.mkdir()
     held: dict[int, list[CaptionPiece]] = {}
-    with costs.phase("worker: deal out captions", "caption", count) as size:
+    with costs.phase("worker: deal out captions", "caption", count) as (size, passed):
         for number, piece in make_pieces(blocks_of(_tables(count), 0), shards, folder=str(pieces)):
             held.setdefault(number, []).append(piece)
         size.append(sum(path.stat().st_size for path in pieces.iterdir()))
-    with costs.phase("worker: write shards", "caption", count) as size:
+        passed.append(_bytes_passed(held))
+    with costs.phase("worker: write shards", "caption", count) as (size, _):
         for number in range(shards):
             statistics = CaptionStatistics()
             with on_disk(held.get(number, ())) as places, open_shard(output, number) as shard:
@@ -204,7 +222,7 @@ def vocabulary(types: int, shards: int) -> list[Cost]:
 
 def _commit(costs: _Costs, output: Output, count: int, unit: str) -> None:
     """Commit a dataset, and recognise it as a later run does."""
-    with costs.phase("last worker: commit", unit, count) as size:
+    with costs.phase("last worker: commit", unit, count) as (size, _):
         commit(output)
         size.append(len(output.folder.read(MANIFEST_NAME)))
     with costs.phase("launcher: survey, manifest", unit, count):
@@ -232,6 +250,10 @@ def _tables(count: int) -> Iterator[pa.Table]:
             "text": sentences.take(pa.array(random.integers(0, _SENTENCES, rows))),
         }
         yield pa.table({name: columns[name] for name in schema.names}, schema=schema)
+
+
+def _bytes_passed(held: Mapping[int, Sequence[object]]) -> int:
+    return sum(len(pickle.dumps((number, piece))) for number, pieces in held.items() for piece in pieces)
 
 
 def _size(folder: Folder) -> int:

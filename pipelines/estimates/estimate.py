@@ -42,10 +42,10 @@ class Requests(NamedTuple):
         return Requests(self.writes * times, self.reads * times)
 
 
-# Counted by a proxy before emulators of the stores, see tests/integration/test_estimates.py: what a shard is asked for besides the
-# parts of its upload, from the worker's first look to the commit; what the rest of a run is asked for, pages of listings left out.
-_OF_SHARD = {"gs": Requests(3, 11), "s3": Requests(3, 12)}
-_OF_RUN = {"gs": Requests(8, 12), "s3": Requests(8, 16)}
+# Counted by a proxy before emulators of the stores, see tests/integration/test_estimates.py: for a shard, sent whole, from the
+# worker's first look to the commit, and for the rest of a run, pages of listings left out.
+_OF_SHARD = {"gs": Requests(3, 8), "s3": Requests(3, 9)}
+_OF_RUN = {"gs": Requests(6, 4), "s3": Requests(6, 6)}
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,14 @@ def test_what_is_unknown_stays_unknown():
     estimate = Estimate(work(None, item_bytes=None, row_bytes=None))
     assert estimate.requests is estimate.seconds is estimate.stored_bytes is estimate.read_bytes is estimate.cost is None
     lines = list(lines_of(estimate, None, ""))
-    assert [line.split(maxsplit=1)[0] for line in lines if "?" in line] == ["graph", "dataset", "time", "requests", "bytes", "cost"]
+    assert [line.split(maxsplit=1)[0] for line in lines if "?" in line] == [
+        "graph",
+        "dataset",
+        "time",
+        "requests",
+        "bytes",
+        "cost",
+    ]
     assert "imagepivot doctor --extractor NAME --measure --json" in "\n".join(lines)
 
 
@@ -126,7 +133,10 @@ def test_a_rate_that_is_given():
 
 def test_the_rate_that_doctor_measured(tmp_path):
     values = {"bottleneck": "decoding", "per_second": 81.2}
-    findings = [{"group": "rates", "subject": "model", "values": {}}, {"group": "rates", "subject": "bottleneck", "values": values}]
+    findings = [
+        {"group": "rates", "subject": "model", "values": {}},
+        {"group": "rates", "subject": "bottleneck", "values": values},
+    ]
     (tmp_path / "doctor.json").write_text(json.dumps({"works": True, "findings": findings}))
     assert read_rate(str(tmp_path / "doctor.json")) == (81.2, "measured by doctor, bound by decoding")
 
@@ -182,7 +192,9 @@ def prices(tmp_path, text: str) -> Prices:
 
 def test_prices_are_read(tmp_path):
     read = prices(tmp_path, PRICES)
-    assert read == Prices({"n1-standard-4": 0.25, "g2-standard-4": 1}, {"nvidia-tesla-t4": 0.5}, 1, None, 0.5, *read_words(read))
+    assert read == Prices(
+        {"n1-standard-4": 0.25, "g2-standard-4": 1}, {"nvidia-tesla-t4": 0.5}, 1, None, 0.5, *read_words(read)
+    )
     estimate = Estimate(work(), Cluster(8, 2, Rate(400.0, "given"), "n1-standard-4", "nvidia-tesla-t4"), read)
     hours = estimate.machine_hours
     assert hours is not None
@@ -218,7 +230,7 @@ def test_prices_are_read_strictly(tmp_path, text, message):
 @pytest.mark.parametrize("location", ["nowhere.toml", "a\0b", ""])
 def test_prices_that_are_not_there(tmp_path, monkeypatch, location):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="--prices .*(cannot be read|is not TOML)"):
+    with pytest.raises(UsageError, match=r"--prices .*(cannot be read|is not TOML)"):
         Prices.read(location)
 
 
