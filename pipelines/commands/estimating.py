@@ -70,25 +70,24 @@ def _dataset(estimate: Estimate) -> str:
 
 
 def _work(estimate: Estimate) -> str:
-    cluster = estimate.cluster
+    cluster, slots, shards = estimate.cluster, estimate.slots, estimate.work.shards
     gpus = f" with {cluster.slots} {cluster.gpu}" if cluster.gpu else ""
     machines = f"{cluster.machines:,} machine{'s' if cluster.machines > 1 else ''}{gpus}"
-    text = f"{machines}, {estimate.slots:,} shards at a time, {estimate.rounds:,} rounds"
-    idle = cluster.machines * cluster.slots - estimate.slots
-    return f"{text}; {idle:,} more would have nothing to do: there are {estimate.work.shards:,} shards" if idle else text
+    rounds = f"{shards:,} shards / {slots:,} at a time = {estimate.rounds:,} one after the other"
+    idle = cluster.machines * cluster.slots - slots
+    return f"{machines}; {rounds}{f'; no more than {slots:,} can be at work' if idle else ''}"
 
 
 def _time(estimate: Estimate) -> str:
-    rate, seconds = estimate.cluster.rate, estimate.seconds
+    rate, seconds, rows = estimate.cluster.rate, estimate.seconds, estimate.slot_rows
     if rate is None:
         return f"? ({_MEASURE[estimate.work.unit]})"
-    if seconds is None or estimate.shard_seconds is None or estimate.machine_hours is None:
+    if seconds is None or rows is None or estimate.machine_hours is None:
         return "? (--count says how many there are)"
-    slots = f" / {estimate.cluster.slots}" if estimate.cluster.slots > 1 else ""
+    per_slot = f"{rate.per_second:,g}/s" + (f" / {estimate.cluster.slots}" if estimate.cluster.slots > 1 else "")
     return (
-        f"{estimate.most_rows:,} / ({rate.per_second:,g}/s{slots}) = {duration(estimate.shard_seconds)} a shard, "
-        f"x {estimate.rounds:,} rounds = {duration(seconds)}, {estimate.machine_hours:,.2f} machine hours; "
-        f"the rate is {rate.origin}, starting machines not counted"
+        f"{rows:,} {estimate.work.unit} / ({per_slot}) = {duration(seconds)}, x {estimate.cluster.machines:,} = "
+        f"{estimate.machine_hours:,.2f} machine hours; the rate is {rate.origin}, and starting machines takes longer"
     )
 
 

@@ -150,15 +150,9 @@ class Estimate:
 
     @property
     def most_rows(self) -> int | None:
-        """Rows that no shard exceeds, but for one list in a thousand, since a hash deals them out.
-
-        Bernstein's inequality for a shard's share of independent rows, with a chance of a thousandth divided by the shards.
-        """
+        """Rows of the fullest shard, at most; see `_at_most`."""
         count, shards = self.work.count, self.work.shards
-        if count is None:
-            return None
-        mean, exponent = count / shards, log(_UNLIKELY * shards)
-        return min(count, ceil(mean + exponent / 3 + sqrt(exponent**2 / 9 + 2 * mean * exponent)))
+        return None if count is None else min(count, _at_most(count / shards, shards))
 
     @property
     def stored_bytes(self) -> int | None:
@@ -188,16 +182,17 @@ class Estimate:
         return ceil(self.work.shards / self.slots)
 
     @property
-    def shard_seconds(self) -> float | None:
-        """Seconds of the fullest shard."""
-        if self.most_rows is None or self.cluster.rate is None:
-            return None
-        return self.most_rows / (self.cluster.rate.per_second / self.cluster.slots)
+    def slot_rows(self) -> int | None:
+        """Rows of the shards that one slot makes, at most."""
+        count = self.work.count
+        return None if count is None else min(count, _at_most(self.rounds * count / self.work.shards, self.slots))
 
     @property
     def seconds(self) -> float | None:
-        """Seconds from the first shard to the last: rounds times the fullest shard. Starting machines takes minutes more."""
-        return None if self.shard_seconds is None else self.rounds * self.shard_seconds
+        """Seconds from the first shard to the last. Starting machines takes minutes more."""
+        if self.slot_rows is None or self.cluster.rate is None:
+            return None
+        return self.slot_rows / (self.cluster.rate.per_second / self.cluster.slots)
 
     @property
     def machine_hours(self) -> float | None:
@@ -271,7 +266,7 @@ class Estimate:
             "read_bytes": self.read_bytes,
             "slots": self.slots,
             "rounds": self.rounds,
-            "shard_seconds": self.shard_seconds,
+            "slot_rows": self.slot_rows,
             "seconds": self.seconds,
             "machine_hours": self.machine_hours,
             "requests": None if requests is None else requests._asdict(),
@@ -280,6 +275,15 @@ class Estimate:
             "cost": self.cost,
             "month": None if self.month is None else self.month._asdict(),
         }
+
+
+def _at_most(mean: float, several: int) -> int:
+    """Return the rows that none of several parts of a dataset exceeds, but for one list in a thousand: a hash deals rows out.
+
+    Bernstein's inequality for a sum of independent indicators, whose chance is a thousandth divided by the number of parts.
+    """
+    exponent = log(_UNLIKELY * several)
+    return ceil(mean + exponent / 3 + sqrt(exponent**2 / 9 + 2 * mean * exponent))
 
 
 def _store_of(location: str) -> str:

@@ -45,10 +45,10 @@ MANIFEST_BYTES = 500
 
 
 def compare(few: list[Cost], many: list[Cost]) -> None:
-    """Check that an item costs no more calls, bytes and passed bytes where there are more of them."""
+    """Check that an item costs no more calls of functions and no more bytes where there are more of them."""
     for less, more in zip(few, many, strict=True):
         assert (less.phase, 10 * less.items) == (more.phase, more.items)
-        for what in ("calls", "bytes", "passed"):
+        for what in ("calls", "bytes"):
             one, ten = getattr(less, what) / less.items, getattr(more, what) / more.items
             assert ten <= MORE * one, (less.phase, what, one, ten)
         assert more.calls > 0
@@ -71,7 +71,7 @@ def test_the_cost_of_an_image_is_flat(tmp_path):
 
 def test_the_cost_of_a_caption_is_flat(tmp_path):
     costs = {}
-    for count, shards in ((50_000, 2), (500_000, 20)):
+    for count, shards in ((50_000, 8), (500_000, 80)):
         folder = tmp_path / str(count)
         folder.mkdir()
         costs[count] = captions(count, shards, folder, counting=True)
@@ -97,8 +97,8 @@ def peak_of_listing(count: int, folder: Path) -> int:
 
 def test_what_a_launcher_holds_of_an_image(tmp_path):
     list_images(FeaturesJob(Images(10), str(tmp_path), ExtractorRequest("resnet50-pool")))  # Imports what it needs.
-    few, many = (peak_of_listing(count, tmp_path) for count in (20_000, 200_000))
-    assert (many - few) / 180_000 <= LISTED_BYTES
+    few, many = (peak_of_listing(count, tmp_path) for count in (10_000, 100_000))
+    assert (many - few) / 90_000 <= LISTED_BYTES
 
 
 @pytest.mark.parametrize("shards", [16, MOST_CHOSEN, MAX_SHARDS])
@@ -107,7 +107,7 @@ def test_a_pipeline_can_be_submitted_whatever_the_number_of_shards(shards):
         ImagesInFolder(Folder("gs://bucket/photos")), "gs://bucket/f", ExtractorRequest("resnet50-pool"), shards=shards
     )
     execution = Execution(beam_flags=("--runner=DataflowRunner",), accelerator=Accelerator("nvidia-l4"))
-    work, graph = plan_of_features(job, execution, count=1_000_000_000)
+    work, graph = plan_of_features(job, execution, count=50_000 * shards)
     assert work.shards == shards
     assert graph.bytes < LARGEST_GRAPH
     assert graph.bytes < 60_000 + GRAPH_BYTES * shards
