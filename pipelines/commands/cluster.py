@@ -88,7 +88,7 @@ def cluster(
         )
     work, graph = _planned(command, values, execution, count, item_bytes)
     on = Cluster(
-        machines=machines or _machines_of(execution),
+        machines=_machines_of(execution) if machines is None else machines,
         slots=accelerator.count if accelerator is not None else 1,
         rate=read_rate(rate) if rate else None,
         machine=_machine_of(execution),
