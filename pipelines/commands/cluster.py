@@ -46,14 +46,14 @@ def cluster(
     ] = None,
     machines: Annotated[
         int | None,
-        typer.Option("--machines", help="Machines at work; by default as many as --max_num_workers behind -- says, or one."),
+        typer.Option("--machines", help="Machines at work; by default as many as the flags for Beam allow, or one."),
     ] = None,
     rate: Annotated[
         str,
         typer.Option(
             "--rate",
-            help="Images or captions a second of one machine; or a file: what [i]doctor --measure --json[/i] printed there, or "
-            "what a command wrote there with --log-json.",
+            help="Images or captions a second of one machine; or a file: what [i]doctor[/i] printed there as JSON, or the events "
+            "that a command wrote there.",
         ),
         NUMBERS,
     ] = "",

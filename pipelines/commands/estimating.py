@@ -13,7 +13,7 @@ from schemas.progress import duration
 __all__ = ["lines_of", "print_plan"]
 
 _MEASURE = {
-    "images": "measure it on such a machine with imagepivot doctor --extractor NAME --measure --json, and give --rate that file",
+    "images": "give --rate a file with what this prints on such a machine: imagepivot doctor --extractor NAME --measure --json",
     "captions": "run the command on a part of them with --log-json, and give --rate what it wrote to standard error",
 }
 _COLUMNS = 12

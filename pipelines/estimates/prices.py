@@ -89,10 +89,10 @@ class Prices:
         Raises:
             UsageError: this one has none, and others do.
         """
-        return _chosen(self.machine_hour, machine, "machine-hour", "--worker-machine, or behind -- --worker_machine_type,")
+        return _chosen(self.machine_hour, machine, "machine-hour")
 
 
-def _chosen(prices: Mapping[str, float], name: str, section: str, option: str) -> float | None:
+def _chosen(prices: Mapping[str, float], name: str, section: str) -> float | None:
     if not prices:
         return None
     if name in prices:
@@ -101,7 +101,8 @@ def _chosen(prices: Mapping[str, float], name: str, section: str, option: str) -
         return next(iter(prices.values()))
     if not name:
         raise UsageError(
-            f"[{section}] has prices of {', '.join(map(repr, prices))}: say which the workers are; {option} names it"
+            f"[{section}] has prices of {', '.join(map(repr, prices))}: say which the workers are, in the options or flags of the "
+            "command that is planned, or keep one price"
         )
     raise UsageError(f"[{section}] has no price of {name!r}{did_you_mean(name, prices)}")
 
