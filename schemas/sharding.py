@@ -81,18 +81,18 @@ def choose_shards(size: int, shard_bytes: int) -> int:
     return shards
 
 
-def check_shard_bytes(shards: int, size: int, folder: Folder) -> None:
+def check_shard_bytes(shards: int, size: int, folder: Folder | None) -> None:
     """Refuse a number of shards that makes them too large, unless the folder has that number already.
 
     Args:
         shards: the number of shards.
         size: bytes of the whole dataset.
-        folder: where the dataset goes.
+        folder: where the dataset goes; None for a folder that is new.
 
     Raises:
         UsageError: a shard would have more than 4 GiB.
     """
-    if size > shards * _MOST_BYTES and _stored_shards(folder) != shards:
+    if size > shards * _MOST_BYTES and (folder is None or _stored_shards(folder) != shards):
         raise UsageError(
             f"{_gib(size)} GiB in {shards:,} shards make {_gib(size / shards)} GiB each, expected at most {_gib(_MOST_BYTES)}, "
             f"because readers hold a shard in memory: give --shards {-(-size // _MOST_BYTES)} or more, or {AUTO}"

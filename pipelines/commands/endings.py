@@ -42,6 +42,7 @@ _NEEDS = {
             "token-features",
             "features",
             "cancel",
+            "cluster",
             "view",
             "import",
             "export",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -38,11 +38,14 @@ from schemas.errors import UsageError
 from schemas.keys import AUTO
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from extractors.settings import RegionOptions
+    from pipelines.features.job import FeaturesJob
     from pipelines.inputs.images import ImageSource
     from schemas.survey import Update
 
-__all__ = ["app"]
+__all__ = ["app", "job_of"]
 
 app = typer.Typer()
 
@@ -216,13 +219,10 @@ def features(
             raise UsageError(f"{name} is missing, expected two: imagepivot features IMAGES OUTPUT")
     if as_json:
         raise UsageError("--json is for --list-extractors: give --log-json for progress as JSON")
-    from extractors import ExtractorRequest
     from pipelines.features.extract import extract_features, extract_task, list_images
-    from pipelines.features.job import FeaturesJob
     from pipelines.inputs.columns import parse_columns
     from pipelines.inputs.images import open_images
     from pipelines.running.progress import show_progress
-    from schemas.tasks import Task
 
     execution = execution_of(
         context,
@@ -232,41 +232,13 @@ def features(
         accelerator=accelerator_of(gpu, gpus_per_worker, worker_machine),
         detach=detach,
     )
-    job = FeaturesJob(
-        images=open_images(
-            images,
-            ids=ids,
-            columns=parse_columns(columns) if columns else None,
-            allow_private_addresses=allow_private_addresses,
-        ),
-        output=output,
-        extractor=ExtractorRequest(
-            extractor,
-            weights=weights,
-            precision=precision,
-            compile=compile,
-            regions=_region_options(
-                min_regions=min_regions,
-                max_regions=max_regions,
-                score_threshold=score_threshold,
-                class_names=class_names,
-                attribute_names=attribute_names,
-                backend=backend,
-                half_backbone=half_backbone or None,
-            ),
-            dtype=dtype,
-            grid=grid,
-            separate=separate,
-        ),
-        device=device,
-        batch_size=batch_size,
-        shards=shards,
-        overwrite=overwrite,
-        verify=check,
-        update=_update(update, keep_removed=keep_removed, only_add=only_add, check_content=check_content),
-        retry_failed=retry_failed,
-        task=Task.parse(task) if task else None,
+    source = open_images(
+        images,
+        ids=ids,
+        columns=parse_columns(columns) if columns else None,
+        allow_private_addresses=allow_private_addresses,
     )
+    job = job_of(source, context.params)
     job.check_execution(execution)
     execution.check_locations(job.locations())
     listing = list_images(job, keep=not execution.is_local and not execution.template)
@@ -289,6 +261,34 @@ def features(
         manifest = extract_features(job, execution, meter, listing=listing)
         meter.settle(images=manifest.rows + manifest.failed, failed=manifest.failed)
     finish(manifest, output, max_failures)
+
+
+def job_of(images: ImageSource, values: Mapping[str, Any]) -> FeaturesJob:
+    """Return the job that a command line asks for.
+
+    Args:
+        images: the images.
+        values: values of the command's parameters, by their names.
+    """
+    from extractors import ExtractorRequest
+    from pipelines.features.job import FeaturesJob
+    from schemas.tasks import Task
+
+    regions = ("min_regions", "max_regions", "score_threshold", "class_names", "attribute_names", "backend")
+    asked = ("weights", "precision", "compile", "dtype", "grid", "separate")
+    kept = ("output", "device", "batch_size", "shards", "overwrite", "retry_failed")
+    return FeaturesJob(
+        images=images,
+        extractor=ExtractorRequest(
+            values["extractor"],
+            regions=_region_options(**{name: values[name] for name in regions}, half_backbone=values["half_backbone"] or None),
+            **{name: values[name] for name in asked},
+        ),
+        verify=values["check"],
+        update=_update(values["update"], **{name: values[name] for name in ("keep_removed", "only_add", "check_content")}),
+        task=Task.parse(values["task"]) if values["task"] else None,
+        **{name: values[name] for name in kept},
+    )
 
 
 def _update(update: bool, **settings: bool) -> Update | None:

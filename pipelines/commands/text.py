@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -33,7 +33,14 @@ from pipelines.commands.options import (
 from pipelines.commands.results import finish
 from schemas.keys import AUTO
 
-__all__ = ["app"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipelines.text.captions import CaptionsJob
+    from pipelines.text.encoding import EncodeJob
+    from pipelines.text.vocabulary import VocabularyJob
+
+__all__ = ["app", "captions_job", "encode_job", "vocabulary_job"]
 
 app = typer.Typer()
 
@@ -90,22 +97,10 @@ def captions(
 
     An empty caption becomes a failure row. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """
-    from pipelines.inputs.captions import Selection, open_source
-    from pipelines.inputs.columns import parse_columns
     from pipelines.running.progress import show_progress
-    from pipelines.text.captions import CaptionsJob, prepare_captions
+    from pipelines.text.captions import prepare_captions
 
-    job = CaptionsJob(
-        source=open_source(format, source, language=language, columns=parse_columns(columns) if columns else None),
-        output=output,
-        selection=Selection(several(languages), several(portions), several(splits)),
-        recipe=recipe,
-        train_splits=several(train_splits),
-        truecaser=truecaser or None,
-        shards=shards,
-        overwrite=overwrite,
-        verify=check,
-    )
+    job = captions_job(context.params)
     execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
     with show_progress(notes, "captions", unit="captions", log_json=log_json) as meter:
         manifest = prepare_captions(job, execution, meter)
@@ -144,20 +139,10 @@ def vocabulary(
     vocabularies overlap.
     """
     from pipelines.running.progress import show_progress
-    from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
+    from pipelines.text.vocabulary import build_vocabulary
     from schemas.dataset import open_dataset
 
-    job = VocabularyJob(
-        captions=captions,
-        output=output,
-        min_count=min_count,
-        count_scope=count_scope,
-        splits=several(splits),
-        languages=several(languages),
-        portions=several(portions),
-        overwrite=overwrite,
-        verify=check,
-    )
+    job = vocabulary_job(context.params)
     execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
     total = open_dataset(captions, kind="captions").manifest.rows
     with show_progress(notes, "vocabulary", unit="captions", total=total, log_json=log_json) as meter:
@@ -184,12 +169,10 @@ def encode(
 ) -> None:
     """Turn the tokens of captions into ids of a vocabulary."""
     from pipelines.running.progress import show_progress
-    from pipelines.text.encoding import EncodeJob, encode_captions
+    from pipelines.text.encoding import encode_captions
     from schemas.dataset import open_dataset
 
-    job = EncodeJob(
-        captions=captions, vocabulary=vocabulary, output=output, max_length=max_length, overwrite=overwrite, verify=check
-    )
+    job = encode_job(context.params)
     execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
     total = open_dataset(captions, kind="captions").manifest.rows
     with show_progress(notes, "encode", unit="captions", total=total, log_json=log_json) as meter:
@@ -304,3 +287,48 @@ def token_features(
         manifest = extract_token_features(job, execution, meter)
         meter.settle(captions=manifest.rows + manifest.failed, failed=manifest.failed)
     finish(manifest, output, max_failures)
+
+
+def captions_job(values: Mapping[str, Any]) -> CaptionsJob:
+    """Return the job that a command line of ``captions`` asks for, by the values of its parameters."""
+    from pipelines.inputs.captions import Selection, open_source
+    from pipelines.inputs.columns import parse_columns
+    from pipelines.text.captions import CaptionsJob
+
+    columns = parse_columns(values["columns"]) if values["columns"] else None
+    return CaptionsJob(
+        source=open_source(values["format"], values["source"], language=values["language"], columns=columns),
+        output=values["output"],
+        selection=Selection(*(several(values[name]) for name in ("languages", "portions", "splits"))),
+        recipe=values["recipe"],
+        train_splits=several(values["train_splits"]),
+        truecaser=values["truecaser"] or None,
+        shards=values["shards"],
+        overwrite=values["overwrite"],
+        verify=values["check"],
+    )
+
+
+def vocabulary_job(values: Mapping[str, Any]) -> VocabularyJob:
+    """Return the job that a command line of ``vocabulary`` asks for, by the values of its parameters."""
+    from pipelines.text.vocabulary import VocabularyJob
+
+    return VocabularyJob(
+        captions=values["captions"],
+        output=values["output"],
+        min_count=values["min_count"],
+        count_scope=values["count_scope"],
+        splits=several(values["splits"]),
+        languages=several(values["languages"]),
+        portions=several(values["portions"]),
+        overwrite=values["overwrite"],
+        verify=values["check"],
+    )
+
+
+def encode_job(values: Mapping[str, Any]) -> EncodeJob:
+    """Return the job that a command line of ``encode`` asks for, by the values of its parameters."""
+    from pipelines.text.encoding import EncodeJob
+
+    kept = ("captions", "vocabulary", "output", "max_length", "overwrite")
+    return EncodeJob(**{name: values[name] for name in kept}, verify=values["check"])

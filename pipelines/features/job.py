@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING
@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from extractors import ExtractorRequest
+from extractors.catalogue import entry_of
 from pipelines.inputs.images import ImageSource
 from schemas.errors import UsageError
 from schemas.keys import AUTO, ShardsRequest, check_shards_request
+from schemas.kinds import schema_of, vector_bytes
 from schemas.survey import Update
 from schemas.tasks import Task
 
 if TYPE_CHECKING:
     from pipelines.running.execution import Execution
 
-__all__ = ["FeaturesJob"]
+__all__ = ["FeaturesJob", "stored_bytes"]
 
 _LIBRARIES = ("apache-beam", "pillow", "torch", "torchvision")
 
@@ -131,3 +133,18 @@ class FeaturesJob:
         regions = self.extractor.regions
         origins = {self.extractor.name.partition(":")[0], regions.backend if regions is not None else ""}
         return (*_LIBRARIES, *(name for name in ("timm", "detectron2") if name in origins))
+
+
+def stored_bytes(request: ExtractorRequest) -> int | None:
+    """Return the bytes that the vectors of one image take in a dataset; None where only the weights would tell.
+
+    Raises:
+        UsageError: there is no such extractor.
+    """
+    spec, regions = request.spec(), request.regions
+    kind = "regions" if entry_of(request.name).makes_regions else "features"
+    if not all(spec.shape):
+        return None
+    if kind == "regions" and regions is not None:
+        spec = replace(spec, shape=(regions.max_regions, *spec.shape[1:]))
+    return vector_bytes(schema_of(kind, spec))

@@ -7,7 +7,7 @@ same folder. What nobody can know yet is None.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pipelines.plans.catalogue import CommandLine
 from pipelines.plans.deciding import Look, Places, changes, result_of
@@ -171,8 +171,8 @@ def _size(step: Step, count: int | None, look: Look) -> int | None:
     """Return the bytes that features take: rows times the size of one."""
     if step.command != "features" or count is None:
         return None
-    from extractors import ExtractorRequest, RegionOptions, entries
-    from schemas.kinds import schema_of, vector_bytes
+    from extractors import ExtractorRequest, RegionOptions
+    from pipelines.features.job import stored_bytes
 
     values = step.values
     given = {name: values[name] for name in ("min_regions", "max_regions") if name in values}
@@ -183,13 +183,8 @@ def _size(step: Step, count: int | None, look: Look) -> int | None:
         grid=values.get("grid", False),
         separate=values.get("separate", False),
     )
-    kind = next((entry.kind for entry in entries() if entry.name == request.name), None)
-    spec = request.spec()
-    if kind is None or not all(spec.shape):
-        return None
-    if given:
-        spec = replace(spec, shape=(int(values.get("max_regions", spec.shape[0])), *spec.shape[1:]))
-    return count * vector_bytes(schema_of(kind, spec))
+    size = stored_bytes(request)
+    return None if size is None else count * size
 
 
 def _seconds(step: Step, count: int | None, plan: Plan, records: Mapping[str, Record]) -> float | None:

@@ -33,7 +33,7 @@ from pipelines.running.staging import stage
 from schemas import errors
 from schemas.interruption import DetachedError
 
-__all__ = ["follow", "run_pipeline"]
+__all__ = ["LARGEST_GRAPH", "follow", "run_pipeline"]
 
 # Matches one of our errors in the text with which Beam reports it from a worker process.
 _CARRIED_ERROR = re.compile(r"schemas\.errors\.(\w+): (.*?)(?: \[while running '[^']*'\])?$", re.MULTILINE)
@@ -53,7 +53,8 @@ _START_WORKER = (
 )
 
 
-_LARGEST_GRAPH = 10_000_000  # What Dataflow accepts.
+LARGEST_GRAPH = 10_000_000
+"""Most bytes of a pipeline: what Dataflow accepts."""
 
 
 def run_pipeline(
@@ -112,9 +113,9 @@ def _pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
 
 def _refuse_large(pipeline: beam.Pipeline, runner: str) -> None:
     """Refuse a pipeline before it is submitted: it names every shard, and for captions every file."""
-    if (size := pipeline.to_runner_api().ByteSize()) > _LARGEST_GRAPH:
+    if (size := pipeline.to_runner_api().ByteSize()) > LARGEST_GRAPH:
         raise errors.UsageError(
-            f"the pipeline that {runner} would get is {size:,} bytes, and at most {_LARGEST_GRAPH:,} are accepted: it names every "
+            f"the pipeline that {runner} would get is {size:,} bytes, and at most {LARGEST_GRAPH:,} are accepted: it names every "
             "shard, and for captions every file. Give fewer --shards, or the captions in fewer files"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import apache_beam as beam
@@ -22,7 +23,7 @@ from pipelines.text.blocks import CaptionStatistics, block_forms, blocks_of, cap
 from pipelines.text.moses import DEFAULT_RECIPE, Recipe, recipe
 from pipelines.text.ordering import merge, number_captions
 from pipelines.text.pieces import Piece, make_pieces, on_disk, read_piece
-from pipelines.text.truecasers import TRUECASER_FILES, load_truecasers, parse_truecaser, truecaser_name
+from pipelines.text.truecasers import TRUECASER_FILES, Truecasers, load_truecasers, parse_truecaser, truecaser_name
 from pipelines.text.truecasing import TruecaseModel
 from schemas.errors import UsageError
 from schemas.fingerprints import Identity
@@ -34,7 +35,15 @@ from schemas.sharding import TEXT_SHARD_BYTES, check_shard_bytes, choose_shards,
 from schemas.storage import Folder
 from schemas.writing import open_shard
 
-__all__ = ["CaptionsJob", "ReadCaptions", "TokenizeCaptions", "TrainTruecasers", "prepare_captions"]
+__all__ = [
+    "CaptionsJob",
+    "ReadCaptions",
+    "TokenizeCaptions",
+    "TrainTruecasers",
+    "build_captions",
+    "plan_captions",
+    "prepare_captions",
+]
 
 _REPORT_ROWS = 2000
 
@@ -248,8 +257,23 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
         ImagepivotError: the source is broken, or the folder cannot be written.
     """
     execution.check_locations((("SOURCE", job.source.folder.location), ("OUTPUT", job.output)))
-    steps = recipe(job.recipe)
     models = load_truecasers(job.truecaser) if job.truecaser is not None else None
+    job.source.parts(job.selection)  # Refuses a selection that names nothing, before the files are hashed.
+    output = plan_captions(job, job.source.inputs(job.selection), models)
+    with staging(output.folder) if execution.is_local else nullcontext() as staged:
+        build = partial(build_captions, job=job, output=output, models=models, staged=staged, meter=meter)
+        return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify, meter=meter)
+
+
+def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Truecasers | None = None) -> Output:
+    """Return where a job writes, and the identity of what it makes.
+
+    Args:
+        job: what to make.
+        inputs: the files of its source, as `pipelines.inputs.captions.CaptionSource.inputs` returns them.
+        models: truecasers, if they are given.
+    """
+    steps = recipe(job.recipe)
     parameters = CaptionsParameters(
         text=steps.parameters(),
         languages=tuple(sorted(job.selection.languages)),
@@ -258,32 +282,51 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
         train_splits=tuple(sorted(job.train_splits)) if steps.truecase and models is None else None,
         source=job.source.parameters(),
     )
-    job.source.parts(job.selection)  # Refuses a selection that names nothing, before the files are hashed.
-    inputs = job.source.inputs(job.selection)
     folder = Folder(job.output)
     shards = _shards(job, folder, inputs)
-    inputs += models.inputs() if models is not None else []
+    inputs = inputs + (models.inputs() if models is not None else [])
     identity = Identity(kind="captions", parameters=parameters.to_json(), inputs=tuple(inputs), shards=shards)
-    output = Output(folder=folder, identity=identity, other_files=TRUECASER_FILES)
+    return Output(folder=folder, identity=identity, other_files=TRUECASER_FILES)
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
-        learns = steps.truecase and models is None
-        left_out = frozenset() if learns else finished  # Truecasers learn from all captions.
-        pieces = pipeline | "ReadCaptions" >> ReadCaptions(job.source, shards, job.selection, left_out, staged, check)
-        truecasers, written = None, []
-        if steps.truecase:
-            if models is None:
-                truecasers = pieces | "TrainTruecasers" >> TrainTruecasers(steps, job.train_splits)
-            else:
-                truecasers = pipeline | "GivenTruecasers" >> beam.Create(sorted(models.texts.items()))
-            written.append(truecasers | "WriteTruecasers" >> beam.Map(_write_truecaser, output.folder))
-        tokenize = TokenizeCaptions(output=output, recipe=steps, truecasers=truecasers, finished=finished, meter=meter)
-        written.append(pieces | "TokenizeCaptions" >> tokenize)
-        libraries = ("apache-beam", "sacremoses")
-        _ = written | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=libraries)
 
-    with staging(output.folder) if execution.is_local else nullcontext() as staged:
-        return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify, meter=meter)
+def build_captions(
+    pipeline: beam.Pipeline,
+    finished: frozenset[int] = frozenset(),
+    check: FirstWorker | None = None,
+    *,
+    job: CaptionsJob,
+    output: Output,
+    models: Truecasers | None = None,
+    staged: str | None = None,
+    meter: Meter = Meter(),
+) -> None:
+    """Add the steps of a job to an empty pipeline.
+
+    Args:
+        pipeline: the pipeline.
+        finished: shards that an earlier run finished.
+        check: what the first worker on another machine checks; None on this one.
+        job: what to make.
+        output: where, as `plan_captions` returns it.
+        models: truecasers, if they are given.
+        staged: folder for pieces on a disk that all workers see; None where there is none.
+        meter: counts captions.
+    """
+    steps, shards = recipe(job.recipe), output.shards
+    learns = steps.truecase and models is None
+    left_out = frozenset() if learns else finished  # Truecasers learn from all captions.
+    pieces = pipeline | "ReadCaptions" >> ReadCaptions(job.source, shards, job.selection, left_out, staged, check)
+    truecasers, written = None, []
+    if steps.truecase:
+        if models is None:
+            truecasers = pieces | "TrainTruecasers" >> TrainTruecasers(steps, job.train_splits)
+        else:
+            truecasers = pipeline | "GivenTruecasers" >> beam.Create(sorted(models.texts.items()))
+        written.append(truecasers | "WriteTruecasers" >> beam.Map(_write_truecaser, output.folder))
+    tokenize = TokenizeCaptions(output=output, recipe=steps, truecasers=truecasers, finished=finished, meter=meter)
+    written.append(pieces | "TokenizeCaptions" >> tokenize)
+    libraries = ("apache-beam", "sacremoses")
+    _ = written | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=libraries)
 
 
 def _shards(job: CaptionsJob, folder: Folder, inputs: Iterable[Mapping[str, Any]]) -> int:

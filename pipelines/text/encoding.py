@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import apache_beam as beam
@@ -29,7 +30,7 @@ from schemas.storage import Folder
 from schemas.vocabulary import END, START, UNK, Vocabulary
 from schemas.writing import open_shard
 
-__all__ = ["EncodeCaptions", "EncodeJob", "encode_captions", "encode_table"]
+__all__ = ["EncodeCaptions", "EncodeJob", "build_encoding", "encode_captions", "encode_table", "plan_encoding"]
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,13 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
     vocabulary = open_dataset(job.vocabulary, kind="vocabulary")
     if captions.manifest.rows == 0:
         raise DatasetError(f"{job.captions!r} holds no captions, so there is nothing to encode: prepare the captions again")
+    output = plan_encoding(job, captions, vocabulary)
+    build = partial(build_encoding, job=job, captions=captions, vocabulary=vocabulary, output=output, meter=meter)
+    return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify, meter=meter)
+
+
+def plan_encoding(job: EncodeJob, captions: Dataset, vocabulary: Dataset) -> Output:
+    """Return where a job writes, and the identity of what it makes."""
     identity = Identity(
         kind="encoded",
         parameters=EncodedParameters(
@@ -175,16 +183,37 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
         ),
         shards=captions.num_shards,
     )
-    output = Output(folder=Folder(job.output), identity=identity)
+    return Output(folder=Folder(job.output), identity=identity)
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
-        missing = [shard for shard in range(captions.num_shards) if shard not in finished]
-        _ = (
-            pipeline
-            | "ListShards" >> Begin(missing, check)
-            | "SpreadShards" >> beam.Reshuffle()  # Fusion break: the shards are encoded by all workers.
-            | "EncodeCaptions" >> EncodeCaptions(captions, vocabulary, job.max_length, output, meter)
-            | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))
-        )
 
-    return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify, meter=meter)
+def build_encoding(
+    pipeline: beam.Pipeline,
+    finished: frozenset[int] = frozenset(),
+    check: FirstWorker | None = None,
+    *,
+    job: EncodeJob,
+    captions: Dataset,
+    vocabulary: Dataset,
+    output: Output,
+    meter: Meter = Meter(),
+) -> None:
+    """Add the steps of a job to an empty pipeline.
+
+    Args:
+        pipeline: the pipeline.
+        finished: shards that an earlier run finished.
+        check: what the first worker on another machine checks; None on this one.
+        job: what to make.
+        captions: its captions.
+        vocabulary: its vocabulary.
+        output: where, as `plan_encoding` returns it.
+        meter: counts captions.
+    """
+    missing = [shard for shard in range(captions.num_shards) if shard not in finished]
+    _ = (
+        pipeline
+        | "ListShards" >> Begin(missing, check)
+        | "SpreadShards" >> beam.Reshuffle()  # Fusion break: the shards are encoded by all workers.
+        | "EncodeCaptions" >> EncodeCaptions(captions, vocabulary, job.max_length, output, meter)
+        | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))
+    )

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import combinations
 from typing import Any, Literal
 
@@ -31,7 +31,16 @@ from schemas.storage import Folder
 from schemas.vocabulary import SPECIALS, TEXT_NAMES, Vocabulary
 from schemas.writing import open_shard
 
-__all__ = ["BuildVocabulary", "CountTokens", "VocabularyJob", "build_vocabulary", "count_tokens", "vocabulary_statistics"]
+__all__ = [
+    "BuildVocabulary",
+    "CountTokens",
+    "VocabularyJob",
+    "build_counts",
+    "build_vocabulary",
+    "count_tokens",
+    "plan_vocabulary",
+    "vocabulary_statistics",
+]
 
 Scope = Literal["language", "joint"]
 
@@ -289,6 +298,13 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
             "the captions again"
         )
     _check_selected(job, captions)
+    output = plan_vocabulary(job, captions)
+    build = partial(build_counts, job=job, captions=captions, output=output, meter=meter)
+    return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify, meter=meter)
+
+
+def plan_vocabulary(job: VocabularyJob, captions: Dataset) -> Output:
+    """Return where a job writes, and the identity of what it makes."""
     identity = Identity(
         kind="vocabulary",
         parameters=VocabularyParameters(
@@ -300,21 +316,38 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
         ).to_json(),
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
     )
-    output = Output(folder=Folder(job.output), identity=identity, other_files="|".join(map(re.escape, TEXT_NAMES)))
+    return Output(folder=Folder(job.output), identity=identity, other_files="|".join(map(re.escape, TEXT_NAMES)))
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
-        if finished:
-            written = (
-                pipeline | "VocabularyIsThere" >> Begin([TEXT_NAMES[0]], check) | "WriteText" >> beam.Map(_write_text, output)
-            )
-        else:
-            counts = (
-                pipeline
-                | "ListShards" >> Begin(range(captions.num_shards), check)
-                | "SpreadShards" >> beam.Reshuffle()  # Fusion break: the shards are read by all workers.
-                | "CountTokens" >> CountTokens(captions, meter)
-            )
-            written = counts | "BuildVocabulary" >> BuildVocabulary(job, output)
-        _ = written | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))
 
-    return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify, meter=meter)
+def build_counts(
+    pipeline: beam.Pipeline,
+    finished: frozenset[int] = frozenset(),
+    check: FirstWorker | None = None,
+    *,
+    job: VocabularyJob,
+    captions: Dataset,
+    output: Output,
+    meter: Meter = Meter(),
+) -> None:
+    """Add the steps of a job to an empty pipeline.
+
+    Args:
+        pipeline: the pipeline.
+        finished: shards that an earlier run finished.
+        check: what the first worker on another machine checks; None on this one.
+        job: what to make.
+        captions: its captions.
+        output: where, as `plan_vocabulary` returns it.
+        meter: counts captions.
+    """
+    if finished:
+        written = pipeline | "VocabularyIsThere" >> Begin([TEXT_NAMES[0]], check) | "WriteText" >> beam.Map(_write_text, output)
+    else:
+        counts = (
+            pipeline
+            | "ListShards" >> Begin(range(captions.num_shards), check)
+            | "SpreadShards" >> beam.Reshuffle()  # Fusion break: the shards are read by all workers.
+            | "CountTokens" >> CountTokens(captions, meter)
+        )
+        written = counts | "BuildVocabulary" >> BuildVocabulary(job, output)
+    _ = written | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))

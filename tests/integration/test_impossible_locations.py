@@ -55,6 +55,7 @@ LINES = {
     "doctor": "doctor OUT",
     "scenes": "scenes OUT",
     "build": "build demo --output OUT",
+    "cluster": "cluster plan captions table.tsv OUT --format table",
     "demo": "demo OUT",
 }
 # Options that name files or folders, beside those above, with lines that reach them.
@@ -148,7 +149,12 @@ def cases() -> list[tuple[str, int, str]]:
         word = line.split()[place]
         for bad, location in BAD.items():
             is_preset = line.startswith("train") and place == 1
-            by_some = word == "OUT" and bad in ("root", "nobody's", "line end", "not UTF-8")  # Something can be written there.
+            by_some = (word == "OUT" or name == "--output") and bad in (
+                "root",
+                "nobody's",
+                "line end",
+                "not UTF-8",
+            )  # Something can be written there.
             not_given = word == "LOCATION" and bad == "empty"
             if not (is_preset and bad == "empty") and not by_some and not not_given:
                 everything.append(pytest.param(line, place, location, id=f"{name}-{bad}"))

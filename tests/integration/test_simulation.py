@@ -1,0 +1,131 @@
+"""Ten times the items cost ten times as much and no more, by simulation, and what limits a launcher; see `tests/simulation.py`.
+
+tests/benchmarks/bench_simulation.py goes on to 100 million captions and 10 million images.
+"""
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from extractors import ExtractorRequest
+from pipelines.estimates.works import plan_of_features
+from pipelines.features.job import FeaturesJob
+from pipelines.features.listing import list_images
+from pipelines.inputs.images import ImagesInFolder
+from pipelines.running.accelerators import Accelerator
+from pipelines.running.execution import Execution
+from pipelines.running.runner import LARGEST_GRAPH
+from schemas.fingerprints import Identity
+from schemas.keys import MAX_SHARDS, shard_name
+from schemas.manifest import Manifest, ShardEntry
+from schemas.parameters import CaptionsParameters
+from schemas.sharding import MOST_CHOSEN
+from schemas.storage import Folder
+from tests.simulation import Cost, Images, captions, features, images, vocabulary
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(900)]
+
+MORE = 1.15
+"""What an item of ten times as many may cost, relative to one of the fewer."""
+
+LISTED_BYTES = 32
+"""Memory of a launcher for each image that it lists."""
+
+KEPT_BYTES = 24
+"""Bytes of its temporary file for each image."""
+
+PASSED_BYTES = {"image": 16, "caption": 1}
+"""Memory of the launcher of a local run for each image or caption that it passes from worker to worker."""
+
+GRAPH_BYTES = 100
+"""Bytes of a pipeline for each shard."""
+
+MANIFEST_BYTES = 500
+"""Bytes of a manifest for each shard."""
+
+
+def compare(few: list[Cost], many: list[Cost]) -> None:
+    """Check that an item costs no more calls of functions and no more bytes where there are more of them."""
+    for less, more in zip(few, many, strict=True):
+        assert (less.phase, 10 * less.items) == (more.phase, more.items)
+        for what in ("calls", "bytes"):
+            one, ten = getattr(less, what) / less.items, getattr(more, what) / more.items
+            assert ten <= MORE * one, (less.phase, what, one, ten)
+        assert more.calls > 0
+
+
+def test_the_cost_of_an_image_is_flat(tmp_path):
+    """Images of a shard stay as many, as with a number of shards that is chosen."""
+    costs = {}
+    for count, shards in ((20_000, 4), (200_000, 40)):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        costs[count] = [
+            *images(count, folder, shards=shards, counting=True)[0],
+            *features(count, shards, folder, counting=True),
+        ]
+        assert all(cost.passed <= PASSED_BYTES["image"] * count for cost in costs[count])
+        assert costs[count][0].bytes <= KEPT_BYTES * count
+    compare(*costs.values())
+
+
+def test_the_cost_of_a_caption_is_flat(tmp_path):
+    costs = {}
+    for count, shards in ((50_000, 8), (500_000, 80)):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        costs[count] = captions(count, shards, folder, counting=True)
+        assert all(cost.passed <= PASSED_BYTES["caption"] * count for cost in costs[count])
+    compare(*costs.values())
+
+
+def test_the_cost_of_a_vocabulary_is_that_of_its_types():
+    """Ten times the shards with the same words make no larger vocabulary."""
+    few, many = (vocabulary(2_000, shards)[1].items for shards in (100, 1000))
+    assert few == many == 2_000
+
+
+def peak_of_listing(count: int, folder: Path) -> int:
+    job = FeaturesJob(Images(count), str(folder), ExtractorRequest("resnet50-pool"))
+    tracemalloc.start()
+    try:
+        assert list_images(job, keep=True).count == count
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_a_launcher_holds_of_an_image(tmp_path):
+    list_images(FeaturesJob(Images(10), str(tmp_path), ExtractorRequest("resnet50-pool")))  # Imports what it needs.
+    few, many = (peak_of_listing(count, tmp_path) for count in (10_000, 100_000))
+    assert (many - few) / 90_000 <= LISTED_BYTES
+
+
+@pytest.mark.parametrize("shards", [16, MOST_CHOSEN, MAX_SHARDS])
+def test_a_pipeline_can_be_submitted_whatever_the_number_of_shards(shards):
+    job = FeaturesJob(
+        ImagesInFolder(Folder("gs://bucket/photos")), "gs://bucket/f", ExtractorRequest("resnet50-pool"), shards=shards
+    )
+    execution = Execution(beam_flags=("--runner=DataflowRunner",), accelerator=Accelerator("nvidia-l4"))
+    work, graph = plan_of_features(job, execution, count=50_000 * shards)
+    assert work.shards == shards
+    assert graph.bytes < LARGEST_GRAPH
+    assert graph.bytes < 60_000 + GRAPH_BYTES * shards
+
+
+def test_a_manifest_of_any_number_of_shards_is_written_and_read():
+    parameters = CaptionsParameters(text=None).to_json()
+    sizes = []
+    for shards in (1000, MAX_SHARDS):
+        entries = tuple(
+            ShardEntry(shard_name(number, shards), 1 << 29, f"{number:064x}", 1000, f"{number:064x}")
+            for number in range(shards)
+        )
+        identity = Identity("captions", parameters, shards=shards)
+        manifest = Manifest("captions", identity.fingerprint, parameters, (), {}, entries)
+        text = manifest.to_json()
+        assert Manifest.from_json(text, "here") == manifest
+        sizes.append(len(text) / shards)
+    assert max(sizes) <= MANIFEST_BYTES
+    assert sizes[1] <= sizes[0]

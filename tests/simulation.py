@@ -1,0 +1,265 @@
+"""Datasets of any size without their content: invented ids, sentences and vectors of one number, through the code of real runs.
+
+What the code does with keys, shards, listings, vocabularies, records, commits and manifests is real; images are neither read nor
+computed, and captions are cut at spaces. Each function returns what its phases cost.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import pickle
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from extractors import ExtractorRequest
+from pipelines.features.job import FeaturesJob
+from pipelines.features.listing import list_images
+from pipelines.features.references import Piece, pieces_of, refs_of
+from pipelines.features.reuse import source_of, statistics_of
+from pipelines.inputs.images import ImageRef, ImageSource, digest_of
+from pipelines.running.commits import SumCounters
+from pipelines.running.places import read_place
+from pipelines.text.blocks import BLOCK, CaptionStatistics, blocks_of, caption_rows
+from pipelines.text.ordering import merge, number_captions
+from pipelines.text.pieces import Piece as CaptionPiece
+from pipelines.text.pieces import make_pieces, on_disk
+from pipelines.text.vocabulary import count_tokens
+from schemas.dataset import open_dataset
+from schemas.features import FeatureSpec
+from schemas.fingerprints import Identity
+from schemas.keys import shard_of
+from schemas.manifest import MANIFEST_NAME, Manifest
+from schemas.output import Output
+from schemas.parameters import CaptionsParameters, FeaturesParameters
+from schemas.records import Sources
+from schemas.storage import Folder
+from schemas.survey import Survey
+from schemas.vocabulary import Vocabulary
+from schemas.writing import commit, open_shard
+
+__all__ = ["CAPTIONS_PER_IMAGE", "Cost", "Images", "captions", "features", "images", "largest_shard", "vocabulary"]
+
+CAPTIONS_PER_IMAGE = 10
+_BLOCK_IMAGES = 800
+_SENTENCES, _WORDS, _LENGTH = 20_000, 200_000, 8
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a phase costs.
+
+    Attributes:
+        phase: its name.
+        unit: what it works on.
+        items: how many of these there are.
+        seconds: processor time of this process.
+        bytes: bytes of the files that it leaves; 0 if it leaves none.
+        calls: calls of functions, Python's and those of compiled modules; 0 where they are not counted.
+        passed: bytes that travel between workers in the local runner, whose launcher holds them.
+    """
+
+    phase: str
+    unit: str
+    items: int
+    seconds: float
+    bytes: int = 0
+    calls: int = 0
+    passed: int = 0
+
+
+class _Costs(list[Cost]):
+    def __init__(self, *, counting: bool = False) -> None:
+        super().__init__()
+        self._counting = counting
+
+    @contextmanager
+    def phase(self, name: str, unit: str, items: int) -> Iterator[tuple[list[int], list[int]]]:
+        """Measure a block, which puts numbers of bytes into two lists: of files, and of what travels."""
+        size: list[int] = []
+        passed: list[int] = []
+        profile = cProfile.Profile()
+        started = time.process_time()
+        if self._counting:
+            profile.enable()
+        yield size, passed
+        profile.disable()
+        seconds = time.process_time() - started
+        calls = sum(entry.callcount for entry in profile.getstats())
+        self.append(Cost(name, unit, items, seconds, sum(size), calls, sum(passed)))
+
+
+@dataclass(frozen=True)
+class Images(ImageSource):
+    """Images that nobody reads, with names as long as those of Flickr30k."""
+
+    count: int
+
+    @property
+    def location(self) -> str:
+        """Location of the collection, for messages."""
+        return f"{self.count} invented images"
+
+    def refs(self) -> Iterator[ImageRef]:
+        """List the images."""
+        for number in range(self.count):
+            name = f"{number * 7919 % 9_999_999_967:010d}"
+            yield ImageRef(name, f"{name}.jpg", 60_000 + number % 40_000, -1, f"{1_600_000_000_000_000_000 + number}")
+
+    def read(self, ref: ImageRef) -> bytes:
+        """Refuse to read."""
+        raise AssertionError(ref)
+
+
+def images(count: int, folder: Path, *, shards: int | str = "auto", counting: bool = False) -> tuple[list[Cost], int]:
+    """List images as the launcher does, and cut the references into pieces as a worker does; return the number of shards, too."""
+    costs = _Costs(counting=counting)
+    job = FeaturesJob(Images(count), str(folder / "features"), ExtractorRequest("resnet50-pool"), shards=shards)
+    with costs.phase("launcher: list the images", "image", count) as (size, _):
+        listing = list_images(job, keep=True)
+        assert listing.kept is not None
+        size.append(Path(listing.kept.path).stat().st_size)
+    assert listing.count == count
+    held: dict[int, list[Piece]] = {}
+    with costs.phase("worker: deal out references", "image", count) as (size, passed):
+        for number, piece in pieces_of(Images(count).refs(), len(listing.shards), folder=str(folder)):
+            held.setdefault(number, []).append(piece)
+            size.append(len(piece) if isinstance(piece, bytes) else piece[2])
+        passed.append(_bytes_passed(held))
+    some = sorted(held)[:: max(1, len(listing.shards) // 4)]
+    assert [len(refs_of(held[number])) for number in some] == [listing.counts[number] for number in some]
+    for path in folder.iterdir():
+        if path.is_file():
+            path.unlink()
+    return costs, len(listing.shards)
+
+
+def features(count: int, shards: int, folder: Path, *, counting: bool = False) -> list[Cost]:
+    """Write a dataset of features whose vectors have one number, with records of all images, and look at it again."""
+    costs = _Costs(counting=counting)
+    spec = FeatureSpec("simulated", (1,), "float32", "nothing")
+    parameters = FeaturesParameters(feature=spec, extractor={"name": "simulated"}, extractor_fingerprint="0" * 64).to_json()
+    output = Output(Folder(str(folder / "features")), Identity("features", parameters, shards=shards))
+    held: dict[int, list[Piece]] = {}
+    for number, piece in pieces_of(Images(count).refs(), shards, folder=str(folder)):
+        held.setdefault(number, []).append(piece)
+    with costs.phase("worker: write shards and records", "image", count) as (size, _):
+        for number in range(shards):
+            refs = sorted(refs_of(held.get(number, ())))
+            sources = [source_of(ref, "0" * 64) for ref in refs]
+            entries = ((one.image_id, one.uri, str(one.bytes), one.version) for one in sources)
+            values = pa.FixedSizeListArray.from_arrays(np.zeros(len(refs), np.float32), type=output.schema.field(1).type)
+            with open_shard(output, number) as shard:
+                shard.write(pa.table([pa.array([ref.image_id for ref in refs]), values], schema=output.schema))
+                shard.statistics = statistics_of(sources, images=len(refs), failed=0)
+                shard.sources = Sources(digest_of(entries), sources)
+        size.append(_size(output.folder))
+    _commit(costs, output, count, "image")
+    return costs
+
+
+def captions(count: int, shards: int, folder: Path, *, counting: bool = False) -> list[Cost]:
+    """Cut captions into pieces, write the shards, count their tokens, and look at the dataset again."""
+    costs = _Costs(counting=counting)
+    parameters = CaptionsParameters(text=None, languages=(), portions=(), splits=(), train_splits=None, source={})
+    output = Output(Folder(str(folder / "captions")), Identity("captions", parameters.to_json(), shards=shards))
+    pieces = folder / "pieces"
+    pieces.mkdir()
+    held: dict[int, list[CaptionPiece]] = {}
+    with costs.phase("worker: deal out captions", "caption", count) as (size, passed):
+        for number, piece in make_pieces(blocks_of(_tables(count), 0), shards, folder=str(pieces)):
+            held.setdefault(number, []).append(piece)
+        size.append(sum(path.stat().st_size for path in pieces.iterdir()))
+        passed.append(_bytes_passed(held))
+    with costs.phase("worker: write shards", "caption", count) as (size, _):
+        for number in range(shards):
+            statistics = CaptionStatistics()
+            with on_disk(held.get(number, ())) as places, open_shard(output, number) as shard:
+                for table in number_captions(merge(places, read_place)):
+                    rows = caption_rows([table.append_column("tokens", pc.split_pattern(table["text"], " "))])
+                    statistics.add(rows)
+                    shard.write(rows)
+                shard.statistics = statistics.to_json()
+        size.append(_size(output.folder))
+    for path in pieces.iterdir():
+        path.unlink()
+    _commit(costs, output, count, "caption")
+    dataset = open_dataset(output.folder.location, kind="captions")
+    with costs.phase("worker: count tokens, merge", "caption", count):
+        total: dict[tuple[str, str, str], Counter[str]] = {}
+        for number in range(shards):
+            for group, counter in count_tokens(dataset, number).items():
+                total[group] = SumCounters().add_input(total.get(group, Counter()), counter)
+    assert sum(sum(counter.values()) for counter in total.values()) == count * _LENGTH
+    return costs
+
+
+def vocabulary(types: int, shards: int) -> list[Cost]:
+    """Merge the counts of shards, each with a tenth of the types, and build the vocabulary: what grows is the number of types."""
+    costs, random = _Costs(), np.random.default_rng(0)
+    some = types // 10
+
+    def counts() -> Iterator[Counter[str]]:
+        for _ in range(shards):
+            yield Counter({f"word{number}": 1 for number in random.choice(types, some, replace=False).tolist()})
+
+    with costs.phase("worker: merge counts of shards", "count", shards * some):
+        total = SumCounters().merge_accumulators(counts())
+    with costs.phase("worker: build the vocabulary", "type", len(total)):
+        built = Vocabulary.from_counts({"en": total}, min_count=1)
+    assert sum(total.values()) == shards * some
+    assert len(built) == len(total) + 4
+    return costs
+
+
+def _commit(costs: _Costs, output: Output, count: int, unit: str) -> None:
+    """Commit a dataset, and recognise it as a later run does."""
+    with costs.phase("last worker: commit", unit, count) as (size, _):
+        commit(output)
+        size.append(len(output.folder.read(MANIFEST_NAME)))
+    with costs.phase("launcher: survey, manifest", unit, count):
+        manifest = Survey(output).complete()
+    assert manifest is not None
+    assert manifest.rows == count == Manifest.read(output.folder).rows
+
+
+def _tables(count: int) -> Iterator[pa.Table]:
+    """Yield captions, ten of an image in two languages, in tables as sources give them."""
+    random = np.random.default_rng(0)
+    words = np.minimum(random.zipf(1.2, (_SENTENCES, _LENGTH)), _WORDS)
+    sentences = pa.array([" ".join(f"w{word}" for word in sentence) for sentence in words.tolist()])
+    languages = pa.array(["en", "de"] * (CAPTIONS_PER_IMAGE // 2) * _BLOCK_IMAGES)
+    schema = pa.schema([field for field in BLOCK if field.name != "position"])
+    for first in range(0, count // CAPTIONS_PER_IMAGE, _BLOCK_IMAGES):
+        ids = [f"{number * 7919 % 9_999_999_967:010d}" for number in range(first, min(first + _BLOCK_IMAGES, count // 10))]
+        rows = len(ids) * CAPTIONS_PER_IMAGE
+        columns = {
+            "image_id": pa.array(ids).take(pa.array(np.repeat(np.arange(len(ids)), CAPTIONS_PER_IMAGE))),
+            "language": languages.slice(0, rows),
+            "portion": pa.repeat("comparable", rows),
+            "index": pa.repeat(pa.scalar(-1, pa.int16()), rows),
+            "split": pa.repeat("train", rows),
+            "text": sentences.take(pa.array(random.integers(0, _SENTENCES, rows))),
+        }
+        yield pa.table({name: columns[name] for name in schema.names}, schema=schema)
+
+
+def _bytes_passed(held: Mapping[int, Sequence[object]]) -> int:
+    return sum(len(pickle.dumps((number, piece))) for number, pieces in held.items() for piece in pieces)
+
+
+def _size(folder: Folder) -> int:
+    return sum(size for name, size in folder.files() if re.match(r"part-|\.records/", name))
+
+
+def largest_shard(ids: int, shards: int) -> int:
+    """Return how many of some ids the fullest shard has."""
+    return max(Counter(shard_of(f"{number:010d}", shards) for number in range(ids)).values())
