@@ -23,7 +23,7 @@ from extractors.base import Description
 from extractors.weights.stamps import FileStamp
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
-from schemas.fingerprints import canonical_json, sha256_of_json
+from schemas.fingerprints import sha256_of_bytes
 
 if TYPE_CHECKING:
     from extractors.weights.finding import Weights
@@ -44,7 +44,7 @@ def remembered(request: Mapping[str, Any], describe: Callable[[], tuple[Descript
     Raises:
         ImagepivotError: as `describe` raises it.
     """
-    file = _cache() / f"{sha256_of_json([request, platform.node(), *_versions(), *_sources()])}.json"
+    file = _cache() / f"{sha256_of_bytes(_json([request, platform.node(), *_versions(), *_sources()]))}.json"
     if (found := _read(file)) is not None:
         return found
     description, weights = describe()
@@ -74,7 +74,7 @@ def _sources() -> Iterator[str]:
 def _read(file: Path) -> Description | None:
     """Return the description in a file; None if there is none that can be read, or the weights have changed since."""
     with suppress(OSError, ValueError, KeyError, TypeError, DatasetError):
-        kept = json.loads(file.read_text(encoding="utf-8"))
+        kept = json.loads(file.read_bytes())
         if kept["path"] is not None and FileStamp.of(Path(kept["path"])) != FileStamp(*kept["stamp"]):
             return None
         return Description(**{**kept["description"], "spec": FeatureSpec.from_json(kept["description"]["spec"])})
@@ -89,6 +89,11 @@ def _write(file: Path, description: Description, weights: Weights) -> None:
     kept = {"path": path, "stamp": weights.stamp, "description": asdict(description) | {"spec": description.spec.to_json()}}
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
-            new.write(canonical_json(kept))
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
+            new.write(_json(kept))
         Path(new.name).replace(file)
+
+
+def _json(value: Any) -> bytes:
+    """Return JSON of ASCII characters alone: paths may hold bytes that are no text."""
+    return json.dumps(value, sort_keys=True).encode("ascii")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
 from pipelines.features.job import FeaturesJob
 from pipelines.features.listing import list_images
-from pipelines.features.workers import check_worker, count_gpus
+from pipelines.features.workers import check_worker, count_gpus, planned_fingerprint
 from pipelines.inputs.images import Listing
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
@@ -118,7 +118,7 @@ def extract_features(
             execution=execution,
             extras=job.extras(),
             ready=job.check_device if execution.is_local else None,
-            check=partial(check_worker, job, output, gpus),
+            check=partial(check_worker, job, planned_fingerprint(output), gpus),
             overwrite=job.overwrite,
             verify=job.verify,
             update=job.update,

@@ -25,7 +25,7 @@ from pipelines.features.forward import Tally
 from pipelines.features.job import FeaturesJob
 from pipelines.features.references import Piece, pieces_of, unpacked
 from pipelines.features.shards import make_shard
-from pipelines.features.workers import check_fingerprint, decoding_threads, devices_of_worker
+from pipelines.features.workers import check_fingerprint, decoding_threads, devices_of_worker, planned_fingerprint
 from pipelines.inputs.images import CopiedImages, Copies, ImageRef, ImageSource, SharedRefs, kept_refs
 from pipelines.running.accelerators import Accelerator
 from pipelines.running.first_worker import Begin, FirstWorker
@@ -80,7 +80,7 @@ class _ExtractShardFn(beam.DoFn):
         devices = devices_of_worker(self._job, os.environ.get("WORKER_ID", ""), self._gpus)
         self._loaded = self._shared.acquire(lambda: _Loaded([self._job.extractor.load(device) for device in devices]))
         for fingerprint in self._loaded.fingerprints:
-            check_fingerprint(self._job, self._output, fingerprint)
+            check_fingerprint(self._job, planned_fingerprint(self._output), fingerprint)
 
     def process(self, element: tuple[int, Iterable[Piece]]) -> Iterator[int]:
         shard, pieces = element

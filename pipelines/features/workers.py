@@ -11,7 +11,7 @@ from schemas.errors import InputError
 from schemas.output import Output
 from schemas.parameters import FeaturesParameters
 
-__all__ = ["check_fingerprint", "check_worker", "count_gpus", "decoding_threads", "devices_of_worker"]
+__all__ = ["check_fingerprint", "check_worker", "count_gpus", "decoding_threads", "devices_of_worker", "planned_fingerprint"]
 
 
 def count_gpus(job: FeaturesJob) -> int:
@@ -54,12 +54,17 @@ def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
     return (cores or os.cpu_count() or 1) if uses_gpu else 1
 
 
-def check_worker(job: FeaturesJob, output: Output, gpus: int) -> None:
+def planned_fingerprint(output: Output) -> str | None:
+    """Return the fingerprint of the extractor that a dataset was planned with."""
+    return FeaturesParameters.from_json(output.identity.parameters).extractor_fingerprint
+
+
+def check_worker(job: FeaturesJob, planned: str | None, gpus: int) -> None:
     """Check, without building the network, that this process has the devices, the precision and the weights of a job.
 
     Args:
         job: the job.
-        output: the dataset as it was planned.
+        planned: from `planned_fingerprint`; not the dataset itself, since this travels in the graph.
         gpus: as `devices_of_worker` takes it.
 
     Raises:
@@ -67,16 +72,16 @@ def check_worker(job: FeaturesJob, output: Output, gpus: int) -> None:
     """
     for device in devices_of_worker(job, "", gpus):
         replace(job, device=device).check_device()
-    check_fingerprint(job, output, job.extractor.describe().fingerprint)
+    check_fingerprint(job, planned, job.extractor.describe().fingerprint)
 
 
-def check_fingerprint(job: FeaturesJob, output: Output, fingerprint: str) -> None:
+def check_fingerprint(job: FeaturesJob, planned: str | None, fingerprint: str) -> None:
     """Check that an extractor is the one that was planned.
 
     Raises:
         InputError: it is not.
     """
-    if fingerprint != FeaturesParameters.from_json(output.identity.parameters).extractor_fingerprint:
+    if fingerprint != planned:
         raise InputError(
             f"a worker loads other weights from {job.extractor.weights!r}, or has other files or versions, than the machine that "
             "planned the run: give all of them the same"

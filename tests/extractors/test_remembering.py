@@ -101,6 +101,13 @@ def test_a_file_that_is_gone_is_an_error(cache, weights):
         request(weights).describe()
 
 
+def test_a_path_may_hold_bytes_that_are_no_text(cache):
+    regions = extractors.RegionOptions(class_names="names-\udcff.txt")
+    request = ExtractorRequest("faster-rcnn-36", weights="random:0", regions=regions)
+    assert request.describe() == request.describe()
+    assert len(list((cache / "descriptions").iterdir())) == 1
+
+
 def test_a_path_means_the_folder_of_the_process(cache, tmp_path, monkeypatch, hashed):
     found = []
     for seed in (1, 2):

@@ -61,7 +61,7 @@ def test_the_only_process_of_a_worker_has_all_its_gpus(job, monkeypatch):
 def test_a_worker_with_fewer_gpus_says_so(job, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    planned = plan_features(job, list_images(job))
+    planned = ColourExtractor().fingerprint
     check_worker(job, planned, 1)
     with pytest.raises(UsageError, match=r"device 'cuda:1' is not on this host: .*device_count\(\) is 1"):
         check_worker(job, planned, 2)
