@@ -6,11 +6,14 @@ import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+
+from schemas import events
 
 # Before anything imports torch, and for all processes that tests start. Several test processes share the cores: threads of torch
 # that wait for one another would spin, and take four times as long. Tests about threads set their own number.
@@ -32,6 +35,16 @@ def caches(tmp_path_factory) -> Path:
 def cache(caches, request, monkeypatch) -> None:
     """Each test begins with an empty cache: what it changes of an extractor, the next one must not remember."""
     monkeypatch.setenv("IMAGEPIVOT_CACHE", str(caches / sha256(request.node.nodeid.encode()).hexdigest()[:16]))
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _end_of_events() -> Iterator[None]:
+    """End what ``--log-json`` begins, where a test only parses a command that has it: the next test writes no events."""
+    yield
+    events.finish(0)
 
 
 # --- real data -------------------------------------------------------------------------------------------------------
