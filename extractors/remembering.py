@@ -53,10 +53,8 @@ def remembered(request: Mapping[str, Any], describe: Callable[[], tuple[Descript
 
 
 def _cache() -> Path:
-    own = os.environ.get("IMAGEPIVOT_CACHE")
-    return (
-        Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagepivot"
-    ) / "descriptions"
+    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("IMAGEPIVOT_CACHE") or users / "imagepivot") / "descriptions"
 
 
 def _versions() -> Iterator[str]:

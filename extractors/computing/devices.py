@@ -162,9 +162,8 @@ def numerics(precision: str, device: torch.device) -> Iterator[None]:
             _found.enter_context(_float32_products(tf32=tf32))
         _inside.append(tf32)
     try:
-        with torch.cuda.device(
-            device
-        ):  # What names no device, such as page-locked memory, would open a context on the first GPU.
+        # Else what names no device, such as page-locked memory, would open a context on the first GPU.
+        with torch.cuda.device(device):
             yield
     finally:
         with _switching:

@@ -148,10 +148,7 @@ def _of_dataset(command: str, captions: Dataset, output: str) -> Work:
 
 def _build_features(pipeline: beam.Pipeline, *, job: FeaturesJob, output: Output, execution: Execution) -> None:
     """Add the steps that `pipelines.features.extract.extract_features` adds."""
-    if not execution.runs_here:
-        job = replace(job, extractor=job.extractor.located())
-    if execution.accelerator is not None:
-        job = replace(job, device="cuda")
+    job = job.for_workers(execution)
     extract = ExtractFeatures(job, output, check=_first_worker(output, execution), accelerator=execution.accelerator)
     commit = CommitDataset(output, libraries=job.libraries())
     _ = pipeline | "ExtractFeatures" >> extract | "CommitDataset" >> commit

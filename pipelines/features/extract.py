@@ -94,11 +94,8 @@ def extract_features(
         raise UsageError(f"the job is task {job.task} of an array job: extract_task makes its shards, commit_tasks the dataset")
     job.check_execution(execution)
     execution.check_locations(job.locations())
-    if not execution.runs_here:
-        job = replace(job, extractor=job.extractor.located())
-    gpus = 0
-    if execution.accelerator is not None:  # Without a GPU there, no worker may fall back to its CPU.
-        job, gpus = replace(job, device="cuda"), execution.accelerator.count
+    job = job.for_workers(execution)
+    gpus = execution.accelerator.count if execution.accelerator is not None else 0
     listing = listing or list_images(job, keep=not execution.is_local and not execution.template)
     output, execution = plan_features(job, listing), _by_gpus(job, execution)
 

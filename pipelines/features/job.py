@@ -122,6 +122,13 @@ class FeaturesJob:
                 "started, and a Beam runner deals out all of them by itself. Leave out one of the two"
             )
 
+    def for_workers(self, execution: Execution) -> FeaturesJob:
+        """Return the job as the workers of an execution get it: elsewhere, paths are absolute and the GPUs asked for are used."""
+        job = self if execution.runs_here else replace(self, extractor=self.extractor.located())
+        if execution.accelerator is None:
+            return job
+        return replace(job, device="cuda")  # Without a GPU there, no worker may fall back to its CPU.
+
     def extras(self) -> tuple[str, ...]:
         """Return the extras that workers on other machines need; that for HEIC photographs, too, if this process has it."""
         heif = ("heif",) if find_spec("pillow_heif") is not None else ()
