@@ -4,7 +4,7 @@ VENV ?= .venv
 STAMP = $(VENV)/.installed
 BIN = $(VENV)/bin
 
-.PHONY: help setup demo test cluster cluster-test container-test quick check format benchmarks clean
+.PHONY: help setup demo test cluster cluster-test container-test quick check format benchmarks gpu clean
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,9 @@ format: $(STAMP)  ## Format the code.
 
 benchmarks: $(STAMP)  ## Measure the ratios of speed and memory; takes an hour on two cores, and an idle machine.
 	for script in tests/benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+gpu: $(STAMP)  ## Measure what only a GPU can tell, in at most an hour; without a GPU it fails and says so.
+	$(BIN)/python -m tests.benchmarks.gpu
 
 clean:  ## Remove what was built; the virtual environment too.
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

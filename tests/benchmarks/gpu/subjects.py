@@ -1,0 +1,116 @@
+"""What is measured: extractors with the sizes of their images and batches, and the bare models that they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+
+from pipelines.demo.scenes import draw, make_scenes
+
+__all__ = ["PRECISIONS", "SUBJECTS", "Subject", "bare_model", "fastest", "photographs", "precisions_of"]
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PHOTOGRAPH_WH = (500, 375)  # As in Flickr30k.
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An extractor.
+
+    Attributes:
+        name: its name.
+        size_hw: pixels of a photograph of `PHOTOGRAPH_WH` once it is preprocessed.
+        batches: images of the batches that are measured.
+        estimated: those of them, for which the page has estimates.
+        is_quick: whether a CPU runs it in a second.
+    """
+
+    name: str
+    size_hw: tuple[int, int]
+    batches: tuple[int, ...]
+    estimated: tuple[int, ...]
+    is_quick: bool = False
+
+
+SUBJECTS = (
+    Subject("resnet50-pool", (224, 224), (1, 16, 128, 256), (16, 128)),
+    Subject("vgg19-10crop", (256, 341), (1, 4, 16), (16,)),
+    Subject("vgg19-10crop-caffe", (256, 341), (16,), ()),
+    Subject("vgg19-grid", (448, 448), (1, 16, 64), (16,)),
+    Subject("resnet152-grid", (448, 448), (1, 16, 64), (16,)),
+    Subject("faster-rcnn-36", (375, 500), (1, 2, 8, 16), (2, 8)),
+    Subject("timm:resnet18", (224, 224), (1, 16, 128, 256), (16, 128), is_quick=True),
+    Subject("timm:vit_tiny_patch16_224", (224, 224), (1, 16, 128, 256), (16, 128)),
+)
+
+
+def precisions_of(device: torch.device) -> tuple[str, ...]:
+    """Return the precisions in which extractors compute on a device."""
+    return ("fp32", "bf16") if device.type == "cpu" else PRECISIONS
+
+
+def photographs(count: int) -> list[Image.Image]:
+    """Draw scenes as large as photographs."""
+    return [draw(scene).resize(PHOTOGRAPH_WH) for _, scene in make_scenes(count)]
+
+
+def bare_model(
+    name: str, device: torch.device, precision: str
+) -> tuple[Callable[[Tensor], Any], Callable[[int], Tensor]] | None:
+    """Return the model of an extractor as one would run it over ready tensors, and what makes a batch of those.
+
+    None for the detector of regions, of which no package has a model.
+    """
+    torch.manual_seed(0)
+    crops, side = 1, 224
+    if name == "resnet50-pool":
+        model: Any = torchvision.models.resnet50(weights=None)
+        model.fc = nn.Identity()
+    elif name.startswith("vgg19-10crop"):
+        model, crops = torchvision.models.vgg19(weights=None), 10
+        model.classifier = model.classifier[:5]
+    elif name == "vgg19-grid":
+        model, side = torchvision.models.vgg19(weights=None).features, 448
+    elif name == "resnet152-grid":
+        whole, side = torchvision.models.resnet152(weights=None), 448
+        model = nn.Sequential(*(layer for key, layer in whole.named_children() if key not in ("avgpool", "fc")))
+    elif name.startswith("timm:"):
+        import timm
+
+        model = timm.create_model(name.removeprefix("timm:"), num_classes=0)
+    else:
+        return None
+    dtype = DTYPES[precision]
+    model = model.eval().requires_grad_(False).to(device, dtype).to(memory_format=torch.channels_last)
+
+    def make_batch(images: int) -> Tensor:
+        batch = torch.randn(images * crops, 3, side, side, device=device, dtype=dtype)
+        return batch.contiguous(memory_format=torch.channels_last)
+
+    return model, make_batch
+
+
+@contextmanager
+def fastest(precision: str) -> Iterator[None]:
+    """Let a bare model be as fast as torch makes it: cuDNN tries its algorithms, and TF32 is as the precision says."""
+    cudnn = torch.backends.cudnn
+    switches: tuple[Any, ...] = (cudnn.conv, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
+    before = cudnn.benchmark, cudnn.deterministic, [switch.fp32_precision for switch in switches]
+    cudnn.benchmark, cudnn.deterministic = True, False
+    try:
+        for switch in switches:
+            switch.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+        with torch.inference_mode():
+            yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before[:2]
+        for switch, value in zip(switches, before[2], strict=True):
+            switch.fp32_precision = value
