@@ -75,6 +75,7 @@ def test_a_gpu_without_tf32_has_no_estimate_of_it():
     assert Estimate.of(Counts(launches=1), t4, "tf32") is None
 
 
+@pytest.mark.slow
 def test_counts_are_those_of_the_published_network():
     """ResNet18 by hand: He et al. 2015, table 1, have 1.8e9 multiply-adds, 11.7 million weights with the last layer of 513,000."""
     weights, counts = count("timm:resnet18", "fp32", (224, 224), (1, 3))

@@ -213,6 +213,7 @@ def gpu(monkeypatch, debug_modes):
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_the_parts_of_a_gpu_run(gpu):
     name = "timm:resnet18"
     assert extraction._measure_waits(ON_GPU, name, "fp32") == {"waits": 0, "lines": "", "other_waits": "none"}
@@ -225,6 +226,7 @@ def test_the_parts_of_a_gpu_run(gpu):
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_memory_that_is_taken_away_halves_the_batch(gpu, monkeypatch):
     """The batch needs 500 bytes, and 300 are left above the weights."""
     subject = next(subject for subject in SUBJECTS if subject.name == "timm:resnet18")
@@ -260,6 +262,7 @@ def test_memory_that_is_taken_away_halves_the_batch(gpu, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("preset", ["huang2019/mha-d", "scan/t2i-avg", "dan"])
 def test_presets_of_several_features_train_on_invented_data(preset, tmp_path, monkeypatch):
     """Small; the quick report leaves them out."""
