@@ -20,28 +20,24 @@ class DataSheet:
         name: the GPU.
         tflops: 10¹² operations a second by precision, a multiply-add being two; None where the GPU has no such units.
         bandwidth: 10⁹ bytes of its memory a second.
-        memory: 10⁹ bytes.
         source: address.
     """
 
     name: str
     tflops: dict[str, float | None]
     bandwidth: float
-    memory: int
     source: str
 
 
 # Where a data sheet only has the rate with sparsity, it is twice the one without.
 DATA_SHEETS = (
+    DataSheet("H100 SXM", {"fp32": 67, "tf32": 494.5, "bf16": 989.5}, 3350, "https://www.nvidia.com/en-us/data-center/h100/"),
     DataSheet(
-        "H100 SXM", {"fp32": 67, "tf32": 494.5, "bf16": 989.5}, 3350, 80, "https://www.nvidia.com/en-us/data-center/h100/"
+        "A100 SXM 80 GB", {"fp32": 19.5, "tf32": 156, "bf16": 312}, 2039, "https://www.nvidia.com/en-us/data-center/a100/"
     ),
-    DataSheet(
-        "A100 SXM 80 GB", {"fp32": 19.5, "tf32": 156, "bf16": 312}, 2039, 80, "https://www.nvidia.com/en-us/data-center/a100/"
-    ),
-    DataSheet("L4", {"fp32": 30.3, "tf32": 60, "bf16": 121}, 300, 24, "https://www.nvidia.com/en-us/data-center/l4/"),
+    DataSheet("L4", {"fp32": 30.3, "tf32": 60, "bf16": 121}, 300, "https://www.nvidia.com/en-us/data-center/l4/"),
     # Its 65 are those of fp16: it has neither TF32 nor bf16.
-    DataSheet("T4", {"fp32": 8.1, "tf32": None, "bf16": 65}, 320, 16, "https://www.nvidia.com/en-us/data-center/tesla-t4/"),
+    DataSheet("T4", {"fp32": 8.1, "tf32": None, "bf16": 65}, 320, "https://www.nvidia.com/en-us/data-center/tesla-t4/"),
 )
 
 

@@ -6,7 +6,7 @@ from tests.benchmarks.gpu.counting import Counts, Operation, count
 from tests.benchmarks.gpu.data_sheets import DATA_SHEETS, DataSheet, Estimate
 from tests.benchmarks.gpu.estimates import PAGE, all_tables, rates_of_sheets, read_tables, replaced, without_measurements
 
-SHEET = DataSheet("made up", {"fp32": 1, "tf32": 4, "bf16": 8}, bandwidth=100, memory=1, source="")
+SHEET = DataSheet("made up", {"fp32": 1, "tf32": 4, "bf16": 8}, bandwidth=100, source="")
 
 
 def page():
