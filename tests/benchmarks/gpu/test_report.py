@@ -13,10 +13,9 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.benchmarks.gpu import extraction, training
+from tests.benchmarks.gpu import commands, extraction, training
 from tests.benchmarks.gpu.__main__ import PARTS, main
 from tests.benchmarks.gpu.clocks import busy_share, covered, nothing_waits, rate, waits_of
-from tests.benchmarks.gpu.commands import files_with_gpu_tests
 from tests.benchmarks.gpu.reporting import Part, Settings, UnmeasurableError, load_report, markdown, run_parts
 from tests.benchmarks.gpu.subjects import SUBJECTS
 from tests.pretended_gpu import pretended_gpu
@@ -84,9 +83,28 @@ def test_the_page_names_every_part():
 
 
 def test_files_with_gpu_tests_are_found():
-    found = files_with_gpu_tests()
+    found = commands.files_with_gpu_tests()
     assert "tests/extractors/pooled/test_resnet50.py" in found
     assert "tests/test_docs.py" not in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import no_such_package", {"reason": "No module named 'no_such_package'"}),
+        (
+            "pytestmark = getattr(pytest.mark, 'gpu')\ndef test_a(): pass\ndef test_b(): assert 0",
+            {"passed": 1, "failed": 1, "skipped": 0},
+        ),
+    ],
+)
+def test_the_outcome_of_a_file(source, expected, tmp_path):
+    """A package that is missing is a reason, not a failure."""
+    (tmp_path / "test_it.py").write_text(f"import pytest\n{source}\n", encoding="utf-8")
+    found = commands._run_tests(ON_GPU, str(tmp_path / "test_it.py"))
+    assert ("assert 0" in found.pop("error", "")) == ("failed" in expected)
+    assert found == expected
 
 
 # --- the report ------------------------------------------------------------------------------------------------------
