@@ -1,9 +1,9 @@
 """Compare a training step of MHA-D (batch 128, 36 regions, Huang et al. 2019) with its matrix products.
 
 Yardstick: all products of the step with the shapes that they have, forward and backward, and nothing else, in the same run: of
-every unpadded token, as if no caption shared words or prefixes with another, so that sharing may go below it. The bidirectional
-LSTM by itself is compared with torch's. The captions are synthetic ones that share no prefix but ``<start>``, and those of Multi30K
-in English and German, if its text is available. Takes the number of threads as an argument.
+every unpadded token, as if no caption shared words or prefixes with another, so that sharing may go below it. The captions are
+synthetic ones that share no prefix but ``<start>``, and those of Multi30K in English and German, if its text is available. Takes
+the number of threads as an argument.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from train.config.models import MhaDConfig
 from train.config.sections import LossConfig
 from train.data.batches import CaptionBatch
 from train.models import Dimensions, ImageBatch, MhaD
-from train.models.encoders import BidirectionalLSTM, WordTable
-from train.models.packed_lstm import read_both_ways
 from train.objectives.terms import Inputs, Objective, terms_of
 
 BATCH, REGIONS, FEATURES = 128, 36, 2048
@@ -111,18 +109,6 @@ def product_steps(captions: tuple[Captions, ...]) -> Callable[[], float]:
     return timed(step)
 
 
-def reader_steps(captions: tuple[Captions, ...], *, in_torch: bool) -> Callable[[], float]:
-    """Return the rate at which batches in one language are read, forward and backward."""
-    table, reader = WordTable(VOCABULARY, CONFIG.words), BidirectionalLSTM(CONFIG.words, CONFIG.embedding)
-
-    def step(number: int) -> None:
-        batch = batches_of(captions, number)[0]
-        forward, backward = reader._in_torch(table, batch) if in_torch else read_both_ways(reader.lstm, table, batch)
-        (forward + backward).sum().backward()
-
-    return timed(step)
-
-
 def main() -> None:
     """Print the ratios."""
     if len(sys.argv) > 1:
@@ -140,8 +126,6 @@ def main() -> None:
         ratio(
             f"training step of mha-d, {case}, against its products", ours, product_steps(captions), unit="steps/s", at_least=0.5
         )
-        reader, theirs = (reader_steps(captions, in_torch=in_torch) for in_torch in (False, True))
-        ratio(f"bidirectional LSTM, {case}, against torch's", reader, theirs, unit="batches/s", at_least=1.5)
 
 
 if __name__ == "__main__":

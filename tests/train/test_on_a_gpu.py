@@ -21,23 +21,25 @@ SCAN = MHA_D.split("[model]")[0] + (
     '[model]\nkind = "scan"\nembedding = 6\nwords = 4\n[loss]\nhinges = "max"\n[optimizer]\nlearning_rate = 0.01\n'
     "[schedule]\nbatch_size = 9\nevaluate_every = 4\nmax_steps = 4\n"
 )
+# The gradient of a map's bias is nothing but rounding there; with the default epsilon Adam would make long steps of it.
+MLMME = MLMME.replace("learning_rate = 0.01", "learning_rate = 0.01\nepsilon = 0.01")
 KINDS = {"vse": CONFIG, "mha-d": MHA_D, "scan": SCAN, "dan": DAN, "mlmme": MLMME}
 # Launches and waits of a step with batches of 9 rows and captions of at most 8 tokens.
 BUDGETS = {
-    ("vse", "fp32"): (420, 0),
-    ("vse", "bf16"): (544, 0),
-    ("mha-d", "fp32"): (774, 4),
-    ("mha-d", "bf16"): (910, 4),
-    ("scan", "fp32"): (336, 12),
-    ("scan", "bf16"): (365, 12),
-    ("dan", "fp32"): (672, 17),
-    ("dan", "bf16"): (819, 17),
-    ("mlmme", "fp32"): (536, 0),
-    ("mlmme", "bf16"): (706, 0),
+    ("vse", "fp32"): (130, 0),
+    ("vse", "bf16"): (162, 0),
+    ("mha-d", "fp32"): (764, 0),
+    ("mha-d", "bf16"): (900, 0),
+    ("scan", "fp32"): (295, 3),
+    ("scan", "bf16"): (324, 3),
+    ("dan", "fp32"): (651, 0),
+    ("dan", "bf16"): (798, 0),
+    ("mlmme", "fp32"): (246, 0),
+    ("mlmme", "bf16"): (310, 0),
 }
 # Of a whole run: evaluation of nine images in two languages, embedding of 61 images and their captions in three shards.
-EVALUATION = (752, 57)
-EMBEDDING = (462, 30)
+EVALUATION = (263, 15)
+EMBEDDING = (90, 30)
 
 
 def config_of(kind):

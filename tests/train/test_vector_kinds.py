@@ -119,6 +119,11 @@ def test_it_starts_from_another_run(train_kind, tmp_path):
     train_kind("second", ("max_steps = 44", "max_steps = 1"), start_from=str(tmp_path / "first"))
     (line,) = events(tmp_path / "second", "started_from")
     assert not line["drawn"]
+    train_kind("plain", ("max_steps = 44", "max_steps = 1"))
+    first, second, plain = (weights(tmp_path / name) for name in ("first", "second", "plain"))
+    for name in (name for name in first if name.endswith("next_seed")):  # As many masks in each step.
+        assert first[name] > plain[name]
+        assert second[name] - first[name] == first[name] - plain[name]
 
 
 @pytest.mark.cluster

@@ -85,7 +85,10 @@ def tables(
     ] = None,
     max_steps: Annotated[int | None, typer.Option("--max-steps", min=1, help="Maximum of steps per run.")] = None,
     workers: Annotated[
-        int, typer.Option("--workers", min=0, help="Number of runs at a time; 0: one per GPU, or one per core without a GPU.")
+        int,
+        typer.Option(
+            "--workers", min=0, help="Number of runs at a time, GPUs in turn; 0: one per GPU, or one per core without a GPU."
+        ),
     ] = 0,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N, or auto: all GPUs if there are any.")] = "auto",
     precision: Precision = "fp32",

@@ -14,6 +14,7 @@ import torch
 
 from train.data.captions import Captions
 from train.data.splits import TrainingData
+from train.devices import upload
 from train.evaluation.evaluating import Count, count_nothing, encode_captions, mean_scores, scores_between
 from train.evaluation.metrics import CUTOFFS, Direction, chance_recall, ranks_between
 from train.models.retrieval_model import RetrievalModel
@@ -84,11 +85,12 @@ def evaluate_across_languages(
         sources = [
             scores_between(
                 model,
-                *(encoded[name][n][torch.from_numpy(of).to(model.device)] for name, of in zip(pair, chosen, strict=True)),
+                *(encoded[name][n][upload(torch.from_numpy(of), model.device)] for name, of in zip(pair, chosen, strict=True)),
             )
             for n, (model, _) in enumerate(members)
         ]
-        ranks = ranks_between(mean_scores(sources), *(torch.from_numpy(numbers).long().to(device) for numbers in images))
+        numbers = (torch.from_numpy(of).long() for of in images)
+        ranks = ranks_between(mean_scores(sources), *numbers, device=device)
         for turn in (1, -1):
             (query, other), (of_queries, of_others) = pair[::turn], images[::turn]
             results[query, other] = AcrossLanguages(Direction.of(ranks[pair.index(query)]), _chance(of_queries, of_others))

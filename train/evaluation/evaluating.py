@@ -226,8 +226,8 @@ def _by_language(
             )
             for number, (model, encoded) in enumerate(zip(models, images, strict=True))
         ]
-        owners = upload(torch.from_numpy(image_of_caption).long(), models[0].device)
-        results[language] = retrieval(mean_scores(sources), len(chosen), owners)
+        owners = torch.from_numpy(image_of_caption).long()
+        results[language] = retrieval(mean_scores(sources), len(chosen), owners, device=models[0].device)
     return results
 
 

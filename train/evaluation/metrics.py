@@ -20,6 +20,8 @@ from math import comb, floor, isqrt
 import torch
 from torch import Tensor
 
+from train.devices import upload
+
 __all__ = [
     "CUTOFFS",
     "Direction",
@@ -121,28 +123,41 @@ class Ranks:
     text_to_image: Tensor
 
 
-def ranks_of(scores: Scores, images: int, image_of_caption: Tensor, *, scores_at_once: int = _SCORES_AT_ONCE) -> Ranks:
+def ranks_of(
+    scores: Scores,
+    images: int,
+    image_of_caption: Tensor,
+    *,
+    device: torch.device | None = None,
+    scores_at_once: int = _SCORES_AT_ONCE,
+) -> Ranks:
     """Rank all queries in both directions; see `ranks_between`, of which this is the case of one row per image.
 
     Args:
         scores: see `Scores`.
         images: I.
         image_of_caption: int64 ``[C]``, row of the image that each caption belongs to.
+        device: see `ranks_between`.
         scores_at_once: maximum number of scores to hold; more only where the captions of a single image are more.
 
     Raises:
         ValueError: a caption belongs to no image.
     """
+    device, image_of_caption = device or image_of_caption.device, image_of_caption.cpu()
     if len(image_of_caption) and not 0 <= int(image_of_caption.min()) <= int(image_of_caption.max()) < images:
         raise ValueError(
             f"captions belong to images {int(image_of_caption.min())} to {int(image_of_caption.max())} of {images}"
         )
-    rows = torch.arange(images, device=image_of_caption.device)
-    return Ranks(*ranks_between(scores, rows, image_of_caption, scores_at_once=scores_at_once))
+    return Ranks(*ranks_between(scores, torch.arange(images), image_of_caption, device=device, scores_at_once=scores_at_once))
 
 
 def ranks_between(
-    scores: Scores, row_images: Tensor, column_images: Tensor, *, scores_at_once: int = _SCORES_AT_ONCE
+    scores: Scores,
+    row_images: Tensor,
+    column_images: Tensor,
+    *,
+    device: torch.device | None = None,
+    scores_at_once: int = _SCORES_AT_ONCE,
 ) -> tuple[Tensor, Tensor]:
     """Rank items among others, in both directions; right are all that belong to the same image.
 
@@ -154,6 +169,8 @@ def ranks_between(
         scores: see `Scores`; rows are captions, too, where captions are ranked among captions.
         row_images: int64, the image of each row, from 0 and ascending.
         column_images: int64, the image of each column, from 0.
+        device: where the scores are, and the ranks come to be; that of ``row_images`` if None. Where these are on the CPU, nothing
+            waits for a GPU.
         scores_at_once: maximum number of scores to hold; more only where those of a single image are more.
 
     Returns:
@@ -162,14 +179,15 @@ def ranks_between(
     Raises:
         ValueError: the images of the rows do not ascend.
     """
+    device, row_images, column_images = device or row_images.device, row_images.cpu(), column_images.cpu()
     if len(row_images) and bool((row_images.diff() < 0).any()):
         raise ValueError("the images of the rows do not ascend")
-    device = row_images.device
     owner, order = column_images.sort(stable=True)  # The columns of a strip of images are adjacent.
     images = 1 + max((int(numbers.max()) for numbers in (row_images, column_images) if len(numbers)), default=-1)
     in_rows, in_columns = (torch.bincount(numbers, minlength=images) for numbers in (row_images, column_images))
     first_row = in_rows.cumsum(0) - in_rows
     strips = _strips(in_rows.tolist(), in_columns.tolist(), scores_at_once)
+    here = upload(order, device)
     row_ranks, column_ranks = (torch.zeros(len(numbers), dtype=torch.int64, device=device) for numbers in (row_images, owner))
     best_of_rows: list[Tensor] = []  # By strip: the greatest score of each row with its own image.
     best_of_columns: list[Tensor] = []
@@ -179,12 +197,13 @@ def ranks_between(
         column_ranks[strips[b][1]] += (~(tile < best_of_columns[b])).sum(0)
 
     for number, (rows, columns) in enumerate(strips):
-        tile = scores(rows, order[columns])
+        tile = scores(rows, here[columns])
         # The scores of items of the same image, one after the other, with their places in the tile.
         partners = in_rows[owner[columns]]
-        right = torch.repeat_interleave(torch.arange(len(partners), device=device), partners)
-        number_of_partner = torch.arange(len(right), device=device) - (partners.cumsum(0) - partners)[right]
+        right = torch.repeat_interleave(torch.arange(len(partners)), partners)
+        number_of_partner = torch.arange(len(right)) - (partners.cumsum(0) - partners)[right]
         left = first_row[owner[columns]][right] - rows.start + number_of_partner
+        left, right = upload(left, device), upload(right, device)
         own = tile[left, right]
         for places, size, best, ranks, part in (
             (left, tile.shape[0], best_of_rows, row_ranks, rows),
@@ -199,10 +218,10 @@ def ranks_between(
             )
         compare(number, number, tile)
     for a, b in permutations(range(len(strips)), 2):
-        compare(a, b, scores(strips[a][0], order[strips[b][1]]))
-    row_ranks = (row_ranks + 1) * (in_columns[row_images] > 0)
-    column_ranks = (column_ranks + 1) * (in_rows[owner] > 0)
-    return row_ranks, torch.empty_like(column_ranks).index_copy(0, order, column_ranks)
+        compare(a, b, scores(strips[a][0], here[strips[b][1]]))
+    row_ranks = (row_ranks + 1) * upload(in_columns[row_images] > 0, device)
+    column_ranks = (column_ranks + 1) * upload(in_rows[owner] > 0, device)
+    return row_ranks, torch.empty_like(column_ranks).index_copy(0, here, column_ranks)
 
 
 def _strips(rows: Sequence[int], columns: Sequence[int], scores_at_once: int) -> list[tuple[slice, slice]]:
@@ -223,12 +242,19 @@ def _strips(rows: Sequence[int], columns: Sequence[int], scores_at_once: int) ->
     return [*strips, (slice(row, row + height), slice(column, column + width))] if height + width else strips
 
 
-def retrieval(scores: Scores, images: int, image_of_caption: Tensor, *, scores_at_once: int = _SCORES_AT_ONCE) -> Retrieval:
+def retrieval(
+    scores: Scores,
+    images: int,
+    image_of_caption: Tensor,
+    *,
+    device: torch.device | None = None,
+    scores_at_once: int = _SCORES_AT_ONCE,
+) -> Retrieval:
     """Measure recall and median rank in both directions; arguments as in `ranks_of`.
 
     An image without captions is not a query, but it is a candidate for captions.
     """
-    ranks = ranks_of(scores, images, image_of_caption, scores_at_once=scores_at_once)
+    ranks = ranks_of(scores, images, image_of_caption, device=device, scores_at_once=scores_at_once)
     of_images = ranks.image_to_text.cpu()
     return Retrieval(
         image_to_text=Direction.of(of_images[of_images > 0]),

@@ -14,6 +14,7 @@ from train.config.sections import Config
 from train.data.fixed_batches import fixed_batches
 from train.data.sampling import Batch
 from train.data.splits import TrainingData
+from train.devices import upload
 from train.evaluation.evaluating import EncodedSplit, encode_split, evaluate_encoded, evaluating
 from train.evaluation.metrics import Retrieval
 from train.models.retrieval_model import RetrievalModel
@@ -60,7 +61,7 @@ def validate(model: RetrievalModel, data: TrainingData, config: Config, terms: S
 
 
 def _views(encoded: EncodedSplit, batch: Batch, device: torch.device) -> Views:
-    numbers = torch.from_numpy(batch.images).long().to(device)
-    captions = (encoded.captions[torch.from_numpy(rows).long().to(device)] for rows in batch.captions)
+    numbers = upload(torch.from_numpy(batch.images).long(), device)
+    captions = (encoded.captions[upload(torch.from_numpy(rows).long(), device)] for rows in batch.captions)
     images = None if batch.task == "c2c" else encoded.images[numbers]
     return Views(numbers, images, tuple(zip(batch.languages, captions, strict=True)))

@@ -7,7 +7,6 @@ from train.models.joint_embedding import SIMILARITIES, JointEmbedding
 from train.models.mha_d import MhaD
 from train.models.mlmme import Mlmme
 from train.models.multi_head_attention import MultiHeadAttention
-from train.models.packed_gru import PackedGRU
 from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import cosine, order
 
@@ -22,7 +21,6 @@ __all__ = [
     "MhaD",
     "Mlmme",
     "MultiHeadAttention",
-    "PackedGRU",
     "RetrievalModel",
     "build_model",
     "cosine",

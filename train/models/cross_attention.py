@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import leaky_relu
 
+from train.devices import upload
 from train.models.retrieval_model import Encoded
 
 __all__ = ["CrossAttention", "attention_of_pair", "cross_attention"]
@@ -112,8 +113,9 @@ class _CrossAttention(torch.autograd.Function):
         context_mask: Tensor | None,
         choices: CrossAttention,
     ) -> Tensor:
-        ctx.save_for_backward(queries, query_mask, contexts, context_mask)
-        ctx.choices = choices
+        query_mask, context_mask = (None if mask is None else mask.cpu() for mask in (query_mask, context_mask))
+        ctx.save_for_backward(queries, contexts)
+        ctx.choices, ctx.masks = choices, (query_mask, context_mask)
         scores = queries.new_zeros(len(queries), len(contexts))
         query_chunks = _chunks(queries, query_mask, _QUERIES_OF_A_TILE)
         copied = max(1, _COPIED_AT_ONCE // max(1, _QUERIES_OF_A_TILE * queries.shape[1] * queries.shape[2]))
@@ -129,16 +131,16 @@ class _CrossAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_scores: Tensor) -> tuple[Tensor, None, Tensor, None, None]:
-        queries, query_mask, contexts, context_mask = ctx.saved_tensors
+        (queries, contexts), (query_mask, context_mask) = ctx.saved_tensors, ctx.masks
         d_queries, d_contexts = torch.zeros_like(queries), torch.zeros_like(contexts)
-        given = d_scores != 0
+        given = (d_scores != 0).cpu()
         dense = int(given.sum()) > _DENSE * given.numel()
         height = _contexts_of_a_tile(contexts, queries, query_mask) if dense else 1
         with torch.autocast(queries.device.type, enabled=False):
             for context in _chunks(contexts, context_mask, height):
                 gram = context.vectors @ context.vectors.mT
                 d_context, d_gram = torch.zeros_like(context.vectors), torch.zeros_like(gram)
-                wanted = given[:, context.rows].any(1).nonzero().flatten()
+                wanted = given[:, context.numbers].any(1).nonzero().flatten()
                 for query in _chunks(queries, query_mask, _QUERIES_OF_A_TILE, wanted):
                     columns = query.vectors.transpose(0, 1).flatten(0, 1)
                     attention = _Attention(_products(context, columns, len(query)), gram, query, context, ctx.choices)
@@ -156,11 +158,13 @@ class _Chunk:
     """Some queries or contexts with about as many vectors each.
 
     Attributes:
-        rows: int64 ``[n]``, which they are.
+        numbers: int64 ``[n]``, which they are, on the CPU.
+        rows: the same on the device of the vectors.
         vectors: ``[n, longest, E]``, zeros where there is none.
         present: bool ``[n, longest]``, where there is one; None if everywhere.
     """
 
+    numbers: Tensor
     rows: Tensor
     vectors: Tensor
     present: Tensor | None
@@ -181,25 +185,31 @@ class _Chunk:
 
 
 def _chunks(values: Tensor, mask: Tensor | None, size: int, wanted: Tensor | None = None) -> Iterator[_Chunk]:
-    """Yield chunks of the rows that are wanted, all if None; those of a chunk have about as many vectors, for little padding."""
-    rows = torch.arange(len(values), device=values.device) if wanted is None else wanted
+    """Yield chunks of the rows that are wanted, all if None; those of a chunk have about as many vectors, for little padding.
+
+    The mask and what is wanted are on the CPU, where their sizes are known without waiting for a GPU.
+    """
+    rows = torch.arange(len(values)) if wanted is None else wanted
+    device = values.device
     if mask is None:
         for start in range(0, len(rows), size):
             some = rows[start : start + size]
-            yield _Chunk(some, values[start : start + size] if wanted is None else values[some], None)
+            there = upload(some, device)
+            yield _Chunk(some, there, values[start : start + size] if wanted is None else values[there], None)
         return
     # The place after the last vector of each row: those before need not all be there.
-    ends = (mask[rows] * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1) if mask.shape[1] else rows * 0
+    ends = (mask[rows] * torch.arange(1, mask.shape[1] + 1)).amax(1) if mask.shape[1] else rows * 0
     ends, order = ends.sort(stable=True)
     rows, longest = rows[order], ends.tolist()
     for start in range(0, len(rows), size):
         some = rows[start : start + size]
         end = longest[start : start + size][-1]
-        present = mask[some, :end]
+        present, there = mask[some, :end], upload(some, device)
         if bool(present.all()):
-            yield _Chunk(some, values[some, :end], None)
+            yield _Chunk(some, there, values[there, :end], None)
         else:
-            yield _Chunk(some, values[some, :end].masked_fill(~present[..., None], 0), present)
+            present = upload(present, device)
+            yield _Chunk(some, there, values[there, :end].masked_fill(~present[..., None], 0), present)
 
 
 def _contexts_of_a_tile(contexts: Tensor, queries: Tensor, mask: Tensor | None) -> int:

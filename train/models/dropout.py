@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -11,8 +13,9 @@ __all__ = ["Dropout"]
 class Dropout(nn.Module):
     """Zeros in place of some numbers while training; the others grow, so that their mean stays what it is.
 
-    The seed of the next mask is a buffer. It is drawn with the initial weights, grows by one with each mask, and stands in
-    checkpoints: a training that goes on from one draws the masks that it would have drawn.
+    The seed of the next mask is drawn with the initial weights, grows by one with each mask, and stands in checkpoints, as
+    ``next_seed``: a training that goes on from one draws the masks that it would have drawn. It is a number of the host, whatever
+    the device of the model, so that nobody waits for a GPU to read it.
 
     Args:
         ratio: the share of the numbers that become zeros, 0 to less than 1; without one there is no state.
@@ -21,15 +24,30 @@ class Dropout(nn.Module):
     def __init__(self, ratio: float) -> None:
         super().__init__()
         self.ratio = ratio
-        self.next_seed: Tensor | None
-        self.register_buffer("next_seed", torch.randint(2**31, ()) if ratio else None)
+        self.next_seed = int(torch.randint(2**31, ())) if ratio else None
 
     @torch.compiler.disable  # Generators cannot be compiled.
     def forward(self, values: Tensor) -> Tensor:
         """Return values, some of them zeros in training mode."""
         if self.next_seed is None or not self.training:
             return values
-        generator = torch.Generator(values.device).manual_seed(int(self.next_seed))
+        generator = torch.Generator(values.device).manual_seed(self.next_seed)
         self.next_seed += 1
         kept = torch.rand(values.shape, generator=generator, device=values.device) >= self.ratio
         return values * kept / (1 - self.ratio)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.next_seed is not None:
+            destination[f"{prefix}next_seed"] = torch.tensor(self.next_seed)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
+    ) -> None:
+        name = f"{prefix}next_seed"
+        if self.next_seed is not None and name not in state_dict:
+            missing.append(name)
+        elif self.next_seed is not None:
+            self.next_seed = int(state_dict[name])
+            state_dict = {other: value for other, value in state_dict.items() if other != name}
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)

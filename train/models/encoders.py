@@ -16,14 +16,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from schemas.vocabulary import PAD, UNK
 from train.data.batches import CaptionBatch
-from train.data.packing import PackedCaptions, pack
+from train.data.packing import pack
 from train.devices import upload
 from train.models.dimensions import Dimensions
-from train.models.packed_gru import PackedGRU
+from train.models.packed_gru import read_prefixes
 from train.models.packed_lstm import read_both_ways
 from train.models.retrieval_model import Encoded
 
@@ -39,7 +39,9 @@ __all__ = [
     "WordTable",
     "orthogonalize",
     "pooled",
+    "read_last_with_torch",
     "read_with_torch",
+    "reads_by_itself",
     "words_of",
 ]
 
@@ -146,12 +148,15 @@ class FinalStateGRU(nn.Module):
 
     def __init__(self, word_width: int, units: int) -> None:
         super().__init__()
-        self.gru = PackedGRU(word_width, units)
+        self.gru = nn.GRU(word_width, units, batch_first=True)
 
+    @torch.compiler.disable  # Number and sizes of the time steps change with each batch, so that each would be compiled anew.
     def forward(self, words: Words, captions: CaptionBatch) -> Encoded:
         """Read captions."""
-        packed = _packed(captions, words.weight.device)
-        return Encoded(self.gru(words(packed.tokens), packed))
+        if reads_by_itself(words.weight.device):
+            packed = pack(captions)
+            return Encoded(read_prefixes(self.gru, words(packed.tokens), packed))
+        return Encoded(read_last_with_torch(self.gru, words, captions))
 
 
 class BidirectionalLSTM(nn.Module):
@@ -169,7 +174,7 @@ class BidirectionalLSTM(nn.Module):
     @torch.compiler.disable  # The number of time steps changes with each batch, so that each would be compiled anew.
     def forward(self, words: Words, captions: CaptionBatch) -> Encoded:
         """Read captions."""
-        read = read_both_ways if words.weight.device.type == "cpu" else read_with_torch
+        read = read_both_ways if reads_by_itself(words.weight.device) else read_with_torch
         return _both_ways(read, self.lstm, words, captions)
 
 
@@ -297,15 +302,39 @@ class SentenceEncoders(nn.ModuleList):
         return {f"{name}.{number}": (language,) for number, language in enumerate(self.languages)}
 
 
+def reads_by_itself(device: torch.device) -> bool:
+    """Return whether GRU and LSTM of `packed_gru` and `packed_lstm` read on a device; torch's do on the others.
+
+    On a CPU ours are faster (``tests/benchmarks/bench_readers.py``). On a GPU torch's are cuDNN's, one operation for all time
+    steps, of which ours start some twenty each, forward and backward. Both have the same parameters.
+    """
+    return device.type == "cpu"
+
+
 def read_with_torch(network: nn.LSTM | nn.GRU, words: Words, captions: CaptionBatch) -> tuple[Tensor, ...]:
     """Read captions, one or more, with torch's own network; arguments and result as of `packed_lstm.read_both_ways`."""
+    sequence, back = _sequence(words, captions)
+    states, _ = pad_packed_sequence(network(sequence)[0], batch_first=True)  # [B, T, 2E]
+    return states.index_select(0, back).chunk(2, dim=2)
+
+
+def read_last_with_torch(gru: nn.GRU, words: Words, captions: CaptionBatch) -> Tensor:
+    """Read captions with torch's own GRU of one direction, and return the state of each after its last token, ``[B, E]``."""
+    if not len(captions):
+        return words.weight.new_zeros(0, gru.hidden_size)
+    sequence, back = _sequence(words, captions)
+    (last,) = gru(sequence)[1]
+    return last.index_select(0, back)
+
+
+def _sequence(words: Words, captions: CaptionBatch) -> tuple[PackedSequence, Tensor]:
+    """Return the vectors of the words of captions, the longest first, and int64 ``[B]``, the place of each caption there."""
     device = words.weight.device
     vectors = words(upload(torch.from_numpy(captions.padded(PAD)), device))  # [B, T, W]
     # Sorted here, since torch would read the order back from the GPU, and wait for it.
     lengths, order = torch.from_numpy(captions.lengths).sort(descending=True)
     sequence = pack_padded_sequence(vectors.index_select(0, upload(order, device)), lengths, batch_first=True)
-    states, _ = pad_packed_sequence(network(sequence)[0], batch_first=True)  # [B, T, 2E]
-    return states.index_select(0, upload(order.argsort(), device)).chunk(2, dim=2)
+    return sequence, upload(order.argsort(), device)
 
 
 def _both_ways(
@@ -317,11 +346,6 @@ def _both_ways(
     forward, backward = read(network, words, captions)  # [B, T, E]
     lengths = upload(torch.from_numpy(captions.lengths), forward.device)
     return Encoded((forward + backward) / 2, torch.arange(forward.shape[1], device=forward.device) < lengths[:, None])
-
-
-@torch.compiler.disable  # Shapes change with each batch.
-def _packed(captions: CaptionBatch, device: torch.device) -> PackedCaptions:
-    return pack(captions).to(device)
 
 
 def _rows(vocabulary_size: int, ids: Sequence[int]) -> Tensor:

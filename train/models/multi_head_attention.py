@@ -72,10 +72,13 @@ class MultiHeadAttention(nn.Module):
 
 
 def where_present(function: Callable[[Tensor], Tensor], values: Tensor, mask: Tensor | None, *, absent: float = 0.0) -> Tensor:
-    """Apply a function of rows only to those that are there: what stands in the others changes nothing, and takes no time.
+    """Apply a function of rows to those that are there: what stands in the others changes nothing.
+
+    On a CPU the others take no time. A GPU would have to tell how many there are, which the host would wait for; there the function
+    is applied to all rows, and its results are replaced.
 
     Args:
-        function: from ``[P, F]`` to ``[P, G]``, or with more dimensions in front.
+        function: from ``[P, F]`` to ``[P, G]``, or with more dimensions in front; of zeros something finite.
         values: ``[N, M, F]``.
         mask: bool ``[N, M]``, true where there is a row; None if they are all there.
         absent: what the others become.
@@ -85,6 +88,9 @@ def where_present(function: Callable[[Tensor], Tensor], values: Tensor, mask: Te
     """
     if mask is None:
         return function(values)
+    if values.device.type != "cpu":
+        outside = ~mask[..., None]
+        return function(values.masked_fill(outside, 0)).masked_fill(outside, absent)
     rows = _true(mask)
     result = function(values.flatten(0, 1).index_select(0, rows))  # [P, G]
     everywhere = result.new_full((mask.numel(), result.shape[1]), absent)

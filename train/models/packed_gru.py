@@ -1,9 +1,10 @@
-"""A gated recurrent unit over packed captions.
+"""A gated recurrent unit over packed captions, on a CPU.
 
-On a CPU, torch's own packed GRU spends a third of its time filling gradients with zeros: the slice of the input projection for each
+There, torch's own packed GRU spends a third of its time filling gradients with zeros: the slice of the input projection for each
 time step gets a gradient as large as the whole. Here the gradients of the gates share one buffer, and the recurrent weight gets its
 gradient in one product after the last step. Each distinct prefix is processed once (see `train.data.packing`), and each distinct
-token is projected once.
+token is projected once. A GPU would start some twenty kernels for each time step: there torch's is used, which is cuDNN's
+(`train.models.encoders`).
 
 Letters in shapes: ``B`` captions, ``P`` distinct prefixes, ``S`` prefixes of one time step, ``V`` distinct tokens, ``W`` word
 width, ``H`` units. The gates stand in torch's order: reset, update, new.
@@ -11,7 +12,6 @@ width, ``H`` units. The gates stand in torch's order: reset, update, new.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -21,52 +21,34 @@ from torch.nn.functional import linear
 
 from train.data.packing import PackedCaptions
 
-__all__ = ["PackedGRU"]
+__all__ = ["read_prefixes"]
 
 _aten = torch.ops.aten
 
 
-class PackedGRU(nn.Module):
-    """One-layer GRU whose parameters have the names, shapes and initial values of ``torch.nn.GRU``, so that its state loads.
+def read_prefixes(gru: nn.GRU, words: Tensor, captions: PackedCaptions) -> Tensor:
+    """Read captions with the parameters of a GRU of one layer and one direction.
 
-    The results are those of ``torch.nn.GRU`` over padded or packed captions up to the rounding of float32, and the same bytes
-    from run to run on a CPU with the same number of threads. Under ``torch.autocast`` the matrix products use its type.
+    The results are those of the GRU over padded or packed captions up to the rounding of their type, and the same bytes from run to
+    run with the same number of threads. Under ``torch.autocast`` the matrix products use its type.
 
     Args:
-        word_width: W.
-        units: H.
+        gru: the parameters.
+        words: ``[V, W]``, the vectors of ``captions.tokens``.
+        captions: the captions to read.
+
+    Returns:
+        ``[B, H]``, the state of each caption after its last token.
     """
-
-    def __init__(self, word_width: int, units: int) -> None:
-        super().__init__()
-        self.weight_ih_l0 = nn.Parameter(torch.empty(3 * units, word_width))
-        self.weight_hh_l0 = nn.Parameter(torch.empty(3 * units, units))
-        self.bias_ih_l0 = nn.Parameter(torch.empty(3 * units))
-        self.bias_hh_l0 = nn.Parameter(torch.empty(3 * units))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw all parameters uniformly from ±1/sqrt(H), as ``torch.nn.GRU`` does."""
-        bound = 1 / math.sqrt(self.weight_hh_l0.shape[1])
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -bound, bound)
-
-    @torch.compiler.disable  # Number and sizes of the steps change with each batch, so that each would be compiled anew.
-    def forward(self, words: Tensor, captions: PackedCaptions) -> Tensor:
-        """Read the captions.
-
-        Args:
-            words: ``[V, W]``, the vectors of ``captions.tokens``.
-            captions: the captions to read.
-
-        Returns:
-            ``[B, H]``, the state of each caption after its last token.
-        """
-        device = words.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else words.dtype
-        projected = linear(words, self.weight_ih_l0, self.bias_ih_l0).to(words.dtype)  # [V, 3H]
-        with torch.autocast(device, enabled=False):
-            return _Recurrence.apply(projected, self.weight_hh_l0, self.bias_hh_l0, captions, dtype, torch.is_grad_enabled())
+    of_words, recurrent, of_words_bias, bias = (
+        getattr(gru, f"{name}_l0") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    )
+    device = words.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else words.dtype
+    projected = linear(words, of_words, of_words_bias).to(words.dtype)  # [V, 3H]
+    with torch.autocast(device, enabled=False):
+        final: Tensor = _Recurrence.apply(projected, recurrent, bias, captions, dtype, torch.is_grad_enabled())
+    return final
 
 
 class _Step(NamedTuple):

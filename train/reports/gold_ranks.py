@@ -198,7 +198,7 @@ def ranks_of_captions(run: Run, data: TrainingData, *, count: Count = count_noth
         captions = encode_captions(model, batch, language, count=count)
         candidates = images[torch.from_numpy(chosen).long().to(model.device)]
         ranks = ranks_of(
-            scores_between(model, candidates, captions), len(chosen), torch.from_numpy(owners).long().to(model.device)
+            scores_between(model, candidates, captions), len(chosen), torch.from_numpy(owners).long(), device=model.device
         )
         results[language] = ranks.text_to_image.cpu().numpy()
     return results

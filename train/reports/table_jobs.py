@@ -31,7 +31,7 @@ class TablesJob:
         seeds: number of runs per row, with seeds 0, 1, ...
         rows: patterns of presets, such as ``bilingual*``; all rows of retrieval if empty.
         overrides: values in the configurations, as `train.config.resolve` takes them.
-        workers: number of runs at a time; 0 means one per GPU, or one per core if there is no GPU.
+        workers: number of runs at a time, which take the GPUs in turn; 0 means one per GPU, or one per core if there is no GPU.
         device: a name that `train.devices.resolve_device` knows; ``auto`` and ``cuda`` use all GPUs.
         precision: a name that `train.devices.check_precision` knows.
         memory_map: folder for a copy of the features that is mapped into memory, and that all runs share.

@@ -112,6 +112,7 @@ def start_model(model: RetrievalModel, tokens: Sequence[str], run: Run) -> Start
             words[name] = len(known), len(tables[name])
         elif source is not None:
             ours[name].copy_(theirs[source])
+    model.load_state_dict(ours)  # Part of a state may be numbers in the model, such as the seeds of dropout.
     spoken = model.modules_by_language()
     return Start(
         source=provenance(run),

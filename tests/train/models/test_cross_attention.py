@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.pretended_gpu import pretended_gpu
 from train.models import cross_attention as module
 from train.models.cross_attention import CrossAttention, cross_attention
 from train.models.retrieval_model import Encoded
@@ -222,3 +223,21 @@ def test_a_compiled_caller_does_not_compile_it():
         lambda values: cross_attention(Encoded(values * 1, queries.mask), contexts, choices) + 1, backend="eager"
     )
     assert torch.equal(compiled(queries.values), cross_attention(queries, contexts, choices) + 1)
+
+
+@pytest.mark.parametrize("count", [9, 30])
+def test_a_gpu_is_waited_for_as_often_however_many_pairs_have_a_gradient(count):
+    """For both masks, and for which pairs have a gradient: with the hardest negatives few have one."""
+    torch.manual_seed(0)
+    queries, contexts = (torch.nn.functional.normalize(torch.randn(count, parts, 8), dim=2) for parts in (5, 7))
+    masks = [torch.arange(parts) < torch.randint(1, parts + 1, (count, 1)) for parts in (5, 7)]
+
+    with pretended_gpu() as gpu:
+        encoded = [
+            Encoded(values.to("cuda").requires_grad_(), mask.to("cuda"))
+            for values, mask in zip((queries, contexts), masks, strict=True)
+        ]
+        gpu.reset()
+        cross_attention(*encoded, CrossAttention(9.0, 6.0)).diagonal().sum().backward()
+        waits = {event.line: count for event, count in gpu.waits.items() if event.line.startswith("train/")}
+    assert sum(waits.values()) == 3, gpu.report()

@@ -44,3 +44,17 @@ def test_nothing_is_drawn_in_evaluation_mode_or_without_a_ratio():
     assert torch.equal(module.state_dict()["next_seed"], before)
     assert none(values) is values
     assert not none.state_dict()
+
+
+def test_a_state_without_a_seed_and_one_too_many_are_refused():
+    module, none = drawn(0.5), drawn(0.0)
+    with pytest.raises(RuntimeError, match=r"Missing key.*next_seed"):
+        module.load_state_dict({})
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*next_seed"):
+        none.load_state_dict(module.state_dict())
+
+
+def test_the_seed_in_a_state_is_one_number():
+    state = drawn(0.5).state_dict()
+    assert list(state) == ["next_seed"]
+    assert (state["next_seed"].dtype, state["next_seed"].shape) == (torch.int64, ())

@@ -7,6 +7,7 @@ import torch
 
 from train.config.models import MhaDConfig, ScanConfig, VseConfig
 from train.data.batches import CaptionBatch
+from train.models import encoders as encoders_module
 from train.models.catalogue import build_model
 from train.models.dimensions import Dimensions
 from train.models.encoders import (
@@ -23,6 +24,8 @@ from train.models.encoders import (
 )
 from train.models.multi_head_attention import MultiHeadAttention
 from train.models.retrieval_model import Encoded
+
+CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]]
 
 
 def batch_of(captions: list[list[int]]) -> CaptionBatch:
@@ -85,6 +88,41 @@ def test_the_state_holds_only_trained_parameters():
     assert list(encoder.state_dict()) == ["words.weight", *(f"reader.gru.{name}" for name in torch.nn.GRU(5, 6).state_dict())]
 
 
+@pytest.mark.parametrize("kind", [FinalStateGRU, BidirectionalLSTM])
+def test_a_gpu_reads_and_learns_the_same_from_the_same_parameters(kind, monkeypatch):
+    """Torch's own networks on the CPU stand for cuDNN's; the state of either reader loads into the other."""
+    captions, results, states = batch_of([*CAPTIONS, [3], [1, 2, 2, 2, 2, 2, 2, 5]]), [], []
+    for by_itself in (True, False):
+        monkeypatch.setattr(encoders_module, "reads_by_itself", lambda device, by_itself=by_itself: by_itself)
+        torch.manual_seed(len(states))
+        words, reader = WordTable(9, 5).double(), kind(5, 6).double()
+        for module, state in zip((words, reader), states[0] if states else (), strict=False):
+            module.load_state_dict(state)
+        states.append((words.state_dict(), reader.state_dict()))
+        encoded = reader(words, captions)
+        (encoded.values * torch.arange(encoded.values.numel()).view_as(encoded.values).cos()).sum().backward()
+        results.append([encoded.values, *(parameter.grad for parameter in (*words.parameters(), *reader.parameters()))])
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.abs().max() > 0
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+def test_a_reader_starts_with_the_values_of_torchs():
+    torch.manual_seed(0)
+    reader = FinalStateGRU(5, 60)
+    torch.manual_seed(0)
+    for ours, theirs in zip(reader.parameters(), torch.nn.GRU(5, 60).parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+        assert 0.1 < ours.abs().max() <= 60**-0.5
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_no_captions_have_no_states(by_itself, monkeypatch):
+    monkeypatch.setattr(encoders_module, "reads_by_itself", lambda device: by_itself)
+    empty = replace(batch_of(CAPTIONS), rows=np.zeros(0, int))
+    assert FinalStateGRU(5, 6)(WordTable(9, 5), empty).values.shape == (0, 6)
+
+
 def test_only_words_that_occur_have_a_gradient():
     torch.manual_seed(0)
     encoder = sentence_encoder(9, 5, 6)
@@ -98,8 +136,6 @@ def test_ids_without_unknown_are_refused():
 
 
 # --- bidirectional readers ---------------------------------------------------------------------------------------------
-
-CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]]
 
 
 def alone(reader: BidirectionalLSTM | BidirectionalGRU, words: WordTable, caption: list[int]) -> torch.Tensor:

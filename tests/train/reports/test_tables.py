@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 
@@ -21,6 +22,7 @@ from train.config.sections import resolve
 from train.data.captions import read_captions
 from train.data.regimes import one_caption_per_image
 from train.evaluation.scoring import score_run
+from train.reports import tables as tables_module
 from train.reports.failures import Failure, write_failure
 from train.reports.published import rows_of_paper
 from train.reports.results import read_result, write_result
@@ -479,3 +481,29 @@ def test_a_result_that_is_a_folder(finished, toy_2016, tmp_path):
     path.mkdir()
     with pytest.raises(DatasetError, match=r"seed-1\.json': the path is a folder, expected a file"):
         run(job_of(toy_2016, tmp_path / "o"))
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "expected"),
+    [
+        ("auto", 0, ["cuda:0", "cuda:1"]),
+        ("auto", 1, ["cuda:0"]),
+        ("auto", 5, ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]),
+        ("cuda", 4, ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]),
+        ("cuda:1", 0, ["cuda:1"]),
+        ("cuda:1", 3, ["cuda:1"] * 3),
+        ("cpu", 3, ["cpu"] * 3),
+    ],
+)
+def test_runs_take_the_gpus_in_turn(toy_2016, tmp_path, monkeypatch, device, workers, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    given = []
+
+    def note(work, tasks, devices):
+        given.append(devices)
+        return iter(())
+
+    monkeypatch.setattr(tables_module, "run_parallel", note)
+    run_tables(job_of(toy_2016, tmp_path / "o", workers=workers, device=device))
+    assert given[0] == expected
