@@ -4,7 +4,7 @@ VENV ?= .venv
 STAMP = $(VENV)/.installed
 BIN = $(VENV)/bin
 
-.PHONY: help setup demo test cluster cluster-test container-test quick check format benchmarks clean
+.PHONY: help setup demo test cluster cluster-test container-test quick check format benchmarks speed clean
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,9 @@ format: $(STAMP)  ## Format the code.
 
 benchmarks: $(STAMP)  ## Measure the ratios of speed and memory; takes an hour on two cores, and an idle machine.
 	for script in tests/benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+speed: $(STAMP)  ## Measure every extractor on this processor for the table of docs/speed.md, on an idle machine.
+	$(BIN)/python tests/benchmarks/bench_speed.py --write docs/speed.md
 
 clean:  ## Remove what was built; the virtual environment too.
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
