@@ -28,8 +28,8 @@ def read(page: Path) -> dict[Key, dict[str, str]]:
 
 
 def merge(old: Mapping[Key, Mapping[str, str]], new: Mapping[Key, Mapping[str, str]]) -> dict[Key, Mapping[str, str]]:
-    """Return rows with those of a run in the place of older ones; a row that the run left empty stays as it was."""
-    return {key: new.get(key) or old.get(key, {}) for key in {**old, **new}}
+    """Return rows with the cells of a run in the place of older ones; what the run did not measure stays as it was."""
+    return {key: {**old.get(key, {}), **new.get(key, {})} for key in {**old, **new}}
 
 
 def write(page: Path, rows: Mapping[Key, Mapping[str, str]]) -> None:
