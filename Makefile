@@ -4,7 +4,7 @@ VENV ?= .venv
 STAMP = $(VENV)/.installed
 BIN = $(VENV)/bin
 
-.PHONY: help setup demo test cluster cluster-test container-test quick check format benchmarks gpu clean
+.PHONY: help setup demo test cluster cluster-test container-test quick check format benchmarks speed gpu clean
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,9 @@ benchmarks: $(STAMP)  ## Measure the ratios of speed and memory; takes an hour o
 
 gpu: $(STAMP)  ## Measure what only a GPU can tell, in at most an hour; without a GPU it fails and says so.
 	$(BIN)/python -m tests.benchmarks.gpu
+
+speed: $(STAMP)  ## Measure every extractor on this processor for the table of docs/speed.md, on an idle machine.
+	$(BIN)/python tests/benchmarks/bench_speed.py --write docs/speed.md
 
 clean:  ## Remove what was built; the virtual environment too.
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

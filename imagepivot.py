@@ -494,6 +494,9 @@ def _extra_for(module: str, missing: str) -> str | None:
 
 def main() -> None:
     """Run the command ``imagepivot``."""
+    from schemas.allocation import keep_freed_memory
+
+    keep_freed_memory()
     from pipelines.commands.process import prepare_streams, spare_collections, stoppable
 
     prepare_streams()

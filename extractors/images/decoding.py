@@ -197,6 +197,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         )
     # It only decides whether the result keeps a mark of transparency; if it stays, Pillow warns about every such file.
     image.info.pop("transparency", None)
+    if image.mode == "RGB" and image.format == "JPEG":
+        return image  # Loaded, so that it holds its pixels and no file; `convert` would copy them, a fifth of libjpeg's time.
     return image.convert("RGB")
 
 

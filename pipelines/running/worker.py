@@ -10,6 +10,8 @@ import threading
 import time
 from pathlib import Path
 
+from schemas.allocation import keep_freed_memory
+
 __all__ = ["main"]
 
 
@@ -26,6 +28,7 @@ def main(launcher: int, running: str) -> None:
         launcher: process id of the launcher, whose child this process is.
         running: folder that exists as long as the run.
     """
+    keep_freed_memory()
     threading.Thread(target=_end_with_run, args=(launcher, running), daemon=True).start()
     # Every failure reaches the launcher as an error; the log would only repeat it on the terminal, along with Beam's own notes.
     logging.disable(logging.ERROR)

@@ -1,7 +1,8 @@
 """``resnet50-pool`` and ``vgg19-10crop`` end to end (files to shards, through Beam) against the bare model's forward.
 
 The yardstick is torchvision's model as one would run it over ready tensors: same weights, threads, batch size and precision,
-channels-last, inference mode, images decoded, cropped and normalised beforehand.
+channels-last, inference mode, images decoded, cropped and normalised beforehand. Start-up is counted here;
+``bench_speed.py`` measures the rate without it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torchvision
+import yardsticks
 from measuring import machine, ratio
 
 from extractors import ExtractorRequest
@@ -71,17 +72,7 @@ def end_to_end(extractor: str, folder: str, count: int) -> float:
 
 def bare(extractor: str, count: int) -> Callable[[], float]:
     """Return the yardstick: torchvision's model over one ready batch, as often as the number of images needs."""
-    torch.manual_seed(0)
-    if extractor == "resnet50-pool":
-        model = torchvision.models.resnet50(weights=None)
-        model.fc = torch.nn.Identity()
-        shape = (BATCH[extractor], 3, 224, 224)
-    else:
-        model = torchvision.models.vgg19(weights=None)
-        model.classifier = model.classifier[:5]
-        shape = (BATCH[extractor] * 10, 3, 224, 224)
-    model = model.eval().to(memory_format=torch.channels_last)
-    batch = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+    model, batch = yardsticks.bare(extractor), yardsticks.inputs(extractor)
 
     def run() -> float:
         with torch.inference_mode():

@@ -10,22 +10,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from processor import Conditions, cores, instruction_sets, model, processor_class
+
 __all__ = ["PeakMemory", "cores", "machine", "ratio", "test_data"]
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def machine() -> str:
-    """The processor and its cores, for the record."""
-    model = platform.processor()
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    return f"{model}, {cores()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
+    """Describe processor, instruction sets and load, for the record; at the end of the process, print how the last two changed."""
+    conditions = Conditions()
+    conditions.report_at_exit()
+    sets = " ".join(instruction_sets()) or "no vector instructions that are known"
+    return f"{model()} ({processor_class()}: {sets}), {cores()} cores, {conditions}, Python {platform.python_version()}"
 
 
 def test_data(name: str) -> Path | None:

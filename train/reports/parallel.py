@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
+from schemas.allocation import keep_freed_memory
 from train.reports.failures import Failure, attempt
 
 __all__ = ["run_parallel"]
@@ -116,6 +117,7 @@ def _killed(code: int | None) -> Failure:
 
 def _work(work: Callable[[T, str], object], task: T, device: str) -> Failure | None:
     """Work on a task in a process of its own, which ends with its parent, however that ends."""
+    keep_freed_memory()
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

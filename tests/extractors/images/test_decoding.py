@@ -406,3 +406,8 @@ def test_error_travels_between_processes():
 def test_reasons_are_closed():
     with pytest.raises(ValueError, match="reason is 'other', expected one of"):
         DecodeError("other", "")
+
+
+def test_a_decoded_photograph_holds_no_file():
+    image = decode(encode(Image.new("RGB", (40, 30), (200, 30, 90)), "JPEG"))
+    assert (image.mode, image.size, getattr(image, "fp", None)) == ("RGB", (40, 30), None)
