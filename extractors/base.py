@@ -6,7 +6,7 @@ Letters in shapes: ``B`` images of a batch, ``H`` and ``W`` pixels of one prepro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from schemas.fingerprints import canonical_json, sha256_of_bytes
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from PIL import Image
     from torch import Tensor
 
@@ -57,10 +58,21 @@ class Extractor(ABC):
 
     Args:
         description: what the extractor makes.
+        device: where the model runs; None for the CPU.
+
+    Attributes:
+        description: likewise.
+        device: likewise.
     """
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, description: Description, device: torch.device | None = None) -> None:
         self.description = description
+        self.device = device
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the model runs on a GPU, which computes while the host does other things."""
+        return self.device is not None and self.device.type == "cuda"
 
     @property
     def spec(self) -> FeatureSpec:
@@ -111,6 +123,16 @@ class Extractor(ABC):
             Arrays whose first axis is B; by default just ``feature``.
         """
         return {"feature": self.extract(batch)}
+
+    def start(self, batch: Any) -> Callable[[], dict[str, np.ndarray]]:
+        """Run the model without waiting for a GPU.
+
+        Returns:
+            Waits for the GPU and returns what `extract_columns` does; may be called in another thread, while the next batch is
+            started. By default everything has been computed before.
+        """
+        columns = self.extract_columns(batch)
+        return lambda: columns
 
 
 class RegionExtractor(Extractor):

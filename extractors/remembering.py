@@ -28,7 +28,7 @@ from schemas.fingerprints import sha256_of_bytes
 if TYPE_CHECKING:
     from extractors.weights.finding import Weights
 
-__all__ = ["remembered"]
+__all__ = ["keep", "kept", "remembered"]
 
 _LIBRARIES = ("imagepivot", "torch", "torchvision", "timm")
 _PACKAGES = ("extractors", "schemas")
@@ -44,7 +44,7 @@ def remembered(request: Mapping[str, Any], describe: Callable[[], tuple[Descript
     Raises:
         ImagepivotError: as `describe` raises it.
     """
-    file = _cache() / f"{sha256_of_bytes(_json([request, platform.node(), *_versions(), *_sources()]))}.json"
+    file = _cache("descriptions") / f"{sha256_of_bytes(_json([request, platform.node(), *_versions(), *_sources()]))}.json"
     if (found := _read(file)) is not None:
         return found
     description, weights = describe()
@@ -52,9 +52,30 @@ def remembered(request: Mapping[str, Any], describe: Callable[[], tuple[Descript
     return description
 
 
-def _cache() -> Path:
+def kept(kind: str, key: Mapping[str, Any]) -> Any:
+    """Return the JSON value that `keep` has put into the cache; None if it is not there or cannot be read.
+
+    Args:
+        kind: name of a folder of the cache.
+        key: what the value depends on besides the versions of the libraries, as JSON values.
+    """
+    with suppress(OSError, ValueError):
+        return json.loads(_file(kind, key).read_bytes())
+    return None
+
+
+def keep(kind: str, key: Mapping[str, Any], value: Any) -> None:
+    """Put a JSON value into the cache, if it can be written; see `kept`."""
+    _replace(_file(kind, key), value)
+
+
+def _file(kind: str, key: Mapping[str, Any]) -> Path:
+    return _cache(kind) / f"{sha256_of_bytes(_json([key, *_versions()]))}.json"
+
+
+def _cache(kind: str) -> Path:
     users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("IMAGEPIVOT_CACHE") or users / "imagepivot") / "descriptions"
+    return Path(os.environ.get("IMAGEPIVOT_CACHE") or users / "imagepivot") / kind
 
 
 def _versions() -> Iterator[str]:
@@ -72,10 +93,10 @@ def _sources() -> Iterator[str]:
 def _read(file: Path) -> Description | None:
     """Return the description in a file; None if there is none that can be read, or the weights have changed since."""
     with suppress(OSError, ValueError, KeyError, TypeError, DatasetError):
-        kept = json.loads(file.read_bytes())
-        if kept["path"] is not None and FileStamp.of(Path(kept["path"])) != FileStamp(*kept["stamp"]):
+        found = json.loads(file.read_bytes())
+        if found["path"] is not None and FileStamp.of(Path(found["path"])) != FileStamp(*found["stamp"]):
             return None
-        return Description(**{**kept["description"], "spec": FeatureSpec.from_json(kept["description"]["spec"])})
+        return Description(**{**found["description"], "spec": FeatureSpec.from_json(found["description"]["spec"])})
     return None
 
 
@@ -84,11 +105,16 @@ def _write(file: Path, description: Description, weights: Weights) -> None:
     if weights.path is not None and weights.stamp is None:
         return
     path = None if weights.path is None else str(weights.path.absolute())
-    kept = {"path": path, "stamp": weights.stamp, "description": asdict(description) | {"spec": description.spec.to_json()}}
+    stored = asdict(description) | {"spec": description.spec.to_json()}
+    _replace(file, {"path": path, "stamp": weights.stamp, "description": stored})
+
+
+def _replace(file: Path, value: Any) -> None:
+    """Write JSON to a file of the cache, if that is possible: whole or not at all."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
-            new.write(_json(kept))
+            new.write(_json(value))
         Path(new.name).replace(file)
 
 

@@ -7,6 +7,7 @@ last map, ``h`` and ``w`` its sides.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,8 +15,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from extractors.base import Description, Extractor
-from extractors.computing.devices import cast_layers, compiled, numerics, upload
-from extractors.computing.passes import FORWARD_IMAGES, Fitted, in_chunks, in_halves
+from extractors.computing.devices import cast_layers, compiled, download, numerics, page_locked, upload
+from extractors.computing.passes import FORWARD_IMAGES, Fitted, in_chunks, in_parts
 from extractors.images.preprocess import Normalizer, Preprocessing, resize_and_crop
 from extractors.settings import Settings
 
@@ -41,16 +42,29 @@ class StackedExtractor(Extractor):
         device: torch.device,
         forward_images: int = FORWARD_IMAGES,
     ) -> None:
-        super().__init__(description)
+        super().__init__(description, device)
         self._input_shape = (3, *size_hw)
         self._precision = settings.precision
         self._device = device
         self._forward_images = forward_images
         self._fitted = Fitted()
 
+    def collate(self, images: Sequence[Tensor]) -> Tensor:
+        """Make a batch for `extract` from the pixels of B images, for a GPU in page-locked memory.
+
+        Returns:
+            uint8 ``[B, 3, H, W]`` with the channels innermost in memory, as those of the images that `preprocess` makes: so each is
+            copied in one piece, and the models take the batch as it is.
+        """
+        rows = [image.permute(1, 2, 0) for image in images]  # [H, W, 3]
+        if not self.on_gpu:
+            return torch.stack(rows).permute(0, 3, 1, 2)
+        batch = page_locked((len(rows), *rows[0].shape), rows[0].dtype, self._device)
+        return torch.stack(rows, out=batch).permute(0, 3, 1, 2)
+
     @abstractmethod
     def forward(self, pixels: Tensor) -> Tensor:
-        """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on the CPU."""
+        """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on that of the extractor."""
 
     def extract(self, batch: Tensor) -> np.ndarray:
         """Run the model on preprocessed images.
@@ -62,15 +76,27 @@ class StackedExtractor(Extractor):
             ``[B, *spec.shape]`` in the type of the spec. On a CPU an image has the same bytes in any batch and with any number of
             threads.
         """
-        if batch.dtype != torch.uint8 or batch.shape[1:] != self._input_shape:
-            sides = ", ".join(map(str, self._input_shape))
-            raise ValueError(f"batch is {batch.dtype} {list(batch.shape)}, expected torch.uint8 [B, {sides}]")
+        self._check(batch)
         if not len(batch):
             return np.zeros((0, *self.spec.shape), dtype=self.spec.dtype)
         if self._device.type == "cpu":
             return self.spec.rounded(in_chunks(self.forward, batch, self._forward_images).numpy())
+        return self._started(batch)()["feature"]
+
+    def start(self, batch: Tensor) -> Callable[[], dict[str, np.ndarray]]:
+        """Give a GPU all that there is to do with a batch, the copies too, and return without waiting; see `Extractor.start`."""
+        self._check(batch)
+        return self._started(batch) if self.on_gpu and len(batch) else super().start(batch)
+
+    def _check(self, batch: Tensor) -> None:
+        if batch.dtype != torch.uint8 or batch.shape[1:] != self._input_shape:
+            sides = ", ".join(map(str, self._input_shape))
+            raise ValueError(f"batch is {batch.dtype} {list(batch.shape)}, expected torch.uint8 [B, {sides}]")
+
+    def _started(self, batch: Tensor) -> Callable[[], dict[str, np.ndarray]]:
         with numerics(self._precision, self._device), torch.inference_mode():
-            return self.spec.rounded(in_halves(self.forward, batch, self._fitted).numpy())
+            found = download(in_parts(self.forward, batch, self._fitted))
+        return lambda: {"feature": self.spec.rounded(found().numpy())}
 
 
 class OneCropExtractor(StackedExtractor):
@@ -114,6 +140,6 @@ class OneCropExtractor(StackedExtractor):
         return resize_and_crop(image, self._preprocessing)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Compute features: uint8 ``[B, 3, S, S]`` on any device to float32 ``[B, *spec.shape]`` on the CPU."""
+        """Compute features: uint8 ``[B, 3, S, S]`` on any device to float32 ``[B, *spec.shape]`` on that of the extractor."""
         pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
-        return self.features(self._trunk(self._normalize(pixels).to(self._dtype))).cpu()
+        return self.features(self._trunk(self._normalize(pixels).to(self._dtype)))

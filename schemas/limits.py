@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-__all__ = ["core_count", "core_quota", "memory_available", "memory_limit"]
+__all__ = ["core_count", "core_quota", "memory_available", "memory_limit", "usable_cores"]
 
 _GROUPS, _MOUNT, _MEMORY = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 _VERSION_2 = ""
@@ -36,6 +36,12 @@ def core_quota(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float | None:
         if quota and len(quota) == 2 and min(quota) > 0:
             quotas.append(quota[0] / quota[1])
     return min(quotas, default=None)
+
+
+def usable_cores() -> int:
+    """Return how many threads or processes can compute at once: one per core, or fewer where a control group limits their time."""
+    quota = core_quota()
+    return core_count() if quota is None else max(1, min(core_count(), int(quota)))
 
 
 def memory_limit(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:

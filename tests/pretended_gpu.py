@@ -7,12 +7,16 @@ the operations that a device carries out; these are carried out on the CPU, and 
   networks). Views, memory that is only reserved, and operations on nothing start none.
 - **waits**: what makes the host wait for the GPU, with the line of the project that does it: a value, a mask or the positions of
   nonzero values that are read, blocking copies in both directions. They are those of ``torch.cuda.set_sync_debug_mode``.
-- **copies**: copies that nobody waits for. From memory that is not page-locked they are staged, which may wait after all.
+- **copies**: copies that nobody waits for. From memory that is not page-locked they are staged, which may wait after all. They end
+  when somebody waits for the GPU, or for an event behind them: until then what came from the GPU is not there (not a number), and
+  page-locked memory that something else is written to is an error.
 
 Tensors of two devices in one operation are a `DeviceMismatchError` with its name and line. A division by a number of the host is
 a multiplication by its reciprocal, as in CUDA's kernels (``aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu``).
 
 Not pretended: time, memory, the rounding of CUDA's sums and products, what two streams do at once, more than one GPU.
+
+Threads that are started inside the block find the GPU, too.
 
     with pretended_gpu() as gpu:
         extractor = extractors.load("resnet50-pool", weights="random:0", device="cuda")
@@ -24,6 +28,7 @@ Not pretended: time, memory, the rounding of CUDA's sums and products, what two 
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -149,6 +154,8 @@ class PretendedGPU(TorchDispatchMode):
         self.device: int | None = None
         self._home = torch.device("meta") if hollow else _CPU
         self._pinned: dict[int, Tensor] = {}
+        self._copying: list[Callable[[], None]] = []
+        self._ended = 0
 
     def reset(self) -> None:
         """Forget what was counted."""
@@ -177,6 +184,8 @@ class PretendedGPU(TorchDispatchMode):
         here = [tensor for tensor in tensors if isinstance(tensor, _OnGPU)]
         device = kwargs.get("device")
         goes_here = bool(here) if device is None else torch.device(device).type == "cuda"
+        if not here and not goes_here and kwargs.get("pin_memory"):
+            return self._keep_pinned(func(*args, **{**kwargs, "pin_memory": False}))
         if not here and not goes_here:
             return func(*args, **kwargs)
         if packet is _aten._to_copy:
@@ -200,13 +209,24 @@ class PretendedGPU(TorchDispatchMode):
         if was_here == goes_here:
             self._count_launch(func, func.overloadpacket, found)
         else:
-            self._count_copy(tensor, to_gpu=goes_here, blocking=not kwargs.get("non_blocking", False))
+            blocking = not kwargs.get("non_blocking", False)
+            self._count_copy(tensor, to_gpu=goes_here, blocking=blocking)
+            if not blocking and not goes_here:
+                return self._arriving(found)
+            if not blocking and self.is_pinned(tensor):
+                self._copying.append(_unchanged(tensor, _line()))
         return _OnGPU(found) if goes_here else found
+
+    def _arriving(self, value: Tensor) -> Tensor:
+        """Return page-locked memory that gets a value when the copy ends."""
+        memory = self._keep_pinned(value.clone().fill_(float("nan") if value.is_floating_point() else 85))
+        self._copying.append(lambda: memory.copy_(value))
+        return memory
 
     def _count_copy(self, source: Tensor, *, to_gpu: bool, blocking: bool) -> None:
         name = "copy to the GPU" if to_gpu else "copy to the CPU"
         if blocking:
-            self.waits[Event(name, _line())] += 1
+            self.wait(name)
         else:
             staged = to_gpu and not self.is_pinned(source)
             self.copies[Event(f"{name} from pageable memory" if staged else name, _line())] += 1
@@ -224,14 +244,14 @@ class PretendedGPU(TorchDispatchMode):
 
     def _count_waits(self, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]) -> None:
         if packet in _READ or (packet is _aten.repeat_interleave and kwargs.get("output_size") is None):
-            self.waits[Event(_name(packet), _line())] += 1
+            self.wait(_name(packet))
         if packet is _aten.copy_ and isinstance(args[0], _OnGPU) != isinstance(args[1], _OnGPU):
             blocking = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
             self._count_copy(args[1], to_gpu=isinstance(args[0], _OnGPU), blocking=blocking)
         if packet in _INDEXED:
             indices = [index for index in args[1] if index is not None]
             if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
-                self.waits[Event("boolean mask", _line())] += 1
+                self.wait("boolean mask")
             for index in indices:
                 if not isinstance(index, _OnGPU):
                     self._count_copy(index, to_gpu=True, blocking=True)
@@ -266,13 +286,29 @@ class PretendedGPU(TorchDispatchMode):
         self.launches[name] += 1
         self.launching[_line()] += 1
 
+    def wait(self, name: str, started: int | None = None) -> None:
+        """Count a wait, after which all copies have ended, or as many as had been started at some time."""
+        self.waits[Event(name, _line())] += 1
+        with torch.inference_mode():
+            while self._copying and (started is None or self._ended < started):
+                self._ended += 1
+                self._copying.pop(0)()
+
+    def started(self) -> int:
+        """Return the number of copies that have been started without waiting."""
+        return self._ended + len(self._copying)
+
+    def _keep_pinned(self, tensor: Tensor) -> Tensor:
+        self._pinned[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
     def pin(self, tensor: Tensor) -> Tensor:
-        """Return a copy in memory that is taken for page-locked."""
+        """Return a copy in memory that is taken for page-locked; what is there already is returned itself."""
+        if self.is_pinned(tensor):
+            return tensor
         if isinstance(tensor, _OnGPU):
             raise RuntimeError("cannot pin a tensor of the GPU, only dense CPU tensors can be pinned")
-        pinned = tensor.clone(memory_format=torch.preserve_format)
-        self._pinned[pinned.untyped_storage().data_ptr()] = pinned
-        return pinned
+        return self._keep_pinned(tensor.clone(memory_format=torch.preserve_format))
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Return whether a tensor is one that `pin` returned, or a view of it."""
@@ -319,7 +355,7 @@ def _patches(gpu: PretendedGPU) -> list[tuple[Any, str, Any]]:
         return lambda *args, **kwargs: value
 
     def waited(name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: gpu.waits.update([Event(name, _line())])
+        return lambda *args, **kwargs: gpu.wait(name)
 
     return [
         (cuda, "_lazy_init", always(None)),
@@ -333,17 +369,58 @@ def _patches(gpu: PretendedGPU) -> list[tuple[Any, str, Any]]:
         (cuda, "is_current_stream_capturing", always(False)),
         (cuda, "is_bf16_supported", always(True)),
         (cuda, "synchronize", waited("synchronize")),
+        (cuda, "Event", lambda **options: _Event(gpu)),
+        (threading.Thread, "run", _with_gpu(gpu, threading.Thread.run)),
         (torch.cuda.amp.common, "amp_definitely_not_available", always(False)),
         (torch.backends.cudnn, "is_acceptable", always(False)),  # Only asked before weights are put into one piece of memory.
         (torch.utils._foreach_utils, "_foreach_supported_types", foreach),
         (sys.modules["torch.optim.optimizer"], "_foreach_supported_types", foreach),  # The attribute is removed again.
-        (torch, "Generator", lambda device="cpu", make=torch.Generator: make()),
+        (torch, "Generator", _Generator),
         (torch.autograd, "_engine_run_backward", _backward(torch.autograd._engine_run_backward)),
         (torch._VF, "lstm", _with_cudnn(torch.lstm)),
         (torch._VF, "gru", _with_cudnn(torch.gru)),
         (Tensor, "pin_memory", lambda tensor, *args: gpu.pin(tensor)),
         (Tensor, "is_pinned", lambda tensor, *args: gpu.is_pinned(tensor)),
     ]
+
+
+class _Generator(torch.Generator):
+    """One of the CPU, whatever is asked for; a class, since modules that torch imports later name it in annotations."""
+
+    def __new__(cls, device: object = "cpu") -> torch.Generator:
+        return super().__new__(cls)
+
+
+class _Event:
+    """``torch.cuda.Event`` of the only stream."""
+
+    def __init__(self, gpu: PretendedGPU) -> None:
+        self._gpu = gpu
+        self._started = 0
+
+    def record(self) -> None:
+        self._started = self._gpu.started()
+
+    def synchronize(self) -> None:
+        self._gpu.wait("event", self._started)
+
+
+def _unchanged(memory: Tensor, line: str) -> Callable[[], None]:
+    """Return what checks that page-locked memory holds what it held when its copy was started."""
+    before = memory.clone()
+
+    def check() -> None:
+        assert torch.equal(memory, before), f"page-locked memory was written to before its copy in {line} had ended"
+
+    return check
+
+
+def _with_gpu(gpu: PretendedGPU, run: Callable[[Any], None]) -> Callable[[Any], None]:
+    def run_with_gpu(thread: Any) -> None:
+        with gpu:
+            run(thread)
+
+    return run_with_gpu
 
 
 def _line() -> str:

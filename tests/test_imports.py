@@ -53,6 +53,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "tokens": {"computing", "weights", "settings", "base"},
         "catalogue": {"weights", "settings", "base", "pooled", "grids", "regions"},
         "remembering": {"base", "weights"},
+        "batch_sizes": {"base", "remembering"},
         "requests": {"*"},
     },
     "pipelines": {

@@ -294,3 +294,47 @@ def test_the_gpu_that_is_chosen_is_noted():
         assert gpu.device is None
         torch.cuda.set_device(torch.device("cuda", 1))
         assert gpu.device == 1
+
+
+def test_copies_that_nobody_waits_for_end_when_somebody_waits_behind_them():
+    with pretended_gpu() as gpu:
+        values = random(3)
+        there, whole = values.to(GPU), torch.arange(3).to(GPU)
+        first, event = there.to("cpu", non_blocking=True), torch.cuda.Event(blocking=True)
+        event.record()
+        second = (there * 2).to("cpu", non_blocking=True)
+        numbers = whole.to("cpu", non_blocking=True)
+        assert first.isnan().all()
+        assert first.is_pinned()
+        gpu.reset()
+        event.synchronize()
+        assert torch.equal(first, values)
+        assert second.isnan().all()
+        assert numbers.tolist() != [0, 1, 2]
+        torch.cuda.synchronize()
+        assert torch.equal(second, values * 2)
+        assert numbers.tolist() == [0, 1, 2]
+        assert {wait.operation: count for wait, count in gpu.waits.items()} == {"event": 1, "synchronize": 1}
+
+
+def test_page_locked_memory_must_not_change_before_its_copy_has_ended():
+    with pretended_gpu():
+        memory = torch.empty((2, 3), pin_memory=True)
+        assert memory.is_pinned()
+        memory.to(GPU, non_blocking=True)
+        memory.fill_(1)
+        with pytest.raises(AssertionError, match=r"page-locked memory was written to before its copy in .* had ended"):
+            torch.cuda.synchronize()
+        memory.to(GPU, non_blocking=True)
+        torch.cuda.synchronize()
+        memory.fill_(2)
+        torch.cuda.synchronize()
+
+
+def test_threads_find_the_gpu():
+    with pretended_gpu():
+        found: list[torch.Tensor] = []
+        thread = Thread(target=lambda: found.append(random(2).to(GPU)))
+        thread.start()
+        thread.join()
+        assert found[0].device == GPU

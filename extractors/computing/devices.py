@@ -18,7 +18,9 @@ __all__ = [
     "check_precision",
     "check_request",
     "compiled",
+    "download",
     "numerics",
+    "page_locked",
     "resolve_device",
     "resolve_precision",
     "upload",
@@ -128,7 +130,38 @@ def upload(pixels: Tensor, device: torch.device) -> Tensor:
     """Copy pixels to a device; to a GPU through page-locked memory, so that the caller does not wait for the copy."""
     if device.type == "cpu" or pixels.device == device:
         return pixels.to(device)
-    return pixels.pin_memory().to(device, non_blocking=True)
+    pinned = pixels if pixels.is_pinned() else pixels.pin_memory()
+    return pinned.to(device, non_blocking=True)
+
+
+def download(parts: Sequence[Tensor]) -> Callable[[], Tensor]:
+    """Start to copy results from a GPU, into page-locked memory, so that the caller does not wait for what is being computed.
+
+    Args:
+        parts: ``[B, ...]`` each, on the GPU of `numerics`; at least one.
+
+    Returns:
+        Waits for the copies and returns the parts one behind the other, on the CPU.
+    """
+    copies = [part.to("cpu", non_blocking=True) for part in parts]
+    end = torch.cuda.Event(blocking=True)  # Who waits sleeps: other threads need the core.
+    end.record()
+
+    def wait() -> Tensor:
+        end.synchronize()
+        return copies[0] if len(copies) == 1 else torch.cat(copies)
+
+    return wait
+
+
+def page_locked(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return memory of the host from which a GPU copies by itself, of unknown content.
+
+    Torch keeps such memory for later, and knows the copies that were started: what is dropped is given out again when they have
+    ended, so nobody has to count buffers.
+    """
+    with torch.cuda.device(device):  # See `numerics`.
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
 
 def compiled(model: nn.Module, device: torch.device, *, enabled: bool) -> nn.Module:

@@ -25,7 +25,7 @@ from torch import Tensor
 from extractors.computing.memory import is_out_of_memory
 from schemas.errors import ImagepivotError
 
-__all__ = ["FORWARD_IMAGES", "Fitted", "in_chunks", "in_halves", "run_single_threaded"]
+__all__ = ["FORWARD_IMAGES", "Fitted", "in_chunks", "in_halves", "in_parts", "run_single_threaded"]
 
 FORWARD_IMAGES = 2
 """Images of one forward pass on a CPU: two are 1.1 times as fast as one and as fast as four, with little padding in the last."""
@@ -125,6 +125,12 @@ def in_halves(function: Callable[[Tensor], Tensor], batch: Tensor, fitted: Fitte
     Raises:
         ImagepivotError: the memory is too small even for one image.
     """
+    results = in_parts(function, batch, fitted)
+    return torch.cat(results) if len(results) > 1 else results[0]
+
+
+def in_parts(function: Callable[[Tensor], Tensor], batch: Tensor, fitted: Fitted | None = None) -> list[Tensor]:
+    """Do what `in_halves` does, and return the results of the parts; at least one, even of an empty batch."""
     fitted = Fitted() if fitted is None else fitted
     shape = tuple(batch.shape[1:])
     size = min(len(batch), fitted.most.get(shape, len(batch)))
@@ -143,7 +149,7 @@ def in_halves(function: Callable[[Tensor], Tensor], batch: Tensor, fitted: Fitte
             logger.warning("out of device memory with %d images at once; going on with %d", len(batch), size)
         results.append(found)
         start += size
-    return torch.cat(results) if len(results) > 1 else results[0]
+    return results
 
 
 def _attempt(function: Callable[[Tensor], Tensor], part: Tensor) -> Tensor | None:

@@ -93,12 +93,12 @@ class TimmModel(StackedExtractor):
         return pixels
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on the CPU."""
+        """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on that of the extractor."""
         pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
         values = self._normalize(pixels)
         dtype = _AUTOCAST.get(self._precision)
         with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
-            return self._model(values).to(torch.float32).cpu()
+            return self._model(values).to(torch.float32)
 
 
 def spec(model: str, *, grid: bool = False) -> FeatureSpec:

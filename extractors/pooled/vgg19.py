@@ -173,7 +173,7 @@ class VGG19TenCrop(Extractor):
     """
 
     def __init__(self, settings: Settings, weights: Weights, device: torch.device) -> None:
-        super().__init__(describe(settings, weights))
+        super().__init__(describe(settings, weights), device)
         self._variant = VARIANTS[settings.spec.name]
         self._device = device
         self._normalize = Normalizer.of(self._variant.preprocessing, device)

@@ -69,7 +69,7 @@ class FasterRCNNRegions(RegionExtractor):
     """
 
     def __init__(self, settings: Settings, weights: Weights, device: torch.device, *, products: bool | None = None) -> None:
-        super().__init__(describe(settings, weights))
+        super().__init__(describe(settings, weights), device)
         self._options = settings.regions
         self._device = device
         self._precision = settings.precision

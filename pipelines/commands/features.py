@@ -96,7 +96,10 @@ def features(
     ] = False,
     batch_size: Annotated[
         int | None,
-        typer.Option("--batch-size", help="Images that the model takes at once; the extractor's own number by default."),
+        typer.Option(
+            "--batch-size",
+            help="Images that the model takes at once; by default the extractor's own number, on a GPU what is fast.",
+        ),
     ] = None,
     ids: Ids = "name",
     allow_private_addresses: AllowPrivateAddresses = False,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.doctor.findings import Finding
 from schemas.errors import DatasetError, InputError
-from schemas.limits import core_count
+from schemas.limits import usable_cores
 from schemas.progress import pace
 
 if TYPE_CHECKING:
@@ -107,8 +107,10 @@ def check_rates(
     """
     pixels, one, several, finding = _decoding(extractor, sample, clock)
     yield finding
-    most = extractor.description.batch_size
-    size = batch_size or (most if on_gpu else min(_LARGEST_CPU_BATCH, most))
+    from extractors.batch_sizes import find_batch_size
+
+    own = find_batch_size(extractor)
+    size = batch_size or (own if on_gpu else min(_LARGEST_CPU_BATCH, own))
     batch = extractor.collate([pixels[number % len(pixels)] for number in range(size)])
     extractor.extract_columns(batch)  # The first one warms up.
 
@@ -147,7 +149,7 @@ def _decoding(extractor: Extractor, sample: Sequence[bytes], clock: Clock) -> _D
             failed.append(str(error))
     if not good:
         raise InputError(f"none of {len(sample)} images can be decoded: {failed[0]}")
-    files, cores = [sample[number] for number in good], core_count()
+    files, cores = [sample[number] for number in good], usable_cores()
     one = several = _rate(lambda: len([pixels_of(data) for data in files]), clock)
     if cores > 1:
         with ThreadPoolExecutor(cores, thread_name_prefix="decode") as pool:

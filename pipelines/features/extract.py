@@ -5,7 +5,6 @@ Neither Beam nor torch is loaded to find that there is nothing to do.
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -21,6 +20,7 @@ from pipelines.running.jobs import run_job
 from pipelines.running.progress import Meter
 from schemas.errors import UsageError
 from schemas.fingerprints import Identity
+from schemas.limits import usable_cores
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.parameters import FeaturesParameters
@@ -193,7 +193,7 @@ def _extraction(
         output,
         finished=finished,
         meter=meter,
-        threads=max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0,
+        threads=max(1, usable_cores() // workers) if workers > 1 else 0,
         accelerator=execution.accelerator,
         folder=temporary.enter_context(folder_of_references(execution.is_local)),
         copies=temporary.enter_context(place_of_copies(job, execution, output.folder)),

@@ -2,6 +2,9 @@
 
 Some threads read, as many as waiting for other machines takes, and others decode, as many as there are cores for it. Both are ahead
 of the model, which takes batch after batch; memory holds a few batches.
+
+A GPU must not wait for the host. So a thread of its own gives it batch after batch: one is being computed and the next one is made
+ready while rows of the one before become a table and are written. On a CPU, which has nothing to spare, they take turns.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ import hashlib
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any
@@ -35,8 +39,8 @@ class Tally:
         images: images with features, which have rows.
         failures: rows of kind ``failures``.
         decode_seconds: time of reading and decoding in all threads, summed.
-        forward_seconds: time in the model.
-        wait_seconds: time that the model waited for decoded images.
+        forward_seconds: time in the model; with a GPU, time that its results were waited for.
+        wait_seconds: time that decoded images were waited for.
         digests: SHA-256 of the bytes of each image, by image id; empty for those that could not be read.
     """
 
@@ -72,6 +76,15 @@ class _Decoded:
     failure: dict[str, str] | None
     sha256: str
     seconds: float
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch in the model: its images, what returns their columns, and counts that are added up when they are there."""
+
+    refs: Sequence[ImageRef]
+    columns: Callable[[], Mapping[str, np.ndarray]]
+    tally: Tally
 
 
 def refuse_duplicates(refs: Sequence[ImageRef]) -> None:
@@ -121,21 +134,30 @@ def extract_shard(
     reads = max(reads, threads)
     held: list[_Decoded] = []
     batch = Tally()
+    in_model: deque[_Batch] = deque()
 
-    def forward() -> Iterator[pa.Table]:
-        nonlocal batch
-        table = _forward(held, extractor, schema, batch) if held else None
-        tally.add(batch)
-        on_batch(batch)
-        held.clear()
-        batch = Tally()
+    def forward() -> None:
+        nonlocal held, batch
+        in_model.append(
+            _Batch([decoded.ref for decoded in held], _begin([decoded.pixels for decoded in held], extractor, model), batch)
+        )
+        held, batch = [], Tally()
+
+    def finish() -> Iterator[pa.Table]:
+        done = in_model.popleft()
+        table = _table(done, extractor, schema) if done.refs else None
+        tally.add(done.tally)
+        on_batch(done.tally)
         if table is not None:
             yield table
 
-    with (
-        ThreadPoolExecutor(reads, thread_name_prefix="read") as readers,
-        ThreadPoolExecutor(threads, thread_name_prefix="decode") as decoders,
-    ):
+    with ExitStack() as pools:
+        readers = pools.enter_context(ThreadPoolExecutor(reads, thread_name_prefix="read"))
+        decoders = pools.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="decode"))
+        model = pools.enter_context(ThreadPoolExecutor(1, thread_name_prefix="model")) if extractor.on_gpu else None
+        # Where this ends early, nobody takes what is still to be decoded.
+        for pool in (readers, decoders):
+            pools.callback(pool.shutdown, wait=False, cancel_futures=True)
         while True:
             # Two batches ahead: one is ready when the model has finished the other.
             ahead.extend(
@@ -154,8 +176,12 @@ def extract_shard(
             else:
                 batch.failures.append(decoded.failure)
             if len(held) == batch_size:
-                yield from forward()
-        yield from forward()
+                forward()
+                if model is None or len(in_model) > 1:
+                    yield from finish()
+        forward()
+        while in_model:
+            yield from finish()
 
 
 def merge_rows(old: Iterable[pa.RecordBatch], new: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -210,20 +236,31 @@ def _failure(ref: ImageRef, stage: str, reason: str, message: str) -> dict[str, 
     return {"key": ref.image_id, "uri": ref.uri, "stage": stage, "reason": reason, "message": message}
 
 
-def _forward(held: Sequence[_Decoded], extractor: extractors.Extractor, schema: pa.Schema, tally: Tally) -> pa.Table | None:
-    started = time.perf_counter()
-    arrays = extractor.extract_columns(extractor.collate([decoded.pixels for decoded in held]))
+def _begin(
+    pixels: Sequence[Any], extractor: extractors.Extractor, model: ThreadPoolExecutor | None
+) -> Callable[[], Mapping[str, np.ndarray]]:
+    """Let the thread of a GPU start a batch; without one, return what computes it."""
+    if model is None:
+        return lambda: extractor.start(extractor.collate(pixels))()
+    starting = model.submit(lambda: extractor.start(extractor.collate(pixels)))
+    return lambda: starting.result()()
+
+
+def _table(batch: _Batch, extractor: extractors.Extractor, schema: pa.Schema) -> pa.Table | None:
+    """Wait for the columns of a batch and make rows of them; None if no image has one."""
+    tally, started = batch.tally, time.perf_counter()
+    arrays = batch.columns()
     tally.forward_seconds += time.perf_counter() - started
-    columns = [pa.array([decoded.ref.image_id for decoded in held], pa.string())]
+    columns = [pa.array([ref.image_id for ref in batch.refs], pa.string())]
     columns += [_column(arrays[name], schema.field(name).type) for name in schema.names[1:]]
     table = pa.Table.from_arrays(columns, schema=schema)
     bad = np.sum([_not_finite(column) for column in columns], axis=0)
     tally.failures += [
-        _failure(decoded.ref, "extract", "not_finite", _not_finite_message(int(count), extractor))
-        for decoded, count in zip(held, bad, strict=True)
+        _failure(ref, "extract", "not_finite", _not_finite_message(int(count), extractor))
+        for ref, count in zip(batch.refs, bad, strict=True)
         if count
     ]
-    tally.images += len(held) - int(np.count_nonzero(bad))
+    tally.images += len(batch.refs) - int(np.count_nonzero(bad))
     table = table.filter(pa.array(bad == 0)) if bad.any() else table
     return table if table.num_rows else None
 

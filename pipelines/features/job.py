@@ -37,7 +37,7 @@ class FeaturesJob:
         extractor: the extractor, its weights and its options.
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
         batch_size: images that the model takes at once; changes speed and memory, not the features. None: the extractor's own
-            number.
+            number on a CPU, and what a GPU is fastest with, see `extractors.batch_sizes`.
         shards: number of shards, see `schemas.sharding`.
         overwrite: start anew, whatever dataset is there.
         verify: compare the digests of the shards that are there, too, and make those again that are damaged.

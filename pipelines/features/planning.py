@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pipelines.inputs.images import ImageRef, Listing, kept_refs
 from pipelines.running.progress import bound_by
 from schemas.keys import shard_of
 from schemas.kinds import schema_of, vector_bytes
+from schemas.limits import usable_cores
 from schemas.output import Output
 from schemas.progress import duration, pace
 from schemas.survey import Survey
@@ -146,8 +146,10 @@ def _refs(job: FeaturesJob, listing: Listing) -> Iterator[ImageRef]:
 
 def _measure(job: FeaturesJob, listing: Listing, output: Output, shards: frozenset[int]) -> tuple[float | None, str | None]:
     """Measure images per second, of all GPUs together, and what bounds them. The first batch warms up and is not counted."""
+    from extractors.batch_sizes import find_batch_size
+
     extractor, workers = job.extractor.load(job.device), max(1, count_gpus(job))
-    batch_size = job.batch_size or extractor.description.batch_size
+    batch_size = job.batch_size or find_batch_size(extractor)
 
     def sample() -> Iterator[ImageRef]:
         chosen = (ref for ref in _refs(job, listing) if shard_of(ref.image_id, output.shards) in shards)
@@ -160,7 +162,7 @@ def _measure(job: FeaturesJob, listing: Listing, output: Output, shards: frozens
         read=job.images.read,
         schema=schema_of(extractor.description.kind, extractor.spec),
         batch_size=batch_size,
-        threads=decoding_threads(job, (os.cpu_count() or 1) // workers),
+        threads=decoding_threads(job, max(1, usable_cores() // workers)),
         tally=tally,
         reads=job.images.parallel_reads,
         on_batch=lambda batch: times.append((time.perf_counter(), batch)),

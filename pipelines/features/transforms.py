@@ -30,6 +30,7 @@ from pipelines.inputs.images import CopiedImages, Copies, ImageRef, ImageSource,
 from pipelines.running.accelerators import Accelerator
 from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.progress import Meter
+from schemas.limits import usable_cores
 from schemas.output import Output
 
 __all__ = ["ExtractFeatures"]
@@ -45,8 +46,11 @@ class _Loaded:
     Beam's ``Shared`` keeps weak references, which need a class that allows them.
     """
 
-    def __init__(self, loaded: Sequence[extractors.Extractor]) -> None:
+    def __init__(self, loaded: Sequence[extractors.Extractor], batch_size: int | None = None) -> None:
+        from extractors.batch_sizes import find_batch_size
+
         self.fingerprints = [extractor.fingerprint for extractor in loaded]
+        self.batch_sizes = {id(extractor): batch_size or find_batch_size(extractor) for extractor in loaded}
         self._free: SimpleQueue[extractors.Extractor] = SimpleQueue()
         for extractor in loaded:
             self._free.put(extractor)
@@ -78,7 +82,8 @@ class _ExtractShardFn(beam.DoFn):
         if self._threads:
             torch.set_num_threads(self._threads)
         devices = devices_of_worker(self._job, os.environ.get("WORKER_ID", ""), self._gpus)
-        self._loaded = self._shared.acquire(lambda: _Loaded([self._job.extractor.load(device) for device in devices]))
+        load, size = self._job.extractor.load, self._job.batch_size
+        self._loaded = self._shared.acquire(lambda: _Loaded([load(device) for device in devices], size))
         for fingerprint in self._loaded.fingerprints:
             check_fingerprint(self._job, planned_fingerprint(self._output), fingerprint)
 
@@ -87,7 +92,7 @@ class _ExtractShardFn(beam.DoFn):
         refs, copied = unpacked(piece for piece in pieces if piece)
         copies = {copy.uri: copy for copy in copied}
         images = self._job.images if self._copies is None else CopiedImages(self._job.images, self._copies.folder, copies)
-        cores = (os.cpu_count() or 1) // self._gpus if self._gpus > 1 else self._threads
+        cores = max(1, usable_cores() // self._gpus) if self._gpus > 1 else self._threads
         with self._loaded.extractor() as extractor:
             tally = make_shard(
                 self._output,
@@ -95,7 +100,7 @@ class _ExtractShardFn(beam.DoFn):
                 refs,
                 images=images,
                 extractor=extractor,
-                batch_size=self._job.batch_size or extractor.description.batch_size,
+                batch_size=self._loaded.batch_sizes[id(extractor)],
                 threads=decoding_threads(self._job, cores),
                 update=self._job.update,
                 retry_failed=self._job.retry_failed,

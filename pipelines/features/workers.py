@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 
 from pipelines.features.job import FeaturesJob
 from schemas.errors import InputError
+from schemas.limits import usable_cores
 from schemas.output import Output
 from schemas.parameters import FeaturesParameters
 
@@ -46,12 +46,12 @@ def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
 
     Args:
         job: the job.
-        cores: cores of the worker; 0 for all of the machine.
+        cores: cores of the worker; 0 for all that this process may use, by its affinity and its control group.
     """
     import torch
 
     uses_gpu = torch.cuda.is_available() and job.device != "cpu"
-    return (cores or os.cpu_count() or 1) if uses_gpu else 1
+    return (cores or usable_cores()) if uses_gpu else 1
 
 
 def planned_fingerprint(output: Output) -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from schemas.errors import UsageError
+from schemas.limits import usable_cores
 from schemas.locations import is_remote
 
 if TYPE_CHECKING:
@@ -15,15 +15,10 @@ if TYPE_CHECKING:
 
     from pipelines.running.accelerators import Accelerator
 
-__all__ = ["START_SECONDS", "Execution", "usable_cores"]
+__all__ = ["START_SECONDS", "Execution"]
 
 START_SECONDS = 1200.0
 """Seconds in which the first worker must have started; Dataflow takes minutes to start a machine and install packages."""
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.limits import core_count, core_quota, memory_available, memory_limit
+from schemas import limits
+from schemas.limits import core_count, core_quota, memory_available, memory_limit, usable_cores
 
 HOST = 64 << 30
 UNLIMITED = "9223372036854771712"  # What version 1 says where there is no limit.
@@ -115,3 +116,10 @@ def test_the_cores_of_this_process(monkeypatch):
     assert core_count() == 3
     monkeypatch.delattr(os, "sched_getaffinity")
     assert core_count() == os.cpu_count()
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(None, 6), (100.0, 6), (6.0, 6), (4.0, 4), (2.5, 2), (0.5, 1)])
+def test_a_quota_allows_fewer_threads_than_there_are_cores(monkeypatch, quota, expected):
+    monkeypatch.setattr(limits, "core_count", lambda: 6)
+    monkeypatch.setattr(limits, "core_quota", lambda: quota)
+    assert usable_cores() == expected

@@ -82,7 +82,7 @@ class Detectron2Regions(RegionExtractor):
     """
 
     def __init__(self, description: Description, settings: Settings, network: Network, device: torch.device) -> None:
-        super().__init__(description)
+        super().__init__(description, device)
         self._network = network
         self._options = settings.regions
         self._device = device

@@ -54,7 +54,7 @@ def test_images_that_cannot_be_read(folder):
 
 
 def test_rates_of_one_thread_of_all_and_of_the_model(monkeypatch):
-    monkeypatch.setattr(rates, "core_count", lambda: 4)
+    monkeypatch.setattr(rates, "usable_cores", lambda: 4)
     sample = [draw_photo(0), b"no image", draw_photo(1)]
     # Each rate is of one round: the clock goes on by 2.5 seconds between its two looks.
     decoding, model, bound = check_rates(ColourExtractor(), sample, on_gpu=False, batch_size=5, clock=ticking(2.5))
@@ -69,7 +69,7 @@ def test_rates_of_one_thread_of_all_and_of_the_model(monkeypatch):
 
 @pytest.mark.parametrize(("on_gpu", "size"), [(False, 8), (True, 16)])
 def test_batches_are_smaller_on_a_cpu(monkeypatch, on_gpu, size):
-    monkeypatch.setattr(rates, "core_count", lambda: 1)
+    monkeypatch.setattr(rates, "usable_cores", lambda: 1)
     decoding, model, _ = check_rates(ColourExtractor(), [draw_photo()], on_gpu=on_gpu, clock=ticking(3))
     assert model.values["batch_size"] == size
     assert decoding.values["threads"] == 1

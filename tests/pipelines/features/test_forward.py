@@ -268,6 +268,137 @@ def test_merging_holds_one_table_of_each_side():
     assert count == 200
 
 
+# --- a model that a GPU computes -------------------------------------------------------------------------------------
+
+
+class Elsewhere(FakeExtractor):
+    """The same features from a model that takes its time elsewhere; tells what happens to its batches, by number."""
+
+    def __init__(self, batches: int = 1000):
+        super().__init__()
+        self.device = torch.device("cuda", 0)
+        self.log: list[tuple[str, int]] = []
+        self.started = [threading.Event() for _ in range(batches)]
+        self.count = 0
+
+    def start(self, batch):
+        number, self.count = self.count, self.count + 1
+        features = self.extract(batch)
+        self.on_start(number)
+        self.log.append(("started", number))
+        self.started[number].set()
+
+        def result():
+            self.on_result(number)
+            self.log.append(("taken", number))
+            return {"feature": features}
+
+        return result
+
+    def on_start(self, number):
+        pass
+
+    def on_result(self, number):
+        pass
+
+
+def extract_elsewhere(extractor, files, *, batch_size=3, **options):
+    refs = [ImageRef(name, f"uri/{name}") for name in sorted(files)]
+    options = {"threads": 2, "tally": Tally(), **options}
+    return extract_shard(
+        refs, extractor=extractor, read=lambda ref: files[ref.image_id], schema=SCHEMA, batch_size=batch_size, **options
+    )
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 20, 100])
+def test_rows_and_failures_of_a_gpu_are_those_of_a_plain_loop(batch_size):
+    files = {f"image{n:02d}": b"" if n % 6 == 1 else grey(n) for n in range(20)}
+    expected, of_cpu, sizes = run(files, batch_size=batch_size)
+    told: list[int] = []
+    extractor, tally = Elsewhere(), Tally()
+    tables = extract_elsewhere(
+        extractor,
+        files,
+        batch_size=batch_size,
+        tally=tally,
+        on_batch=lambda batch: told.append(batch.images + len(batch.failures)),
+    )
+    assert pa.concat_tables(tables).to_pylist() == expected
+    assert (extractor.batches, tally.images, tally.failures) == (sizes, of_cpu.images, of_cpu.failures)
+    assert tally.digests == of_cpu.digests
+    assert sum(told) == 20
+
+
+def test_the_next_batch_is_started_before_a_result_is_waited_for():
+    class Waiting(Elsewhere):
+        def on_result(self, number):
+            if number < 3:
+                assert self.started[number + 1].wait(20)
+
+    extractor = Waiting(5)
+    assert sum(table.num_rows for table in extract_elsewhere(extractor, {f"{n:02d}": grey(n) for n in range(12)})) == 12
+    assert [number for what, number in extractor.log if what == "taken"] == [0, 1, 2, 3]
+
+
+def test_the_next_batch_is_started_while_rows_are_written_and_images_are_decoded_meanwhile():
+    written, decoded = threading.Event(), threading.Event()
+
+    class Waiting(Elsewhere):
+        def preprocess(self, image):
+            colour = super().preprocess(image)
+            if colour == 8:
+                decoded.set()
+            return colour
+
+        def on_start(self, number):
+            if number == 1:
+                assert written.wait(20)
+                assert decoded.wait(20)
+
+    tables = extract_elsewhere(Waiting(), {f"{n:02d}": grey(n) for n in range(9)})
+    assert next(tables).num_rows == 3
+    written.set()
+    assert sum(table.num_rows for table in tables) == 6
+
+
+def test_one_batch_is_ahead_of_the_one_whose_result_is_taken_and_no_more():
+    ahead: list[int] = []
+
+    class Counting(Elsewhere):
+        def on_start(self, number):
+            ahead.append(number - sum(what == "taken" for what, _ in self.log))
+
+    files = {f"{n:02d}": grey(n) for n in range(40)}
+    assert sum(table.num_rows for table in extract_elsewhere(Counting(), files, batch_size=2)) == 40
+    assert max(ahead) <= 2  # The result of one may be waited for while the next one is started.
+
+
+@pytest.mark.parametrize("moment", ["on_start", "on_result"])
+def test_an_error_of_the_model_ends_the_shard_behind_the_rows_before_it(moment):
+    def fail(extractor, number):
+        if number == 2:
+            raise RuntimeError("a fault of ours")
+
+    extractor = type("Failing", (Elsewhere,), {moment: fail})()
+    rows: list[int] = []
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        rows.extend(table.num_rows for table in extract_elsewhere(extractor, {f"{n:02d}": grey(n) for n in range(30)}))
+    assert extractor.count <= 4
+    assert [number for what, number in extractor.log if what == "taken"] == [0, 1]
+
+
+def test_on_a_cpu_a_batch_is_written_before_the_next_one_is_computed():
+    """There is nothing to be gained, and progress is shown at once."""
+    refs, extractor, tally = [ImageRef(f"{n}", "") for n in range(8)], FakeExtractor(), Tally()
+    before = {thread.name for thread in threading.enumerate()}
+    tables = extract_shard(
+        refs, extractor=extractor, read=lambda _: grey(1), schema=SCHEMA, batch_size=2, threads=1, tally=tally
+    )
+    for number, _ in enumerate(tables, start=1):
+        assert (len(extractor.batches), tally.images) == (number, 2 * number)
+        assert not any(thread.name.startswith("model") for thread in threading.enumerate() if thread.name not in before)
+
+
 # --- values that cannot be stored ------------------------------------------------------------------------------------
 
 

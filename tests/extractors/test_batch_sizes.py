@@ -1,0 +1,125 @@
+"""The search for the size of batches, on a GPU of which only the answers to questions are pretended."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from extractors import batch_sizes
+from extractors.base import Description, Extractor
+from extractors.batch_sizes import find_batch_size
+from schemas.features import FeatureSpec
+
+GB = 2**30
+
+
+class Timed(Extractor):
+    """Takes the seconds and the memory that a test says for a batch of so many images."""
+
+    def __init__(
+        self, *, seconds=lambda size: 1.0, image_bytes=GB // 8, device="cuda:0", kind="features", width=8, **parameters
+    ):
+        spec = FeatureSpec("timed", (width,))
+        super().__init__(Description(spec, {"precision": "fp32", **parameters}, kind=kind), torch.device(device))
+        self._seconds, self._image_bytes = seconds, image_bytes
+        self.now, self.peak = 0.0, 0
+        self.sizes: list[int] = []
+
+    def preprocess(self, image):
+        assert image.mode == "RGB"
+        return torch.zeros(3, 32, 32, dtype=torch.uint8)
+
+    def extract(self, batch):
+        self.sizes.append(len(batch))
+        self.now += self._seconds(len(batch))
+        self.peak = max(self.peak, len(batch) * self._image_bytes)
+        return np.zeros((len(batch), 8), np.float32)
+
+
+@pytest.fixture
+def find(monkeypatch):
+    """Return a function that finds the size for an extractor on a GPU with so much free memory."""
+
+    def find(extractor, *, free=80 * GB, name="a GPU", memory=80 * GB):
+        def forget(device):
+            extractor.peak = 0
+
+        answers = {
+            "get_device_name": lambda device: name,
+            "get_device_properties": lambda device: SimpleNamespace(total_memory=memory),
+            "mem_get_info": lambda device: (free - 2 * GB, memory),
+            "memory_reserved": lambda device: 3 * GB,
+            "memory_allocated": lambda device: GB,
+            "max_memory_allocated": lambda device: GB + extractor.peak,
+            "reset_peak_memory_stats": forget,
+        }
+        for question, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, question, answer)
+        return find_batch_size(extractor, clock=lambda: extractor.now)
+
+    return find
+
+
+def test_batches_are_doubled_up_to_256_while_they_are_faster(find):
+    extractor = Timed()
+    assert find(extractor) == 256
+    assert extractor.sizes == [16, 16, 32, 32, 64, 64, 128, 128, 256, 256]  # Each once to warm up.
+
+
+@pytest.mark.parametrize(("knee", "expected"), [(16, 16), (64, 64), (100, 128), (128, 128)])
+def test_doubling_ends_where_it_does_not_pay(find, knee, expected):
+    """From the knee on each image takes as long as in a smaller batch."""
+    extractor = Timed(seconds=lambda size: max(1.0, size / knee))
+    assert find(extractor) == expected
+
+
+@pytest.mark.parametrize(("free", "expected"), [(3 * GB, 16), (8 * GB, 32), (17 * GB, 64), (32 * GB, 128), (64 * GB, 256)])
+def test_a_batch_takes_at_most_half_of_the_free_memory_and_none_that_takes_more_is_tried(find, free, expected):
+    extractor = Timed()
+    assert find(extractor, free=free) == expected
+    assert max(extractor.sizes) == expected
+
+
+def test_a_batch_of_large_features_is_small_on_the_host(find):
+    assert find(Timed(width=2**18)) == 32  # A MiB, and 3 KiB of pixels: 64 would be more than 64 MiB.
+
+
+@pytest.mark.parametrize(
+    "extractor", [{"device": "cpu"}, {"kind": "regions"}, {"compiled": True}], ids=["cpu", "regions", "compiled"]
+)
+def test_others_take_their_own_number_and_nothing_is_run(find, extractor):
+    timed = Timed(**extractor)
+    assert find(timed) == 16
+    assert timed.sizes == []
+
+
+def test_what_was_found_is_remembered_by_gpu_extractor_and_precision(find, monkeypatch):
+    assert find(Timed()) == 256
+    again = Timed(seconds=lambda size: float(size))
+    assert find(again) == 256
+    assert again.sizes == []
+    assert find(again, name="another GPU") == 16
+    assert find(again, memory=40 * GB) == 16
+    assert find(Timed(seconds=lambda size: float(size), precision="bf16")) == 16
+    assert find(Timed(seconds=lambda size: float(size), width=9)) == 16
+    assert find(again) == 256
+
+
+@pytest.mark.parametrize("content", ["", "[", "0", "-4", "1000000", '"64"', "null"])
+def test_what_cannot_be_is_found_anew(find, content, monkeypatch, tmp_path):
+    monkeypatch.setenv("IMAGEPIVOT_CACHE", str(tmp_path))
+    assert find(Timed(seconds=lambda size: float(size))) == 16
+    (file,) = Path(tmp_path / "batch-sizes").iterdir()
+    assert json.loads(file.read_text()) == 16
+    file.write_text(content)
+    assert find(Timed()) == 256
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(find, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("IMAGEPIVOT_CACHE", str(tmp_path / "file"))
+    assert find(Timed()) == 256
+    assert batch_sizes.kept("batch-sizes", {}) is None

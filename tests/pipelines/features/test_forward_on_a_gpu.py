@@ -1,0 +1,113 @@
+"""A shard from a small network on a pretended GPU, which has no result before somebody has waited for it."""
+
+import io
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from extractors import Description
+from extractors.images.preprocess import Preprocessing
+from extractors.settings import Settings
+from extractors.stacked import OneCropExtractor
+from pipelines.features.forward import Tally, extract_shard
+from pipelines.inputs.images import ImageRef
+from schemas.features import FeatureSpec
+from schemas.kinds import features_schema
+from tests.pretended_gpu import pretended_gpu
+
+SPEC = FeatureSpec("tiny", (4,))
+PREPROCESSING = Preprocessing(resize_short=16, crop=12, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+BATCH = 4
+
+
+class Tiny(OneCropExtractor):
+    """The mean over the cells of one convolution; fails for want of memory with more than ``most`` images."""
+
+    most = 100
+
+    def __init__(self, device: str) -> None:
+        trunk = nn.Conv2d(3, 4, 3)
+        generator = torch.Generator().manual_seed(0)
+        trunk.weight.data = torch.randn(4, 3, 3, 3, generator=generator)
+        trunk.bias.data = torch.randn(4, generator=generator)
+        super().__init__(Description(SPEC, {"name": "tiny"}), trunk, PREPROCESSING, Settings(SPEC), torch.device(device))
+
+    def features(self, maps):
+        if self.on_gpu and len(maps) > self.most:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return maps.mean(dim=(2, 3))
+
+
+def photo(number: int) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (20, 17 + number % 5, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def extract(extractor, count: int) -> dict[str, list[float]]:
+    tables = extract_shard(
+        [ImageRef(f"{number:02d}", "") for number in range(count)],
+        extractor=extractor,
+        read=lambda ref: photo(int(ref.image_id)),
+        schema=features_schema(SPEC),
+        batch_size=BATCH,
+        threads=2,
+        tally=Tally(),
+    )
+    return {row["image_id"]: row["feature"] for row in pa.concat_tables(tables).to_pylist()}
+
+
+@pytest.mark.parametrize("most", [100, 3, 1])
+def test_a_shard_from_a_gpu_is_that_of_the_cpu(most):
+    """Also where memory runs out while the batch before is on its way."""
+    expected = extract(Tiny("cpu"), 26)
+    with pretended_gpu() as gpu:
+        extractor = Tiny("cuda:0")
+        extractor.most = most
+        gpu.reset()
+        found = extract(extractor, 26)
+        waits = Counter(event.operation for event in gpu.waits.elements())
+        copies = Counter(event.operation for event in gpu.copies.elements())
+    assert list(found) == list(expected)
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5, atol=1e-6)
+    # Nothing is waited for but the end of each batch's download, and all copies are from or to page-locked memory.
+    assert waits == {"event": 7}, gpu.report()
+    assert set(copies) == {"copy to the GPU", "copy to the CPU"}, gpu.report()
+
+
+def test_a_result_is_there_when_it_has_been_waited_for():
+    """The test above would not notice a missing wait if the pretended GPU had results at once."""
+    with pretended_gpu():
+        extractor = Tiny("cuda:0")
+        pixels = [extractor.preprocess(Image.new("RGB", (20, 20), (number, 0, 0))) for number in range(4)]
+        first, second = (extractor.start(extractor.collate(pixels[start : start + 2])) for start in (0, 2))
+        whole = extractor.extract(extractor.collate(pixels))
+        assert np.array_equal(np.concatenate([first()["feature"], second()["feature"]]), whole)
+
+
+def test_a_batch_is_made_in_page_locked_memory_in_the_order_of_the_models():
+    with pretended_gpu() as gpu:
+        extractor = Tiny("cuda:0")
+        pixels = [extractor.preprocess(Image.new("RGB", (20, 20), (number, 0, 0))) for number in range(3)]
+        batch = extractor.collate(pixels)
+        assert batch.is_pinned()
+        assert batch.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(batch, torch.stack(pixels))
+        gpu.reset()
+        extractor.extract(batch)
+        assert gpu.copies.total() == 2
+        assert not gpu.launches["clone"], gpu.report()
+
+
+def test_a_batch_of_a_cpu_is_the_same():
+    extractor = Tiny("cpu")
+    pixels = [extractor.preprocess(Image.new("RGB", (20, 20), (number, 0, 0))) for number in range(3)]
+    batch = extractor.collate(pixels)
+    assert torch.equal(batch, torch.stack(pixels))
+    assert batch.is_contiguous(memory_format=torch.channels_last)
