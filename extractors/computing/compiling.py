@@ -1,8 +1,8 @@
 """Compiled models: through ``torch.compile``, on a CPU so that the bytes of features stay independent of threads and batches.
 
 On a CPU the code is made for one thread and for the shape that every forward has, weights are frozen into it, and it is kept on
-disk: in ``TORCHINDUCTOR_CACHE_DIR``, or else below imagepivot's own cache, where later runs and other workers of the machine find
-it. What torch compiles there is C++, so a compiler must be installed.
+disk in ``TORCHINDUCTOR_CACHE_DIR``, where later runs and other workers of the machine find it; `extractors.requests` sets that to a
+folder of imagepivot's own cache. What torch compiles there is C++, so a compiler must be installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from extractors.computing.passes import run_single_threaded
-from extractors.remembering import cache_folder
 from schemas.errors import UsageError
 
 __all__ = ["check_compile", "compile_now", "compiled"]
@@ -52,7 +51,6 @@ def compiled(model: nn.Module, device: torch.device, *, enabled: bool) -> nn.Mod
         return model
     check_compile(device)
     if device.type == "cpu":
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("compiled")))
         model.compile(dynamic=False, options=_ON_CPU)
     else:
         model.compile()
