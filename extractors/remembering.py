@@ -28,7 +28,7 @@ from schemas.fingerprints import sha256_of_bytes
 if TYPE_CHECKING:
     from extractors.weights.finding import Weights
 
-__all__ = ["keep", "kept", "remembered"]
+__all__ = ["cache_folder", "keep", "kept", "remembered"]
 
 _LIBRARIES = ("imagepivot", "torch", "torchvision", "timm")
 _PACKAGES = ("extractors", "schemas")
@@ -44,7 +44,9 @@ def remembered(request: Mapping[str, Any], describe: Callable[[], tuple[Descript
     Raises:
         ImagepivotError: as `describe` raises it.
     """
-    file = _cache("descriptions") / f"{sha256_of_bytes(_json([request, platform.node(), *_versions(), *_sources()]))}.json"
+    file = (
+        cache_folder("descriptions") / f"{sha256_of_bytes(_json([request, platform.node(), *_versions(), *_sources()]))}.json"
+    )
     if (found := _read(file)) is not None:
         return found
     description, weights = describe()
@@ -70,10 +72,11 @@ def keep(kind: str, key: Mapping[str, Any], value: Any) -> None:
 
 
 def _file(kind: str, key: Mapping[str, Any]) -> Path:
-    return _cache(kind) / f"{sha256_of_bytes(_json([key, *_versions()]))}.json"
+    return cache_folder(kind) / f"{sha256_of_bytes(_json([key, *_versions()]))}.json"
 
 
-def _cache(kind: str) -> Path:
+def cache_folder(kind: str) -> Path:
+    """Return the folder of what is kept of one kind from run to run; it may not be there."""
     users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("IMAGEPIVOT_CACHE") or users / "imagepivot") / kind
 

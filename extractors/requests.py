@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from extractors.base import Description, Extractor
 from extractors.catalogue import DETECTRON2, ENTRIES, Entry, ExtractorModule, entry_of, import_module, names
-from extractors.remembering import remembered
+from extractors.remembering import cache_folder, remembered
 from extractors.settings import RegionOptions, Settings
 from schemas.errors import UsageError
 from schemas.features import DTYPES, FeatureSpec
 from schemas.locations import absolute_location, is_remote
 
 if TYPE_CHECKING:
+    import torch
+
     from extractors.weights.finding import Weights
 
 __all__ = ["ExtractorRequest", "describe", "load", "spec"]
@@ -36,8 +39,8 @@ class ExtractorRequest:
             the latter every release of its detector), its ``gs://``, ``s3://``, ``http://`` or ``https://`` address (fetched once
             per machine), or ``random:SEED`` (untrained).
         precision: ``fp32`` or ``bf16``; on a GPU also ``tf32`` and ``fp16``.
-        compile: run the model through ``torch.compile``, on a GPU only: the first batches take a minute, and the last digits of
-            the features may differ, so it is part of the fingerprint.
+        compile: run the model through ``torch.compile``, see `extractors.computing.compiling`; not for regions on a CPU. The
+            last digits of the features may differ, so it is part of the fingerprint.
         regions: which regions to keep, for an extractor of regions; None for its defaults.
         dtype: type in which features are returned and stored, ``float32`` or ``float16``; they are computed in float32 and then
             rounded. An image with a feature beyond the range of float16 becomes a failure.
@@ -98,16 +101,30 @@ class ExtractorRequest:
             device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (a GPU if there is one).
 
         Raises:
-            UsageError: the name or an option is not one of those listed, or this machine lacks the device.
+            UsageError: the name or an option is not one of those listed, or this machine lacks the device or a compiler.
             InputError: the weights are missing, broken, or another model's.
         """
         module, settings = self._resolve()
-        from extractors.computing.devices import check_request
         from extractors.weights.keeping import take
 
-        torch_device = check_request(device, self.precision, compile=self.compile)
+        torch_device = self.check_device(device)
+        if self.compile and torch_device.type == "cpu":
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("compiled")))
         weights = take(self._weights_key(module, settings)) or module.find_weights(settings.spec, self.weights)
         return module.load(settings, weights.in_memory(), torch_device)
+
+    def check_device(self, device: str) -> torch.device:
+        """Return a device after checking that this machine has it, and that it does what is asked.
+
+        Raises:
+            UsageError: it has not, or does not.
+        """
+        from extractors.computing.devices import check_request
+
+        found = check_request(device, self.precision, compile=self.compile)
+        if self.compile and found.type == "cpu" and self._entry().makes_regions:
+            raise UsageError("--compile needs a GPU for regions, but the device is 'cpu': leave it out, or choose a GPU")
+        return found
 
     def files(self) -> tuple[str, ...]:
         """Return the locations of the files that every process reads which loads the extractor; none for weights by name."""

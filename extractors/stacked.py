@@ -15,7 +15,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from extractors.base import Description, Extractor
-from extractors.computing.devices import cast_layers, compiled, download, numerics, page_locked, upload
+from extractors.computing.compiling import compile_now, compiled
+from extractors.computing.devices import cast_layers, download, numerics, page_locked, upload
+from extractors.computing.fusing import merge_layers, traced_and_folded
 from extractors.computing.passes import FORWARD_IMAGES, Fitted, in_chunks, in_parts
 from extractors.images.preprocess import Normalizer, Preprocessing, resize_and_crop
 from extractors.settings import Settings
@@ -65,6 +67,11 @@ class StackedExtractor(Extractor):
     @abstractmethod
     def forward(self, pixels: Tensor) -> Tensor:
         """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on that of the extractor."""
+
+    def compile_now(self, *, enabled: bool) -> None:
+        """Compile the model of a CPU if ``enabled``; elsewhere that is left to the first batch."""
+        if enabled and self._device.type == "cpu":
+            compile_now(self.forward, torch.zeros(self._forward_images, *self._input_shape, dtype=torch.uint8))
 
     def extract(self, batch: Tensor) -> np.ndarray:
         """Run the model on preprocessed images.
@@ -123,9 +130,13 @@ class OneCropExtractor(StackedExtractor):
         super().__init__(description, (preprocessing.crop, preprocessing.crop), settings, device, forward_images)
         self._preprocessing = preprocessing
         self._normalize = Normalizer.of(preprocessing, device)
-        trunk = trunk.eval().requires_grad_(False)
-        self._dtype = cast_layers(trunk, settings.precision)
-        self._trunk = compiled(trunk.to(device).to(memory_format=torch.channels_last), device, enabled=settings.compile)
+        graph = traced_and_folded(trunk.eval().requires_grad_(False))
+        self._dtype = cast_layers(graph, settings.precision)
+        graph = graph.to(device).to(memory_format=torch.channels_last)
+        if device.type == "cpu" and not settings.compile:
+            graph = merge_layers(graph, (forward_images, *self._input_shape))
+        self._trunk = compiled(graph, device, enabled=settings.compile)
+        self.compile_now(enabled=settings.compile)
 
     @abstractmethod
     def features(self, maps: Tensor) -> Tensor:

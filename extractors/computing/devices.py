@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from extractors.computing.compiling import check_compile
 from schemas.errors import UsageError
 
 __all__ = [
@@ -17,7 +18,6 @@ __all__ = [
     "cast_layers",
     "check_precision",
     "check_request",
-    "compiled",
     "download",
     "numerics",
     "page_locked",
@@ -94,20 +94,13 @@ def check_request(device: str, precision: str, *, compile: bool = False) -> torc
         compile: whether the model is to be compiled.
 
     Raises:
-        UsageError: this host lacks the device, or the device lacks the precision or cannot run compiled models.
+        UsageError: this host lacks the device, or the device lacks the precision or no model can be compiled for it.
     """
     torch_device = resolve_device(device)
     resolve_precision(precision, torch_device)
-    _check_compile(torch_device, enabled=compile)
+    if compile:
+        check_compile(torch_device)
     return torch_device
-
-
-def _check_compile(device: torch.device, *, enabled: bool) -> None:
-    if enabled and device.type == "cpu":
-        raise UsageError(
-            "--compile needs a GPU, but the device is 'cpu', where features must be the same bytes for any number of threads: "
-            "leave it out, or choose a GPU"
-        )
 
 
 def cast_layers(model: nn.Module, precision: str) -> torch.dtype:
@@ -162,19 +155,6 @@ def page_locked(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
     """
     with torch.cuda.device(device):  # See `numerics`.
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
-
-
-def compiled(model: nn.Module, device: torch.device, *, enabled: bool) -> nn.Module:
-    """Compile a model if ``enabled``, and return it.
-
-    Raises:
-        UsageError: ``enabled`` on a CPU, where the kernels, and with them the bytes of the features, would depend on the number
-            of threads.
-    """
-    _check_compile(device, enabled=enabled)
-    if enabled:
-        model.compile()
-    return model
 
 
 @contextmanager

@@ -59,10 +59,12 @@ class Variant:
     Attributes:
         architecture: the model without its last layers, and the weights that the extractor's name stands for.
         trunk: takes of the model the layers up to the map.
+        has_norms: whether there are batch norms among them, which are folded into convolutions.
     """
 
     architecture: Architecture
     trunk: Callable[[Any], nn.Module]
+    has_norms: bool = False
 
 
 def _vgg19(weights: None = None) -> nn.Module:
@@ -110,6 +112,7 @@ VARIANTS = {
         trunk=lambda model: nn.Sequential(
             OrderedDict((name, layer) for name, layer in model.named_children() if name not in ("avgpool", "fc"))
         ),
+        has_norms=True,
     ),
 }
 
@@ -143,7 +146,8 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
 
 def describe(settings: Settings, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
-    parameters = settings.parameters(weights, transform=PREPROCESSING.parameters(), grid=[_SIDE, _SIDE])
+    norms = {"norms": "folded"} if VARIANTS[settings.spec.name].has_norms else {}
+    parameters = settings.parameters(weights, transform=PREPROCESSING.parameters(), grid=[_SIDE, _SIDE], **norms)
     return Description(settings.spec, parameters, batch_size=_BATCH)
 
 

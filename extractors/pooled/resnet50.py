@@ -64,7 +64,7 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
 
 def describe(settings: Settings, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
-    return Description(settings.spec, settings.parameters(weights, transform=PREPROCESSING.parameters()))
+    return Description(settings.spec, settings.parameters(weights, transform=PREPROCESSING.parameters(), norms="folded"))
 
 
 load = ResNet50Pool

@@ -29,7 +29,8 @@ from timm.models import get_pretrained_cfg
 from torch import Tensor, nn
 
 from extractors.base import Description
-from extractors.computing.devices import compiled, upload
+from extractors.computing.compiling import compiled
+from extractors.computing.devices import upload
 from extractors.grids.timm_maps import UnpooledModel, grid_hw
 from extractors.images.decoding import DecodeError
 from extractors.images.preprocess import Normalizer, check_resized
@@ -73,6 +74,7 @@ class TimmModel(StackedExtractor):
         model = model.eval().requires_grad_(False).to(device).to(memory_format=torch.channels_last)
         self._model = compiled(model, device, enabled=settings.compile)
         self._normalize = Normalizer(self._config["mean"], self._config["std"], device)
+        self.compile_now(enabled=settings.compile)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Resize and crop with timm's transform for the model.

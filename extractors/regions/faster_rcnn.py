@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from extractors.base import Description, RegionExtractor
-from extractors.computing.devices import cast_layers, compiled, numerics
+from extractors.computing.compiling import compiled
+from extractors.computing.devices import cast_layers, numerics
 from extractors.computing.memory import release_unused_memory
 from extractors.computing.passes import Fitted, in_halves, run_single_threaded
 from extractors.images.preprocess import check_resized

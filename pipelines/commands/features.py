@@ -82,7 +82,7 @@ def features(
     device: Device = "auto",
     precision: Precision = "fp32",
     compile: Annotated[  # noqa: A002
-        bool, typer.Option("--compile", help="On a GPU: compile the model first, which takes a minute and speeds up the rest.")
+        bool, typer.Option("--compile", help="Compile the model first, which takes minutes; on a CPU it needs a C++ compiler.")
     ] = False,
     dtype: StoredType = "float32",
     grid: Annotated[

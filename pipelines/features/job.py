@@ -100,9 +100,7 @@ class FeaturesJob:
         Raises:
             UsageError: it has not, or does not.
         """
-        from extractors.computing.devices import check_request
-
-        check_request(self.device, self.extractor.precision, compile=self.extractor.compile)
+        self.extractor.check_device(self.device)
 
     def check_execution(self, execution: Execution) -> None:
         """Check that the job can run where it is to run.

@@ -27,11 +27,11 @@ from tests.tiny_bert import make_tiny_bert
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 # Launches of a batch whatever its size and of each image, in float32 and in 16 bits, where layers or values are cast.
 DENSE = {
-    "resnet50-pool": ((178, 180), 0),
+    "resnet50-pool": ((125, 127), 0),
     "vgg19-10crop": ((61, 62), 6),
     "vgg19-10crop-caffe": ((62, 63), 6),
     "vgg19-grid": ((42, 44), 0),
-    "resnet152-grid": ((517, 519), 0),
+    "resnet152-grid": ((362, 364), 0),
     "timm:resnet18": ((72, 94), 0),
     "timm:vit_tiny_patch16_224": ((141, 264), 0),
 }

@@ -17,10 +17,10 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FrozenBatchNorm2d
 
+from extractors.computing.fusing import fold_norm
 from extractors.regions.bottom_up.random_weights import initialise
 from extractors.regions.boxes import STRIDE, anchor_grid, cell_anchors, clip, decode, is_larger
 from extractors.regions.class_names import ATTRIBUTES, CLASSES
@@ -211,17 +211,8 @@ def fold_norms(model: nn.Module) -> None:
         for conv_name, norm_name in (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("0", "1")):
             conv, norm = module._modules.get(conv_name), module._modules.get(norm_name)
             if isinstance(conv, nn.Conv2d) and isinstance(norm, FrozenBatchNorm2d):
-                _fold(conv, norm)
+                fold_norm(conv, norm)
                 setattr(module, norm_name, nn.Identity())
-
-
-def _fold(conv: nn.Conv2d, norm: FrozenBatchNorm2d) -> None:
-    exact = [tensor.to(torch.float64) for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias)]
-    mean, variance, scale, shift = exact
-    weight, bias = fuse_conv_bn_weights(conv.weight.to(torch.float64), None, mean, variance, norm.eps, scale, shift)
-    dtype = conv.weight.dtype
-    conv.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
-    conv.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
 
 
 def _resnet101() -> Any:

@@ -194,11 +194,6 @@ def test_cast_layers_equals_autocast():
         assert torch.equal(model(images.to(dtype)), expected)
 
 
-def test_compile_on_a_cpu_is_refused():
-    with pytest.raises(UsageError, match="--compile needs a GPU, but the device is 'cpu'"):
-        extractors.load("resnet50-pool", weights="random:0", device="cpu", compile=True)
-
-
 def test_compile_is_part_of_the_fingerprint_and_its_absence_is_not():
     plain = extractors.describe("resnet50-pool", weights="random:0")
     compiled = extractors.describe("resnet50-pool", weights="random:0", compile=True)

@@ -570,14 +570,15 @@ def test_an_error_of_the_extractor_is_the_users_with_its_message(images, tmp_pat
 
 
 @pytest.mark.parametrize("more", [{"precision": "fp16"}, {"compile": True}, {"device": "cuda:7"}])
-def test_what_the_device_cannot_do_is_said_before_anything_is_replaced(images, extracted, tmp_path, more):
+def test_what_the_device_cannot_do_is_said_before_anything_is_replaced(images, extracted, tmp_path, more, monkeypatch):
+    monkeypatch.setenv("CXX", "/no/such/compiler")
     before = snapshot(tmp_path / "f")
     job = job_of(images, tmp_path / "f", shards=3, overwrite=True)
     if "device" in more:
         job = replace(job, **more)
     else:
         job = replace(job, extractor=replace(job.extractor, **more))
-    with pytest.raises(UsageError, match=r"needs a GPU|is not on this host"):
+    with pytest.raises(UsageError, match=r"needs a GPU|needs a C\+\+ compiler|is not on this host"):
         extract_features(job, ONE)
     assert snapshot(tmp_path / "f") == before
 

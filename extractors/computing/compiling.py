@@ -1,0 +1,76 @@
+"""Compiled models: through ``torch.compile``, on a CPU so that the bytes of features stay independent of threads and batches.
+
+On a CPU the code is made for one thread and for the shape that every forward has, weights are frozen into it, and it is kept on
+disk in ``TORCHINDUCTOR_CACHE_DIR``, where later runs and other workers of the machine find it; `extractors.requests` sets that to a
+folder of imagepivot's own cache. What torch compiles there is C++, so a compiler must be installed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from extractors.computing.passes import run_single_threaded
+from schemas.errors import UsageError
+
+__all__ = ["check_compile", "compile_now", "compiled"]
+
+# One thread, whatever torch's number is while it compiles, and no helper processes.
+_ON_CPU = {"freezing": True, "cpp.threads": 1, "compile_threads": 1}
+
+
+def check_compile(device: torch.device) -> None:
+    """Check that models can be compiled for a device.
+
+    Raises:
+        UsageError: the device is a CPU, and this machine has no C++ compiler.
+    """
+    if device.type != "cpu":
+        return
+    asked = os.environ.get("CXX")
+    names = (asked,) if asked else ("g++", "clang++", "c++")
+    if not any(shutil.which(name) for name in names):
+        raise UsageError(
+            f"--compile on a CPU needs a C++ compiler, and there is no {' or '.join(names)} here: install one (Debian: apt install "
+            "g++), name it with CXX, or leave --compile out"
+        )
+
+
+def compiled(model: nn.Module, device: torch.device, *, enabled: bool) -> nn.Module:
+    """Let a model be compiled at its first forward if ``enabled``, and return it. On a CPU, `compile_now` has to follow.
+
+    Raises:
+        UsageError: see `check_compile`.
+    """
+    if not enabled:
+        return model
+    check_compile(device)
+    if device.type == "cpu":
+        model.compile(dynamic=False, options=_ON_CPU)
+    else:
+        model.compile()
+    return model
+
+
+def compile_now(forward: Callable[[Tensor], Any], example: Tensor) -> None:
+    """Run a compiled model on a CPU once, as every forward will, before threads do.
+
+    Args:
+        forward: runs the model.
+        example: an input of the shape that all inputs will have.
+
+    Raises:
+        UsageError: the model cannot be compiled here.
+    """
+    try:
+        run_single_threaded(forward, [example])
+    except (RuntimeError, OSError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+        raise UsageError(
+            f"--compile: torch cannot compile the model on this machine ({reason}): leave --compile out"
+        ) from error

@@ -1,0 +1,77 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import extractors
+from extractors.computing.compiling import check_compile, compile_now
+from schemas.errors import UsageError
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+ROOT = Path(__file__).parents[3]
+
+# Extracts five images in batches and threads of a number, and prints the digest, and what torch took from its cache.
+SCRIPT = """
+import hashlib, json, sys
+import numpy as np, torch, extractors
+from torch._dynamo.utils import counters
+name, size, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+torch.set_num_threads(threads)
+extractor = extractors.load(name, weights="random:0", compile=True)
+images = torch.randint(0, 256, (5, *extractor._input_shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+found = np.concatenate([extractor.extract(part) for part in images.split(size)])
+plain = extractors.load(name, weights="random:0").extract(images)
+print(json.dumps({
+    "digest": hashlib.sha256(found.tobytes()).hexdigest(),
+    "difference": float(abs(found - plain).max() / abs(plain).max()),
+    "graphs": counters["stats"]["unique_graphs"],
+    "hits": counters["inductor"]["fxgraph_cache_hit"],
+    "misses": counters["inductor"]["fxgraph_cache_miss"] + counters["inductor"]["fxgraph_cache_bypass"],
+}))
+"""
+
+
+def extracted(cache: Path, size: int, threads: int) -> dict:
+    environment = os.environ | {"IMAGEPIVOT_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    command = [sys.executable, "-c", SCRIPT, "timm:test_resnet.r160_in1k", str(size), str(threads)]
+    done = subprocess.run(command, env=environment, cwd=cache, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_compiled_model_is_found_by_other_processes_and_has_the_same_bytes_for_any_threads_and_batches(tmp_path):
+    pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
+    first, second = extracted(tmp_path, 2, 1), extracted(tmp_path, 5, 2)
+    assert (first["graphs"], first["hits"], first["misses"]) == (1, 0, 1)
+    assert (second["graphs"], second["hits"], second["misses"]) == (1, 1, 0)
+    assert first["digest"] == second["digest"]
+    assert max(first["difference"], second["difference"]) < 5e-6
+    assert list((tmp_path / "compiled").iterdir())
+
+
+def test_without_a_compiler_it_is_a_clear_error_on_a_cpu(monkeypatch):
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    with pytest.raises(
+        UsageError, match=r"needs a C\+\+ compiler, and there is no /no/such/compiler here.*leave --compile out"
+    ):
+        extractors.load("resnet50-pool", weights="/no/such/weights", compile=True)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match=r"there is no g\+\+ or clang\+\+ or c\+\+ here"):
+        check_compile(CPU)
+    check_compile(GPU)
+
+
+def test_a_model_that_cannot_be_compiled_is_a_clear_error():
+    def forward(values):
+        raise RuntimeError("\nCppCompileError: C++ compile error\n\nCommand: g++")
+
+    with pytest.raises(UsageError, match=r"cannot compile the model on this machine \(CppCompileError: C\+\+ compile error\)"):
+        compile_now(forward, torch.zeros(1))

@@ -1,0 +1,176 @@
+from copy import deepcopy
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from extractors.computing.fusing import MergedConvolution, merge_layers, traced_and_folded
+
+SHAPE = (2, 8, 9, 7)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def with_statistics(model: nn.Module) -> nn.Module:
+    """Give every norm numbers of its own: those of a new one fold away whatever is done with them."""
+    generator = seeded(1)
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            ranges = ((norm.weight, 0.5, 2), (norm.bias, -1, 1), (norm.running_mean, -1, 1), (norm.running_var, 0.2, 3))
+            for values, least, most in ranges:
+                values.data.uniform_(least, most, generator=generator)
+    return model.eval().requires_grad_(False)
+
+
+def images(shape: tuple[int, ...] = SHAPE) -> Tensor:
+    return torch.randn(shape, generator=seeded()).contiguous(memory_format=torch.channels_last)
+
+
+def fused(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> torch.fx.GraphModule:
+    return merge_layers(traced_and_folded(model).to(memory_format=torch.channels_last), shape)
+
+
+def counts(model: nn.Module) -> dict[str, int]:
+    kinds = [type(layer).__name__ for layer in model.modules()]
+    return {kind: kinds.count(kind) for kind in ("Conv2d", "BatchNorm2d", "ReLU", "MergedConvolution")}
+
+
+def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-6) -> None:
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+class Residual(nn.Module):
+    """A block whose sum, and what reads it, is chosen."""
+
+    def __init__(self, add, *, later: bool = False, inner: bool = True, own: bool = False) -> None:
+        super().__init__()
+        self.before, self.conv, self.norm, self.relu = (
+            nn.Conv2d(8, 8, 1),
+            nn.Conv2d(8, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+        )
+        self._add, self._later, self._inner, self._own = add, later, inner, own
+
+    def forward(self, values: Tensor) -> Tensor:
+        aside = self.before(values) if self._inner else values
+        found = self.relu(self._add(self.norm(self.conv(aside if self._own else values)), aside))
+        return found + aside if self._later else found
+
+
+def in_place(left: Tensor, right: Tensor) -> Tensor:
+    left += right
+    return left
+
+
+@pytest.mark.parametrize("add", [lambda left, right: left + right, lambda left, right: right + left, in_place, torch.add])
+def test_a_block_is_two_operations(add):
+    model = with_statistics(Residual(add))
+    with torch.inference_mode():
+        expected = model(images())
+        merged = fused(model)
+        assert_close(merged(images()), expected)
+    assert counts(merged) == {"Conv2d": 0, "BatchNorm2d": 0, "ReLU": 0, "MergedConvolution": 2}
+    assert [node.op for node in merged.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]
+
+
+@pytest.mark.parametrize("more", [{"later": True}, {"inner": False}, {"own": True}])
+def test_what_is_read_afterwards_is_not_overwritten(more):
+    model = with_statistics(Residual(torch.add, **more))
+    values, kept = images(), images()
+    with torch.inference_mode():
+        expected = model(values)
+        assert_close(fused(model)(values), expected)
+    assert torch.equal(values, kept)
+
+
+@pytest.mark.parametrize("add", [lambda left, right: left + 2, lambda left, right: torch.add(left, right, alpha=2), torch.mul])
+def test_other_sums_stay_what_they_are(add):
+    model = with_statistics(Residual(add))
+    with torch.inference_mode():
+        expected = model(images())
+        assert_close(fused(model)(images()), expected)
+
+
+def test_a_sum_that_is_spread_over_pixels_is_not_taken_for_one_of_maps():
+    class Spread(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.whole, self.conv = nn.Conv2d(8, 8, (9, 7)), nn.Conv2d(8, 8, 1)
+
+        def forward(self, values: Tensor) -> Tensor:
+            return self.conv(values) + self.whole(values)
+
+    model = with_statistics(Spread())
+    with torch.inference_mode():
+        expected = model(images())
+        assert_close(fused(model)(images()), expected)
+
+
+def test_norms_that_follow_no_convolution_of_their_own_stay():
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.first = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+        def forward(self, values: Tensor) -> Tensor:
+            found = self.conv(self.first(values))
+            return self.norm(found) * found
+
+    model = with_statistics(Shared())
+    with torch.inference_mode():
+        expected = model(images())
+        merged = fused(model)
+        assert_close(merged(images()), expected)
+    assert counts(merged)["BatchNorm2d"] == 2
+
+
+def test_a_convolution_that_is_used_twice_is_not_folded():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.first, self.second = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+        def forward(self, values: Tensor) -> Tensor:
+            return self.second(self.conv(self.first(self.conv(values))))
+
+    model = with_statistics(Twice())
+    with torch.inference_mode():
+        expected = model(images())
+        merged = fused(model)
+        assert_close(merged(images()), expected)
+    assert counts(merged)["BatchNorm2d"] == 2
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg11_bn"])
+def test_networks_of_torchvision(name):
+    """All convolutions, norms, sums and ReLUs are merged. Against float64, torch's own layers are off by up to 1.3e-6 here."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        whole = torchvision.models.get_model(name, weights=None)
+    trunk = whole.features if name.startswith("vgg") else nn.Sequential(*list(whole.children())[:-2])
+    model, shape = with_statistics(trunk), (1, 3, 64, 64)
+    expected_convolutions = sum(isinstance(layer, nn.Conv2d) for layer in model.modules())
+    with torch.inference_mode():
+        exact = deepcopy(model).double()
+        merged = fused(model, shape)
+        assert counts(merged) == {"Conv2d": 0, "BatchNorm2d": 0, "ReLU": 0, "MergedConvolution": expected_convolutions}
+        for other in (shape, (3, 3, 96, 64)):
+            assert_close(merged(images(other)), exact(images(other).double()), 3e-6)
+
+
+def test_a_merged_convolution_has_the_bits_of_a_convolution_and_a_relu():
+    conv = nn.Conv2d(8, 16, 3, padding=1).requires_grad_(False).to(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        expected = conv(images()).relu()
+        assert torch.equal(MergedConvolution(conv, list(SHAPE), relu=True)(images()), expected)
+
+
+def test_types_that_this_processor_does_not_merge_are_left_alone(monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
+    model = traced_and_folded(with_statistics(Residual(torch.add))).to(torch.bfloat16)
+    assert counts(merge_layers(model, SHAPE))["Conv2d"] == 2
