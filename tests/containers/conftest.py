@@ -33,22 +33,17 @@ def images() -> Iterator[Images]:
 
 
 @pytest.fixture(scope="session")
-def image(images: Images, request: pytest.FixtureRequest) -> Callable[..., str]:
-    """Return the name of an image as the page has it, or of one for another user, ``run_as``.
-
-    It is built if it is not there, with weights where it takes some.
-    """
+def image(images: Images, request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Return the name of an image as the page has it; it is built if it is not there, with weights where it takes some."""
     built = request.config.stash.setdefault(_SIZES, {})
 
-    def get(target: str, run_as: str = "") -> str:
-        *words, name = line_of(f"docker/build.sh {target} ")
-        user = ("--build-arg", f"RUN_AS={run_as}") if run_as else ()
-        name += f"-{run_as}" if run_as else ""
-        if name not in built:
+    def get(target: str) -> str:
+        words = line_of(f"docker/build.sh {target} ")
+        if target not in built:
             options = () if target == "train" else ("--build-context", f"weights={weights(images.folder)}")
-            images.build(*words, name, *options, *user)
-            built[name] = images.size(name)
-        return name
+            images.build(*words, *options)
+            built[target] = images.size(words[-1])
+        return words[-1]
 
     return get
 
@@ -67,5 +62,5 @@ def weights(folder: Path) -> Path:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the sizes of the images."""
-    for name, size in config.stash.get(_SIZES, {}).items():
-        terminalreporter.write_line(f"image {name}: {size / 1e9:.2f} GB")
+    for target, size in config.stash.get(_SIZES, {}).items():
+        terminalreporter.write_line(f"image {target}: {size / 1e9:.2f} GB")

@@ -38,11 +38,10 @@ def gcloud(images, image, tmp_path_factory) -> Iterator[Callable[..., subprocess
     with emulator("gs") as store, pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         use(store.environment, patch)
         containers = {}
-        worker = image("worker-cpu", run_as="0")  # As the page says for Dataflow, whose workers are root.
-        for name, built in ((image("launcher"), image("launcher")), (image("worker-cpu"), worker)):
-            start = images.config(built)["Entrypoint"] if name == built else ()
-            container = stack.enter_context(images.container(built))
-            containers[name] = images.command(container, start, environment=store.environment)
+        # Workers on Dataflow are root: the page says to build the image so.
+        for name, start in ((image("launcher"), images.config(image("launcher"))["Entrypoint"]), (image("worker-cpu"), ())):
+            container = stack.enter_context(images.container(name))
+            containers[name] = images.command(container, start, user="0", environment=store.environment)
         (root / "containers.json").write_text(json.dumps(containers))
         port = free_port()
         arguments = ("-m", "tests.containers.flex_service", str(port), str(root / "workers"), str(root / "containers.json"))

@@ -58,11 +58,6 @@ def test_the_user(target, user, images, image):
     assert images.run(image(target), "id", "-u", user="10001").stdout == "10001\n"
 
 
-@pytest.mark.parametrize(("target", "user"), [("worker-cpu", "0"), ("worker", "10001")])
-def test_the_user_is_a_choice_of_the_build(target, user, images, image):
-    assert images.run(image(target, run_as=user), "id", "-u").stdout == f"{user}\n"
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_health(target, images, image):
     assert images.config(image(target))["Healthcheck"]["Test"] == ["CMD", "imagepivot", "doctor"]
