@@ -183,7 +183,8 @@ class Images:
     def docker(self, *words: str, environment: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
         """Do what ``docker run --rm`` with these options, this image and these words does, which must succeed."""
         image, command, options = self._of_docker(words)
-        return self.run(image, *command, **options, environment=environment)
+        options["environment"] |= environment
+        return self.run(image, *command, **options)
 
     @contextmanager
     def docker_running(self, *words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
@@ -203,12 +204,13 @@ class Images:
                     process.wait()
 
     def _of_docker(self, words: Sequence[str]) -> tuple[str, list[str], dict[str, Any]]:
-        """Return image, command, and user and volumes of a line; containers are in this machine's network, and without GPUs."""
+        """Return image, command, and user, volumes and settings of a line; containers share the network here, without GPUs."""
         parser = argparse.ArgumentParser()
         parser.add_argument("--rm", action="store_true")
         for option in ("--network", "--gpus", "--entrypoint"):
             parser.add_argument(option)
-        parser.add_argument("--volume", action="append", default=[])
+        for option in ("--volume", "--env"):
+            parser.add_argument(option, action="append", default=[])
         parser.add_argument("--user", default="")
         parser.add_argument("image")
         parser.add_argument("words", nargs=argparse.REMAINDER)
@@ -216,7 +218,8 @@ class Images:
         given = parser.parse_args(words[2:])
         start = [given.entrypoint] if given.entrypoint else self.config(given.image)["Entrypoint"]
         volumes = {Path(host): inside for host, _, inside in (volume.partition(":") for volume in given.volume)}
-        return given.image, [*start, *given.words], {"user": given.user, "volumes": volumes}
+        environment = dict(setting.split("=", 1) for setting in given.env)
+        return given.image, [*start, *given.words], {"user": given.user, "volumes": volumes, "environment": environment}
 
     def command(
         self,

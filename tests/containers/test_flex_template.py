@@ -26,7 +26,7 @@ from tests.stores import emulator, free_port, use
 pytestmark = [
     pytest.mark.containers,
     pytest.mark.slow,
-    pytest.mark.timeout(1800),
+    pytest.mark.timeout(5400),  # Builds included.
     pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed"),
 ]
 

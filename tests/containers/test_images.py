@@ -25,11 +25,12 @@ from tests.stores import free_port
 
 yaml = pytest.importorskip("yaml", reason="the extra dev installs it")
 
-pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(5400)]  # Builds included.
 
 TARGETS = ("worker-cpu", "train", "launcher", "worker")
 COMPILERS = "gcc g++ cc c++ cpp cc1 as ld make go rustc"
 POOL = 50000  # The program of Beam's knows no other.
+NO_INDEX = ("--env", "PIP_INDEX_URL=http://localhost:9/")  # Where nothing listens.
 
 
 @pytest.fixture(scope="module")
@@ -180,14 +181,14 @@ def pool(images, words: list[str], folder: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("target", ["worker-cpu", "worker"])
 def test_a_worker_serves_a_job_from_outside(target, images, image, shared, imagepivot):
-    """The pool runs without being root; the job brings its package, which boot installs beside the image's; equal bytes."""
+    """The pool is not root and reaches no index; the job brings its package, which boot installs for it alone; equal bytes."""
     folder = shared / f"job-{target}"
     (folder / "there").mkdir(parents=True)
     make_inputs(folder / "there")
     shutil.copytree(folder / "there", folder / "here")
     opened(folder)
     wanted = [commands("--shared-disk", at=f"{folder}/there/")[index] for index in (1, 3, 5)]
-    run = ("docker", "run", "--rm", "--network", "host", "--user", "10001", "--volume", f"{shared}:{shared}")
+    run = ("docker", "run", "--rm", "--network", "host", "--user", "10001", "--volume", f"{shared}:{shared}", *NO_INDEX)
     with pool(images, [*run, image(target), "--worker_pool"], folder) as job_endpoint:
         flags = ("--runner=PortableRunner", f"--job_endpoint={job_endpoint}", "--environment_type=EXTERNAL")
         for words in wanted:
