@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from extractors.base import Description, Extractor
 from extractors.catalogue import DETECTRON2, ENTRIES, Entry, ExtractorModule, entry_of, import_module, names
-from extractors.remembering import cache_folder, remembered
+from extractors.remembering import remembered
 from extractors.settings import RegionOptions, Settings
 from schemas.errors import UsageError
 from schemas.features import DTYPES, FeatureSpec
@@ -108,8 +107,6 @@ class ExtractorRequest:
         from extractors.weights.keeping import take
 
         torch_device = self.check_device(device)
-        if self.compile and torch_device.type == "cpu":
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("compiled")))
         weights = take(self._weights_key(module, settings)) or module.find_weights(settings.spec, self.weights)
         return module.load(settings, weights.in_memory(), torch_device)
 
