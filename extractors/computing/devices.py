@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from extractors.computing.compiling import check_compile
 from schemas.errors import UsageError
@@ -19,6 +20,7 @@ __all__ = [
     "check_precision",
     "check_request",
     "download",
+    "keep_casts",
     "numerics",
     "page_locked",
     "resolve_device",
@@ -117,6 +119,47 @@ def cast_layers(model: nn.Module, precision: str) -> torch.dtype:
             for parameter in layer.parameters(recurse=False):  # Some layers hold their norm, which stays as it is.
                 parameter.data = parameter.data.to(dtype)
     return dtype
+
+
+def keep_casts(model: nn.Module, dtype: torch.dtype | None) -> None:
+    """Let the convolutions and matrix products of a model keep what ``torch.autocast`` would make of their weights in each call.
+
+    The weights themselves stay as they are, for what else reads them, and so do layers of classes derived from torch's, which may
+    compute with them first: the features have the same bits, and the model takes half as much memory again.
+
+    Args:
+        model: on its device.
+        dtype: type of the block of autocast that the model will run in; None for no such block, and nothing is kept.
+    """
+    for layer in model.modules() if dtype is not None else ():
+        if type(layer) in _KEEPING:
+            kept = {name: None if values is None else values.detach().to(dtype) for name, values in layer._parameters.items()}
+            layer.__class__ = _KEEPING[type(layer)]
+            for name, values in kept.items():
+                layer.register_buffer(f"kept_{name}", values, persistent=False)
+
+
+class _KeepingLinear(nn.Linear):
+    kept_weight: Tensor
+    kept_bias: Tensor | None
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if not torch.is_autocast_enabled(input.device.type):
+            return super().forward(input)
+        return F.linear(input, self.kept_weight, self.kept_bias)
+
+
+class _KeepingConv2d(nn.Conv2d):
+    kept_weight: Tensor
+    kept_bias: Tensor | None
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if not torch.is_autocast_enabled(input.device.type):
+            return super().forward(input)
+        return self._conv_forward(input, self.kept_weight, self.kept_bias)
+
+
+_KEEPING: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _KeepingLinear, nn.Conv2d: _KeepingConv2d}
 
 
 def upload(pixels: Tensor, device: torch.device) -> Tensor:

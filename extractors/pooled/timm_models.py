@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from extractors.base import Description
 from extractors.computing.compiling import compiled
-from extractors.computing.devices import upload
+from extractors.computing.devices import keep_casts, upload
 from extractors.grids.timm_maps import UnpooledModel, grid_hw
 from extractors.images.decoding import DecodeError
 from extractors.images.preprocess import Normalizer, check_resized
@@ -72,6 +72,7 @@ class TimmModel(StackedExtractor):
         if settings.grid:
             model = UnpooledModel(model, _grid(name)[0])
         model = model.eval().requires_grad_(False).to(device).to(memory_format=torch.channels_last)
+        keep_casts(model, _AUTOCAST.get(settings.precision))
         self._model = compiled(model, device, enabled=settings.compile)
         self._normalize = Normalizer(self._config["mean"], self._config["std"], device)
         self.compile_now(enabled=settings.compile)

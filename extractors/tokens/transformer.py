@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from extractors.base import Description
-from extractors.computing.devices import check_request, numerics, upload
+from extractors.computing.devices import check_request, keep_casts, numerics, upload
 from extractors.computing.passes import Fitted, in_chunks, in_halves
 from extractors.tokens.reading import POOLINGS, Part, Pooling, parts_of, vectors_of
 from extractors.weights.finding import state_sha256
@@ -131,6 +131,7 @@ class TokenExtractor:
         }
         self.description = Description(spec=spec, parameters=parameters, kind="token-features", batch_size=64)
         self._model = model.eval().requires_grad_(False).to(device)
+        keep_casts(self._model, _AUTOCAST.get(request.precision))
 
     def read(self, captions: Sequence[Sequence[str]]) -> tuple[list[list[Part]], Counter[str]]:
         """Return what the model reads of captions, and how many sub-words that are.

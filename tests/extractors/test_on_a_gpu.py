@@ -32,8 +32,8 @@ DENSE = {
     "vgg19-10crop-caffe": ((62, 63), 6),
     "vgg19-grid": ((42, 44), 0),
     "resnet152-grid": ((362, 364), 0),
-    "timm:resnet18": ((72, 94), 0),
-    "timm:vit_tiny_patch16_224": ((141, 264), 0),
+    "timm:resnet18": ((72, 74), 0),
+    "timm:vit_tiny_patch16_224": ((141, 166), 0),
 }
 QUICK = ("resnet50-pool", "vgg19-10crop-caffe", "vgg19-grid", "timm:resnet18")
 SIDES_HW = {

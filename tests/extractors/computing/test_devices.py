@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import extractors
-from extractors.computing.devices import cast_layers, numerics, resolve_device, resolve_precision, upload
+from extractors.computing.devices import cast_layers, keep_casts, numerics, resolve_device, resolve_precision, upload
 from schemas.errors import UsageError
 from tests.pretended_gpu import pretended_gpu
 
@@ -220,3 +220,66 @@ def test_upload_keeps_the_pixels(device):
     there = upload(pixels, torch.device(device))
     assert str(there.device) == device
     assert torch.equal(there.cpu(), pixels)
+
+
+class Mixed(nn.Module):
+    """Layers of torch, one of a derived class, one whose weights are used beside its forward, and a block without autocast."""
+
+    class Standardised(nn.Conv2d):
+        def forward(self, values):
+            weight = (self.weight - self.weight.mean((1, 2, 3), keepdim=True)) / self.weight.std((1, 2, 3), keepdim=True)
+            return self._conv_forward(values, weight, self.bias)
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1, stride=2, groups=1)
+        self.second = self.Standardised(8, 8, 3, padding_mode="reflect", padding=1)
+        self.third, self.fourth = nn.Linear(8, 5, bias=False), nn.Linear(5, 4)
+
+    def forward(self, values):
+        maps = self.second(self.first(values).relu()).mean((2, 3))
+        found = self.third(maps) + torch.linspace(0, 1, 5, dtype=self.third.weight.dtype)
+        with torch.autocast("cpu", enabled=False):
+            return self.fourth(found.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_kept_casts_leave_bits_and_weights_alone(dtype):
+    torch.manual_seed(0)
+    model, values = Mixed().eval().requires_grad_(False), torch.randn(4, 3, 16, 16)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with torch.autocast("cpu", dtype):
+        expected = model(values)
+        keep_casts(model, dtype)
+        assert model(values).equal(expected)
+    assert model.first.kept_weight.dtype == model.third.kept_weight.dtype == dtype
+    assert type(model.second) is Mixed.Standardised
+    assert model.state_dict().keys() == state.keys()
+    assert all(tensor.equal(state[name]) and tensor.dtype == torch.float32 for name, tensor in model.state_dict().items())
+    assert model(values).equal(model_of(state)(values))
+
+
+def model_of(state):
+    model = Mixed().eval().requires_grad_(False)
+    model.load_state_dict(state)
+    return model
+
+
+def test_without_autocast_nothing_is_kept():
+    model = nn.Sequential(nn.Linear(2, 2))
+    keep_casts(model, None)
+    assert type(model[0]) is nn.Linear
+    assert not dict(model.named_buffers())
+
+
+def test_layers_that_keep_their_casts_cast_their_input_alone():
+    with pretended_gpu() as gpu, torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(16, 2)).to("cuda")
+        values = torch.randn(2, 3, 2, 2).to("cuda")
+        counts = []
+        for dtype in (None, torch.bfloat16):
+            keep_casts(model, dtype)
+            gpu.reset()
+            model(values)
+            counts.append(gpu.launches.total())
+    assert counts == [7, 3]  # Two weights and two biases fewer.
