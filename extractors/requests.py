@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from extractors.base import Description, Extractor
 from extractors.catalogue import DETECTRON2, ENTRIES, Entry, ExtractorModule, entry_of, import_module, names
-from extractors.remembering import remembered
+from extractors.remembering import cache_folder, remembered
 from extractors.settings import RegionOptions, Settings
 from schemas.errors import UsageError
 from schemas.features import DTYPES, FeatureSpec
@@ -107,6 +107,10 @@ class ExtractorRequest:
         from extractors.weights.keeping import take
 
         torch_device = self.check_device(device)
+        if self.compile and torch_device.type == "cpu":
+            from extractors.computing.compiling import keep_compiled_in
+
+            keep_compiled_in(cache_folder("compiled"))
         weights = take(self._weights_key(module, settings)) or module.find_weights(settings.spec, self.weights)
         return module.load(settings, weights.in_memory(), torch_device)
 

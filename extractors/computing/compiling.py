@@ -1,8 +1,8 @@
 """Compiled models: through ``torch.compile``, on a CPU so that the bytes of features stay independent of threads and batches.
 
 On a CPU the code is made for one thread and for the shape that every forward has, weights are frozen into it, and it is kept on
-disk in a folder of imagepivot's own cache, or that of ``TORCHINDUCTOR_CACHE_DIR``, where later runs and other workers of the
-machine find it. What torch compiles there is C++, so a compiler must be installed.
+disk in a folder of imagepivot's own cache, which `extractors.requests` names, or that of ``TORCHINDUCTOR_CACHE_DIR``, where later
+runs and other workers of the machine find it. What torch compiles there is C++, so a compiler must be installed.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from extractors.computing.passes import run_single_threaded
-from extractors.remembering import cache_folder
 from schemas.errors import UsageError
 
-__all__ = ["check_compile", "compile_now", "compiled"]
+__all__ = ["check_compile", "compile_now", "compiled", "keep_compiled_in"]
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 # One thread, whatever torch's number is while it compiles, and no helper processes.
@@ -53,19 +53,19 @@ def compiled(model: nn.Module, device: torch.device, *, enabled: bool) -> nn.Mod
         return model
     check_compile(device)
     if device.type == "cpu":
-        _choose_cache()
         model.compile(dynamic=False, options=_ON_CPU)
     else:
         model.compile()
     return model
 
 
-def _choose_cache() -> None:
+def keep_compiled_in(folder: Path) -> None:
+    """Let torch keep what it compiles in a folder, unless the user has named another one."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # Loads the compiler.
 
     # Torch puts its own folder there as soon as its compiler is imported, by whatever library, and reads it whenever it needs it.
     if os.environ.get(_FOLDER) in (None, default_cache_dir()):
-        os.environ[_FOLDER] = str(cache_folder("compiled"))
+        os.environ[_FOLDER] = str(folder)
 
 
 def compile_now(forward: Callable[[Tensor], Any], example: Tensor) -> None:

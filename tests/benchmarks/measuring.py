@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import os
-import platform
 import statistics
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from processor import Conditions, cores, instruction_sets, model, processor_class
+from processor import cores, machine
 
 __all__ = ["PeakMemory", "cores", "machine", "ratio", "test_data"]
-
-
-def machine() -> str:
-    """Describe processor, instruction sets and load, for the record; at the end of the process, print how the last two changed."""
-    conditions = Conditions()
-    conditions.report_at_exit()
-    sets = " ".join(instruction_sets()) or "no vector instructions that are known"
-    return f"{model()} ({processor_class()}: {sets}), {cores()} cores, {conditions}, Python {platform.python_version()}"
 
 
 def test_data(name: str) -> Path | None:

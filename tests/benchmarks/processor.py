@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["CLASSES", "Conditions", "computes_bf16", "cores", "instruction_sets", "model", "processor_class"]
+__all__ = ["CLASSES", "Conditions", "computes_bf16", "cores", "instruction_sets", "machine", "model", "processor_class"]
 
 CLASSES = ("AVX2", "AVX-512", "AVX-512 with bf16", "AMX")
 """Classes of processors, by what torch's kernels use for matrix products. An older one is named by its system."""
@@ -50,6 +50,14 @@ def computes_bf16() -> bool:
 def model() -> str:
     """Return the name of the processor."""
     return _cpuinfo("model name") or platform.processor()
+
+
+def machine() -> str:
+    """Describe processor, instruction sets and load, for the record; at the end of the process, print how the last two changed."""
+    conditions = Conditions()
+    conditions.report_at_exit()
+    sets = " ".join(instruction_sets()) or "no vector instructions that are known"
+    return f"{model()} ({processor_class()}: {sets}), {cores()} cores, {conditions}, Python {platform.python_version()}"
 
 
 class Conditions:

@@ -10,7 +10,7 @@ import torch
 from tests.benchmarks.gpu.clocks import rate
 from tests.benchmarks.gpu.reporting import Part, Row, Settings
 from tests.benchmarks.gpu.subjects import DTYPES, fastest, precisions_of
-from tests.benchmarks.measuring import cores, machine
+from tests.benchmarks.processor import cores, machine
 
 __all__ = ["PARTS", "describe"]
 

@@ -9,7 +9,7 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 import extractors
-from extractors.computing.compiling import check_compile, compile_now, compiled
+from extractors.computing.compiling import check_compile, compile_now, keep_compiled_in
 from schemas.errors import UsageError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -59,14 +59,13 @@ def test_a_compiled_model_is_found_by_other_processes_and_has_the_same_bytes_for
 
 @pytest.mark.parametrize("named", [None, default_cache_dir()])
 def test_the_cache_is_a_folder_of_our_own_unless_the_user_names_one(named, tmp_path, monkeypatch):
-    monkeypatch.setenv("IMAGEPIVOT_CACHE", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named or "")
     if named is None:
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    compiled(torch.nn.Identity(), CPU, enabled=True)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
+    keep_compiled_in(tmp_path / "ours")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "ours")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "theirs"))
-    compiled(torch.nn.Identity(), CPU, enabled=True)
+    keep_compiled_in(tmp_path / "ours")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "theirs")
 
 
