@@ -139,24 +139,23 @@ def keep_casts(model: nn.Module, dtype: torch.dtype | None) -> None:
                 layer.register_buffer(f"kept_{name}", values, persistent=False)
 
 
-class _KeepingLinear(nn.Linear):
+class _Keeping(nn.Module):
     kept_weight: Tensor
     kept_bias: Tensor | None
+    _product: Callable[..., Tensor]
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Tensor) -> Any:  # noqa: A002
         if not torch.is_autocast_enabled(input.device.type):
             return super().forward(input)
-        return F.linear(input, self.kept_weight, self.kept_bias)
+        return self._product(input, self.kept_weight, self.kept_bias)
 
 
-class _KeepingConv2d(nn.Conv2d):
-    kept_weight: Tensor
-    kept_bias: Tensor | None
+class _KeepingLinear(_Keeping, nn.Linear):
+    _product = staticmethod(F.linear)
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        if not torch.is_autocast_enabled(input.device.type):
-            return super().forward(input)
-        return self._conv_forward(input, self.kept_weight, self.kept_bias)
+
+class _KeepingConv2d(_Keeping, nn.Conv2d):
+    _product = nn.Conv2d._conv_forward
 
 
 _KEEPING: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _KeepingLinear, nn.Conv2d: _KeepingConv2d}

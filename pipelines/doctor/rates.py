@@ -105,12 +105,11 @@ def check_rates(
     Raises:
         InputError: none of the images can be decoded.
     """
-    pixels, one, several, finding = _decoding(extractor, sample, clock)
-    yield finding
     from extractors.batch_sizes import find_batch_size
 
-    own = find_batch_size(extractor)
-    size = batch_size or (own if on_gpu else min(_LARGEST_CPU_BATCH, own))
+    pixels, one, several, finding = _decoding(extractor, sample, clock)
+    yield finding
+    size = batch_size or (find_batch_size(extractor) if on_gpu else min(_LARGEST_CPU_BATCH, extractor.description.batch_size))
     batch = extractor.collate([pixels[number % len(pixels)] for number in range(size)])
     extractor.extract_columns(batch)  # The first one warms up.
 

@@ -43,6 +43,16 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-6) -> No
     assert (found - expected).abs().max() <= tolerance * expected.abs().max()
 
 
+def assert_fused_alike(model: nn.Module) -> torch.fx.GraphModule:
+    """Fuse a model, and check that its results stay; return what was made of it."""
+    model = with_statistics(model)
+    with torch.inference_mode():
+        expected = model(images())
+        merged = fused(model)
+        assert_close(merged(images()), expected)
+    return merged
+
+
 class Residual(nn.Module):
     """A block whose sum, and what reads it, is chosen."""
 
@@ -69,11 +79,7 @@ def in_place(left: Tensor, right: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("add", [lambda left, right: left + right, lambda left, right: right + left, in_place, torch.add])
 def test_a_block_is_two_operations(add):
-    model = with_statistics(Residual(add))
-    with torch.inference_mode():
-        expected = model(images())
-        merged = fused(model)
-        assert_close(merged(images()), expected)
+    merged = assert_fused_alike(Residual(add))
     assert counts(merged) == {"Conv2d": 0, "BatchNorm2d": 0, "ReLU": 0, "MergedConvolution": 2}
     assert [node.op for node in merged.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]
 
@@ -90,10 +96,7 @@ def test_what_is_read_afterwards_is_not_overwritten(more):
 
 @pytest.mark.parametrize("add", [lambda left, right: left + 2, lambda left, right: torch.add(left, right, alpha=2), torch.mul])
 def test_other_sums_stay_what_they_are(add):
-    model = with_statistics(Residual(add))
-    with torch.inference_mode():
-        expected = model(images())
-        assert_close(fused(model)(images()), expected)
+    assert_fused_alike(Residual(add))
 
 
 def test_a_sum_that_is_spread_over_pixels_is_not_taken_for_one_of_maps():
@@ -105,10 +108,7 @@ def test_a_sum_that_is_spread_over_pixels_is_not_taken_for_one_of_maps():
         def forward(self, values: Tensor) -> Tensor:
             return self.conv(values) + self.whole(values)
 
-    model = with_statistics(Spread())
-    with torch.inference_mode():
-        expected = model(images())
-        assert_close(fused(model)(images()), expected)
+    assert_fused_alike(Spread())
 
 
 def test_norms_that_follow_no_convolution_of_their_own_stay():
@@ -121,11 +121,7 @@ def test_norms_that_follow_no_convolution_of_their_own_stay():
             found = self.conv(self.first(values))
             return self.norm(found) * found
 
-    model = with_statistics(Shared())
-    with torch.inference_mode():
-        expected = model(images())
-        merged = fused(model)
-        assert_close(merged(images()), expected)
+    merged = assert_fused_alike(Shared())
     assert counts(merged)["BatchNorm2d"] == 2
 
 
@@ -138,11 +134,7 @@ def test_a_convolution_that_is_used_twice_is_not_folded():
         def forward(self, values: Tensor) -> Tensor:
             return self.second(self.conv(self.first(self.conv(values))))
 
-    model = with_statistics(Twice())
-    with torch.inference_mode():
-        expected = model(images())
-        merged = fused(model)
-        assert_close(merged(images()), expected)
+    merged = assert_fused_alike(Twice())
     assert counts(merged)["BatchNorm2d"] == 2
 
 
