@@ -73,7 +73,9 @@ def test_without_a_gpu_nothing_is_claimed(monkeypatch, tmp_path, capsys):
 
 
 def test_the_makefile_runs_it():
-    done = subprocess.run(["make", "--dry-run", "gpu"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "--dry-run", "gpu"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1].endswith("bin/python -m tests.benchmarks.gpu")
 
 
