@@ -15,9 +15,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from extractors.base import Description, Extractor
-from extractors.computing.compiling import compile_now, compiled
+from extractors.computing.compiling import compile_now
 from extractors.computing.devices import cast_layers, download, numerics, page_locked, upload
-from extractors.computing.fusing import merge_layers, traced_and_folded
+from extractors.computing.fusing import made_ready, traced_and_folded
 from extractors.computing.passes import FORWARD_IMAGES, Fitted, in_chunks, in_parts
 from extractors.images.preprocess import Normalizer, Preprocessing, resize_and_crop
 from extractors.settings import Settings
@@ -132,10 +132,7 @@ class OneCropExtractor(StackedExtractor):
         self._normalize = Normalizer.of(preprocessing, device)
         graph = traced_and_folded(trunk.eval().requires_grad_(False))
         self._dtype = cast_layers(graph, settings.precision)
-        graph = graph.to(device).to(memory_format=torch.channels_last)
-        if device.type == "cpu" and not settings.compile:
-            graph = merge_layers(graph, (forward_images, *self._input_shape))
-        self._trunk = compiled(graph, device, enabled=settings.compile)
+        self._trunk = made_ready(graph, (forward_images, *self._input_shape), device, compile=settings.compile)
         self.compile_now(enabled=settings.compile)
 
     @abstractmethod

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-__all__ = ["fold_norm", "merge_layers", "traced_and_folded"]
+from extractors.computing.compiling import compiled
+
+__all__ = ["fold_norm", "made_ready", "merge_layers", "traced_and_folded"]
 
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
 
@@ -59,6 +61,30 @@ def fold_norm(conv: nn.Conv2d, norm: Any) -> None:
     weight, bias, mean, variance, scale, shift = exact
     folded = fuse_conv_bn_weights(weight, bias, mean, variance, norm.eps, scale, shift)
     conv.weight, conv.bias = (nn.Parameter(values.to(conv.weight.dtype), requires_grad=False) for values in folded)
+
+
+def made_ready(
+    graph: fx.GraphModule,
+    shape: tuple[int, ...],
+    device: torch.device,
+    *,
+    compile: bool,  # noqa: A002
+) -> nn.Module:
+    """Return a network for its forwards on a device: compiled if that is asked for, or else on a CPU with merged layers.
+
+    Args:
+        graph: from `traced_and_folded`, cast already.
+        shape: ``[B, C, H, W]`` of the input of every forward on a CPU.
+        device: where it will run.
+        compile: see `extractors.computing.compiling.compiled`.
+
+    Raises:
+        UsageError: likewise.
+    """
+    graph = graph.to(device).to(memory_format=torch.channels_last)
+    if device.type == "cpu" and not compile:
+        graph = merge_layers(graph, shape)
+    return compiled(graph, device, enabled=compile)
 
 
 def merge_layers(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule:

@@ -37,9 +37,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from extractors.base import Description, Extractor
-from extractors.computing.compiling import compile_now, compiled
+from extractors.computing.compiling import compile_now
 from extractors.computing.devices import cast_layers, numerics, upload
-from extractors.computing.fusing import merge_layers, traced_and_folded
+from extractors.computing.fusing import made_ready, traced_and_folded
 from extractors.computing.passes import Fitted, in_halves, run_single_threaded
 from extractors.images.crops import CROPS, ten_crop
 from extractors.images.preprocess import Normalizer, Preprocessing, resize
@@ -187,14 +187,11 @@ class VGG19TenCrop(Extractor):
         model.load_state_dict(weights.state, assign=True)
         model.eval().requires_grad_(False)
         self._dtype = cast_layers(model, settings.precision)
-        convolutions = traced_and_folded(model.features).to(device).to(memory_format=torch.channels_last)
-        crop = self._variant.preprocessing.crop
-        if device.type == "cpu" and not settings.compile:
-            convolutions = merge_layers(convolutions, (FORWARD_CROPS, 3, crop, crop))
-        self._convolutions: Any = compiled(convolutions, device, enabled=settings.compile)
+        shape = (FORWARD_CROPS, 3, self._variant.preprocessing.crop, self._variant.preprocessing.crop)
+        self._convolutions: Any = made_ready(traced_and_folded(model.features), shape, device, compile=settings.compile)
         self._connected: Any = model.classifier.to(device)
         if settings.compile and device.type == "cpu":
-            compile_now(self._convolve, torch.zeros(FORWARD_CROPS, 3, crop, crop, dtype=torch.uint8))
+            compile_now(self._convolve, torch.zeros(shape, dtype=torch.uint8))
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Resize the shorter side to 256.

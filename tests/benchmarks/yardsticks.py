@@ -31,7 +31,7 @@ BATCH = {
 CROPS = {"vgg19-10crop": 10, "vgg19-10crop-caffe": 10}
 """Crops of an image, where it is more than one."""
 
-_SIDES = {"resnet152-grid": 448}
+_SIDES = {"vgg19-grid": 448, "resnet152-grid": 448}
 _SIDE = 224
 
 
@@ -48,7 +48,7 @@ def bare(extractor: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     elif extractor == "resnet152-grid":
         model = nn.Sequential(*list(torchvision.models.resnet152(weights=None).children())[:-2])
     elif extractor == "vgg19-grid":
-        model = torchvision.models.vgg19(weights=None).features[:36]
+        model = torchvision.models.vgg19(weights=None).features
     else:
         model = torchvision.models.vgg19(weights=None)
         model.classifier = model.classifier[:5]
