@@ -40,12 +40,17 @@ def ratio(
     ratios = sorted(a / b for a, b in pairs)
     median = statistics.median(ratios)
     aim = "" if at_least is None else f" (aim: at least {at_least})"
+    rates = [_rate(statistics.median(side)) for side in zip(*pairs, strict=True)]
     print(
-        f"{what}: {statistics.median(a for a, _ in pairs):,.1f} {unit}, yardstick {statistics.median(b for _, b in pairs):,.1f}; "
+        f"{what}: {rates[0]} {unit}, yardstick {rates[1]}; "
         f"ratio {median:.2f}{aim}, from {ratios[0]:.2f} to {ratios[-1]:.2f} in {runs} pairs",
         flush=True,
     )
     return median
+
+
+def _rate(number: float) -> str:
+    return f"{number:,.1f}" if number >= 1 else f"{number:.2g}"
 
 
 class PeakMemory:
