@@ -48,6 +48,14 @@ def image(images: Images, request: pytest.FixtureRequest) -> Callable[[str], str
     return get
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that containers of any user may write to, under the same path inside."""
+    folder = tmp_path_factory.mktemp("shared")
+    folder.chmod(0o777)
+    return folder
+
+
 def weights(folder: Path) -> Path:
     """Return the folder of the weights that are baked in: of a small model, which are made once, for the sake of the cache."""
     import timm

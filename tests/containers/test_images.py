@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import itertools
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,27 +14,14 @@ from schemas.dataset import open_dataset
 from schemas.validation import validate
 from tests.containers.images import ROOT
 from tests.containers.page import line_of
-from tests.integration.clusters import accepts, served
-from tests.integration.processes import wait_for
-from tests.integration.workload import MODEL, commands, files, make_inputs
-from tests.stores import free_port
-
-yaml = pytest.importorskip("yaml", reason="the extra dev installs it")
+from tests.containers.work import POOL, multi30k, opened, pool, shards
+from tests.integration.workload import commands, make_inputs
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(5400)]  # Builds included.
 
 TARGETS = ("worker-cpu", "train", "launcher", "worker")
 COMPILERS = "gcc g++ cc c++ cpp cc1 as ld make go rustc"
-POOL = 50000  # The program of Beam's knows no other.
 NO_INDEX = ("--env", "PIP_INDEX_URL=http://localhost:9/")  # Where nothing listens.
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory) -> Path:
-    """A folder that containers of any user may write to, under the same path inside."""
-    folder = tmp_path_factory.mktemp("shared")
-    folder.chmod(0o777)
-    return folder
 
 
 # --- what they hold ----------------------------------------------------------------------------------------------------
@@ -102,26 +85,6 @@ def test_all_versions_are_those_of_the_lists(images, image):
 # --- what is done in them ----------------------------------------------------------------------------------------------
 
 
-def multi30k(folder: Path) -> None:
-    """Write a small Multi30K, as its authors lay it out."""
-    task = folder / "multi30k" / "data" / "task2"
-    for place in ("image_splits", "raw"):
-        (task / place).mkdir(parents=True)
-    for split in ("train", "val", "test_2016"):
-        (task / f"image_splits/{split}_images.txt").write_text("".join(f"{split}-{number}.jpg\n" for number in range(4)))
-        for language, number in itertools.product(("en", "de"), range(1, 6)):
-            (task / f"raw/{split}.{number}.{language}.gz").write_bytes(gzip.compress(b"a dog runs through the snow\n" * 4))
-
-
-def shards(folder: Path) -> dict[str, bytes]:
-    return {name: data for name, data in files(folder).items() if name.endswith(".parquet")}
-
-
-def opened(folder: Path) -> None:
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o777)
-
-
 @pytest.fixture(scope="module")
 def demo(images, image, shared) -> Path:
     """The demo, run in `worker-cpu` as its own user."""
@@ -163,22 +126,6 @@ def test_a_command_in_a_container_and_from_a_pool_of_containers(images, image, s
     assert open_dataset(alone / "captions").manifest.rows == 3 * 4 * 2 * 5
 
 
-@contextmanager
-def pool(images, words: list[str], folder: Path) -> Iterator[str]:
-    """Run a pool of workers in a container, and Beam's job service; yield its address."""
-    jobs = free_port()
-    service = ("-m", "apache_beam.runners.portability.local_job_service_main", f"--port={jobs}")
-    mask = os.umask(0)  # What the command makes can be written by any user.
-    try:
-        with images.docker_running(*words, log=folder / "pool") as process:
-            wait_for(lambda: accepts(POOL) or process.poll() is not None)
-            assert process.poll() is None, (folder / "pool").read_text()
-            with served(*service, port=jobs, folder=folder / "service"):
-                yield f"localhost:{jobs}"
-    finally:
-        os.umask(mask)
-
-
 @pytest.mark.parametrize("target", ["worker-cpu", "worker"])
 def test_a_worker_serves_a_job_from_outside(target, images, image, shared, imagepivot):
     """The pool is not root and reaches no index; the job brings its package, which boot installs for it alone; equal bytes."""
@@ -198,27 +145,3 @@ def test_a_worker_serves_a_job_from_outside(target, images, image, shared, image
         imagepivot(*words, code=3 if words[0] == "features" else 0)
     assert len(shards(folder / "here")) > 0
     assert shards(folder / "there") == shards(folder / "here")
-
-
-def test_the_array_job_of_the_manifests(images, image, shared):
-    """Two tasks with the weights that are baked in, and the commit, as the user that the manifests name."""
-    folder = shared / "array"
-    folder.mkdir()
-    make_inputs(folder)
-    opened(folder)
-    settings = {"IMAGEPIVOT_FEATURES_EXTRACTOR": MODEL, "IMAGEPIVOT_FEATURES_WEIGHTS": "/opt/imagepivot/weights/w.pth"}
-    for name, tasks in (("features", (0, 1)), ("commit", (0,))):
-        spec = yaml.safe_load((ROOT / "docker" / "kubernetes" / f"{name}.yaml").read_text())["spec"]["template"]["spec"]
-        (container,) = spec["containers"]
-        target = container["image"].rpartition("/")[2].partition(":")[0]
-        for task in tasks:
-            images.run(
-                image(target),
-                *[word.replace("/64", "/2") for word in (*container["command"], *container.get("args", ()))],
-                user=str(spec["securityContext"]["runAsUser"]),
-                volumes={folder: container["volumeMounts"][0]["mountPath"]},
-                environment={**settings, "JOB_COMPLETION_INDEX": str(task)},
-                code=0 if name == "commit" else (0, 3),  # A photo is broken, which the commit allows.
-            )
-    assert validate(str(folder / "features")) == []
-    assert open_dataset(folder / "features").manifest.rows == 5

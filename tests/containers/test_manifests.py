@@ -1,0 +1,108 @@
+"""The manifests of docker/kubernetes at work: their containers, as the users that they name, without Kubernetes."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from schemas.dataset import open_dataset
+from schemas.storage import Folder
+from schemas.validation import validate
+from tests.containers.images import ROOT
+from tests.containers.work import multi30k, opened, pool, shards
+from tests.integration.workload import MODEL, make_inputs
+from tests.stores import emulator, use
+
+yaml = pytest.importorskip("yaml", reason="the extra dev installs it")
+
+pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(5400)]  # Builds included.
+
+SETTINGS = {"IMAGEPIVOT_FEATURES_EXTRACTOR": MODEL, "IMAGEPIVOT_FEATURES_WEIGHTS": "/opt/imagepivot/weights/w.pth"}
+
+
+def manifest(name: str) -> dict[str, Any]:
+    """Return the specification of the first object in a file."""
+    first, *_ = yaml.safe_load_all((ROOT / "docker" / "kubernetes" / f"{name}.yaml").read_text())
+    return first["spec"]
+
+
+def target(container: dict[str, Any]) -> str:
+    """Return which of our images a container runs."""
+    return container["image"].rpartition("/")[2].partition(":")[0]
+
+
+def test_the_array_job(images, image, shared):
+    """Two tasks with the weights that are baked in, and the commit."""
+    folder = shared / "array"
+    folder.mkdir()
+    make_inputs(folder)
+    opened(folder)
+    for name, tasks in (("features", (0, 1)), ("commit", (0,))):
+        spec = manifest(name)["template"]["spec"]
+        (container,) = spec["containers"]
+        for task in tasks:
+            images.run(
+                image(target(container)),
+                *[word.replace("/64", "/2") for word in (*container["command"], *container.get("args", ()))],
+                user=str(spec["securityContext"]["runAsUser"]),
+                volumes={folder: container["volumeMounts"][0]["mountPath"]},
+                environment={**SETTINGS, "JOB_COMPLETION_INDEX": str(task)},
+                code=0 if name == "commit" else (0, 3),  # A photo is broken, which the commit allows.
+            )
+    assert validate(str(folder / "features")) == []
+    assert open_dataset(folder / "features").manifest.rows == 5
+
+
+def test_the_nightly_job(images, image, shared, monkeypatch):
+    """Two nights on an emulated bucket, with the weights that are baked in; a photo comes between them."""
+    spec = manifest("nightly")["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    temporary = shared / "temporary"
+    temporary.mkdir()
+    opened(temporary)
+    with emulator("gs") as store:
+        use(store.environment, monkeypatch)
+        for photos in (5, 6):
+            for number in range(photos):
+                photo = io.BytesIO()
+                Image.new("RGB", (60 + number, 50), (200, 30 * number, 20)).save(photo, "PNG")
+                Folder("gs://bucket/photos").write(f"i{number}.png", photo.getvalue())
+            done = images.run(
+                image(target(container)),
+                *container["command"],
+                *container["args"],
+                user=str(spec["securityContext"]["runAsUser"]),
+                volumes={temporary: container["volumeMounts"][0]["mountPath"]},
+                environment={**SETTINGS, **store.environment},
+            )
+            *_, end = map(json.loads, done.stderr.splitlines())
+            assert (end["event"], end["exit_code"], end["counts"]["rows"]) == ("end", 0, photos)
+            assert validate("gs://bucket/features") == []
+
+
+def test_flinks_workers_and_the_command(images, image, shared, imagepivot):
+    """The pool beside the task managers does the command's work; Beam's own job service is in place of Flink's."""
+    folder = shared / "flink"
+    multi30k(folder)
+    shutil.copytree(folder, here := shared / "without-flink")
+    opened(folder)
+    containers = manifest("flink")["taskManager"]["podTemplate"]["spec"]["containers"]
+    (workers,) = (each for each in containers if each["name"] == "workers")
+    spec = manifest("flink-job")["template"]["spec"]
+    (command,) = spec["containers"]
+    user, mounted = str(workers["securityContext"]["runAsUser"]), workers["volumeMounts"][0]["mountPath"]
+    assert (user, mounted) == (str(spec["securityContext"]["runAsUser"]), command["volumeMounts"][0]["mountPath"])
+    run = ("docker", "run", "--rm", "--network", "host", "--user", user, "--volume", f"{folder}:{mounted}")
+    with pool(images, [*run, image(target(workers)), *workers["args"]], shared) as job_endpoint:
+        # That service tells where what a job brings along goes.
+        words = [word for word in (*command["command"], *command["args"]) if not word.startswith("--artifact_endpoint=")]
+        words = [word.replace("beam-jobs:8099", job_endpoint) for word in words]
+        images.run(image(target(command)), *words, user=user, volumes={folder: mounted})
+    imagepivot("captions", f"{here}/multi30k", f"{here}/captions", "--format", "multi30k", "--workers", "1")
+    assert len(shards(here)) > 0
+    assert shards(folder) == shards(here)
