@@ -41,6 +41,14 @@ def test_the_user(target, user, images, image):
     assert images.run(image(target), "id", "-u", user="10001").stdout == "10001\n"
 
 
+def test_the_user_for_dataflow(images, image):
+    image("worker-cpu")
+    script, target, _ = line_of("docker/build.sh worker-cpu ")
+    given = ("--build-arg", "RUN_AS=0", "--build-context", f"weights={images.folder / 'weights'}")
+    images.build(script, target, "localhost/for-dataflow", *given)
+    assert images.run("localhost/for-dataflow", "id", "-u").stdout == "0\n"
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_health(target, images, image):
     assert images.config(image(target))["Healthcheck"]["Test"] == ["CMD", "imagepivot", "doctor"]
