@@ -22,10 +22,8 @@ import difflib
 import functools
 import re
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Literal
-
-import sacremoses
-from sacremoses.corpus import NonbreakingPrefixes
 
 from schemas.errors import UsageError
 from schemas.parameters import TextRecipe
@@ -97,7 +95,7 @@ class Recipe:
             truecase=self.truecase,
             escape=True if self.tokenizer == "moses" else None,
             moses_commit=MOSES_COMMIT if uses_moses else None,
-            sacremoses=sacremoses.__version__ if uses_moses else None,
+            sacremoses=version("sacremoses") if uses_moses else None,
         )
 
 
@@ -213,6 +211,8 @@ def prefix_language(language: str) -> str:
 
     This is the primary subtag if sacremoses has a list for it, else ``en``, since Moses itself falls back to English.
     """
+    from sacremoses.corpus import NonbreakingPrefixes
+
     primary = _primary(language)
     return primary if primary in NonbreakingPrefixes().available_langs.values() else "en"
 
@@ -237,7 +237,9 @@ def _escape(text: str) -> str:
 @functools.cache
 def _normalizer_rules(language: str) -> tuple[_Rule, ...]:
     """Compile the Perl's substitutions in its order, for a primary subtag."""
-    normalizer = sacremoses.MosesPunctNormalizer(lang=language, perl_parity=True)
+    from sacremoses import MosesPunctNormalizer
+
+    normalizer = MosesPunctNormalizer(lang=language, perl_parity=True)
     # Only newer versions of Moses turn these quotes into apostrophes.
     rules = [(pattern, '"' if pattern in ("‘", "‚") else replacement) for pattern, replacement in normalizer.substitutions]
     if language not in _OWN_QUOTE_RULES:
@@ -250,7 +252,10 @@ def _normalizer_rules(language: str) -> tuple[_Rule, ...]:
 @functools.cache
 def _tokenizer_rules(language: str) -> "_TokenizerRules":
     """Collect the rules for a primary subtag, once per process because the character lists are large."""
-    moses = sacremoses.MosesTokenizer(lang=language)
+    from sacremoses import MosesTokenizer
+    from sacremoses.corpus import NonbreakingPrefixes
+
+    moses = MosesTokenizer(lang=language)
     if language == "en":
         apostrophes = moses.ENGLISH_SPECIFIC_APOSTROPHE
     elif language in _SPLITS_CONTRACTIONS_LEFT:

@@ -8,7 +8,8 @@ import pytest
 
 from pipelines.commands import app as cli
 from pipelines.running.execution import Execution
-from pipelines.text.token_features import TokenFeaturesJob, extract_token_features, token_feature_rows
+from pipelines.text.token_feature_transforms import token_feature_rows
+from pipelines.text.token_features import TokenFeaturesJob, extract_token_features
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.kinds import CAPTIONS, schema_of

@@ -10,7 +10,8 @@ import pytest
 from pipelines.inputs.captions import open_source
 from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
-from pipelines.text.vocabulary import VocabularyJob, build_vocabulary, count_tokens, vocabulary_statistics
+from pipelines.text.counting import count_tokens, vocabulary_statistics
+from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.validation import validate

@@ -1,0 +1,141 @@
+"""Counts of tokens, and the vocabulary that they make."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import reduce
+from itertools import combinations
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.text.jobs import Scope, VocabularyJob
+from schemas.dataset import Dataset
+from schemas.errors import InputError
+from schemas.vocabulary import SPECIALS, Vocabulary
+
+__all__ = ["chosen_vocabulary", "count_tokens", "selects", "vocabulary_statistics"]
+
+
+def count_tokens(captions: Dataset, shard: int) -> dict[tuple[str, str, str], Counter[str]]:
+    """Count the tokens in one shard of captions, by (portion, split, language)."""
+    counts: dict[tuple[str, str, str], Counter[str]] = {}
+    names = ["portion", "split", "language"]
+    for batch in captions.shard_batches(shard, [*names, "tokens"]):
+        for group in pa.table(batch.select(names)).group_by(names).aggregate([]).to_pylist():
+            of_group = reduce(pc.and_, (pc.equal(batch[name], value) for name, value in group.items()))
+            tokens, times = batch["tokens"].filter(of_group).flatten().value_counts().flatten()
+            counter = counts.setdefault((group["portion"], group["split"], group["language"]), Counter())
+            counter.update(dict(zip(tokens.to_pylist(), times.to_pylist(), strict=True)))
+    return counts
+
+
+def vocabulary_statistics(
+    vocabulary: Vocabulary,
+    counts: Mapping[tuple[str, str, str], Mapping[str, int]],
+    trained: Mapping[str, Mapping[str, int]],
+    *,
+    min_count: int,
+    count_scope: Scope,
+) -> dict[str, Any]:
+    """Return the numbers of Table 1 of Kádár et al. (2018), and others that show how well a vocabulary fits its captions.
+
+    Args:
+        vocabulary: the joint vocabulary.
+        counts: counts of tokens by (portion, split, language), over all captions.
+        trained: counts of tokens by language, over the captions that the vocabulary was made from.
+        min_count: threshold of the vocabulary.
+        count_scope: scope of the threshold.
+
+    Returns:
+        ``tokens``: by language, the size of its own vocabulary: its tokens that reach the threshold, without specials;
+        ``sum`` and ``union`` of these vocabularies; ``jaccard``: overlap of each pair of them, with the specials in both, which
+        reproduces Table 1 to two decimals (without the specials English and Czech would have 0.0146; the table prints 0.02);
+        ``singletons``: number of tokens that occur once, by language; ``types`` and ``occurrences`` by language; ``unknown``:
+        share of ``<unk>`` among the tokens, by language and split.
+    """
+    known = vocabulary.ids
+    threshold = min_count if count_scope == "language" else 1
+    own = {
+        language: {token for token, count in tokens.items() if count >= threshold and token in known}
+        for language, tokens in trained.items()
+    }
+    unknown: dict[str, dict[str, float]] = {}
+    totals: dict[tuple[str, str], list[int]] = {}
+    for (_, split, language), tokens in counts.items():
+        total = totals.setdefault((language, split), [0, 0])
+        total[0] += sum(count for token, count in tokens.items() if token not in known)
+        total[1] += sum(tokens.values())
+    for (language, split), (unknown_count, count) in sorted(totals.items()):
+        unknown.setdefault(language, {})[split] = unknown_count / count if count else 0.0
+    languages = sorted(own)
+    return {
+        "tokens": {language: len(own[language]) for language in languages},
+        "sum": sum(len(tokens) for tokens in own.values()),
+        "union": len(set().union(*own.values())),
+        "jaccard": {
+            f"{a}/{b}": (len(own[a] & own[b]) + len(SPECIALS)) / (len(own[a] | own[b]) + len(SPECIALS))
+            for a, b in combinations(languages, 2)
+        },
+        "singletons": {language: sum(count == 1 for count in trained[language].values()) for language in languages},
+        "types": {language: len(trained[language]) for language in languages},
+        "occurrences": {language: sum(trained[language].values()) for language in languages},
+        "unknown": unknown,
+    }
+
+
+def chosen_vocabulary(
+    job: VocabularyJob, counts: Mapping[tuple[str, str, str], Mapping[str, int]]
+) -> tuple[Vocabulary, dict[str, Any]]:
+    """Return the vocabulary that a job asks for, and its statistics.
+
+    Args:
+        job: threshold, scope and the captions that count.
+        counts: counts of tokens by (portion, split, language), over all captions.
+
+    Raises:
+        InputError: no token reaches the threshold.
+    """
+    trained: dict[str, Counter[str]] = {}
+    for (portion, split, language), tokens in sorted(counts.items()):
+        if split in job.splits and selects(job, portion, language):
+            trained.setdefault(language, Counter()).update(tokens)
+    vocabulary = Vocabulary.from_counts(trained, min_count=job.min_count, scope=job.count_scope)
+    if len(vocabulary) == len(SPECIALS):
+        raise InputError(_no_token(trained, job))
+    covered = {
+        (portion, split, language): tokens
+        for (portion, split, language), tokens in counts.items()
+        if selects(job, portion, language)
+    }
+    statistics = vocabulary_statistics(vocabulary, covered, trained, min_count=job.min_count, count_scope=job.count_scope)
+    return vocabulary, statistics
+
+
+def _no_token(trained: Mapping[str, Mapping[str, int]], job: VocabularyJob) -> str:
+    """Say that no token reaches the threshold, and which comes closest."""
+    counts: Counter[str] = Counter()
+    for tokens in trained.values():
+        for token, count in tokens.items():
+            counts[token] = counts[token] + count if job.count_scope == "joint" else max(counts[token], count)
+    token, count = min(
+        ((token, count) for token, count in counts.items() if token not in SPECIALS), key=_by_count, default=("", 0)
+    )
+    if not count:
+        return f"the selected captions of {job.captions!r} hold no tokens: prepare the captions again, or select others"
+    scope = "all languages together" if job.count_scope == "joint" else "one language"
+    return (
+        f"no token reaches --min-count {job.min_count}, so the vocabulary would be empty: the most frequent in {scope}, {token!r}, "
+        f"occurs {count:,} times. Give --min-count {count} or less, or count more captions with --splits"
+    )
+
+
+def _by_count(item: tuple[str, int]) -> tuple[int, str]:
+    return -item[1], item[0]
+
+
+def selects(job: VocabularyJob, portion: str, language: str) -> bool:
+    """Return whether a job counts the captions of a portion and a language."""
+    return (not job.languages or language in job.languages) and (not job.portions or portion in job.portions)
