@@ -28,7 +28,7 @@ from schemas.fingerprints import sha256_of_bytes
 if TYPE_CHECKING:
     from extractors.weights.finding import Weights
 
-__all__ = ["cache_folder", "keep", "kept", "remembered"]
+__all__ = ["cache_folder", "keep", "kept", "remembered", "remembered_of_folder"]
 
 _LIBRARIES = ("imagepivot", "torch", "torchvision", "timm")
 _PACKAGES = ("extractors", "schemas")
@@ -51,6 +51,34 @@ def remembered(request: Mapping[str, Any], describe: Callable[[], tuple[Descript
         return found
     description, weights = describe()
     _write(file, description, weights)
+    return description
+
+
+def remembered_of_folder(
+    request: Mapping[str, Any], folder: Path, describe: Callable[[], Description], *, libraries: tuple[str, ...] = ()
+) -> Description:
+    """Return the description of a model that is read from the files of a folder, from the cache if it is there and holds.
+
+    Args:
+        request: what is asked for, as JSON values.
+        folder: the folder; folders in it are not read.
+        describe: makes the description.
+        libraries: distributions that read the model.
+
+    Raises:
+        ImagepivotError: as `describe` raises it.
+    """
+    key = {
+        "request": request,
+        "folder": str(folder.absolute()),
+        # From before they are read: what changes meanwhile has another stamp next time.
+        "files": [[path.name, FileStamp.of(path)] for path in sorted(folder.iterdir()) if path.is_file()],
+        "made by": [platform.node(), *_versions(libraries), *_sources()],
+    }
+    with suppress(KeyError, TypeError, DatasetError):
+        return _described(kept("descriptions", key))
+    description = describe()
+    keep("descriptions", key, _stored(description))
     return description
 
 
@@ -81,8 +109,8 @@ def cache_folder(kind: str) -> Path:
     return Path(os.environ.get("IMAGEPIVOT_CACHE") or users / "imagepivot") / kind
 
 
-def _versions() -> Iterator[str]:
-    for name in _LIBRARIES:
+def _versions(libraries: tuple[str, ...] = _LIBRARIES) -> Iterator[str]:
+    for name in libraries:
         with suppress(metadata.PackageNotFoundError):
             yield f"{name} {metadata.version(name)}"
 
@@ -99,8 +127,16 @@ def _read(file: Path) -> Description | None:
         found = json.loads(file.read_bytes())
         if found["path"] is not None and FileStamp.of(Path(found["path"])) != FileStamp(*found["stamp"]):
             return None
-        return Description(**{**found["description"], "spec": FeatureSpec.from_json(found["description"]["spec"])})
+        return _described(found["description"])
     return None
+
+
+def _stored(description: Description) -> dict[str, Any]:
+    return asdict(description) | {"spec": description.spec.to_json()}
+
+
+def _described(stored: Mapping[str, Any]) -> Description:
+    return Description(**{**stored, "spec": FeatureSpec.from_json(stored["spec"])})
 
 
 def _write(file: Path, description: Description, weights: Weights) -> None:
@@ -108,8 +144,7 @@ def _write(file: Path, description: Description, weights: Weights) -> None:
     if weights.path is not None and weights.stamp is None:
         return
     path = None if weights.path is None else str(weights.path.absolute())
-    stored = asdict(description) | {"spec": description.spec.to_json()}
-    _replace(file, {"path": path, "stamp": weights.stamp, "description": stored})
+    _replace(file, {"path": path, "stamp": weights.stamp, "description": _stored(description)})
 
 
 def _replace(file: Path, value: Any) -> None:

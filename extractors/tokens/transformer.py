@@ -11,7 +11,6 @@ Letters in shapes: ``B`` parts of captions, ``S`` sub-words, ``T`` tokens, ``D``
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,12 +27,12 @@ from torch import Tensor
 from extractors.base import Description
 from extractors.computing.devices import check_request, keep_casts, numerics, upload
 from extractors.computing.passes import Fitted, in_chunks, in_halves
+from extractors.tokens.finding import check_named, find_folder, not_installed
 from extractors.tokens.reading import POOLINGS, Part, Pooling, parts_of, vectors_of
 from extractors.weights.finding import state_sha256
 from schemas.errors import InputError, UsageError
 from schemas.features import DTYPES, FeatureSpec
 from schemas.fingerprints import sha256_of_bytes, sha256_of_json
-from schemas.locations import is_remote, local_path
 
 __all__ = ["FORWARD_CAPTIONS", "TokenExtractor", "TokenRequest"]
 
@@ -71,15 +70,10 @@ class TokenRequest:
     precision: str = "fp32"
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise UsageError("--model is missing: give a folder with a model, or a name in Hugging Face's cache")
+        check_named(self.model)
         for option, value, known in (("--sub-words", self.pooling, POOLINGS), ("--dtype", self.dtype, DTYPES)):
             if value not in known:
                 raise UsageError(f"{option} is {value!r}, expected one of {', '.join(known)}")
-
-    def files(self) -> tuple[str, ...]:
-        """Return the folder that every process reads which loads the model; none for a name."""
-        return (self.model,) if _is_folder(self.model) else ()
 
     def load(self, device: str = "cpu") -> TokenExtractor:
         """Load the model.
@@ -102,7 +96,7 @@ class TokenExtractor:
     """
 
     def __init__(self, request: TokenRequest, device: torch.device) -> None:
-        folder = _find(request.model)
+        folder = find_folder(request.model)
         config, self._tokenizer, model = _load(folder, request.model)
         self._request, self._device, self._fitted = request, device, Fitted()
         self._begin, self._end = _ends(config, self._tokenizer, request.model)
@@ -204,35 +198,12 @@ class TokenExtractor:
             return self._model(input_ids=upload(ids, self._device)).last_hidden_state.float().cpu()
 
 
-def _is_folder(model: str) -> bool:
-    return is_remote(model) or os.path.isdir(local_path(model))  # noqa: PTH112 -- false, too, where no folder can be
-
-
-def _find(model: str) -> Path:
-    """Return the folder of a model on this machine."""
-    if is_remote(model):
-        raise InputError(f"--model {model!r} lies in a store, and a model is read from a folder: copy it to this machine first")
-    if _is_folder(model):
-        return local_path(model)
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise _not_installed() from error
-    try:
-        return Path(snapshot_download(model, local_files_only=True))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"there is no model {model!r} here: it is no folder, and Hugging Face's cache on this machine has no model of that "
-            f"name. Fetch it where there is a network, with the command hf of huggingface_hub, and give its folder"
-        ) from error
-
-
 def _load(folder: Path, name: str) -> tuple[Any, Any, Any]:
     """Return config, tokenizer and model, the weights in float32."""
     try:
         from transformers import AutoConfig, AutoModel, AutoTokenizer
     except ImportError as error:
-        raise _not_installed() from error
+        raise not_installed() from error
     if not (folder / "config.json").is_file():
         raise InputError(
             f"{name!r} holds no config.json, expected a model as transformers saves it: config.json, tokenizer.json or vocab.txt, "
@@ -278,10 +249,6 @@ def _ends(config: Any, tokenizer: Any, name: str) -> tuple[int, int]:
             "max_position_embeddings and hidden_size"
         )
     return begin, end
-
-
-def _not_installed() -> UsageError:
-    return UsageError("models of text need the package transformers, which is not installed: pip install 'imagepivot[bert]'")
 
 
 @contextmanager

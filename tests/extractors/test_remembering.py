@@ -11,7 +11,9 @@ import torchvision
 
 import extractors
 from extractors import ExtractorRequest, remembering
+from extractors.base import Description
 from extractors.weights import finding
+from schemas.features import FeatureSpec
 
 
 @pytest.fixture
@@ -165,3 +167,99 @@ def test_the_cache_is_the_users_own_unless_it_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     request("random:0").describe()
     assert len(list((tmp_path / "xdg" / "imagepivot" / "descriptions").iterdir())) == 1
+
+
+# --- models that are a folder ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    made = tmp_path / "model"
+    made.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (made / name).write_text(name, encoding="utf-8")
+    return made
+
+
+class Describing:
+    """Describes the files of a folder by their contents, and counts how often."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+
+    def __call__(self) -> Description:
+        self.count += 1
+        contents = {path.name: path.read_text(encoding="utf-8") for path in sorted(self.folder.iterdir())}
+        return Description(FeatureSpec("bert", (4,), "float16"), {"contents": contents}, kind="token-features", batch_size=8)
+
+    def remembered(self, **options) -> Description:
+        return remembering.remembered_of_folder({"precision": "fp32"} | options, self.folder, self)
+
+
+def test_a_folder_is_described_once(cache, folder):
+    describing = Describing(folder)
+    first, second = describing.remembered(), describing.remembered()
+    assert (describing.count, second) == (1, first)
+    assert second == describing()
+    assert second.fingerprint == first.fingerprint
+
+
+def test_a_folder_is_described_anew_for_another_request(cache, folder):
+    describing = Describing(folder)
+    for precision in ("fp32", "bf16"):
+        describing.remembered(precision=precision)
+    assert describing.count == 2
+
+
+def test_a_folder_whose_files_have_changed_is_described_anew(cache, folder, tmp_path):
+    describing = Describing(folder)
+    before = describing.remembered()
+    times = (folder / "config.json").stat()
+    (folder / "config.json").write_text("CONFIG.json", encoding="utf-8")
+    os.utime(folder / "config.json", ns=(times.st_atime_ns, times.st_mtime_ns))
+    written = describing.remembered()
+    (folder / "vocab.txt").write_text("a", encoding="utf-8")
+    added = describing.remembered()
+    (folder / "vocab.txt").unlink()
+    removed = describing.remembered()
+    assert describing.count == 3
+    assert before.fingerprint != written.fingerprint != added.fingerprint
+    assert removed == written  # The files that it was made from are there as they were.
+
+
+def test_links_of_a_folder_stand_for_what_they_lead_to(cache, folder, tmp_path):
+    """As in Hugging Face's cache, where a name leads to another blob after an update."""
+    for name in ("old", "new"):
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    (folder / "weights").symlink_to(tmp_path / "old")
+    describing = Describing(folder)
+    describing.remembered()
+    (folder / "weights").unlink()
+    (folder / "weights").symlink_to(tmp_path / "new")
+    assert describing.remembered() == describing()
+
+
+def test_a_folder_is_described_anew_by_other_libraries_and_other_code(cache, folder, monkeypatch):
+    describing = Describing(folder)
+
+    def remembered() -> Description:
+        return remembering.remembered_of_folder({}, folder, describing, libraries=("pytest",))
+
+    remembered()
+    versions = {"pytest": "0"}
+    original = remembering.metadata.version
+    monkeypatch.setattr(remembering.metadata, "version", lambda name: versions.get(name) or original(name))
+    remembered()
+    monkeypatch.setattr(remembering, "_sources", lambda: iter(["other code"]))
+    remembered()
+    assert describing.count == 3
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", "{}", '{"spec": 1}'])
+def test_what_cannot_be_read_of_a_folder_is_made_again(cache, folder, content):
+    describing = Describing(folder)
+    expected = describing.remembered()
+    (file,) = (cache / "descriptions").iterdir()
+    file.write_text(content, encoding="utf-8")
+    assert describing.remembered() == expected
+    assert describing.count == 2

@@ -1,0 +1,54 @@
+"""What a model of text makes is remembered, where its folder is all that decides it."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from extractors.base import Description
+from extractors.tokens.describing import describe
+from extractors.tokens.transformer import TokenRequest
+from schemas.errors import InputError, UsageError
+from schemas.features import FeatureSpec
+
+
+@pytest.fixture
+def loads(monkeypatch) -> list[tuple[TokenRequest, str]]:
+    """The requests that were loaded, and onto which devices."""
+    found: list[tuple[TokenRequest, str]] = []
+
+    def load(request: TokenRequest, device: str) -> SimpleNamespace:
+        found.append((request, device))
+        return SimpleNamespace(description=Description(FeatureSpec("bert", (4,)), {"sub_words": request.pooling}))
+
+    monkeypatch.setattr(TokenRequest, "load", load)
+    return found
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    return str(tmp_path)
+
+
+def test_a_model_is_loaded_once_for_each_request_and_not_for_each_device(model, loads):
+    first = describe(model, "mean", "float32", "fp32", device="cpu")
+    assert describe(model, "mean", "float32", "fp32", device="cuda") == first
+    assert describe(model, "first", "float32", "fp32", device="cpu").parameters == {"sub_words": "first"}
+    assert loads == [(TokenRequest(model), "cpu"), (TokenRequest(model, "first"), "cpu")]
+
+
+def test_an_adapter_is_loaded_each_time_because_it_names_a_model_elsewhere(model, tmp_path, loads):
+    (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
+    for _ in range(2):
+        describe(model, "mean", "float32", "fp32", device="cpu")
+    assert len(loads) == 2
+
+
+def test_mistakes_are_those_of_the_request(model, loads):
+    with pytest.raises(UsageError, match="--model is missing"):
+        describe("", "mean", "float32", "fp32", device="cpu")
+    with pytest.raises(UsageError, match="--sub-words is 'last'"):
+        describe(model, "last", "float32", "fp32", device="cpu")
+    with pytest.raises(InputError, match="lies in a store"):
+        describe("gs://bucket/bert", "mean", "float32", "fp32", device="cpu")
+    assert loads == []
