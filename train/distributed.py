@@ -46,8 +46,10 @@ class Processes:
 
     def whole(self, part: Encoded, count: int) -> Encoded:
         """Join what all processes encoded of their rows into ``count`` rows; gradients flow back to every part."""
-        if self.size == 1:
-            return part
+        return part if self.size == 1 else self._whole(part, count)
+
+    @torch.compiler.disable  # What processes tell each other is no part of a graph.
+    def _whole(self, part: Encoded, count: int) -> Encoded:
         rows = self.rows(count)
         if part.values.dim() == 3:
             part = part.widened(self._most(part.values.shape[1], part.values.device))

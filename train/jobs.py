@@ -33,7 +33,7 @@ class TrainJob:
         seed: seed for initial weights, order and sampling.
         device: a name that `train.devices.resolve_device` knows.
         precision: a name that `train.devices.check_precision` knows.
-        compile: compile model and loss, which needs a GPU.
+        compile: compile model and loss, which needs a GPU, and a kind of model that gains by it.
         resume: continue from the last checkpoint in ``output`` if there is one. Configuration, seed, precision and data must be
             the same; ``max_steps``, ``max_epochs`` and ``patience`` may differ.
         save_every: steps between two checkpoints; one is also written after each evaluation.
@@ -77,6 +77,8 @@ class TrainJob:
             check_word_vectors(self.config.model, word_vectors)
         if token_features is not None:
             check_token_features(self.config.model, token_features)
+        if self.compile:
+            self.config.model.check_compile()
         if self.seed < 0:
             raise UsageError(f"seed is {self.seed}, expected 0 or more")
         if self.save_every < 1:

@@ -233,6 +233,13 @@ def test_a_job_checks_its_values_when_it_is_created(toy, change, message):
         replace(job, **change)
 
 
+def test_a_kind_that_gains_nothing_is_not_compiled(toy):
+    scan = from_toml('[data]\nportions = { en = ["comparable"] }\n[model]\nkind = "scan"', "test")
+    assert not TrainJob(scan, toy, "run").compile
+    with pytest.raises(UsageError, match=r"--compile gains nothing with a model of the kind 'scan': .* Leave --compile out"):
+        TrainJob(scan, toy, "run", compile=True)
+
+
 def test_a_loss_that_is_not_finite_ends_the_run(train_toy, tmp_path):
     with pytest.raises(
         ImagepivotError, match=r"the loss is nan and the norm of its gradient nan at step 10: the training has diverged"

@@ -51,7 +51,7 @@ def train(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed for initial weights, order and sampling.")] = 0,
     device: Device = "auto",
     precision: Precision = "fp32",
-    compile: Annotated[bool, typer.Option("--compile", help="Compile model and loss; needs a GPU.")] = False,  # noqa: A002
+    compile: Annotated[bool, typer.Option("--compile", help="Compile model and loss; needs a GPU; not for SCAN.")] = False,  # noqa: A002
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUTPUT, if there is one.")] = False,
     start_from: Annotated[
         str,

@@ -66,6 +66,13 @@ class ModelConfig(Tagged):
             UsageError: it does not.
         """
 
+    def check_compile(self) -> None:
+        """Check that compiling such a model gains something, before any data is read; by default it may.
+
+        Raises:
+            UsageError: it does not.
+        """
+
     @classmethod
     def choose(cls, table: Mapping[str, Any], prefix: str) -> tuple[type[Any], Mapping[str, Any]]:
         """Return the dataclass of the kind that a table names, ``vse`` if it names none, and the rest of the table.
@@ -238,6 +245,13 @@ class ScanConfig(_Words):
     def check_features(self, shape: tuple[int, ...]) -> None:
         """Check that an image has several features."""
         _check_several(self.kind, shape)
+
+    def check_compile(self) -> None:
+        """Refuse: the attention is computed in tiles whose number depends on values, so that no graph covers most of a step."""
+        raise UsageError(
+            f"--compile gains nothing with a model of the kind {self.kind!r}: its attention between regions and words, most of a "
+            "step, is computed in tiles that no compiled graph covers. Leave --compile out"
+        )
 
 
 @dataclass(frozen=True)

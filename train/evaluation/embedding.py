@@ -196,7 +196,8 @@ def embed_run(
         rows = partial(_caption_rows, run, encoded, tokens, splits, languages or run.model.languages, count)
         sources = (encoded,) if tokens is None else (encoded, tokens)
         tasks.append(_Task("embeddings", f"{output}/captions", sources, selection, rows))
-    return [_write(run, task, name=name, overwrite=overwrite) for task in tasks]
+    digest = weights_digest(run.model.state_dict())
+    return [_write(run, digest, task, name=name, overwrite=overwrite) for task in tasks]
 
 
 def _open_tokens(run: Run, captions: Dataset, location: str) -> Dataset | None:
@@ -275,11 +276,11 @@ class _Task:
     rows: _Rows
 
 
-def _write(run: Run, task: _Task, *, name: str, overwrite: bool) -> Manifest:
-    """Write a dataset with as many shards as its source, or complete it."""
+def _write(run: Run, digest: str, task: _Task, *, name: str, overwrite: bool) -> Manifest:
+    """Write a dataset with as many shards as its source, or complete it; the digest is that of the weights."""
     spec = FeatureSpec(name=name, shape=(run.model.width,), source=run.config.description)
     model = EmbeddingModel(
-        weights_sha256=weights_digest(run.model.state_dict()),
+        weights_sha256=digest,
         similarity=run.model.similarity,
         languages=run.model.languages if task.kind == "embeddings" else None,
     )
@@ -327,12 +328,13 @@ def _caption_rows(
     check_token_ids(captions, token_ids[offsets[0] : offsets[-1]], np.diff(offsets))
     spoken = np.array(kept["language"].to_pylist(), dtype=object)
     vectors = None if tokens is None else shard_token_vectors(tokens, number, kept)
+    rows = [np.flatnonzero(spoken == language) for language in languages]
+    parts = [
+        encode_captions(run.model, CaptionBatch(token_ids, offsets, of_language, vectors), language, count=count).values
+        for language, of_language in zip(languages, rows, strict=True)
+    ]
     embeddings = torch.zeros(len(kept), run.model.width)
-    for language in languages:
-        rows = np.flatnonzero(spoken == language)
-        embeddings[rows] = encode_captions(
-            run.model, CaptionBatch(token_ids, offsets, rows, vectors), language, count=count
-        ).values.cpu()
+    embeddings[np.concatenate(rows)] = torch.cat(parts).cpu()  # A GPU is waited for once.
     count(len(table) - len(kept))  # Those that are not chosen, or that the model does not know, are done, too.
     columns = {name: kept[name].combine_chunks() for name in _KEY} | {"embedding": _vectors(embeddings)}
     return columns, {"captions": len(kept), "captions_left_out": len(table) - len(kept)}

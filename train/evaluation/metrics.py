@@ -112,7 +112,7 @@ class Retrieval:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks of all queries, from 1.
+    """Ranks of all queries, from 1, on the CPU.
 
     Attributes:
         image_to_text: int64 ``[I]``, rank of the best-ranked caption of each image; 0 for an image without captions.
@@ -169,12 +169,12 @@ def ranks_between(
         scores: see `Scores`; rows are captions, too, where captions are ranked among captions.
         row_images: int64, the image of each row, from 0 and ascending.
         column_images: int64, the image of each column, from 0.
-        device: where the scores are, and the ranks come to be; that of ``row_images`` if None. Where these are on the CPU, nothing
-            waits for a GPU.
+        device: where the scores are; that of ``row_images`` if None.
         scores_at_once: maximum number of scores to hold; more only where those of a single image are more.
 
     Returns:
-        int64, the rank of each row and of each column; 0 where nothing belongs to the same image.
+        int64 on the CPU, the rank of each row and of each column; 0 where nothing belongs to the same image. A GPU is waited for
+        once, for both, if the images are on the CPU.
 
     Raises:
         ValueError: the images of the rows do not ascend.
@@ -188,7 +188,9 @@ def ranks_between(
     first_row = in_rows.cumsum(0) - in_rows
     strips = _strips(in_rows.tolist(), in_columns.tolist(), scores_at_once)
     here = upload(order, device)
-    row_ranks, column_ranks = (torch.zeros(len(numbers), dtype=torch.int64, device=device) for numbers in (row_images, owner))
+    sizes = len(row_images), len(owner)
+    ranks = torch.zeros(sum(sizes), dtype=torch.int64, device=device)  # From 0, and of columns in the order of their images.
+    row_ranks, column_ranks = ranks.split(sizes)
     best_of_rows: list[Tensor] = []  # By strip: the greatest score of each row with its own image.
     best_of_columns: list[Tensor] = []
 
@@ -205,7 +207,7 @@ def ranks_between(
         left = first_row[owner[columns]][right] - rows.start + number_of_partner
         left, right = upload(left, device), upload(right, device)
         own = tile[left, right]
-        for places, size, best, ranks, part in (
+        for places, size, best, of_part, part in (
             (left, tile.shape[0], best_of_rows, row_ranks, rows),
             (right, tile.shape[1], best_of_columns, column_ranks, columns),
         ):
@@ -213,15 +215,14 @@ def ranks_between(
             worst = tile.new_full((size,), -torch.inf)
             best.append(worst.scatter_reduce(0, places, own.nan_to_num(nan=-torch.inf), "amax"))
             # Items of the same image do not count against each other.
-            ranks[part] -= torch.zeros(size, dtype=torch.int64, device=device).index_add(
+            of_part[part] -= torch.zeros(size, dtype=torch.int64, device=device).index_add(
                 0, places, (~(own < best[number][places])).long()
             )
         compare(number, number, tile)
     for a, b in permutations(range(len(strips)), 2):
         compare(a, b, scores(strips[a][0], here[strips[b][1]]))
-    row_ranks = (row_ranks + 1) * upload(in_columns[row_images] > 0, device)
-    column_ranks = (column_ranks + 1) * upload(in_rows[owner] > 0, device)
-    return row_ranks, torch.empty_like(column_ranks).index_copy(0, here, column_ranks)
+    row_ranks, column_ranks = (ranks.cpu() + 1).mul_(torch.cat((in_columns[row_images] > 0, in_rows[owner] > 0))).split(sizes)
+    return row_ranks, torch.empty_like(column_ranks).index_copy(0, order, column_ranks)
 
 
 def _strips(rows: Sequence[int], columns: Sequence[int], scores_at_once: int) -> list[tuple[slice, slice]]:
@@ -255,9 +256,8 @@ def retrieval(
     An image without captions is not a query, but it is a candidate for captions.
     """
     ranks = ranks_of(scores, images, image_of_caption, device=device, scores_at_once=scores_at_once)
-    of_images = ranks.image_to_text.cpu()
     return Retrieval(
-        image_to_text=Direction.of(of_images[of_images > 0]),
+        image_to_text=Direction.of(ranks.image_to_text[ranks.image_to_text > 0]),
         text_to_image=Direction.of(ranks.text_to_image),
     )
 

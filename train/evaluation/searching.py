@@ -205,8 +205,8 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
     query = encode_captions(run.model, CaptionBatch(flat, offsets, np.zeros(1, np.int64)), language)
     with evaluating(run.model):
         scores = run.model.scores(Encoded(gallery.embeddings), query)[:, 0]
-    best = torch.argsort(scores, descending=True, stable=True)[:top].tolist()
-    return [Hit(gallery.image_ids[row], float(scores[row])) for row in best]
+    best = torch.argsort(scores, descending=True, stable=True)[:top]
+    return [Hit(gallery.image_ids[row], score) for row, score in zip(best.tolist(), scores[best].tolist(), strict=True)]
 
 
 def _check_language(run: Run, language: str) -> None:

@@ -12,10 +12,12 @@ it attends to the context. With unit vectors q_t of a query and v_k of a context
 Two facts save most of the work, and change nothing: the cosine does not see the denominator of the softmax, and it follows from s
 and the products G = V V^T of a context's vectors, <q_t, sum_k a_k v_k> = sum_k a_k s_kt and |sum_k a_k v_k|^2 = a^T G a, so that
 no attended vector of width E is ever formed. Beyond the products s, a pair of 36 regions and 14 words then costs 4 % as many
-multiply-adds. A gradient is computed only for pairs whose score has one: with the hardest negatives, three in a row of a batch.
+multiply-adds. A gradient is computed only for pairs whose score has one: with the hardest negatives, three in a row of a batch. A
+CPU takes the queries that a context needs as a tile; a GPU, which would wait for the launches of so many small tiles, takes a copy
+of query and context for each of hundreds of pairs at once.
 
 Letters in shapes: ``C`` contexts, ``K`` vectors of a context, ``Q`` queries, ``T`` vectors of a query, ``E`` their width; ``A``
-contexts and ``B`` queries of a tile.
+contexts and ``B`` queries of a tile; of P pairs that are taken as they are, ``A`` = P and ``B`` = 1.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +48,10 @@ _COPIED_AT_ONCE = 2**24
 
 _DENSE = 1 / 8
 """Share of pairs with a gradient from which tiles are computed whole in the backward pass."""
+
+_GATHERED_AT_ONCE = 2**25
+"""Number of numbers of queries and contexts that are brought together pair by pair in the backward pass, on a GPU: 128 MiB in
+float32, of which there are some four copies."""
 
 _SHORTEST = 1e-30
 """Square of a norm up to which there is no direction: the cosine is 0 then, and has no gradient."""
@@ -99,7 +105,7 @@ def attention_of_pair(query: Encoded, context: Encoded, choices: CrossAttention)
     (queries,), (contexts,) = (_chunks(one.values[:, one.present[0]], None, 1) for one in (query, context))
     products = _products(contexts, queries.vectors[0], 1)
     gram = contexts.vectors @ contexts.vectors.mT
-    weights = _Attention(products, gram, queries, contexts, choices).weights[0, :, :, 0]  # [K, T]
+    weights = _Attention(products, gram, queries.presence, contexts.present, choices).weights[0, :, :, 0]  # [K, T]
     return (weights / weights.sum(0)).T
 
 
@@ -125,7 +131,8 @@ class _CrossAttention(torch.autograd.Function):
                 gram = context.vectors @ context.vectors.mT
                 for query, column in zip(block, columns, strict=True):
                     products = _products(context, column, len(query))
-                    scores[query.rows[:, None], context.rows] = _Attention(products, gram, query, context, choices).scores().T
+                    attention = _Attention(products, gram, query.presence, context.present, choices)
+                    scores[query.rows[:, None], context.rows] = attention.scores().T
         return scores
 
     @staticmethod
@@ -135,22 +142,78 @@ class _CrossAttention(torch.autograd.Function):
         d_queries, d_contexts = torch.zeros_like(queries), torch.zeros_like(contexts)
         given = (d_scores != 0).cpu()
         dense = int(given.sum()) > _DENSE * given.numel()
-        height = _contexts_of_a_tile(contexts, queries, query_mask) if dense else 1
         with torch.autocast(queries.device.type, enabled=False):
+            if queries.device.type != "cpu" and not dense:
+                vectors = _Both(queries, query_mask, d_queries), _Both(contexts, context_mask, d_contexts)
+                _add_gradients_of_pairs(*vectors, d_scores, given.nonzero(), ctx.choices)
+                return d_queries, None, d_contexts, None, None
+            height = _contexts_of_a_tile(contexts, queries, query_mask) if dense else 1
             for context in _chunks(contexts, context_mask, height):
                 gram = context.vectors @ context.vectors.mT
                 d_context, d_gram = torch.zeros_like(context.vectors), torch.zeros_like(gram)
                 wanted = given[:, context.numbers].any(1).nonzero().flatten()
                 for query in _chunks(queries, query_mask, _QUERIES_OF_A_TILE, wanted):
                     columns = query.vectors.transpose(0, 1).flatten(0, 1)
-                    attention = _Attention(_products(context, columns, len(query)), gram, query, context, ctx.choices)
+                    products = _products(context, columns, len(query))
+                    attention = _Attention(products, gram, query.presence, context.present, ctx.choices)
                     d_products, d_gram_here = attention.gradients(d_scores[query.rows[:, None], context.rows].T)
+                    d_products = d_products.flatten(2).flatten(0, 1)  # [A * K, T * B]
                     d_gram += d_gram_here
                     d_context += (d_products @ columns).view_as(d_context)
                     d_columns = d_products.T @ context.vectors.flatten(0, 1)
                     query.add(d_queries, d_columns.view(-1, len(query), queries.shape[2]).transpose(0, 1))
                 context.add(d_contexts, d_context + 2 * d_gram @ context.vectors)
         return d_queries, None, d_contexts, None, None
+
+
+class _Both(NamedTuple):
+    """All queries, or all contexts, ``[N, longest, E]``, their mask on the CPU, and their gradients."""
+
+    values: Tensor
+    mask: Tensor | None
+    gradients: Tensor
+
+    def of(self, rows: Tensor, there: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the vectors ``[P, longest of them, E]`` of rows, zeros where there is none, and where there is one.
+
+        Args:
+            rows: int64 ``[P]`` on the CPU.
+            there: the same on the device.
+        """
+        if self.mask is None:
+            return self.values[there], None
+        mask = self.mask[rows]
+        present = upload(mask[:, : _ends(mask).max()], self.values.device)
+        return self.values[there, : present.shape[1]].masked_fill(~present[..., None], 0), present
+
+    def add(self, there: Tensor, gradients: Tensor, present: Tensor | None) -> None:
+        """Add up gradients of rows, some of which are there several times: in an order that does not change from run to run."""
+        if present is not None:
+            gradients = gradients.masked_fill(~present[..., None], 0)
+        self.gradients[:, : gradients.shape[1]].index_put_((there,), gradients, accumulate=True)
+
+
+def _add_gradients_of_pairs(queries: _Both, contexts: _Both, d_scores: Tensor, pairs: Tensor, choices: CrossAttention) -> None:
+    """Add the gradients of pairs, int64 ``[P, 2]`` on the CPU, of a query and a context each."""
+    _, longest, width = queries.values.shape
+    together = max(1, _GATHERED_AT_ONCE // max(1, (longest + contexts.values.shape[1]) * width))
+    for some in pairs.split(together) if len(pairs) else ():
+        there = upload(some, d_scores.device)
+        (query, query_present), (context, context_present) = (
+            both.of(some[:, side], there[:, side]) for side, both in enumerate((queries, contexts))
+        )
+        attention = _Attention(
+            torch.bmm(context, query.mT)[..., None],
+            torch.bmm(context, context.mT),
+            None if query_present is None else query_present[..., None],
+            context_present,
+            choices,
+        )
+        d_products, d_gram = attention.gradients(d_scores[there[:, 0], there[:, 1], None])
+        d_products = d_products.squeeze(3)  # [P, K, T]
+        queries.add(there[:, 0], torch.bmm(d_products.mT, context), query_present)
+        d_context = torch.bmm(d_products, query).baddbmm_(d_gram, context, alpha=2)
+        contexts.add(there[:, 1], d_context, context_present)
 
 
 @dataclass(frozen=True)
@@ -173,9 +236,9 @@ class _Chunk:
         return len(self.rows)
 
     @property
-    def counts(self) -> Tensor | int:
-        """Number of vectors of each, at least 1: ``[n]``, or the same for all."""
-        return max(1, self.vectors.shape[1]) if self.present is None else self.present.sum(1).clamp_min(1)
+    def presence(self) -> Tensor | None:
+        """The same for queries of a tile, as `_Attention` takes it: ``[1, longest, n]``."""
+        return None if self.present is None else self.present.T[None]
 
     def add(self, total: Tensor, gradients: Tensor) -> None:
         """Add gradients ``[n, longest, E]`` to those of all queries or contexts."""
@@ -197,9 +260,7 @@ def _chunks(values: Tensor, mask: Tensor | None, size: int, wanted: Tensor | Non
             there = upload(some, device)
             yield _Chunk(some, there, values[start : start + size] if wanted is None else values[there], None)
         return
-    # The place after the last vector of each row: those before need not all be there.
-    ends = (mask[rows] * torch.arange(1, mask.shape[1] + 1)).amax(1) if mask.shape[1] else rows * 0
-    ends, order = ends.sort(stable=True)
+    ends, order = _ends(mask[rows]).sort(stable=True)
     rows, longest = rows[order], ends.tolist()
     for start in range(0, len(rows), size):
         some = rows[start : start + size]
@@ -210,6 +271,11 @@ def _chunks(values: Tensor, mask: Tensor | None, size: int, wanted: Tensor | Non
         else:
             present = upload(present, device)
             yield _Chunk(some, there, values[there, :end].masked_fill(~present[..., None], 0), present)
+
+
+def _ends(mask: Tensor) -> Tensor:
+    """Return the place after the last vector of each row: those before need not all be there."""
+    return (mask * torch.arange(1, mask.shape[1] + 1)).amax(1) if mask.shape[1] else torch.zeros(len(mask), dtype=torch.int64)
 
 
 def _contexts_of_a_tile(contexts: Tensor, queries: Tensor, mask: Tensor | None) -> int:
@@ -230,19 +296,21 @@ class _Attention:
     Args:
         products: ``[A, K, T, B]``.
         gram: products of the vectors of each context, ``[A, K, K]``.
-        query: the queries.
-        context: the contexts.
+        presence: bool ``[1, T, B]``, or ``[A, T, B]``, where queries have a vector; None if everywhere.
+        present: bool ``[A, K]``, likewise of contexts.
         choices: those of the attention.
     """
 
-    def __init__(self, products: Tensor, gram: Tensor, query: _Chunk, context: _Chunk, choices: CrossAttention) -> None:
-        self.query, self.choices, self.products = query, choices, products
+    def __init__(
+        self, products: Tensor, gram: Tensor, presence: Tensor | None, present: Tensor | None, choices: CrossAttention
+    ) -> None:
+        self.presence, self.choices, self.products = presence, choices, products
         exponents = leaky_relu(products, choices.leak)
         scratch = exponents * exponents  # A fresh array costs more than what is computed into it.
         self.scale = _inverse_root(scratch.sum(2, keepdim=True))  # [A, K, 1, B]
         exponents *= choices.lambda_softmax * self.scale
-        if context.present is not None:
-            exponents.masked_fill_(~context.present[..., None, None], -torch.inf)
+        if present is not None:
+            exponents.masked_fill_(~present[..., None, None], -torch.inf)
         if choices.lambda_softmax > _LARGEST_EXPONENT:
             exponents -= exponents.amax(1, keepdim=True).clamp_min(-choices.lambda_softmax)
         self.weights = exponents.exp_()  # The softmax but for its denominator.
@@ -255,14 +323,14 @@ class _Attention:
         """Return the scores, ``[A, B]``."""
         temperature = self.choices.lambda_lse
         if temperature is None:
-            return self.relevance.sum(1) / self.query.counts  # Those of absent vectors are 0.
+            return self.relevance.sum(1) / self._counts()  # Those of absent vectors are 0.
         return (self._outside(self.relevance * temperature, -torch.inf)).logsumexp(1) / temperature
 
     def gradients(self, d_scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of the products, ``[A * K, T * B]``, and of their own ones, ``[A, K, K]``, by those of scores."""
+        """Return the gradients of the products, ``[A, K, T, B]``, and of their own ones, ``[A, K, K]``, by those of scores."""
         temperature = self.choices.lambda_lse
         if temperature is None:
-            d_relevance = (d_scores / self.query.counts)[:, None].expand_as(self.relevance)
+            d_relevance = (d_scores / self._counts())[:, None].expand_as(self.relevance)
         else:
             d_relevance = d_scores[:, None] * self._outside(self.relevance * temperature, -torch.inf).softmax(1)
         d_along = (d_relevance * self.inverse)[:, None]  # [A, 1, T, B]
@@ -273,13 +341,15 @@ class _Attention:
         d_normalized = self.choices.lambda_softmax * self.weights * d_weights
         d_clipped = self.scale * (d_normalized - normalized * (d_normalized * normalized).sum(2, keepdim=True))
         slope = (self.products > 0) + self.choices.leak * (self.products <= 0)
-        d_products = d_along * self.weights + slope * d_clipped
-        return d_products.flatten(2).flatten(0, 1), d_gram
+        return d_along * self.weights + slope * d_clipped, d_gram
+
+    def _counts(self) -> Tensor | int:
+        """Return the number of vectors of each query, at least 1: ``[1, B]``, ``[A, B]``, or the same for all."""
+        return max(1, self.products.shape[2]) if self.presence is None else self.presence.sum(1).clamp_min(1)
 
     def _outside(self, of_vectors: Tensor, value: float) -> Tensor:
         """Return values ``[A, T, B]`` with another one where a query has no vector."""
-        present = self.query.present
-        return of_vectors if present is None else of_vectors.masked_fill(~present.T, value)
+        return of_vectors if self.presence is None else of_vectors.masked_fill(~self.presence, value)
 
 
 def _inverse_root(squares: Tensor) -> Tensor:

@@ -10,8 +10,6 @@ Letters in shapes: ``N`` images or captions of a batch, ``A`` and ``B`` those th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor
 
@@ -20,13 +18,14 @@ from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
 from train.models.encoders import BidirectionalLSTM, SentenceEncoders
 from train.models.memory_attention import AttentionSteps
-from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch, RetrievalModel
+from train.models.reading_model import ReadingModel
+from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch
 from train.models.similarity import inner_product
 
 __all__ = ["Dan"]
 
 
-class Dan(RetrievalModel):
+class Dan(ReadingModel):
     """Images and sentences attend to themselves, step by step; an embedding is the context vectors of all steps.
 
     The similarity of an image and a sentence is the sum over the steps of the inner products of their contexts, which is the inner
@@ -60,13 +59,9 @@ class Dan(RetrievalModel):
         """Return embeddings ``[N, E]`` of images with the features ``[N, R, D]``."""
         return _embedding(self.attention(Encoded(images.features, images.mask)))
 
-    def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
-        """Return embeddings ``[N, E]`` of captions in one language, in their order.
-
-        Raises:
-            ValueError: the model does not read the language.
-        """
-        return _embedding(self.sentences.of(language).pooling(self._words(captions, language)))
+    def encode_read(self, read: Encoded, language: str) -> Encoded:
+        """Return embeddings ``[N, E]`` of captions that were read, in their order."""
+        return _embedding(self.sentences.of(language).pooling(_words(read)))
 
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
         """Return the inner products ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]``, computed in float32."""
@@ -79,7 +74,7 @@ class Dan(RetrievalModel):
         Raises:
             ValueError: the model does not read the language.
         """
-        regions, words = Encoded(images.features, images.mask), self._words(captions, language)
+        regions, words = Encoded(images.features, images.mask), _words(self.read_captions(captions, language))
         pooling = self.sentences.of(language).pooling
         assert isinstance(pooling, AttentionSteps)
         return AttentionWeights(
@@ -87,20 +82,16 @@ class Dan(RetrievalModel):
             words=pooling.weights(words)[0, :, words.present[0]],
         )
 
-    def modules_by_language(self) -> Mapping[str, Sequence[str]]:
-        """Return the language of each sentence encoder."""
-        return self.sentences.by_language("sentences")
-
-    def _words(self, captions: CaptionBatch, language: str) -> Encoded:
-        """Return the words of captions, ``[N, T, H]``."""
-        means = self.sentences.of(language).states(captions)  # Of the two directions.
-        return Encoded(2 * means.values, means.mask)
-
 
 def _attention(width: int, config: DanConfig, *, mapped: bool) -> AttentionSteps:
     return AttentionSteps(
         width, config.embedding, steps=config.steps, attention=config.attention, mapped=mapped, dropout=config.dropout
     )
+
+
+def _words(read: Encoded) -> Encoded:
+    """Return the words of captions ``[N, T, H]``, of states that are the means of both directions."""
+    return Encoded(2 * read.values, read.mask)
 
 
 def _embedding(contexts: Tensor) -> Encoded:

@@ -111,7 +111,6 @@ class GivenTokens(nn.Module):
         self.register_buffer("_place", torch.empty(0), persistent=False)  # Says which device the model is on.
         self._place: Tensor
 
-    @torch.compiler.disable  # Shapes change with each batch.
     def looked_up(self, captions: CaptionBatch) -> tuple[GivenVectors, CaptionBatch]:
         """Return what a reader reads: the vectors of a batch, and its captions with the number of each token as its id.
 
@@ -150,7 +149,6 @@ class FinalStateGRU(nn.Module):
         super().__init__()
         self.gru = nn.GRU(word_width, units, batch_first=True)
 
-    @torch.compiler.disable  # Number and sizes of the time steps change with each batch, so that each would be compiled anew.
     def forward(self, words: Words, captions: CaptionBatch) -> Encoded:
         """Read captions."""
         if reads_by_itself(words.weight.device):
@@ -171,7 +169,6 @@ class BidirectionalLSTM(nn.Module):
         super().__init__()
         self.lstm = nn.LSTM(word_width, units, batch_first=True, bidirectional=True)
 
-    @torch.compiler.disable  # The number of time steps changes with each batch, so that each would be compiled anew.
     def forward(self, words: Words, captions: CaptionBatch) -> Encoded:
         """Read captions."""
         read = read_both_ways if reads_by_itself(words.weight.device) else read_with_torch
@@ -190,7 +187,6 @@ class BidirectionalGRU(nn.Module):
         super().__init__()
         self.gru = nn.GRU(word_width, units, batch_first=True, bidirectional=True)
 
-    @torch.compiler.disable  # The number of time steps changes with each batch, so that each would be compiled anew.
     def forward(self, words: Words, captions: CaptionBatch) -> Encoded:
         """Read captions."""
         return _both_ways(read_with_torch, self.gru, words, captions)
@@ -244,6 +240,7 @@ class SentenceEncoder(nn.Module):
         self.reader = reader
         self.pooling = pooling
 
+    @torch.compiler.disable  # The number of tokens, and that of time steps, changes with each batch: each would be compiled anew.
     def states(self, captions: CaptionBatch) -> Encoded:
         """Return what the reader does, in the order of the captions."""
         states: Encoded = self.reader(*self.words.looked_up(captions))

@@ -6,17 +6,17 @@ embedding width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from train.config.models import VseConfig
-from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
 from train.models.encoders import READERS, ImageEncoder, SentenceEncoders, orthogonalize, pooled
-from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
+from train.models.reading_model import ReadingModel
+from train.models.retrieval_model import Encoded, ImageBatch
 from train.models.similarity import cosine, order, unit
 
 __all__ = ["SIMILARITIES", "JointEmbedding"]
@@ -25,7 +25,7 @@ SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosi
 """Functions by name, from embeddings ``[A, E]`` and ``[C, E]`` to scores ``[A, C]``."""
 
 
-class JointEmbedding(RetrievalModel):
+class JointEmbedding(ReadingModel):
     """Images and captions as vectors ``[B, E]`` in one space.
 
     All embeddings have length 1, but for vectors of zeros, which stay zeros and have no gradient. The order similarity takes their
@@ -61,13 +61,9 @@ class JointEmbedding(RetrievalModel):
         """Map features ``[B, D]`` to embeddings ``[B, E]``."""
         return self._embedding(self.images(images.features))
 
-    def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
-        """Return embeddings ``[B, E]`` of captions in one language, in their order.
-
-        Raises:
-            ValueError: the model does not read the language.
-        """
-        return self._embedding(self.sentences.of(language)(captions))
+    def encode_read(self, read: Encoded, language: str) -> Encoded:
+        """Return embeddings ``[B, E]`` of captions that were read, in their order."""
+        return self._embedding(self.sentences.of(language).pooling(read))
 
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
         """Return scores ``[A, C]`` of embeddings ``[A, E]`` and ``[C, E]``; a higher score means more alike.
@@ -76,10 +72,6 @@ class JointEmbedding(RetrievalModel):
         """
         with torch.autocast(a.values.device.type, enabled=False):
             return SIMILARITIES[self.similarity](a.values.float(), b.values.float())
-
-    def modules_by_language(self) -> Mapping[str, Sequence[str]]:
-        """Return the languages of each sentence encoder."""
-        return self.sentences.by_language("sentences")
 
     def _embedding(self, encoded: Tensor) -> Encoded:
         """Place encoder outputs ``[B, E]`` in the joint space."""

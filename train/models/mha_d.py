@@ -6,8 +6,6 @@ Letters in shapes: ``N`` images or captions of a batch, ``A`` and ``B`` those th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor
 
@@ -16,13 +14,14 @@ from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
 from train.models.encoders import BidirectionalLSTM, ImageEncoder, SentenceEncoders
 from train.models.multi_head_attention import MultiHeadAttention, where_present
-from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch, RetrievalModel
+from train.models.reading_model import ReadingModel
+from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch
 from train.models.similarity import cosine, unit
 
 __all__ = ["MhaD"]
 
 
-class MhaD(RetrievalModel):
+class MhaD(ReadingModel):
     """Regions and words in one space, pooled by heads that attend within an image or a sentence; an embedding is all heads.
 
     An affine map takes the features of an image into the joint space, and a bidirectional LSTM for each language the words of a
@@ -63,13 +62,9 @@ class MhaD(RetrievalModel):
         """Return embeddings ``[N, E]`` of images with the features ``[N, R, D]``."""
         return _embedding(self.attention(self._regions(images)))
 
-    def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
-        """Return embeddings ``[N, E]`` of captions in one language, in their order.
-
-        Raises:
-            ValueError: the model does not read the language.
-        """
-        return _embedding(self.sentences.of(language)(captions))
+    def encode_read(self, read: Encoded, language: str) -> Encoded:
+        """Return embeddings ``[N, E]`` of captions that were read, in their order."""
+        return _embedding(self.sentences.of(language).pooling(read))
 
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
         """Return the cosines ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]``, computed in float32."""
@@ -89,10 +84,6 @@ class MhaD(RetrievalModel):
             regions=self.attention.weights(regions)[0, :, regions.present[0]],
             words=encoder.pooling.weights(words)[0, :, words.present[0]],
         )
-
-    def modules_by_language(self) -> Mapping[str, Sequence[str]]:
-        """Return the language of each sentence encoder."""
-        return self.sentences.by_language("sentences")
 
     def _regions(self, images: ImageBatch) -> Encoded:
         """Return the regions of images in the joint space, ``[N, R, H]``."""

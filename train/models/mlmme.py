@@ -10,17 +10,16 @@ the joint space, ``P`` pairs of views, ``E`` width of an embedding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import torch
 from torch import Tensor, nn
 
 from train.config.models import MlmmeConfig
-from train.data.batches import CaptionBatch
 from train.models.dimensions import Dimensions
 from train.models.encoders import FinalStateGRU, ImageEncoder, SentenceEncoders
-from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
+from train.models.reading_model import ReadingModel
+from train.models.retrieval_model import Encoded, ImageBatch
 from train.models.similarity import inner_product, unit
 
 __all__ = ["Mlmme"]
@@ -28,7 +27,7 @@ __all__ = ["Mlmme"]
 _IMAGES = "images"
 
 
-class Mlmme(RetrievalModel):
+class Mlmme(ReadingModel):
     """Images, and sentences that a GRU for each language reads, mapped into one space; one map serves all languages.
 
     With ``scoring = "dot"`` embeddings ``[N, W]`` have length 1, and the similarity is their cosine. With ``"general"`` vectors
@@ -64,22 +63,14 @@ class Mlmme(RetrievalModel):
         """Map features ``[N, D]`` to embeddings ``[N, E]``."""
         return self._embedding(self.images(images.features), _IMAGES)
 
-    def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
-        """Return embeddings ``[N, E]`` of captions in one language, in their order.
-
-        Raises:
-            ValueError: the model does not read the language.
-        """
-        return self._embedding(self.projection(self.sentences.of(language)(captions)), language)
+    def encode_read(self, read: Encoded, language: str) -> Encoded:
+        """Return embeddings ``[N, E]`` of captions that were read, in their order."""
+        return self._embedding(self.projection(self.sentences.of(language).pooling(read)), language)
 
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
         """Return the inner products ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]``, computed in float32."""
         with torch.autocast(a.values.device.type, enabled=False):
             return inner_product(a.values, b.values)
-
-    def modules_by_language(self) -> Mapping[str, Sequence[str]]:
-        """Return the language of each sentence encoder."""
-        return self.sentences.by_language("sentences")
 
     def _embedding(self, vectors: Tensor, view: str) -> Encoded:
         """Make vectors ``[N, W]`` of a view embeddings; bfloat16 becomes float32."""

@@ -74,8 +74,8 @@ class MultiHeadAttention(nn.Module):
 def where_present(function: Callable[[Tensor], Tensor], values: Tensor, mask: Tensor | None, *, absent: float = 0.0) -> Tensor:
     """Apply a function of rows to those that are there: what stands in the others changes nothing.
 
-    On a CPU the others take no time. A GPU would have to tell how many there are, which the host would wait for; there the function
-    is applied to all rows, and its results are replaced.
+    On a CPU the others take no time. A GPU would have to tell how many there are, which the host would wait for, and a compiled
+    graph would end there; then the function is applied to all rows, and its results are replaced.
 
     Args:
         function: from ``[P, F]`` to ``[P, G]``, or with more dimensions in front; of zeros something finite.
@@ -88,15 +88,10 @@ def where_present(function: Callable[[Tensor], Tensor], values: Tensor, mask: Te
     """
     if mask is None:
         return function(values)
-    if values.device.type != "cpu":
+    if values.device.type != "cpu" or torch.compiler.is_compiling():
         outside = ~mask[..., None]
         return function(values.masked_fill(outside, 0)).masked_fill(outside, absent)
-    rows = _true(mask)
+    rows = mask.flatten().nonzero().squeeze(1)
     result = function(values.flatten(0, 1).index_select(0, rows))  # [P, G]
     everywhere = result.new_full((mask.numel(), result.shape[1]), absent)
     return everywhere.index_copy(0, rows, result).unflatten(0, mask.shape)
-
-
-@torch.compiler.disable  # The number of rows changes with each batch.
-def _true(mask: Tensor) -> Tensor:
-    return mask.flatten().nonzero().squeeze(1)

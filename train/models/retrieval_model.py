@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +76,9 @@ class Encoded:
 
     @staticmethod
     def concatenate(batches: Sequence[Encoded]) -> Encoded:
-        """Join one or more batches."""
+        """Join one or more batches; a single one is itself the result."""
+        if len(batches) == 1:
+            return batches[0]
         if batches[0].values.dim() == 2:
             return Encoded(torch.cat([batch.values for batch in batches]))
         most = max(batch.values.shape[1] for batch in batches)
@@ -133,6 +136,20 @@ class RetrievalModel(nn.Module):
         Raises:
             ValueError: the model does not read the language.
         """
+
+    def read_captions(self, captions: CaptionBatch, language: str) -> Any:
+        """Return what `encode_read` goes on from: what of `encode_captions` no compiler covers, by default nothing.
+
+        A compiled objective begins with it for all captions of a batch, so that what follows is one graph.
+
+        Raises:
+            ValueError: the model does not read the language.
+        """
+        return captions
+
+    def encode_read(self, read: Any, language: str) -> Encoded:
+        """Return what `encode_captions` does, from what `read_captions` has returned."""
+        return self.encode_captions(read, language)
 
     @abstractmethod
     def scores(self, a: Encoded, b: Encoded) -> Tensor:

@@ -9,8 +9,6 @@ feature width, ``E`` joint embedding width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor
 
@@ -19,13 +17,14 @@ from train.data.batches import CaptionBatch
 from train.models.cross_attention import CrossAttention, attention_of_pair, cross_attention
 from train.models.dimensions import Dimensions
 from train.models.encoders import READERS, ImageEncoder, SentenceEncoders
-from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch, RetrievalModel
+from train.models.reading_model import ReadingModel
+from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch
 from train.models.similarity import unit
 
 __all__ = ["Scan"]
 
 
-class Scan(RetrievalModel):
+class Scan(ReadingModel):
     """Images as regions and captions as words, each a vector in one space; words attend to regions, or regions to words.
 
     All vectors have length 1 (``l2norm`` in ``model.py``), but for vectors of zeros, which stay zeros and have no gradient.
@@ -63,14 +62,9 @@ class Scan(RetrievalModel):
             features = features.masked_fill(~images.mask[..., None], 0)
         return Encoded(unit(self.images(features).float()), images.mask)
 
-    def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
-        """Return unit vectors ``[B, T, E]`` of the words of captions in one language, in their order.
-
-        Raises:
-            ValueError: the model does not read the language.
-        """
-        states = self.sentences.of(language).states(captions)
-        return Encoded(unit(states.values.float()), states.mask)
+    def encode_read(self, read: Encoded, language: str) -> Encoded:
+        """Return unit vectors ``[B, T, E]`` of the words of captions that were read, in their order."""
+        return Encoded(unit(read.values.float()), read.mask)
 
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
         """Return scores ``[A, C]``; ``a`` takes the part of the images, with regions, and ``b`` that of the captions, with words.
@@ -90,7 +84,3 @@ class Scan(RetrievalModel):
         if self._words_attend:
             return AttentionWeights(pairs=attention_of_pair(words, regions, self._attention))
         return AttentionWeights(pairs=attention_of_pair(regions, words, self._attention).T, words_attend=False)
-
-    def modules_by_language(self) -> Mapping[str, Sequence[str]]:
-        """Return the languages of each reader."""
-        return self.sentences.by_language("sentences")

@@ -43,13 +43,12 @@ def inner_product(a: Tensor, b: Tensor) -> Tensor:
     return a @ b.T
 
 
-@torch.compiler.disable  # The blocks only save memory, and their number changes with the batch.
 def order(a: Tensor, b: Tensor) -> Tensor:
     """Return how nearly a is above b in every dimension: S(a, b) = -||max(0, b - a)||^2, which is at most 0.
 
     Vendrov et al. 2016, equation 2, and Gella et al. 2017, equation 3, where a is an image and b a caption. VSE++ takes the root.
     The A x B x E differences are never held together: both passes use a few megabytes, however large A and B are, and the backward
-    pass computes the differences again.
+    pass computes the differences again. A compiled backward pass may hold them: 64 MiB for 128 x 128 x 1024.
 
     Args:
         a: ``[A, E]``, non-negative if S is to be an order.
@@ -58,6 +57,8 @@ def order(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         ``[A, B]``. It is not symmetric. A dimension in which a and b are equal has no gradient.
     """
+    if torch.compiler.is_compiling():
+        return -(b - a[:, None]).relu().square().sum(2)
     return _Order.apply(a, b)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, combinations_with_replacement
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -153,11 +154,14 @@ def per_query(batches: Iterable[tuple[Batch, Tensor, Mapping[str, Tensor]]]) -> 
         batches: each with its objective and losses, as `named_losses` returns them; a loss is averaged over the batches that have
             it.
     """
+    named = [
+        (name, value, 2 * len(batch.images)) for batch, loss, terms in batches for name, value in {"": loss, **terms}.items()
+    ]
     sums: dict[str, tuple[float, int]] = {}
-    for batch, loss, terms in batches:
-        for name, value in {"": loss, **terms}.items():
-            total, queries = sums.get(name, (0.0, 0))
-            sums[name] = total + float(value), queries + 2 * len(batch.images)
+    # All in one copy: a GPU is waited for once.
+    for (name, _, more), value in zip(named, torch.stack([value for _, value, _ in named]).tolist(), strict=True):
+        total, queries = sums.get(name, (0.0, 0))
+        sums[name] = total + value, queries + more
     means = {name: total / queries for name, (total, queries) in sums.items()}
     return means.pop(""), means
 
@@ -176,6 +180,7 @@ class Objective(nn.Module):
         self.model = model
         self.terms = terms
         self.whole = whole
+        self._compiled: Callable[..., tuple[Tensor, Mapping[str, Tensor]]] | None = None
 
     def forward(self, inputs: Inputs, hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the loss, a scalar, and the losses that it is the weighted sum of, by name, such as ``c2i/en``.
@@ -184,13 +189,33 @@ class Objective(nn.Module):
             inputs: inputs of the model.
             hinges: ``sum`` or ``max``.
         """
-        return named_losses(self.terms, self._views(inputs), hinges)
+        read = [
+            self.model.read_captions(batch, self._name(language))
+            for batch, language in zip(inputs.captions, inputs.languages, strict=True)
+        ]
+        return (self._compiled or self._losses)(inputs, read, hinges)
 
-    def _views(self, inputs: Inputs) -> Views:
+    def compile(self, *arguments: Any, **options: Any) -> None:
+        """Compile everything but the reading of captions, which comes first, so that the rest can be one graph.
+
+        Args:
+            arguments: those of ``torch.compile``.
+            options: likewise.
+        """
+        self._compiled = torch.compile(self._losses, *arguments, **options)
+
+    def _losses(self, inputs: Inputs, read: Sequence[Any], hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return named_losses(self.terms, self._views(inputs, read), hinges)
+
+    def _views(self, inputs: Inputs, read: Sequence[Any]) -> Views:
         count = len(inputs.numbers)
         captions = tuple(
-            (language, self.whole(self.model.encode_captions(batch, language or self.model.languages[0]), count))
-            for batch, language in zip(inputs.captions, inputs.languages, strict=True)
+            (language, self.whole(self.model.encode_read(one, self._name(language)), count))
+            for one, language in zip(read, inputs.languages, strict=True)
         )
         images = None if inputs.images is None else self.whole(self.model.encode_images(inputs.images), count)
         return Views(inputs.numbers, images, captions)
+
+    def _name(self, language: str | None) -> str:
+        """Return a language to read captions in: where several are mixed, any that the shared encoder reads."""
+        return language or self.model.languages[0]

@@ -13,7 +13,7 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, BinaryIO, cast
 
@@ -105,11 +105,20 @@ class Checkpoint:
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
     """Return the SHA-256, hexadecimal, of parameters in the order of their names."""
+    names = sorted(weights)
     digest = hashlib.sha256()
-    for name, values in sorted(weights.items()):
+    for name, values in zip(names, _on_cpu([weights[name].detach().contiguous() for name in names]), strict=True):
         digest.update(name.encode())
-        digest.update(values.detach().cpu().contiguous().numpy().tobytes())
+        digest.update(values.numpy().tobytes())
     return digest.hexdigest()
+
+
+def _on_cpu(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield tensors, or the bytes of those on a GPU: these come in one copy, since the host waits for each."""
+    elsewhere = [tensor.flatten().view(torch.uint8) for tensor in tensors if tensor.device.type != "cpu"]
+    copied = iter(torch.cat(elsewhere).cpu().split([len(values) for values in elsewhere]) if elsewhere else ())
+    for tensor in tensors:
+        yield tensor if tensor.device.type == "cpu" else next(copied)
 
 
 def write_checkpoint(folder: Folder, name: str, checkpoint: Checkpoint) -> None:

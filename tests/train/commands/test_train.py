@@ -81,6 +81,10 @@ def test_a_configuration_is_shown_in_full(command):
         (["vsepp"], "OUTPUT is missing"),
         (["vsepp", "out"], "--captions is missing"),
         (["vsepp", "out", "--captions", "c", "--features", "f"], "--vocabulary is missing"),
+        (
+            ["scan/t2i-avg", "out", "--captions", "c", "--features", "f", "--vocabulary", "v", "--compile"],
+            "--compile gains nothing with a model of the kind 'scan'.* Leave --compile out",
+        ),
         (["vsepp", "out", "--set", "loss.margin"], "--set 'loss.margin' is not KEY=VALUE"),
         (["vsepp", "out", "--set", "=3"], "--set '=3' is not KEY=VALUE"),
         (["vsepp", "out", "--set", "loss.marign=3"], r"vsepp: unknown key loss.marign: did you mean loss.margin\?"),

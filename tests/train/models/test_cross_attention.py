@@ -196,23 +196,29 @@ def test_vectors_of_zeros_and_sets_of_none_spoil_nothing(choices):
         assert all(value.grad.isfinite().all() for value in values)
 
 
+class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    """Records the sizes of all arrays that are made."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        made = result if isinstance(result, tuple) else (result,)
+        self.sizes.extend(each.numel() for each in made if torch.is_tensor(each))
+        return result
+
+
 def test_the_products_of_all_pairs_are_never_held(monkeypatch):
     """The largest array that either pass makes is a tile or an input."""
-    sizes = []
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-            result = function(*arguments, **(keywords or {}))
-            sizes.extend(each.numel() for each in (result if isinstance(result, tuple) else (result,)) if torch.is_tensor(each))
-            return result
-
     monkeypatch.setitem(module._NUMBERS_AT_ONCE, "cpu", 6000)
     monkeypatch.setattr(module, "_QUERIES_OF_A_TILE", 8)
     queries, contexts = torch.randn(60, 7, 16).requires_grad_(), torch.randn(50, 9, 16).requires_grad_()
-    with Watch():
+    with Watch() as watch:
         scores = cross_attention(Encoded(queries), Encoded(contexts), CrossAttention(9.0, 6.0))
         scores.sum().backward()
-    assert max(sizes) <= max(6000, queries.numel(), contexts.numel()) < scores.numel() * 7 * 9 / 20
+    assert max(watch.sizes) <= max(6000, queries.numel(), contexts.numel()) < scores.numel() * 7 * 9 / 20
 
 
 @pytest.mark.slow
@@ -241,3 +247,58 @@ def test_a_gpu_is_waited_for_as_often_however_many_pairs_have_a_gradient(count):
         cross_attention(*encoded, CrossAttention(9.0, 6.0)).diagonal().sum().backward()
         waits = {event.line: count for event, count in gpu.waits.items() if event.line.startswith("train/")}
     assert sum(waits.values()) == 3, gpu.report()
+
+
+@pytest.mark.parametrize("gathered", [1, 300, 2**25], ids=["a pair", "some pairs", "all pairs"])
+@pytest.mark.parametrize("choices", CHOICES)
+def test_gradients_of_pairs_on_a_gpu_are_those_of_tiles(choices, gathered, monkeypatch):
+    """What the masks leave out is no number, in both; pairs share queries and contexts."""
+    monkeypatch.setattr(module, "_GATHERED_AT_ONCE", gathered)
+    sets = [
+        together(units(counts, 6, seed), filled=np.nan, padding=1) for counts, seed in (([3, 5, 1, 5, 2], 0), ([6, 2, 3, 4], 1))
+    ]
+    plain = [Encoded(torch.from_numpy(np.stack(units([4] * count, 6, 2 + count)))) for count in (5, 4)]
+    weights = torch.zeros(5, 4, dtype=torch.float64)
+    weights[0, 1], weights[2, 1], weights[2, 3] = 0.7, -2, 1
+
+    def gradients(encoded, weights, device) -> list[torch.Tensor]:
+        masks = [None if one.mask is None else one.mask.to(device) for one in encoded]
+        values = [one.values.clone().to(device).requires_grad_() for one in encoded]
+        scores = cross_attention(*(Encoded(*one) for one in zip(values, masks, strict=True)), choices)
+        (scores * weights.to(device)).sum().backward()
+        return [value.grad.cpu() for value in values]
+
+    monkeypatch.setattr(module, "_DENSE", 0.2)
+    for encoded in (sets, plain, [sets[0], plain[1]], [plain[0], sets[1]]):
+        for some in (weights, torch.zeros_like(weights)):
+            expected = gradients(encoded, some, "cpu")
+            with pretended_gpu():
+                found = gradients(encoded, some, "cuda")
+            for mine, other, one in zip(found, expected, encoded, strict=True):
+                torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
+                assert one.mask is None or not mine[~one.mask].any()
+
+
+def test_launches_of_a_gpu_do_not_grow_with_the_pairs():
+    launches = set()
+    for count in (9, 30):
+        values = [torch.nn.functional.normalize(torch.randn(count, parts, 8), dim=2) for parts in (5, 7)]
+        with pretended_gpu() as gpu:
+            encoded = [Encoded(value.to("cuda").requires_grad_()) for value in values]
+            scores = cross_attention(*encoded, CrossAttention(9.0, 6.0)).diagonal().sum()
+            gpu.reset()
+            scores.backward()
+            launches.add(gpu.launches.total())
+    (found,) = launches
+    assert found <= 66, gpu.report()
+
+
+def test_the_pairs_that_are_gathered_at_once_are_bounded(monkeypatch):
+    """The largest array is of the pairs of one turn, or an input, however many pairs there are."""
+    monkeypatch.setattr(module, "_GATHERED_AT_ONCE", 6000)
+    values = torch.randn(60, 7, 16), torch.randn(50, 9, 16)
+    both = [module._Both(value, None, torch.zeros_like(value)) for value in values]
+    pairs = torch.ones(60, 50).nonzero()
+    with Watch() as watch:
+        module._add_gradients_of_pairs(*both, torch.ones(60, 50), pairs, CrossAttention(9.0, 6.0))
+    assert max(watch.sizes) <= max(6000, *(value.numel() for value in values)) < len(pairs) * 9 * 16 / 20

@@ -10,9 +10,10 @@ import torch
 
 from schemas.errors import DatasetError
 from schemas.storage import Folder
+from tests.pretended_gpu import pretended_gpu
 from train.models.dimensions import Dimensions
 from train.runs import checkpoints
-from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, read_checkpoint, write_checkpoint
+from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, read_checkpoint, weights_digest, write_checkpoint
 
 CHECKPOINT = Checkpoint(
     config="[data]\n",
@@ -282,3 +283,21 @@ def test_a_source_that_is_none_is_damage(folder, start):
     write_checkpoint(folder, LAST, replace(CHECKPOINT, started_from=start))
     with pytest.raises(DatasetError, match=r"last\.pt is damaged, or not a checkpoint \(started_from is "):
         read_checkpoint(folder, LAST)
+
+
+def test_weights_on_a_gpu_have_the_digest_of_those_on_a_cpu_and_are_waited_for_once():
+    weights = {
+        "b": torch.randn(5, 3),
+        "a.counter": torch.tensor(7),
+        "c": torch.randn(4, 6).T,
+        "none": torch.empty(0, 3),
+        "mask": torch.tensor([True, False, True]),
+        "half": torch.randn(3, dtype=torch.float16),
+    }
+    expected = weights_digest(weights)
+    with pretended_gpu() as gpu:
+        there = {name: values if name == "a.counter" else values.to("cuda") for name, values in weights.items()}
+        gpu.reset()
+        assert weights_digest(there) == expected
+        assert gpu.waits.total() == 1, gpu.report()
+    assert weights_digest(weights | {"b": weights["b"] + 1}) != expected
