@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-__all__ = ["core_count", "core_quota", "memory_available", "memory_limit", "usable_cores"]
+__all__ = ["CORES_TO_A_DECODER", "core_count", "core_quota", "memory_available", "memory_limit", "usable_cores"]
+
+CORES_TO_A_DECODER = 4
+"""Cores of a worker without a GPU to each thread that decodes images: models take the time of four to hundreds of decodings."""
 
 _GROUPS, _MOUNT, _MEMORY = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 _VERSION_2 = ""

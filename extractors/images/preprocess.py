@@ -1,6 +1,7 @@
 """Preprocessing: from an RGB image to the pixels that a model starts from, and from those to its normalised input.
 
 With antialiasing, resizing and cropping make the same bytes as torchvision's ``Resize`` and ``CenterCrop`` on Pillow images.
+Importing this loads no torch: processes that decode do without it.
 
 Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of the crop.
 """
@@ -9,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from extractors.images.decoding import MAX_PIXELS, DecodeError
 
-__all__ = ["Normalizer", "Preprocessing", "check_resized", "resize", "resize_and_crop"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["Normalizer", "Preprocessing", "check_resized", "cropped_pixels", "resize", "resize_and_crop", "resized_pixels"]
 
 _INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _STRIP_VALUES = 2**16  # size of the float64 arrays of `_bilinear`: small enough to stay in the cache of a processor
@@ -83,9 +86,21 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
     Raises:
         DecodeError: the image is so thin that resizing its shorter side would make more than `MAX_PIXELS` pixels.
     """
+    import torch
+
+    return torch.from_numpy(cropped_pixels(image, preprocessing))
+
+
+def cropped_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray:
+    """Return what `resize_and_crop` does as an array."""
     image = resize(image, preprocessing)
     pixels = np.array(image.crop(_crop_box(image.width, image.height, preprocessing.crop)))  # [H, W, 3], outside is black
-    return torch.from_numpy(pixels).permute(2, 0, 1)  # [3, H, W]
+    return pixels.transpose(2, 0, 1)  # [3, H, W]
+
+
+def resized_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray:
+    """Return what `resize` does as an array: uint8 ``[3, H, W]``, channels R, G, B, innermost in memory."""
+    return np.array(resize(image, preprocessing)).transpose(2, 0, 1)
 
 
 def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
@@ -156,6 +171,8 @@ class Normalizer:
         divisor: float = 255.0,
         channel_order: str = "RGB",
     ) -> None:
+        import torch
+
         self._mean, self._std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (mean, std))
         self._divisor = torch.tensor(divisor, device=device)
         self._reverses = channel_order != "RGB"
@@ -181,6 +198,8 @@ class Normalizer:
             float32 ``[B, 3, H, W]``, channels in ``channel_order``: ``(pixels / divisor - mean) / std``, in the order of operations
             of torchvision's ``ToTensor`` and ``Normalize``.
         """
+        import torch
+
         pixels = pixels.flip(1) if self._reverses else pixels
         return pixels.to(torch.float32).div_(self._divisor).sub_(self._mean).div_(self._std)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.doctor.findings import Finding
 from schemas.errors import DatasetError, InputError
-from schemas.limits import usable_cores
+from schemas.limits import CORES_TO_A_DECODER, usable_cores
 from schemas.progress import pace
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def check_rates(
     Args:
         extractor: the loaded extractor.
         sample: bytes of images.
-        on_gpu: whether it is on a GPU: then all cores decode, otherwise one thread does and the model has the cores.
+        on_gpu: whether it is on a GPU: then all cores decode, otherwise a few threads and the model share them.
         reading: images per second that can be read; None if that is unknown.
         batch_size: images that the model takes at once; by default the extractor's own number, on a CPU fewer.
         clock: tells the time, in seconds.
@@ -121,7 +121,8 @@ def check_rates(
     found = f"{pace(model)} on {'the GPU' if on_gpu else 'the CPU'}, {size} at once, {extractor.spec.name}"
     values: dict[str, Any] = {"per_second": round(model, 3), "batch_size": size, "extractor": extractor.spec.name}
     yield Finding(_GROUP, "model", "ok", found, values=values)
-    yield verdict(model=model, decoding=several if on_gpu else one, reading=reading, on_gpu=on_gpu)
+    decoding = several if on_gpu else max(one, several / CORES_TO_A_DECODER)
+    yield verdict(model=model, decoding=decoding, reading=reading, on_gpu=on_gpu)
 
 
 class _Decoded(NamedTuple):

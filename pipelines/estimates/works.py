@@ -16,10 +16,13 @@ from pipelines.inputs.images import ImagesInFolder, ImageTable, Listing, kept_re
 from pipelines.running.commits import CommitDataset
 from pipelines.running.execution import Execution
 from pipelines.running.first_worker import FirstWorker
-from pipelines.text.captions import CaptionsJob, build_captions, plan_captions
-from pipelines.text.encoding import EncodeJob, build_encoding, plan_encoding
+from pipelines.text.caption_transforms import build_captions
+from pipelines.text.captions import CaptionsJob, plan_captions
+from pipelines.text.encoding import EncodeJob, plan_encoding
+from pipelines.text.encoding_transforms import build_encoding
 from pipelines.text.truecasers import load_truecasers
-from pipelines.text.vocabulary import VocabularyJob, build_counts, plan_vocabulary
+from pipelines.text.vocabulary import VocabularyJob, plan_vocabulary
+from pipelines.text.vocabulary_transforms import build_counts
 from schemas.dataset import Dataset, open_dataset
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import LIKE

@@ -1,10 +1,12 @@
 """Decode the images of one shard and run the model over them: plain functions, without Beam.
 
-Some threads read, as many as waiting for other machines takes, and others decode, as many as there are cores for it. Both are ahead
-of the model, which takes batch after batch; memory holds a few batches.
+Some threads read, as many as waiting for other machines takes, and others decode, as many as there are cores for it, or have it
+done by processes (`pipelines.features.decoding_processes`). Both are ahead of the model, which takes batch after batch; memory
+holds a few batches.
 
 A GPU must not wait for the host. So a thread of its own gives it batch after batch: one is being computed and the next one is made
-ready while rows of the one before become a table and are written. On a CPU, which has nothing to spare, they take turns.
+ready while rows of the one before become a table and are written. On a CPU two threads do, where passes over two batches can share
+its cores; or else batches and rows take turns.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 import extractors
+from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.inputs.images import ImageRef
 from schemas.errors import DatasetError, InputError
 from schemas.kinds import numpy_type
@@ -39,7 +42,7 @@ class Tally:
         images: images with features, which have rows.
         failures: rows of kind ``failures``.
         decode_seconds: time of reading and decoding in all threads, summed.
-        forward_seconds: time in the model; with a GPU, time that its results were waited for.
+        forward_seconds: time in the model; where threads of their own give it batches, time that its results were waited for.
         wait_seconds: time that decoded images were waited for.
         digests: SHA-256 of the bytes of each image, by image id; empty for those that could not be read.
     """
@@ -111,6 +114,7 @@ def extract_shard(
     threads: int,
     tally: Tally,
     reads: int = 1,
+    processes: DecodingProcesses | None = None,
     on_batch: Callable[[Tally], None] = lambda batch: None,
 ) -> Iterator[pa.Table]:
     """Extract features of images, in their order; an image that cannot be read or decoded becomes a failure without a row.
@@ -121,14 +125,17 @@ def extract_shard(
         read: returns the bytes of an image, or raises OSError.
         schema: schema of the rows.
         batch_size: images that the model takes at once; the last batch may be smaller.
-        threads: decoding threads.
+        threads: decoding threads; without ``processes``.
         tally: is updated while the result is consumed.
         reads: images that are read at once, whatever the number of decoding threads; at least one for each of these.
+        processes: what decodes, in one thread for each of them; None for threads of this process alone.
         on_batch: is called after each batch with the tally of that batch.
 
     Yields:
         Rows, one table per batch.
     """
+    threads = processes.number if processes is not None else threads
+    pixels = processes.pixels if processes is not None else lambda data: extractor.preprocess(extractors.decode(data))
     rest = iter(refs)
     ahead: deque[Future[_Decoded]] = deque()
     reads = max(reads, threads)
@@ -154,14 +161,15 @@ def extract_shard(
     with ExitStack() as pools:
         readers = pools.enter_context(ThreadPoolExecutor(reads, thread_name_prefix="read"))
         decoders = pools.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="decode"))
-        model = pools.enter_context(ThreadPoolExecutor(1, thread_name_prefix="model")) if extractor.on_gpu else None
+        feeding = extractor.feeding_threads
+        model = pools.enter_context(ThreadPoolExecutor(feeding, thread_name_prefix="model")) if feeding else None
         # Where this ends early, nobody takes what is still to be decoded.
         for pool in (readers, decoders):
             pools.callback(pool.shutdown, wait=False, cancel_futures=True)
         while True:
             # Two batches ahead: one is ready when the model has finished the other.
             ahead.extend(
-                decoders.submit(_decode, readers.submit(_read, ref, read), extractor)
+                decoders.submit(_decode, readers.submit(_read, ref, read), pixels)
                 for ref in islice(rest, 2 * batch_size + reads - len(ahead))
             )
             if not ahead:
@@ -219,17 +227,17 @@ def _read(ref: ImageRef, read: Callable[[ImageRef], bytes]) -> _Read:
     return _Read(ref, data, failure, time.perf_counter() - started)
 
 
-def _decode(reading: Future[_Read], extractor: extractors.Extractor) -> _Decoded:
+def _decode(reading: Future[_Read], pixels: Callable[[bytes], Any]) -> _Decoded:
     done = reading.result()
     started = time.perf_counter()
-    pixels, failure, sha256 = None, done.failure, ""
+    found, failure, sha256 = None, done.failure, ""
     if done.data is not None:
         sha256 = hashlib.sha256(done.data).hexdigest()
         try:
-            pixels = extractor.preprocess(extractors.decode(done.data))
+            found = pixels(done.data)
         except extractors.DecodeError as error:
             failure = _failure(done.ref, "decode", error.reason, str(error))
-    return _Decoded(done.ref, pixels, failure, sha256, done.seconds + time.perf_counter() - started)
+    return _Decoded(done.ref, found, failure, sha256, done.seconds + time.perf_counter() - started)
 
 
 def _failure(ref: ImageRef, stage: str, reason: str, message: str) -> dict[str, str]:
@@ -239,7 +247,9 @@ def _failure(ref: ImageRef, stage: str, reason: str, message: str) -> dict[str, 
 def _begin(
     pixels: Sequence[Any], extractor: extractors.Extractor, model: ThreadPoolExecutor | None
 ) -> Callable[[], Mapping[str, np.ndarray]]:
-    """Let the thread of a GPU start a batch; without one, return what computes it."""
+    """Let a thread of the model start a batch; without one, return what computes it."""
+    if not pixels:
+        return dict  # Nothing but failures.
     if model is None:
         return lambda: extractor.start(extractor.collate(pixels))()
     starting = model.submit(lambda: extractor.start(extractor.collate(pixels)))

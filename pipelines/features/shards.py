@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import extractors
+from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.forward import Tally, extract_shard, merge_rows, refuse_duplicates
 from pipelines.features.reuse import Reuse, plan_reuse, source_of, statistics_of
 from pipelines.inputs.images import ImageRef, ImageSource, Listing, digest_of
@@ -39,6 +40,7 @@ def make_shard(
     extractor: extractors.Extractor,
     batch_size: int,
     threads: int,
+    processes: DecodingProcesses | None = None,
     update: Update | None = None,
     retry_failed: bool = False,
     on_batch: Callable[[Tally], None] = lambda tally: None,
@@ -55,7 +57,8 @@ def make_shard(
         images: reads them.
         extractor: the loaded extractor.
         batch_size: images that the model takes at once.
-        threads: decoding threads.
+        threads: decoding threads; without ``processes``.
+        processes: what decodes; None for threads of this process.
         update: how images that have changed are treated.
         retry_failed: try the images again that failed before.
         on_batch: is called after each batch with the tally of that batch.
@@ -88,6 +91,7 @@ def make_shard(
         threads=threads,
         tally=tally,
         reads=images.parallel_reads,
+        processes=processes,
         on_batch=on_batch,
     )
     if ordered is not reuse.todo:

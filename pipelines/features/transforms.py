@@ -25,7 +25,13 @@ from pipelines.features.forward import Tally
 from pipelines.features.job import FeaturesJob
 from pipelines.features.references import Piece, pieces_of, unpacked
 from pipelines.features.shards import make_shard
-from pipelines.features.workers import check_fingerprint, decoding_threads, devices_of_worker, planned_fingerprint
+from pipelines.features.workers import (
+    check_fingerprint,
+    decoding_processes,
+    decoding_threads,
+    devices_of_worker,
+    planned_fingerprint,
+)
 from pipelines.inputs.images import CopiedImages, Copies, ImageRef, ImageSource, SharedRefs, kept_refs
 from pipelines.running.accelerators import Accelerator
 from pipelines.running.first_worker import Begin, FirstWorker
@@ -46,11 +52,12 @@ class _Loaded:
     Beam's ``Shared`` keeps weak references, which need a class that allows them.
     """
 
-    def __init__(self, loaded: Sequence[extractors.Extractor], batch_size: int | None = None) -> None:
+    def __init__(self, loaded: Sequence[extractors.Extractor], batch_size: int | None = None, threads: int = 1) -> None:
         from extractors.batch_sizes import find_batch_size
 
         self.fingerprints = [extractor.fingerprint for extractor in loaded]
         self.batch_sizes = {id(extractor): batch_size or find_batch_size(extractor) for extractor in loaded}
+        self.processes = {id(extractor): decoding_processes(extractor, threads) for extractor in loaded}
         self._free: SimpleQueue[extractors.Extractor] = SimpleQueue()
         for extractor in loaded:
             self._free.put(extractor)
@@ -83,7 +90,9 @@ class _ExtractShardFn(beam.DoFn):
             torch.set_num_threads(self._threads)
         devices = devices_of_worker(self._job, os.environ.get("WORKER_ID", ""), self._gpus)
         load, size = self._job.extractor.load, self._job.batch_size
-        self._loaded = self._shared.acquire(lambda: _Loaded([load(device) for device in devices], size))
+        cores = max(1, usable_cores() // self._gpus) if self._gpus > 1 else self._threads
+        self._decoding_threads = decoding_threads(self._job, cores)
+        self._loaded = self._shared.acquire(lambda: _Loaded([load(device) for device in devices], size, self._decoding_threads))
         for fingerprint in self._loaded.fingerprints:
             check_fingerprint(self._job, planned_fingerprint(self._output), fingerprint)
 
@@ -92,7 +101,6 @@ class _ExtractShardFn(beam.DoFn):
         refs, copied = unpacked(piece for piece in pieces if piece)
         copies = {copy.uri: copy for copy in copied}
         images = self._job.images if self._copies is None else CopiedImages(self._job.images, self._copies.folder, copies)
-        cores = max(1, usable_cores() // self._gpus) if self._gpus > 1 else self._threads
         with self._loaded.extractor() as extractor:
             tally = make_shard(
                 self._output,
@@ -101,7 +109,8 @@ class _ExtractShardFn(beam.DoFn):
                 images=images,
                 extractor=extractor,
                 batch_size=self._loaded.batch_sizes[id(extractor)],
-                threads=decoding_threads(self._job, cores),
+                threads=self._decoding_threads,
+                processes=self._loaded.processes[id(extractor)],
                 update=self._job.update,
                 retry_failed=self._job.retry_failed,
                 on_batch=self._show,

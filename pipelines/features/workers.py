@@ -5,13 +5,29 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from extractors import Extractor
+from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.job import FeaturesJob
 from schemas.errors import InputError
-from schemas.limits import usable_cores
+from schemas.limits import CORES_TO_A_DECODER, usable_cores
 from schemas.output import Output
 from schemas.parameters import FeaturesParameters
 
-__all__ = ["check_fingerprint", "check_worker", "count_gpus", "decoding_threads", "devices_of_worker", "planned_fingerprint"]
+__all__ = [
+    "PROCESSES_FROM",
+    "check_fingerprint",
+    "check_worker",
+    "count_gpus",
+    "decoding_processes",
+    "decoding_threads",
+    "devices_of_worker",
+    "planned_fingerprint",
+]
+
+PROCESSES_FROM = 12
+"""Cores of a worker with a GPU from which processes decode. Threads, by the time that they hold Python's lock, do the work of four
+to six cores at most (``tests/benchmarks/bench_lock.py``); with a dozen cores half of them would be idle, and not before is that
+worth the memory that the processes take."""
 
 
 def count_gpus(job: FeaturesJob) -> int:
@@ -42,7 +58,7 @@ def devices_of_worker(job: FeaturesJob, worker_id: str, gpus: int = 0) -> tuple[
 def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
     """Return the number of threads that decode in a worker; others read, as many as the source of the images says.
 
-    On a CPU the model needs the cores, and decoding takes a tenth of its time: one thread is enough.
+    On a CPU the model needs most of the cores.
 
     Args:
         job: the job.
@@ -50,8 +66,20 @@ def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
     """
     import torch
 
-    uses_gpu = torch.cuda.is_available() and job.device != "cpu"
-    return (cores or usable_cores()) if uses_gpu else 1
+    cores = cores or usable_cores()
+    return cores if torch.cuda.is_available() and job.device != "cpu" else max(1, cores // CORES_TO_A_DECODER)
+
+
+def decoding_processes(extractor: Extractor, threads: int) -> DecodingProcesses | None:
+    """Return processes that decode for an extractor; None where threads of the worker do.
+
+    Args:
+        extractor: the loaded extractor.
+        threads: from `decoding_threads`.
+    """
+    if not extractor.on_gpu or threads < PROCESSES_FROM or extractor.preprocessor is None:
+        return None
+    return DecodingProcesses(extractor.preprocessor, threads)
 
 
 def planned_fingerprint(output: Output) -> str | None:

@@ -5,15 +5,15 @@ regions are those of `extractors.regions.faster_rcnn`. Features of the two backe
 
 detectron2 is not on the package index; `extractors.catalogue` says how to install it.
 
-Letters in shapes: ``B`` images, ``H0`` and ``W0`` pixels of an image, ``P`` proposals of an image, ``R`` = ``max_regions``, ``D``
-width of a feature.
+Letters in shapes: ``B`` images, ``H0`` and ``W0`` pixels of an image, ``H`` and ``W`` of what goes to the device, ``P`` proposals
+of an image, ``R`` = ``max_regions``, ``D`` width of a feature.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ __all__ = ["Detectron2Regions", "describe", "detectron2_state", "find_weights", 
 
 _REGIONS = 20  # Regions of one pass of the last stage on a CPU.
 
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 # Patterns of names in `bottom_up.network`, and the names that MILVLG's port and this backend's `modules` have for them.
@@ -69,6 +70,20 @@ def _renamed(name: str) -> str:
     return name
 
 
+class Sized(NamedTuple):
+    """The pixels of an image, perhaps resized, with its size before that.
+
+    Attributes:
+        pixels: uint8 ``[3, H, W]``, channels R, G, B.
+        width: W0.
+        height: H0.
+    """
+
+    pixels: Tensor
+    width: int
+    height: int
+
+
 class Detectron2Regions(RegionExtractor):
     """A detectron2 network and the choice of its regions.
 
@@ -92,36 +107,36 @@ class Detectron2Regions(RegionExtractor):
         self._dtype = cast_layers(model.roi_heads.res5, settings.precision)
         model.to(device).to(memory_format=torch.channels_last)
 
-    def preprocess(self, image: Image.Image) -> Tensor:
-        """Return the pixels as they are: the network resizes them.
+    def preprocess(self, image: Image.Image) -> Any:
+        """Return the pixels that go to the device, resized where the network has the host do that.
 
         Returns:
-            uint8 ``[3, H0, W0]``, channels R, G, B.
+            A `Sized`.
 
         Raises:
             DecodeError: the image is so thin that its shorter side would be less than `LEAST_SIDE`.
         """
         check_resized(image, self._network.resized_wh(*image.size), least=LEAST_SIDE)
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        return Sized(self._network.pixels(image), *image.size)
 
-    def extract_columns(self, batch: Sequence[Tensor]) -> dict[str, np.ndarray]:
+    def extract_columns(self, batch: Sequence[Sized]) -> dict[str, np.ndarray]:
         """Find the regions of each image.
 
         Args:
-            batch: B tensors, uint8 ``[3, H0, W0]``, channels R, G, B; B may be 0.
+            batch: B images from `preprocess`; B may be 0.
 
         Returns:
             The columns of `schemas.kinds.regions_schema` except ``image_id``. On a CPU an image has the same bytes in any batch and
             with any number of threads.
         """
         with numerics(self._precision, self._device), torch.inference_mode():
-            regions = torch.cat([self._detect(pixels) for pixels in batch]) if batch else none_chosen(self.spec)
-        return columns([(image.shape[2], image.shape[1]) for image in batch], regions, self.spec)
+            regions = torch.cat([self._detect(image) for image in batch]) if batch else none_chosen(self.spec)
+        return columns([(image.width, image.height) for image in batch], regions, self.spec)
 
-    def _detect(self, pixels: Tensor) -> Tensor:
-        """Find the regions of an image: uint8 ``[3, H0, W0]`` to the result of `choose`."""
-        _, height, width = pixels.shape
-        (maps,) = self._run(self._maps, [pixels])
+    def _detect(self, image: Sized) -> Tensor:
+        """Find the regions of an image: the result of `choose`."""
+        _, width, height = image
+        (maps,) = self._run(self._maps, [image])
         (boxes,) = self._run(lambda feature_map: self._network.propose(feature_map, width, height), [maps])
         features = self._features(maps, boxes)
         (labels,) = self._run(self._network.classify, [features])
@@ -130,12 +145,12 @@ class Detectron2Regions(RegionExtractor):
         found = (boxes, usable, features, *labels)
         return choose(Detections(*(values[None] for values in found)), self._options)
 
-    def _run(self, function: Callable[[Tensor], _Result], items: Iterable[Tensor]) -> list[_Result]:
+    def _run(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
         return run_single_threaded(function, items) if self._device.type == "cpu" else [function(item) for item in items]
 
-    def _maps(self, pixels: Tensor) -> Tensor:
-        """Compute the feature map: uint8 ``[3, H0, W0]`` to float32 ``[1, channels, h, w]``."""
-        values = self._network.prepare(pixels, self._device).contiguous(memory_format=torch.channels_last)
+    def _maps(self, image: Sized) -> Tensor:
+        """Compute the feature map of an image: float32 ``[1, channels, h, w]``."""
+        values = self._network.prepare(image.pixels, self._device).contiguous(memory_format=torch.channels_last)
         (maps,) = self._network.model.backbone(values).values()
         return maps
 

@@ -35,8 +35,11 @@ class Network(Protocol):
     def resized_wh(self, width: int, height: int) -> tuple[int, int]:
         """Return width and height of the input for an image of this size."""
 
+    def pixels(self, image: Image.Image) -> Tensor:
+        """Return what goes to the device, uint8 R, G, B: ``[3, H0, W0]`` if the device resizes, ``[3, H, W]`` if the host does."""
+
     def prepare(self, pixels: Tensor, device: torch.device) -> Tensor:
-        """Make the input: uint8 ``[3, H0, W0]`` in R, G, B on the CPU to float32 ``[1, 3, H, W]`` on a device."""
+        """Make the input: what `pixels` returned to float32 ``[1, 3, H, W]`` on a device."""
 
     def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
         """Return proposals ``[P, 4]`` in pixels of the input, given the map ``[1, channels, h, w]`` of an image of this size."""
@@ -73,6 +76,10 @@ class VisualGenomeNetwork:
     def resized_wh(self, width: int, height: int) -> tuple[int, int]:
         """Return what `extractors.regions.bottom_up.input.resized_wh` returns."""
         return resized_wh(width, height)
+
+    def pixels(self, image: Image.Image) -> Tensor:
+        """Return the pixels as they are, ``[3, H0, W0]``: the device resizes them."""
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     def prepare(self, pixels: Tensor, device: torch.device) -> Tensor:
         """Make the input with `extractors.regions.bottom_up.input.prepare`: detectron2 has no such resizing."""
@@ -114,13 +121,16 @@ class StockNetwork:
         )
         return columns, rows
 
+    def pixels(self, image: Image.Image) -> Tensor:
+        """Resize 8-bit values with Pillow, as detectron2's ``DefaultPredictor`` does, to ``[3, H, W]``."""
+        columns, rows = self.resized_wh(*image.size)
+        resize = ResizeTransform(image.height, image.width, rows, columns, Image.Resampling.BILINEAR)
+        # A copy, since Pillow's memory must not be written to, and a tensor's can be.
+        return torch.from_numpy(np.array(resize.apply_image(np.array(image)))).permute(2, 0, 1)
+
     def prepare(self, pixels: Tensor, device: torch.device) -> Tensor:
-        """Make the input as detectron2's ``DefaultPredictor`` does: Pillow resizes 8-bit values, which are normalised then."""
-        image = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
-        height, width = image.shape[:2]
-        columns, rows = self.resized_wh(width, height)
-        resized = ResizeTransform(height, width, rows, columns, Image.Resampling.BILINEAR).apply_image(image)
-        values = upload(torch.from_numpy(resized), device).to(torch.float32).permute(2, 0, 1)
+        """Normalise as detectron2's ``DefaultPredictor`` does."""
+        values = upload(pixels.permute(1, 2, 0), device).to(torch.float32).permute(2, 0, 1)
         if self._inputs.FORMAT == "BGR":
             values = values.flip(0)
         return self.model.preprocess_image([{"image": values}]).tensor

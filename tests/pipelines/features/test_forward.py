@@ -387,7 +387,40 @@ def test_an_error_of_the_model_ends_the_shard_behind_the_rows_before_it(moment):
     assert [number for what, number in extractor.log if what == "taken"] == [0, 1]
 
 
-def test_on_a_cpu_a_batch_is_written_before_the_next_one_is_computed():
+class Pairs(FakeExtractor):
+    """Two batches are in the model at once: each waits there for another one."""
+
+    feeding_threads = 2
+
+    def __init__(self):
+        super().__init__()
+        self.meeting = threading.Barrier(2)
+
+    def extract(self, batch):
+        self.meeting.wait(20)
+        return super().extract(batch)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4])
+def test_on_a_cpu_whose_threads_are_shared_two_batches_are_computed_at_once_in_order(batch_size):
+    files = {f"image{n:02d}": grey(n) for n in range(24)}
+    expected, of_one, sizes = run(files, batch_size=batch_size)
+    extractor, tally = Pairs(), Tally()
+    refs = [ImageRef(name, f"uri/{name}") for name in sorted(files)]
+    tables = extract_shard(
+        refs,
+        extractor=extractor,
+        read=lambda ref: files[ref.image_id],
+        schema=SCHEMA,
+        batch_size=batch_size,
+        threads=2,
+        tally=tally,
+    )
+    assert pa.concat_tables(tables).to_pylist() == expected
+    assert (extractor.batches, tally.images, tally.digests) == (sizes, of_one.images, of_one.digests)
+
+
+def test_on_a_cpu_whose_threads_are_not_shared_a_batch_is_written_before_the_next_one_is_computed():
     """There is nothing to be gained, and progress is shown at once."""
     refs, extractor, tally = [ImageRef(f"{n}", "") for n in range(8)], FakeExtractor(), Tally()
     before = {thread.name for thread in threading.enumerate()}

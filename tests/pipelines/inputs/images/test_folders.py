@@ -141,7 +141,8 @@ def test_more_threads_read_where_other_machines_are_named(tmp_path, uris, thread
     source = open_images(table(tmp_path / "t.csv", {str(number): uri for number, uri in enumerate(uris)}))
     assert source.parallel_reads == threads
     # Threads that wait for other machines do not decode: the model needs the cores.
-    assert decoding_threads(FeaturesJob(images=source, output="f", device="cpu"), cores=1) == 1
+    job = FeaturesJob(images=source, output="f", device="cpu")
+    assert [decoding_threads(job, cores) for cores in (1, 2, 7, 8, 64)] == [1, 1, 1, 2, 16]
 
 
 def test_a_folder_is_read_by_as_many_threads_as_decode_unless_it_is_in_a_store(tmp_path):

@@ -1,0 +1,234 @@
+"""Processes that decode give what threads give, and leave nothing behind, however they end."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import extractors
+from extractors.images.preprocess import cropped_pixels, resize_and_crop
+from extractors.pooled.resnet50 import PREPROCESSING
+from pipelines.features import decoding_processes as module
+from pipelines.features.decoding_processes import DecodingProcesses
+from pipelines.features.forward import Tally, extract_shard
+from pipelines.features.workers import PROCESSES_FROM, decoding_processes
+from pipelines.inputs.images import ImageRef
+from schemas.errors import ImagepivotError
+from schemas.features import FeatureSpec
+from schemas.kinds import features_schema
+
+CROP = partial(cropped_pixels, preprocessing=PREPROCESSING)
+SPEC = FeatureSpec("fake", (3,))
+
+
+class Means(extractors.Extractor):
+    """The feature of an image is the mean of each channel."""
+
+    def preprocess(self, image):
+        return resize_and_crop(image, PREPROCESSING)
+
+    def __init__(self):
+        super().__init__(extractors.Description(SPEC, {"name": "fake"}))
+
+    def extract(self, batch):
+        return batch.to(torch.float32).mean((2, 3)).numpy()
+
+
+def photograph(number: int, kind: str = "JPEG") -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 256, (60 + number, 80, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).resize((90 + number, 70)).save(file, kind)
+    return file.getvalue()
+
+
+def files() -> dict[str, bytes]:
+    """Return images, and one file for each reason of a failure."""
+    found = {f"{number:02d}": photograph(number) for number in range(12)}
+    thin = io.BytesIO()
+    Image.new("RGB", (60_000, 1)).save(thin, "PNG")
+    return found | {
+        "03": b"",
+        "05": b"no image",
+        "07": photograph(7)[:700],
+        "09": thin.getvalue(),
+        "10": photograph(10, "PNG")[:60] + b"?" + photograph(10, "PNG")[61:],
+    }
+
+
+def rows_and_failures(processes: DecodingProcesses | None):
+    images, tally = files(), Tally()
+    tables = extract_shard(
+        [ImageRef(name, f"uri/{name}") for name in sorted(images)],
+        extractor=Means(),
+        read=lambda ref: images[ref.image_id],
+        schema=features_schema(SPEC),
+        batch_size=3,
+        threads=2,
+        tally=tally,
+        processes=processes,
+    )
+    return [row for table in tables for row in table.to_pylist()], tally.failures, tally.digests
+
+
+@pytest.fixture(scope="module")
+def processes():
+    return DecodingProcesses(CROP, 2)
+
+
+def wait_until_gone(pids, seconds=60):
+    end = time.monotonic() + seconds
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists() and "Z (zombie)" not in status(pid)]:
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
+
+
+def status(pid):
+    try:
+        return Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_rows_and_failures_are_those_of_threads(processes):
+    found, expected = rows_and_failures(processes), rows_and_failures(None)
+    assert found == expected
+    assert len(expected[0]) == 7
+    assert {failure["reason"] for failure in expected[1]} >= {"empty", "not_an_image", "truncated", "too_large"}
+    assert len(processes.pids) == 2
+    assert all(os.getsid(pid) == pid for pid in processes.pids)  # Ctrl-C reaches the session of the terminal.
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_pixels_have_the_same_bytes_and_places_also_where_they_are_too_many_for_the_shared_memory(processes, monkeypatch):
+    monkeypatch.setattr(module, "_SHARED", 1000)
+    small, data = DecodingProcesses(CROP, 1), photograph(3)
+    expected = resize_and_crop(extractors.decode(data), PREPROCESSING)
+    for found in (processes.pixels(data), small.pixels(data), small.pixels(data)):
+        assert torch.equal(found, expected)
+        assert found.stride() == expected.stride()
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_pixels_are_not_overwritten_by_those_of_the_next_image(processes):
+    data = [photograph(number) for number in range(8)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(processes.pixels, data))
+    expected = [resize_and_crop(extractors.decode(one), PREPROCESSING) for one in data]
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        (signal.SIGKILL, r"was killed, probably because memory ran out\. Finished shards are kept.*more memory, or with fewer"),
+        (signal.SIGTERM, r"a process that decodes images was ended by SIGTERM; .*Finished shards are kept"),
+    ],
+)
+def test_a_process_that_is_killed_is_an_error_and_another_one_takes_its_place(ends, message):
+    own = DecodingProcesses(CROP, 1)
+    expected = own.pixels(photograph(1))
+    (pid,) = own.pids
+    os.kill(pid, ends)
+    wait_until_gone([pid])
+    with pytest.raises(ImagepivotError, match=message):
+        own.pixels(photograph(1))
+    assert torch.equal(own.pixels(photograph(1)), expected)
+    assert own.pids != [pid]
+
+
+def _refuse(image):
+    raise RuntimeError("a bug of preprocessing")
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_bug_ends_the_process_and_its_traceback_is_in_the_log(capfd):
+    broken = DecodingProcesses(_refuse, 1)
+    with pytest.raises(ImagepivotError, match="ended with exit code 1; what it wrote to the log says why"):
+        broken.pixels(photograph(1))
+    assert "RuntimeError: a bug of preprocessing" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_processes_end_with_the_object_that_holds_them():
+    own = DecodingProcesses(CROP, 1)
+    own.pixels(photograph(1))
+    pids = own.pids
+    del own
+    gc.collect()
+    wait_until_gone(pids)
+
+
+HOLDS_ONE = """
+import sys
+from functools import partial
+from extractors.images.preprocess import cropped_pixels
+from extractors.pooled.resnet50 import PREPROCESSING
+from pipelines.features.decoding_processes import DecodingProcesses
+processes = DecodingProcesses(partial(cropped_pixels, preprocessing=PREPROCESSING), 1)
+processes.pixels(open(sys.argv[1], "rb").read())
+print(*processes.pids, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_processes_end_with_the_worker_however_it_ends(ends, tmp_path):
+    (tmp_path / "image.jpg").write_bytes(photograph(1))
+    command = [sys.executable, "-c", HOLDS_ONE, str(tmp_path / "image.jpg")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as worker:
+        pids = [int(pid) for pid in worker.stdout.readline().split()]
+        assert len(pids) == 1
+        worker.send_signal(ends)
+        worker.wait(60)
+    wait_until_gone(pids)
+
+
+@pytest.mark.parametrize("name", ["resnet50-pool", "vgg19-10crop-caffe", "vgg19-grid"])
+def test_what_is_sent_to_a_process_is_what_preprocess_does(name):
+
+    extractor = extractors.load(name, weights="random:0", device="cpu")
+    sent = pickle.dumps(extractor.preprocessor)
+    assert len(sent) < 1000
+    image = extractors.decode(photograph(4))
+    found, expected = torch.from_numpy(pickle.loads(sent)(image)), extractor.preprocess(image)
+    assert torch.equal(found, expected)
+    assert found.stride() == expected.stride()
+
+
+def test_processes_decode_only_where_threads_would_not_do():
+    on_gpu, sendable = {"on_gpu": True}, {"preprocessor": CROP}
+    assert decoding_processes(type("Elsewhere", (Means,), on_gpu)(), 64) is None  # It has nothing that could be sent.
+    assert decoding_processes(type("Sendable", (Means,), sendable)(), 64) is None  # The model needs the cores.
+    extractor = type("Both", (Means,), on_gpu | sendable)()
+    assert decoding_processes(extractor, PROCESSES_FROM - 1) is None
+    before = threading.active_count()
+    found = decoding_processes(extractor, PROCESSES_FROM)
+    assert (found.number, found.pids) == (PROCESSES_FROM, [])
+    assert threading.active_count() == before
