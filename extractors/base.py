@@ -75,6 +75,11 @@ class Extractor(ABC):
         return self.device is not None and self.device.type == "cuda"
 
     @property
+    def feeding_threads(self) -> int:
+        """Threads that give the model one batch each, so that it has the next one already: one on a GPU, else none by default."""
+        return 1 if self.on_gpu else 0
+
+    @property
     def spec(self) -> FeatureSpec:
         """Name, shape and type of the feature of one image."""
         return self.description.spec
@@ -88,6 +93,14 @@ class Extractor(ABC):
     def fingerprint(self) -> str:
         """SHA-256 of the parameters."""
         return self.description.fingerprint
+
+    @property
+    def preprocessor(self) -> Callable[[Image.Image], np.ndarray] | None:
+        """What `preprocess` does, without the model, for other processes: can be pickled, and returns an array ``[3, H, W]``.
+
+        None if this process alone can do it.
+        """
+        return None
 
     @abstractmethod
     def preprocess(self, image: Image.Image) -> Tensor:
@@ -141,15 +154,15 @@ class RegionExtractor(Extractor):
     More letters in shapes: ``H0`` and ``W0`` pixels of the original image, ``R`` regions kept, ``D`` width of a feature.
     """
 
-    def collate(self, images: Sequence[Tensor]) -> list[Tensor]:
+    def collate(self, images: Sequence[Any]) -> list[Any]:
         """Return the images as a list, because their sizes differ.
 
         Returns:
-            B tensors, uint8 ``[3, H0, W0]``.
+            What `preprocess` returned for B images: tensors, uint8 ``[3, H0, W0]``, or objects that hold pixels.
         """
         return list(images)
 
-    def extract(self, batch: Sequence[Tensor]) -> np.ndarray:
+    def extract(self, batch: Sequence[Any]) -> np.ndarray:
         """Return only the features of the regions.
 
         Returns:
@@ -158,5 +171,5 @@ class RegionExtractor(Extractor):
         return self.extract_columns(batch)["features"]
 
     @abstractmethod
-    def extract_columns(self, batch: Sequence[Tensor]) -> dict[str, np.ndarray]:
+    def extract_columns(self, batch: Sequence[Any]) -> dict[str, np.ndarray]:
         """Find the regions of each image: all columns of `schemas.kinds.regions_schema` except ``image_id``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from extractors.base import Description, Extractor
 from extractors.computing.compiling import compile_now
 from extractors.computing.devices import cast_layers, download, numerics, page_locked, upload
 from extractors.computing.fusing import made_ready, traced_and_folded
-from extractors.computing.passes import FORWARD_IMAGES, Fitted, in_chunks, in_parts
-from extractors.images.preprocess import Normalizer, Preprocessing, resize_and_crop
+from extractors.computing.passes import FORWARD_IMAGES, Fitted, in_chunks, in_parts, passes_share_threads
+from extractors.images.preprocess import Normalizer, Preprocessing, cropped_pixels, resize_and_crop
 from extractors.settings import Settings
 
 __all__ = ["OneCropExtractor", "StackedExtractor"]
@@ -50,6 +51,14 @@ class StackedExtractor(Extractor):
         self._device = device
         self._forward_images = forward_images
         self._fitted = Fitted()
+
+    @property
+    def feeding_threads(self) -> int:
+        """Threads that give the model one batch each: on a CPU two.
+
+        When the last passes of a batch leave threads without work, those of the next one take them.
+        """
+        return 2 if not self.on_gpu and passes_share_threads() else super().feeding_threads
 
     def collate(self, images: Sequence[Tensor]) -> Tensor:
         """Make a batch for `extract` from the pixels of B images, for a GPU in page-locked memory.
@@ -132,12 +141,19 @@ class OneCropExtractor(StackedExtractor):
         self._normalize = Normalizer.of(preprocessing, device)
         graph = traced_and_folded(trunk.eval().requires_grad_(False))
         self._dtype = cast_layers(graph, settings.precision)
-        self._trunk = made_ready(graph, (forward_images, *self._input_shape), device, compile=settings.compile)
+        self._trunk = made_ready(
+            graph, (forward_images, *self._input_shape), device, precision=settings.precision, compile=settings.compile
+        )
         self.compile_now(enabled=settings.compile)
 
     @abstractmethod
     def features(self, maps: Tensor) -> Tensor:
         """Make features of maps: ``[B, D, h, w]`` in the type of the network to float32 ``[B, *spec.shape]``."""
+
+    @property
+    def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
+        """What `preprocess` does, without the model."""
+        return partial(cropped_pixels, preprocessing=self._preprocessing)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Resize an image and cut out its centre, see `extractors.images.preprocess.resize_and_crop`.

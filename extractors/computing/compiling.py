@@ -53,7 +53,7 @@ def compiled(model: nn.Module, device: torch.device, *, enabled: bool) -> nn.Mod
         return model
     check_compile(device)
     if device.type == "cpu":
-        model.compile(dynamic=False, options=_ON_CPU)
+        model.compile(dynamic=False)
     else:
         model.compile()
     return model
@@ -78,8 +78,15 @@ def compile_now(forward: Callable[[Tensor], Any], example: Tensor) -> None:
     Raises:
         UsageError: the model cannot be compiled here.
     """
+    from torch._inductor import config  # Loads the compiler.
+
+    def compile_and_run(values: Tensor) -> None:
+        # Each thread has a configuration of its own, and what is frozen is decided before the options of ``compile`` are read.
+        with config.patch(_ON_CPU):
+            forward(values)
+
     try:
-        run_single_threaded(forward, [example])
+        run_single_threaded(compile_and_run, [example])
     except (RuntimeError, OSError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
         raise UsageError(

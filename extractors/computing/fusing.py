@@ -1,12 +1,13 @@
-"""Fewer passes over memory: norms folded into convolutions, and on a CPU additions and ReLUs computed by the convolution itself.
+"""Fewer passes over memory: norms folded into convolutions, and additions and ReLUs computed by the convolution itself.
 
 A batch norm in evaluation only scales and shifts, so its numbers go into the weights of the convolution before it. On a CPU,
 oneDNN also adds a second map and cuts off what is negative while it writes the result, and wants the weights in a layout of its
 own, which torch would make again in each forward: with the few images of one forward that costs as much as the norms. Here it
-is made once. These are the operations that ``torch.compile`` chooses, without a compiler.
+is made once. These are the operations that ``torch.compile`` chooses, without a compiler. On a GPU cuDNN does the same, see
+`extractors.computing.cudnn`. Convolutions that multiply less, on a CPU, stand in `extractors.computing.filtering`.
 
-Features move by about 5e-7 of the largest value where norms are folded; merging alone keeps the bits of most convolutions, and
-of all 3×3 ones that were tried.
+On a CPU, features move by about 5e-7 of the largest value where norms are folded; merging alone keeps the bits of most
+convolutions, and of all 3×3 ones that were tried.
 
 Letters in shapes: ``B`` images of one forward, ``C`` channels, ``H`` and ``W`` pixels.
 """
@@ -15,19 +16,33 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from copy import deepcopy
-from itertools import chain
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from extractors.computing.compiling import compiled
+from extractors.computing.cudnn import CudnnConvolution, keep_what_agrees
+from extractors.computing.filtering import FilteredConvolution, tile_for
+from extractors.computing.passes import run_single_threaded
+from extractors.computing.shapes import shapes_of
 
-__all__ = ["fold_norm", "made_ready", "merge_layers", "traced_and_folded"]
+__all__ = [
+    "filter_layers",
+    "fold_norm",
+    "fold_norms",
+    "fuse_layers",
+    "made_ready",
+    "merge_layers",
+    "traced",
+    "traced_and_folded",
+]
 
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
+_RELUS = (F.relu, torch.relu)
 
 
 def traced_and_folded(model: nn.Module) -> fx.GraphModule:
@@ -36,9 +51,16 @@ def traced_and_folded(model: nn.Module) -> fx.GraphModule:
     Args:
         model: in evaluation, on the CPU, in float32. Its forward must not depend on values.
     """
-    graph = fx.symbolic_trace(model)
+    graph = traced(model)
+    fold_norms(graph)
+    return graph
+
+
+def fold_norms(graph: fx.GraphModule) -> int:
+    """Fold each batch norm of a traced network into the convolution before it, in place, and return how many there were."""
     layers = dict(graph.named_modules())
     calls = Counter(node.target for node in graph.graph.nodes)
+    count = 0
     for node in list(graph.graph.nodes):
         norm, before = _layer(node, layers), node.args[0] if node.args else None
         if isinstance(norm, nn.BatchNorm2d) and isinstance(before, fx.Node) and len(before.users) == 1:
@@ -47,6 +69,20 @@ def traced_and_folded(model: nn.Module) -> fx.GraphModule:
                 fold_norm(conv, norm)
                 node.replace_all_uses_with(before)
                 graph.graph.erase_node(node)
+                count += 1
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return count
+
+
+def traced(model: nn.Module) -> fx.GraphModule:
+    """Return a network, traced, without layers that do nothing. Its forward must not depend on values."""
+    graph = fx.symbolic_trace(model)
+    layers = dict(graph.named_modules())
+    for node in list(graph.graph.nodes):
+        if type(_layer(node, layers)) is nn.Identity:
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
     graph.delete_all_unused_submodules()
     graph.recompile()
     return graph
@@ -68,62 +104,137 @@ def made_ready(
     shape: tuple[int, ...],
     device: torch.device,
     *,
+    precision: str,
     compile: bool,  # noqa: A002
 ) -> nn.Module:
-    """Return a network for its forwards on a device: compiled if that is asked for, or else on a CPU with merged layers.
+    """Return a network for its forwards on a device: compiled if that is asked for, or else with merged layers.
 
     Args:
-        graph: from `traced_and_folded`, cast already.
+        graph: from `traced_and_folded`, or `traced`, cast already.
         shape: ``[B, C, H, W]`` of the input of every forward on a CPU.
         device: where it will run.
+        precision: one of `extractors.computing.devices.PRECISIONS`.
         compile: see `extractors.computing.compiling.compiled`.
 
     Raises:
         UsageError: likewise.
+        ImagepivotError: see `extractors.computing.cudnn.keep_what_agrees`.
     """
+    shape_of_one = (1, *shape[1:])
+    is_fused = device.type == "cuda" and not compile
+    graph = fuse_layers(graph, shape) if is_fused else graph
     graph = graph.to(device).to(memory_format=torch.channels_last)
-    if device.type == "cpu" and not compile:
-        graph = merge_layers(graph, shape)
+    if is_fused:
+        keep_what_agrees(graph, shape_of_one, precision, device)
+    if device.type == "cpu":
+        shapes = shapes_of(graph, shape, next(graph.parameters()).dtype)
+        filter_layers(graph, shapes)
+        if not compile:
+            merge_layers(graph, shapes)
     return compiled(graph, device, enabled=compile)
 
 
-def merge_layers(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule:
+def filter_layers(graph: fx.GraphModule, shapes: dict[str, torch.Size]) -> fx.GraphModule:
+    """Let 3×3 convolutions on a CPU, and the ReLUs behind them, be done by minimal filtering, in place, where that is faster.
+
+    Args:
+        graph: from `traced_and_folded`, cast already, on the CPU.
+        shapes: from `shapes_of`, of the input of every forward; gets those of the new layers. Inputs of other shapes give
+            features that differ in their last bits.
+    """
+    for group in _groups(graph, lambda addition, conv: None):
+        values: Any = group.conv.args[0]
+        side = tile_for(group.layer, shapes[values.name])
+        if side is not None:
+            group.replace(graph, FilteredConvolution(group.layer, side, relu=group.relu is not None), shapes)
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return graph
+
+
+def merge_layers(graph: fx.GraphModule, shapes: dict[str, torch.Size], dtype: torch.dtype | None = None) -> fx.GraphModule:
     """Merge each convolution on a CPU with the addition and the ReLU behind it, in place, where oneDNN computes it.
 
     Args:
         graph: from `traced_and_folded`, cast already, on the CPU.
-        shape: ``[B, C, H, W]`` of the input of every forward; others give the same features, perhaps in more time.
+        shapes: from `shapes_of`, of the input of every forward; gets those of the new layers. Inputs of other shapes give the
+            same features, perhaps in more time.
+        dtype: type of the block of autocast that the network will run in, to which nothing has been cast yet; None for no such
+            block.
     """
-    dtype = next(graph.parameters()).dtype
-    if not _is_merged_in(dtype):
-        return graph
-    shapes = _Shapes.of(graph, shape, dtype)
+    for group in _groups(graph, lambda addition, conv: _overwritable(graph, addition, conv, shapes)):
+        if not _is_merged_in(dtype or group.layer.weight.dtype):
+            continue
+        values: Any = group.conv.args[0]
+        shape, relu = list(shapes[values.name]), group.relu is not None
+        group.replace(graph, MergedConvolution(group.layer, shape, relu=relu, dtype=dtype), shapes)
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return graph
+
+
+def fuse_layers(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule:
+    """Fuse each convolution with the ReLU behind it, and the addition in between, in place, into one layer of cuDNN.
+
+    Args:
+        graph: from `traced_and_folded`, cast already; `extractors.computing.cudnn.keep_what_agrees` has to follow.
+        shape: ``[B, C, H, W]`` of an input. Others must have sums of maps of one size where this one has.
+    """
+    # Of one image, what all images share would look like a map of it.
+    shapes = shapes_of(graph, (2, *shape[1:]), next(graph.parameters()).dtype)
+    for group in _groups(graph, lambda addition, conv: _addend(addition, conv, shapes)):
+        if group.addition is not None and group.addition.target is operator.iadd and group.addition.args[0] is group.other:
+            continue  # Whoever reads it afterwards expects the sum.
+        if group.relu is not None:
+            group.replace(graph, CudnnConvolution(group.layer), shapes)
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return graph
+
+
+class _Group(NamedTuple):
+    """A convolution and what follows it.
+
+    Attributes:
+        layer: the convolution.
+        conv: its node.
+        addition: the node of a sum of its result and another map, if one follows.
+        other: that map.
+        relu: the node of a ReLU, if one follows.
+    """
+
+    layer: nn.Conv2d
+    conv: fx.Node
+    addition: fx.Node | None
+    other: fx.Node | None
+    relu: fx.Node | None
+
+    def replace(self, graph: fx.GraphModule, layer: nn.Module, shapes: dict[str, torch.Size]) -> None:
+        """Put one layer in place of all."""
+        old = [node for node in (self.conv, self.addition, self.relu) if node is not None]
+        name = f"{self.conv.name}_merged"
+        graph.add_submodule(name, layer)
+        with graph.graph.inserting_after(old[-1]):
+            new = graph.graph.call_module(name, tuple(node for node in (self.conv.args[0], self.other) if node is not None))
+        shapes[new.name] = shapes[self.conv.name]
+        old[-1].replace_all_uses_with(new)
+        for node in reversed(old):
+            graph.graph.erase_node(node)
+
+
+def _groups(graph: fx.GraphModule, find_other: Callable[[fx.Node, fx.Node], fx.Node | None]) -> Iterator[_Group]:
+    """Yield each convolution with what follows it; ``find_other`` returns what is added to it, if that may be part of it."""
     layers = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
         conv = _layer(node, layers)
         if type(conv) is not nn.Conv2d or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
             continue
-        merged: list[Any] = [node]
-        other: fx.Node | None = None
-        values: Any = node.args[0]
-        behind = _only_user(node)
+        behind, addition, other = _only_user(node), None, None
         if behind is not None and behind.op == "call_function" and behind.target in _ADDITIONS:
-            other = _overwritable(graph, behind, node, shapes)
-            merged += [] if other is None else [behind]
-        behind = _only_user(merged[-1])
-        relu = behind is not None and isinstance(_layer(behind, layers), nn.ReLU)
-        merged += [behind] if relu else []
-        name = f"{node.name}_merged"
-        graph.add_submodule(name, MergedConvolution(conv, list(shapes[values.name]), relu=relu))
-        with graph.graph.inserting_after(merged[-1]):
-            new = graph.graph.call_module(name, (values, *([] if other is None else [other])))
-        shapes[new.name] = shapes[node.name]
-        merged[-1].replace_all_uses_with(new)
-        for old in reversed(merged):
-            graph.graph.erase_node(old)
-    graph.delete_all_unused_submodules()
-    graph.recompile()
-    return graph
+            other = find_other(behind, node)
+        if other is not None:
+            addition, behind = behind, _only_user(behind)  # type: ignore[arg-type]
+        yield _Group(conv, node, addition, other, behind if behind is not None and _is_relu(behind, layers) else None)
 
 
 class MergedConvolution(nn.Module):
@@ -133,42 +244,28 @@ class MergedConvolution(nn.Module):
         conv: the convolution, on the CPU.
         shape: ``[B, C, H, W]`` of its input, for which the layout of the weights is chosen.
         relu: whether a ReLU follows.
+        dtype: type that it casts to, itself, as autocast casts for torch's layers; None for the layer's own.
     """
 
-    def __init__(self, conv: nn.Conv2d, shape: list[int], *, relu: bool) -> None:
+    def __init__(self, conv: nn.Conv2d, shape: list[int], *, relu: bool, dtype: torch.dtype | None = None) -> None:
         super().__init__()
+        self._dtype = dtype or conv.weight.dtype
         self._numbers = (list(conv.padding), list(conv.stride), list(conv.dilation), conv.groups)
-        self._weight = torch.ops.mkldnn._reorder_convolution_weight(conv.weight.detach(), *self._numbers, shape)
-        self._bias = None if conv.bias is None else conv.bias.detach()
+        # In one thread, as every forward: of several, oneDNN may choose a layout that one thread is half as fast with.
+        [self._weight] = run_single_threaded(
+            lambda weight: torch.ops.mkldnn._reorder_convolution_weight(weight, *self._numbers, shape),
+            [conv.weight.detach().to(self._dtype)],
+        )
+        self._bias = None if conv.bias is None else conv.bias.detach().to(self._dtype)
         self._relu = relu
 
     def forward(self, values: Tensor, other: Tensor | None = None) -> Tensor:
         """Convolve ``[B, C, H, W]``; the result is added to ``other`` in place, if that is given."""
-        layer = (values, self._weight, self._bias, *self._numbers)
+        layer = (values.to(self._dtype), self._weight, self._bias, *self._numbers)
         if other is None:
             return torch.ops.mkldnn._convolution_pointwise(*layer, "relu" if self._relu else "none", [], "")
         after = "relu" if self._relu else None
-        return torch.ops.mkldnn._convolution_pointwise_.binary(other, *layer, "add", 1.0, after, [], "")
-
-
-class _Shapes(fx.Interpreter):
-    """Records the shape of what every node makes, without memory for values."""
-
-    @classmethod
-    def of(cls, graph: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, torch.Size]:
-        kept = {id(tensor): tensor for tensor in chain(graph.parameters(), graph.buffers())}
-        run = cls(deepcopy(graph, kept).to("meta"))
-        run.shapes = {}
-        run.run(torch.empty(shape, dtype=dtype, device="meta"))
-        return run.shapes
-
-    shapes: dict[str, torch.Size]
-
-    def run_node(self, n: fx.Node) -> Any:
-        made = super().run_node(n)
-        if isinstance(made, Tensor):
-            self.shapes[n.name] = made.shape
-        return made
+        return torch.ops.mkldnn._convolution_pointwise_.binary(other.to(self._dtype), *layer, "add", 1.0, after, [], "")
 
 
 def _is_merged_in(dtype: torch.dtype) -> bool:
@@ -182,19 +279,30 @@ def _layer(node: fx.Node, layers: dict[str, nn.Module]) -> nn.Module | None:
     return layers.get(str(node.target)) if node.op == "call_module" else None
 
 
+def _is_relu(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
+    return isinstance(_layer(node, layers), nn.ReLU) or (node.op == "call_function" and node.target in _RELUS)
+
+
 def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _overwritable(graph: fx.GraphModule, addition: fx.Node, conv: fx.Node, shapes: dict[str, torch.Size]) -> fx.Node | None:
-    """Return what is added to a convolution, if the sum may take its place: it is as large, and nobody reads it afterwards."""
-    others: list[Any] = [argument for argument in addition.args if argument is not conv]
+def _addend(addition: fx.Node, conv: fx.Node, shapes: dict[str, torch.Size]) -> fx.Node | None:
+    """Return what is added to a convolution; None if the sum is not just that of two maps of one size."""
+    others = [argument for argument in addition.args if argument is not conv]
     if len(addition.args) != 2 or len(others) != 1 or addition.kwargs or not isinstance(others[0], fx.Node):
         return None
     other = others[0]
+    return other if other is not conv.args[0] and shapes.get(other.name) == shapes[conv.name] else None
+
+
+def _overwritable(graph: fx.GraphModule, addition: fx.Node, conv: fx.Node, shapes: dict[str, torch.Size]) -> fx.Node | None:
+    """Return what is added to a convolution, if the sum may take its place: it is as large, and nobody reads it afterwards."""
+    other = _addend(addition, conv, shapes)
+    if other is None:
+        return None
     layers = dict(graph.named_modules())
     places = {node: place for place, node in enumerate(graph.graph.nodes)}
     # Not the input, which is the caller's, nor what may share its memory with something else.
     is_fresh = type(_layer(other, layers)) in (nn.Conv2d, MergedConvolution, nn.MaxPool2d)
-    is_last = other is not conv.args[0] and all(places[user] <= places[addition] for user in other.users)
-    return other if is_fresh and is_last and shapes.get(other.name) == shapes[conv.name] else None
+    return other if is_fresh and all(places[user] <= places[addition] for user in other.users) else None

@@ -25,7 +25,7 @@ from torch import Tensor
 from extractors.computing.memory import is_out_of_memory
 from schemas.errors import ImagepivotError
 
-__all__ = ["FORWARD_IMAGES", "Fitted", "in_chunks", "in_halves", "in_parts", "run_single_threaded"]
+__all__ = ["FORWARD_IMAGES", "Fitted", "in_chunks", "in_halves", "in_parts", "passes_share_threads", "run_single_threaded"]
 
 FORWARD_IMAGES = 2
 """Images of one forward pass on a CPU: two are 1.1 times as fast as one and as fast as four, with little padding in the last."""
@@ -66,12 +66,25 @@ def run_single_threaded(function: Callable[[_Item], _Result], items: Iterable[_I
         with torch.inference_mode():
             return function(item)
 
+    pool = _threads()
+    return [run(item) for item in items] if pool is None else list(pool.map(run, items))
+
+
+def passes_share_threads() -> bool:
+    """Tell whether passes of several callers at once run in the same threads, and start these; False if each runs its own.
+
+    A thread that calls `run_single_threaded` afterwards, and has not used torch before, takes torch's number as it is now.
+    """
+    return _threads() is not None
+
+
+def _threads() -> ThreadPoolExecutor | None:
+    """Return the threads of passes; None if torch has but one, which is the caller's."""
     threads = torch.get_num_threads()
     if threads == 1:
-        return [run(item) for item in items]
+        return None
     with _pool_lock:
-        pool = _pool(os.getpid(), threads)
-    return list(pool.map(run, items))
+        return _pool(os.getpid(), threads)
 
 
 @lru_cache(maxsize=2)

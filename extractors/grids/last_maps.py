@@ -32,11 +32,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from extractors.base import Description
 from extractors.images.preprocess import Preprocessing
+from extractors.networks.published import RESNET152, VGG19
+from extractors.networks.resnet import resnet152
+from extractors.networks.vgg import vgg19
 from extractors.settings import Settings
 from extractors.stacked import OneCropExtractor
 from extractors.weights.checkpoints import read_state
@@ -68,15 +70,15 @@ class Variant:
 
 
 def _vgg19(weights: None = None) -> nn.Module:
-    """Build torchvision's VGG19 without its fully connected layers; the others keep their random values."""
-    model = torchvision.models.vgg19(weights=weights)
+    """Build VGG19 without its fully connected layers; the others keep their random values."""
+    model = vgg19(weights)
     model.classifier = nn.Sequential()
     return model
 
 
 def _resnet152(weights: None = None) -> nn.Module:
-    """Build torchvision's ResNet152 without its fully connected layer; the others keep their random values."""
-    model = torchvision.models.resnet152(weights=weights)
+    """Build ResNet152 without its fully connected layer; the others keep their random values."""
+    model = resnet152(weights)
     model.fc = nn.Identity()
     return model
 
@@ -90,7 +92,7 @@ VARIANTS = {
     "vgg19-grid": Variant(
         Architecture(
             build=_vgg19,
-            default=torchvision.models.VGG19_Weights.IMAGENET1K_V1,
+            default=VGG19,
             refused={
                 "d01eb7cb": "these are Oxford's VGG19 weights of 2014 in torchvision's format (jcjohnson/pytorch-vgg), which see "
                 "BGR in 0…255. Use --weights default, or vgg19-dcbb9e9d.pth (IMAGENET1K_V1)",
@@ -102,7 +104,7 @@ VARIANTS = {
     "resnet152-grid": Variant(
         Architecture(
             build=_resnet152,
-            default=torchvision.models.ResNet152_Weights.IMAGENET1K_V1,
+            default=RESNET152,
             refused={
                 "f82ba261": "this is torchvision's IMAGENET1K_V2 of 2021, whose features have the same shape but are not those of "
                 "the papers' time. Use --weights default, or resnet152-394f9c45.pth (IMAGENET1K_V1)",

@@ -13,28 +13,42 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["UnpooledModel", "grid_hw"]
+__all__ = ["MapModel", "UnpooledModel", "grid_hw"]
+
+
+class MapModel(nn.Module):
+    """A model of timm up to its pooling, from its input ``[B, 3, ...]`` to its map or its tokens."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Run the model."""
+        return self.model.forward_features(values)
 
 
 class UnpooledModel(nn.Module):
-    """A model of timm up to its pooling.
+    """What `MapModel` makes, as vectors of a grid.
 
     Args:
-        model: the model.
+        model: the model of timm.
+        network: a `MapModel` of it, or what was made of one.
         grid_hw: rows and columns of its grid, from `grid_hw`.
     """
 
-    def __init__(self, model: Any, grid_hw: tuple[int, int]) -> None:
+    def __init__(self, model: Any, network: nn.Module, grid_hw: tuple[int, int]) -> None:
         super().__init__()
-        self._model = model
+        self._network = network
         self._cells = grid_hw[0] * grid_hw[1]
+        self._output_fmt, self._width = _output_fmt(model), model.num_features
 
     def forward(self, values: Tensor) -> Tensor:
         """Run the model: its input ``[B, 3, ...]`` to ``[B, H * W, D]``."""
-        found: Tensor = self._model.forward_features(values)
+        found: Tensor = self._network(values)
         if found.ndim == 3:
             return found[:, found.shape[1] - self._cells :]  # [B, T, D]; tokens of no patch come first
-        if not _channels_last(self._model, found):
+        if not _channels_last(self._output_fmt, self._width, found):
             found = found.permute(0, 2, 3, 1)
         return found.flatten(1, 2)
 
@@ -52,7 +66,7 @@ def grid_hw(model: Any, found: Any) -> tuple[int, int] | None:
     if not isinstance(found, Tensor) or model.num_features not in found.shape[1:]:
         return None
     if found.ndim == 4:
-        height, width = found.shape[1:3] if _channels_last(model, found) else found.shape[2:]
+        height, width = found.shape[1:3] if _channels_last(_output_fmt(model), model.num_features, found) else found.shape[2:]
         return height, width
     # Where tokens are merged on the way, as in Hiera, their order is the model's own.
     patches = getattr(model, "patch_embed", None) or getattr(model, "stem", None)
@@ -62,6 +76,10 @@ def grid_hw(model: Any, found: Any) -> tuple[int, int] | None:
     return grid[0], grid[1]
 
 
-def _channels_last(model: Any, found: Tensor) -> bool:
+def _output_fmt(model: Any) -> str | None:
+    return getattr(model, "output_fmt", None)
+
+
+def _channels_last(output_fmt: str | None, width: int, found: Tensor) -> bool:
     """Return whether a map is ``[B, H, W, D]``: models say so, or the width tells."""
-    return getattr(model, "output_fmt", None) == "NHWC" or found.shape[1] != model.num_features
+    return output_fmt == "NHWC" or found.shape[1] != width

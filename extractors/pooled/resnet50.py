@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from extractors.base import Description
 from extractors.images.preprocess import Preprocessing
+from extractors.networks.published import RESNET50
+from extractors.networks.resnet import resnet50
 from extractors.settings import Settings
 from extractors.stacked import OneCropExtractor
 from extractors.weights.finding import Architecture, Weights, resolve_weights
@@ -25,8 +26,8 @@ from schemas.features import FeatureSpec
 __all__ = ["ARCHITECTURE", "PREPROCESSING", "ResNet50Pool", "describe", "find_weights", "load"]
 
 ARCHITECTURE = Architecture(
-    build=torchvision.models.resnet50,
-    default=torchvision.models.ResNet50_Weights.IMAGENET1K_V1,
+    build=resnet50,
+    default=RESNET50,
     refused={
         "11ad3fa6": "this is torchvision's IMAGENET1K_V2 of 2021, whose features have the same shape but are not those of the "
         "papers. Use --weights default, or resnet50-0676ba61.pth (IMAGENET1K_V1)",

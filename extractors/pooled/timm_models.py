@@ -16,11 +16,12 @@ import difflib
 import math
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import timm
 import torch
 from PIL import Image
@@ -31,9 +32,12 @@ from torch import Tensor, nn
 from extractors.base import Description
 from extractors.computing.compiling import compiled
 from extractors.computing.devices import keep_casts, upload
-from extractors.grids.timm_maps import UnpooledModel, grid_hw
+from extractors.computing.fusing import made_ready, merge_layers
+from extractors.computing.shapes import shapes_of
+from extractors.grids.timm_maps import MapModel, UnpooledModel, grid_hw
 from extractors.images.decoding import DecodeError
 from extractors.images.preprocess import Normalizer, check_resized
+from extractors.pooled.timm_fusing import traced_and_folded
 from extractors.settings import Settings
 from extractors.stacked import StackedExtractor
 from extractors.weights.checkpoints import read_state
@@ -69,13 +73,28 @@ class TimmModel(StackedExtractor):
         with torch.random.fork_rng(devices=[]):
             model = _build(name)
         model.load_state_dict(weights.state)
-        if settings.grid:
-            model = UnpooledModel(model, _grid(name)[0])
-        model = model.eval().requires_grad_(False).to(device).to(memory_format=torch.channels_last)
-        keep_casts(model, _AUTOCAST.get(settings.precision))
-        self._model = compiled(model, device, enabled=settings.compile)
+        network = (MapModel(model) if settings.grid else model).eval().requires_grad_(False).to(device)
+        network = self._made_ready(network.to(memory_format=torch.channels_last), settings, device)
+        self._model = UnpooledModel(model, network, _grid(name)[0]) if settings.grid else network
         self._normalize = Normalizer(self._config["mean"], self._config["std"], device)
         self.compile_now(enabled=settings.compile)
+
+    def _made_ready(self, network: nn.Module, settings: Settings, device: torch.device) -> nn.Module:
+        """Return a network, on its device, folded where that can be done, and its layers merged, in 16 bits on a CPU alone."""
+        graph, dtype = traced_and_folded(network), _AUTOCAST.get(settings.precision)
+        shape = (self._forward_images, *self._input_shape)
+        if graph is not None and dtype is None:
+            return made_ready(graph, shape, device, precision=settings.precision, compile=settings.compile)
+        if graph is not None and device.type == "cpu" and not settings.compile:
+            merge_layers(graph, shapes_of(graph, shape, torch.float32), dtype)
+        network = graph or network
+        keep_casts(network, dtype)
+        return compiled(network, device, enabled=settings.compile)
+
+    @property
+    def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
+        """What `preprocess` does, without the model."""
+        return partial(_array, transform=self._transform, config=self._config)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Resize and crop with timm's transform for the model.
@@ -83,17 +102,7 @@ class TimmModel(StackedExtractor):
         Returns:
             uint8 ``[3, H, W]``, channels R, G, B.
         """
-        if image.mode != "RGB":
-            raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode`")
-        check_resized(image, _resized_wh(image.size, self._config))
-        pixels = self._transform(image)
-        if pixels.dtype != torch.uint8 or pixels.shape != self._config["input_size"]:
-            raise DecodeError(
-                "unsupported",
-                f"timm made {pixels.dtype} {list(pixels.shape)} of the image of {image.width}×{image.height} pixels, expected "
-                f"torch.uint8 {list(self._config['input_size'])}",
-            )
-        return pixels
+        return _pixels(image, self._transform, self._config)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on that of the extractor."""
@@ -139,9 +148,10 @@ def describe(settings: Settings, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     name = settings.spec.name.removeprefix(_PREFIX)
     config, grid = _config(name), {"grid": list(_grid(name)[0])} if settings.grid else {}
+    norms = {"norms": "folded"} if _folds(name, grid=settings.grid) else {}
     transform = {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
     transform |= {"divisor": 255.0, "channel_order": "RGB", "resize_with": "pillow"}
-    return Description(settings.spec, settings.parameters(weights, transform=transform, **grid))
+    return Description(settings.spec, settings.parameters(weights, transform=transform, **grid, **norms))
 
 
 load = TimmModel
@@ -197,6 +207,14 @@ def _grid(name: str) -> tuple[tuple[int, int], int]:
     return grid, model.num_features
 
 
+@lru_cache(maxsize=8)
+def _folds(name: str, *, grid: bool) -> bool:
+    """Return whether batch norms of a model are folded, without memory for its weights."""
+    with torch.device("meta"):
+        model = _build(name).eval()
+        return traced_and_folded(MapModel(model) if grid else model) is not None
+
+
 def _download(name: str) -> nn.Module:
     """Let timm download its weights if they are not there yet, and load them."""
     try:
@@ -232,6 +250,25 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
     classifiers = (classifiers,) if isinstance(classifiers, str) else classifiers
     dropped = {f"{layer}.{kind}" for layer in classifiers for kind in ("weight", "bias")} - expected
     return {key: tensor for key, tensor in state.items() if key not in dropped}
+
+
+def _pixels(image: Image.Image, transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> Tensor:
+    """Resize and crop an image with timm's transform, to uint8 ``[3, H, W]``."""
+    if image.mode != "RGB":
+        raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode`")
+    check_resized(image, _resized_wh(image.size, config))
+    pixels = transform(image)
+    if pixels.dtype != torch.uint8 or pixels.shape != config["input_size"]:
+        raise DecodeError(
+            "unsupported",
+            f"timm made {pixels.dtype} {list(pixels.shape)} of the image of {image.width}×{image.height} pixels, expected "
+            f"torch.uint8 {list(config['input_size'])}",
+        )
+    return pixels
+
+
+def _array(image: Image.Image, transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> np.ndarray:
+    return _pixels(image, transform, config).numpy()
 
 
 def _resized_wh(image_wh: tuple[int, int], config: dict[str, Any]) -> tuple[int, int]:

@@ -25,14 +25,14 @@ Letters in shapes: ``B`` images, ``K`` = 10 crops, ``H`` and ``W`` pixels of a r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torchvision
 from PIL import Image
 from torch import Tensor, nn
 
@@ -42,7 +42,9 @@ from extractors.computing.devices import cast_layers, numerics, upload
 from extractors.computing.fusing import made_ready, traced_and_folded
 from extractors.computing.passes import Fitted, in_halves, run_single_threaded
 from extractors.images.crops import CROPS, ten_crop
-from extractors.images.preprocess import Normalizer, Preprocessing, resize
+from extractors.images.preprocess import Normalizer, Preprocessing, resized_pixels
+from extractors.networks.published import VGG19
+from extractors.networks.vgg import vgg19
 from extractors.settings import Settings
 from extractors.weights.caffemodel import read_layers
 from extractors.weights.checkpoints import read_state
@@ -66,8 +68,8 @@ _OLD_NAMES = {"classifier.1": "classifier.0", "classifier.4": "classifier.3"}
 
 
 def build(weights: None = None) -> nn.Module:
-    """Build torchvision's VGG19 without its last layer, which no feature needs; the other layers keep their random values."""
-    model = torchvision.models.vgg19(weights=weights)
+    """Build VGG19 without its last layer, which no feature needs; the other layers keep their random values."""
+    model = vgg19(weights)
     model.classifier = model.classifier[:5]
     return model
 
@@ -127,7 +129,7 @@ VARIANTS = {
     "vgg19-10crop": Variant(
         Architecture(
             build=build,
-            default=torchvision.models.VGG19_Weights.IMAGENET1K_V1,
+            default=VGG19,
             refused={
                 "d01eb7cb": "these are Oxford's VGG19 weights of 2014 in torchvision's format (jcjohnson/pytorch-vgg), which see "
                 "BGR in 0…255. Use the extractor vgg19-10crop-caffe with them",
@@ -188,10 +190,17 @@ class VGG19TenCrop(Extractor):
         model.eval().requires_grad_(False)
         self._dtype = cast_layers(model, settings.precision)
         shape = (FORWARD_CROPS, 3, self._variant.preprocessing.crop, self._variant.preprocessing.crop)
-        self._convolutions: Any = made_ready(traced_and_folded(model.features), shape, device, compile=settings.compile)
+        self._convolutions: Any = made_ready(
+            traced_and_folded(model.features), shape, device, precision=settings.precision, compile=settings.compile
+        )
         self._connected: Any = model.classifier.to(device)
         if settings.compile and device.type == "cpu":
             compile_now(self._convolve, torch.zeros(shape, dtype=torch.uint8))
+
+    @property
+    def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
+        """What `preprocess` does, without the model."""
+        return partial(resized_pixels, preprocessing=self._variant.preprocessing)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Resize the shorter side to 256.
@@ -199,7 +208,7 @@ class VGG19TenCrop(Extractor):
         Returns:
             uint8 ``[3, H, W]``, channels R, G, B; the smaller of H and W is 256. The crops are cut later, on the device.
         """
-        return torch.from_numpy(np.array(resize(image, self._variant.preprocessing))).permute(2, 0, 1)
+        return torch.from_numpy(resized_pixels(image, self._variant.preprocessing))
 
     def collate(self, images: Sequence[Tensor]) -> list[Tensor]:
         """Return the images as a list, because their sizes differ.

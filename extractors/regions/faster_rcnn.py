@@ -26,6 +26,7 @@ from torch.nn import functional as F  # noqa: N812
 from extractors.base import Description, RegionExtractor
 from extractors.computing.compiling import compiled
 from extractors.computing.devices import cast_layers, numerics
+from extractors.computing.fusing import made_ready, traced
 from extractors.computing.memory import release_unused_memory
 from extractors.computing.passes import Fitted, in_halves, run_single_threaded
 from extractors.images.preprocess import check_resized
@@ -44,8 +45,11 @@ __all__ = ["ARCHITECTURE", "FasterRCNNRegions", "describe", "find_weights", "loa
 
 _BATCH = 2  # Images; more take memory and do not make a CPU faster.
 _REGIONS = 10  # Regions of one pass of the last stage on a CPU; more are hardly faster and take memory in every thread.
-# Where the last stage is matrix products. Nobody has compared them with a GPU's convolutions yet.
+# Where the last stage is matrix products, by device. Their bits are not those of convolutions, so that a table chooses, and nothing
+# that is measured when a worker starts. `tests/benchmarks/bench_regions.py` compares the forms: with a GPU, nobody has.
 _PRODUCTS = {"cpu": ("fp32",), "cuda": ()}
+_COMPARED = (1, 3, 224, 224)  # Shape of the noise on which cuDNN's backbone is compared with torch's; images have any.
+_REGION = (1024, 14, 14)  # Shape of a pooled region.
 
 ARCHITECTURE = Architecture(
     build=build,
@@ -81,7 +85,7 @@ class FasterRCNNRegions(RegionExtractor):
         model.eval().requires_grad_(False)
         fold_norms(model)
         # This stage is nine tenths of the work; in 16 bits the rest would move the proposals, and with them the boxes kept.
-        cast_layers(model.head.layer4, settings.precision)
+        model.head.dtype = cast_layers(model.head.layer4, settings.precision)
         if settings.regions.half_backbone:
             cast_layers(model.backbone, settings.precision)
             cast_layers(model.rpn.conv, settings.precision)
@@ -90,6 +94,21 @@ class FasterRCNNRegions(RegionExtractor):
         if settings.precision in _PRODUCTS[device.type] if products is None else products:
             self._head = LastStage(self._model.head.layer4)
             release_unused_memory()
+        if not settings.compile:
+            self._fuse()
+
+    def _fuse(self) -> None:
+        """Let convolutions compute what follows them: on a GPU all, on a CPU those of the last stage in bfloat16.
+
+        Float32 on a CPU is left alone, because merged convolutions have other bits, and images of other sizes would need weights in
+        other layouts.
+        """
+        model, device, precision = self._model, self._device, self._precision
+        if device.type == "cuda":
+            model.backbone = made_ready(traced(model.backbone), _COMPARED, device, precision=precision, compile=False)
+        if self._head is model.head and (device.type == "cuda" or precision == "bf16"):
+            stage = traced(model.head.layer4)
+            model.head.layer4 = made_ready(stage, (_REGIONS, *_REGION), device, precision=precision, compile=False)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Return the pixels as they are: the detector resizes them on the device.

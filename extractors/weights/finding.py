@@ -36,8 +36,8 @@ class Architecture:
     """A model, and the weights that the name of an extractor stands for.
 
     Attributes:
-        build: torchvision's function, e.g. ``torchvision.models.resnet50``; called as ``build(weights=None)``.
-        default: torchvision's weights, a member of its enumeration; None if it has none.
+        build: a function as torchvision's, e.g. `extractors.networks.resnet.resnet50`; called as ``build(weights=None)``.
+        default: one of `extractors.networks.published`; None if it has none.
         refused: first digits of the SHA-256 of files that fit but are wrong, each with the reason.
         read: reads a file into names and tensors; names that the model lacks are an error afterwards.
         without_default: if ``default`` is None, what to pass instead and where to get it.
@@ -179,7 +179,7 @@ def state_sha256(state: Mapping[str, Tensor]) -> str:
 
 
 def _default_file(architecture: Architecture) -> Path:
-    """Let torchvision download its weights if they are not there yet, and return the file."""
+    """Download torchvision's weights if they are not there yet, and return the file."""
     path = cache_folder() / architecture.file_name
     if not path.exists():
         try:

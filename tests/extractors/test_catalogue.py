@@ -35,10 +35,12 @@ def test_importing_the_package_loads_neither_torch_nor_pillow():
 
 
 def test_missing_extra_says_what_to_install():
-    code = "import sys; sys.modules['torchvision'] = None\nimport extractors\n"
-    code += "try: extractors.load('resnet50-pool')\nexcept Exception as error: print(type(error).__name__, error)"
+    code = "import sys; sys.modules['torchvision'] = None\nimport extractors\ntry: "
+    code += (
+        "extractors.load('faster-rcnn-36', weights='random:0')\nexcept Exception as error: print(type(error).__name__, error)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("UsageError extractor 'resnet50-pool' needs the package 'torchvision'")
+    assert done.stdout.startswith("UsageError extractor 'faster-rcnn-36' needs the package 'torchvision'")
     assert "pip install 'imagepivot[extractors]'" in done.stdout
 
 

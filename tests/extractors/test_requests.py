@@ -9,14 +9,15 @@ from extractors.settings import Settings
 from extractors.weights.finding import Weights
 from schemas.errors import UsageError
 
-# Fingerprints from before there were types, maps and separate crops, for weights without tensors; of resnet50-pool since its norms
-# are folded, which moved the last bits.
+# Fingerprints from before there were types, maps and separate crops, for weights without tensors; of resnet50-pool and of a
+# network of timm since their norms are folded, which moved the last bits.
 BEFORE = {
     "resnet50-pool": "560d922ec1d6b3556cf9926d407fbce92cb7d01e44d5ba084eeda266c438d5c5",
     "vgg19-10crop": "007d548e152f96db3f691a03e32e211a7a6453662a3b800a42acd21f289aa2fd",
     "vgg19-10crop-caffe": "d3847e96333bef79d1a9fb211887a03cc65d4b386f7c1878d5cac3bfa255a58a",
     "faster-rcnn-36": "53b0171aa140e745dda2cfe575876941857e03fd44d2edab5a16b86501740092",
-    "timm:test_resnet.r160_in1k": "ea93142f79e580fbff680809c04fe56d7d367d833c81dd586c2a7170be3c16c0",
+    "timm:test_resnet.r160_in1k": "20bbb6b51e4ec70a334bb62a1b4e5cf17b6f5e9fda7b8dc0ce24989f59b44e8b",
+    "timm:test_vit.r160_in1k": "11ea15b8177d00789a45c2b91d5810668490af772fb564586d6719d6fb17ffb1",
 }
 
 

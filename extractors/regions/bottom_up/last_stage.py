@@ -2,9 +2,9 @@
 
 On a CPU nine tenths of the time is spent here. A 3×3 convolution that looks at every second pixel is four ordinary convolutions,
 each on the pixels of one parity: 7 by 7 of a region's 14 by 14. With the positions as the outermost axis every 1×1 convolution is
-one product, and for the 3×3 convolutions minimal filtering (Lavin and Gray 2016, arXiv:1509.09308) needs 121 products where the
-plain sum takes 441: outputs in tiles of 4 and 3 along each axis. The points of evaluation are chosen for exactness: the error of a
-photograph's features is 1.8e-7 of their length, against 1.3e-7 with convolutions. The whole stage takes two thirds of the time.
+one product, and for the 3×3 convolutions minimal filtering (see `extractors.computing.filtering`) needs 121 products where the
+plain sum takes 441: outputs in tiles of 4 and 3 along each axis. The error of a photograph's features is 1.8e-7 of their length,
+against 1.3e-7 with convolutions. The whole stage takes two thirds of the time.
 
 Letters in shapes: ``N`` regions, ``M`` = 4 * N fields of one parity, ``K`` = 121 products, ``C`` channels.
 """
@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from extractors.computing.filtering import TAPS, transforms
+
 __all__ = ["LastStage"]
 
 _SIDE = 7  # Positions of a field of one parity along one axis.
-_TAPS = 3
-# Outputs of each tile, and the points, besides infinity, at which its polynomials are evaluated.
-_TILES = ((4, (0, 1, -1, 0.5, -2)), (3, (0, 1, -1, 0.5)))
+_TILES = (4, 3)  # Outputs of each tile along one axis.
 
 
 class LastStage:
@@ -99,25 +99,19 @@ def _matrix(conv: nn.Conv2d) -> Tensor:
 def _transforms() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the matrices along one axis: of the inputs ``[11, 7]``, of the filter ``[11, 3]``, and of the products ``[7, 11]``.
 
-    Filtering is the transpose of a product of polynomials (Toom and Cook): evaluate at as many points as the product has
-    coefficients, multiply, and invert the evaluation. A tile sees the inputs of its outputs and one more on both sides; inputs
-    outside of the field are zero and left out.
+    A tile sees the inputs of its outputs and one more on both sides; inputs outside of the field are zero and left out.
     """
     before, filters, after = [], [], []
     start = 0
-    for outputs, points in _TILES:
-        inputs = outputs + _TAPS - 1
-        placed = np.zeros((inputs, _SIDE + _TAPS - 1))
-        placed[:, start : start + inputs] = np.linalg.inv(_evaluation(points, inputs)).T
+    for outputs in _TILES:
+        of_inputs, of_filter, of_products = transforms(outputs)
+        inputs = len(of_inputs)
+        placed = np.zeros((inputs, _SIDE + TAPS - 1))
+        placed[:, start : start + inputs] = of_inputs
         before.append(placed[:, 1:-1])
-        filters.append(_evaluation(points, _TAPS))
+        filters.append(of_filter)
         outcome = np.zeros((_SIDE, inputs))
-        outcome[start : start + outputs] = _evaluation(points, outputs).T
+        outcome[start : start + outputs] = of_products
         after.append(outcome)
         start += outputs
     return np.concatenate(before), np.concatenate(filters), np.concatenate(after, axis=1)
-
-
-def _evaluation(points: tuple[float, ...], coefficients: int) -> np.ndarray:
-    """Return the matrix that evaluates a polynomial of so many coefficients at points, and at infinity."""
-    return np.vstack([np.vander(np.array(points, dtype=np.float64), coefficients, increasing=True), np.eye(coefficients)[-1]])

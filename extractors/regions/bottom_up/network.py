@@ -60,7 +60,8 @@ class Backbone(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Compute feature maps: float32 ``[B, 3, H, W]`` to float32 ``[B, 1024, h, w]``."""
-        stem = F.relu(self.bn1(self.conv1(image.to(self.conv1.weight.dtype))), inplace=True)
+        dtype = next(self.parameters()).dtype  # Of the first convolution.
+        stem = F.relu(self.bn1(self.conv1(image.to(dtype))), inplace=True)
         stem = F.max_pool2d(stem, kernel_size=3, stride=2, padding=0, ceil_mode=True)
         maps: Tensor = self.layer3(self.layer2(self.layer1(stem)))
         return maps.to(torch.float32)
@@ -132,10 +133,15 @@ def suppress(boxes: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Head(nn.Module):
-    """The computation for each region: the last stage of the ResNet, then class and attribute."""
+    """The computation for each region: the last stage of the ResNet, then class and attribute.
+
+    Attributes:
+        dtype: type of the weights of the last stage.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.dtype = torch.float32
         self.layer4 = _resnet101().layer4
         for block in self.layer4:
             block.conv2.stride, block.conv2.dilation, block.conv2.padding = (1, 1), (2, 2), (2, 2)
@@ -147,8 +153,7 @@ class Head(nn.Module):
 
     def forward(self, pooled: Tensor) -> Tensor:
         """Compute features of pooled regions: float32 ``[N, 1024, 14, 14]`` to float32 ``[N, 2048]``."""
-        dtype = next(self.layer4.parameters()).dtype
-        maps: Tensor = self.layer4(pooled.to(dtype=dtype, memory_format=torch.channels_last))
+        maps: Tensor = self.layer4(pooled.to(dtype=self.dtype, memory_format=torch.channels_last))
         return maps.to(torch.float32).mean(dim=(2, 3))
 
     def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,7 +176,7 @@ class Detector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = Backbone()
+        self.backbone: nn.Module = Backbone()
         self.rpn = RegionProposals()
         self.head = Head()
 

@@ -5,7 +5,8 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from extractors.computing.fusing import MergedConvolution, merge_layers, traced_and_folded
+from extractors.computing.fusing import MergedConvolution, merge_layers, traced, traced_and_folded
+from extractors.computing.shapes import shapes_of
 
 SHAPE = (2, 8, 9, 7)
 
@@ -14,13 +15,17 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def with_statistics(model: nn.Module) -> nn.Module:
+WIDE = ((0.5, 2), (-1, 1), (-1, 1), (0.2, 3))
+"""Least and most of the numbers of a norm: its weight and bias, and the mean and variance that it has seen."""
+
+
+def with_statistics(model: nn.Module, ranges: tuple[tuple[float, float], ...] = WIDE) -> nn.Module:
     """Give every norm numbers of its own: those of a new one fold away whatever is done with them."""
     generator = seeded(1)
     for norm in model.modules():
         if isinstance(norm, nn.BatchNorm2d):
-            ranges = ((norm.weight, 0.5, 2), (norm.bias, -1, 1), (norm.running_mean, -1, 1), (norm.running_var, 0.2, 3))
-            for values, least, most in ranges:
+            numbers = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+            for values, (least, most) in zip(numbers, ranges, strict=True):
                 values.data.uniform_(least, most, generator=generator)
     return model.eval().requires_grad_(False)
 
@@ -30,7 +35,11 @@ def images(shape: tuple[int, ...] = SHAPE) -> Tensor:
 
 
 def fused(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> torch.fx.GraphModule:
-    return merge_layers(traced_and_folded(model).to(memory_format=torch.channels_last), shape)
+    return with_merged_layers(traced_and_folded(model).to(memory_format=torch.channels_last), shape)
+
+
+def with_merged_layers(graph: torch.fx.GraphModule, shape: tuple[int, ...] = SHAPE) -> torch.fx.GraphModule:
+    return merge_layers(graph, shapes_of(graph, shape, next(graph.parameters()).dtype))
 
 
 def counts(model: nn.Module) -> dict[str, int]:
@@ -162,7 +171,24 @@ def test_a_merged_convolution_has_the_bits_of_a_convolution_and_a_relu():
         assert torch.equal(MergedConvolution(conv, list(SHAPE), relu=True)(images()), expected)
 
 
+def test_layers_that_do_nothing_stand_in_the_way_of_nothing():
+    class Stem(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(8, 8, 1), nn.Identity()
+
+        def forward(self, values: Tensor) -> Tensor:
+            return nn.functional.relu(self.norm(self.conv(values)), inplace=True)
+
+    model = Stem().eval().requires_grad_(False)
+    with torch.inference_mode():
+        expected = model(images())
+        graph = with_merged_layers(traced(model).to(memory_format=torch.channels_last))
+        assert_close(graph(images()), expected)
+    assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_module", "output"]
+
+
 def test_types_that_this_processor_does_not_merge_are_left_alone(monkeypatch):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
     model = traced_and_folded(with_statistics(Residual(torch.add))).to(torch.bfloat16)
-    assert counts(merge_layers(model, SHAPE))["Conv2d"] == 2
+    assert counts(with_merged_layers(model))["Conv2d"] == 2

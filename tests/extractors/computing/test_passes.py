@@ -3,7 +3,7 @@ import threading
 import pytest
 import torch
 
-from extractors.computing.passes import FORWARD_IMAGES, Fitted, in_chunks, in_halves, run_single_threaded
+from extractors.computing.passes import FORWARD_IMAGES, Fitted, in_chunks, in_halves, passes_share_threads, run_single_threaded
 from schemas.errors import ImagepivotError
 
 
@@ -47,6 +47,23 @@ def test_all_threads_work_at_once(threads):
         return item
 
     assert len(run_single_threaded(wait, [torch.zeros(1)] * threads * 3)) == threads * 3
+
+
+def test_several_callers_share_threads_if_there_are_several(threads):
+    assert passes_share_threads() == (threads > 1)
+    names: set[str] = set()
+
+    def note(item):
+        names.add(threading.current_thread().name)
+        return item
+
+    callers = [threading.Thread(target=run_single_threaded, args=(note, range(50)), name=f"caller{n}") for n in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(names) <= max(2, threads)
+    assert {name.startswith("extractor") for name in names} == {threads > 1}
 
 
 def test_gradients_are_off_and_errors_come_through(threads):

@@ -1,5 +1,6 @@
 import json
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,10 @@ def test_features_are_the_same_bytes_whatever_the_threads_and_the_batch(extracto
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert_same_bytes(extractor, crops, features, size)
+        assert extractor.feeding_threads == (2 if threads > 1 else 0)
+        with ThreadPoolExecutor(2) as callers:
+            both = list(callers.map(lambda _: assert_same_bytes(extractor, crops, features, size), range(2)))
+        assert len(both) == 2
     finally:
         torch.set_num_threads(before)
 

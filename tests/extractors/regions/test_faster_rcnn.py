@@ -9,6 +9,7 @@ from PIL import Image
 
 import extractors
 from extractors import DecodeError, decode
+from extractors.computing import fusing
 from extractors.regions import faster_rcnn
 from extractors.regions.bottom_up import network
 from extractors.regions.bottom_up.input import send
@@ -275,6 +276,37 @@ def test_the_last_stage_as_matrix_products_on_a_gpu(extractor, weights):
             found = there._head(pooled.to("cuda"))
             assert (gpu.launches["convolution"], gpu.launches["bmm"]) == (0, 3), gpu.report()
             torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-6 * float(expected.max()))
+
+
+class StandIn(torch.nn.Module):
+    """A merged convolution, computed by torch layer by layer: not every processor has the real one in bfloat16."""
+
+    def __init__(self, conv, shape, *, relu, dtype=None):
+        super().__init__()
+        assert dtype is None  # Only networks that run in autocast cast here.
+        self.conv, self.shape, self.relu = conv, shape, relu
+
+    def forward(self, values, other=None):
+        found = self.conv(values) if other is None else other.add_(self.conv(values))
+        return found.relu_() if self.relu else found
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_in_bfloat16_the_last_stage_is_merged_where_the_processor_has_it(weights, extractor, monkeypatch):
+    settings, cpu = Settings(extractors.spec("faster-rcnn-36"), "bf16"), torch.device("cpu")
+    monkeypatch.setattr(fusing, "MergedConvolution", StandIn)
+    monkeypatch.setattr(fusing, "_is_merged_in", lambda dtype: False)
+    plain = FasterRCNNRegions(settings, weights, cpu)
+    monkeypatch.setattr(fusing, "_is_merged_in", lambda dtype: True)
+    merged, single = FasterRCNNRegions(settings, weights, cpu), FasterRCNNRegions(Settings(settings.spec), weights, cpu)
+    counts = [sum(isinstance(layer, StandIn) for layer in one._model.modules()) for one in (plain, merged, single)]
+    assert counts == [0, 10, 0]  # Three blocks of three, and a shortcut.
+    assert {layer.shape[0] for layer in merged._model.modules() if isinstance(layer, StandIn)} == {faster_rcnn._REGIONS}
+    pooled = torch.rand(1, *faster_rcnn._REGION, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert torch.equal(merged._head(pooled), plain._head(pooled))
+        assert torch.equal(single._head(pooled), extractor._head(pooled))
 
 
 @pytest.mark.cluster
