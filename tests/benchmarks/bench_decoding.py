@@ -43,9 +43,7 @@ def main() -> None:
         show("  of it libjpeg", lambda: [Image.open(io.BytesIO(one)).load() for one in data], len(data))
         for name in NAMES:
             extractor = extractors.load(name, weights="random:0")
-            show(
-                f"{name}: resizing and cropping", lambda run=extractor.preprocess: [run(image) for image in images], len(images)
-            )
+            show(f"{name}: preprocessing", lambda run=extractor.preprocess: [run(image) for image in images], len(images))
         normalised(len(images))
 
 

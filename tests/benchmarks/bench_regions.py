@@ -12,6 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,13 @@ from measuring import PeakMemory, machine, ratio
 
 import extractors
 from extractors.base import Extractor
+from extractors.computing.devices import cast_layers
+from extractors.computing.fusing import merge_layers, traced
+from extractors.computing.shapes import shapes_of
 from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of, send
-from extractors.regions.bottom_up.network import build, pool, suppress
-from extractors.regions.faster_rcnn import FasterRCNNRegions
+from extractors.regions.bottom_up.last_stage import LastStage
+from extractors.regions.bottom_up.network import build, fold_norms, pool, suppress
+from extractors.regions.faster_rcnn import _REGION, _REGIONS, FasterRCNNRegions
 from extractors.regions.selection import Detections, choose
 from extractors.settings import RegionOptions
 from pipelines.features.extract import extract_features
@@ -44,8 +49,12 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=16, help="images of a run; few let the start-up show")
     parser.add_argument("--runs", type=int, default=3, help="pairs of runs of each ratio")
     parser.add_argument("--precision", default="fp32", help="of the extractor")
+    parser.add_argument("--forms", action="store_true", help="only compare the forms of the last stage, which takes a minute")
     arguments = parser.parse_args()
     print(machine(), f"torch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
+    if arguments.forms:
+        forms(arguments.precision)
+        return
     with tempfile.TemporaryDirectory() as folder:
         make_photographs(Path(folder), arguments.images)
         pixels = ready(folder)
@@ -56,6 +65,7 @@ def main() -> None:
         threads = torch.get_num_threads()
         stages(extractor, pixels[0])
         torch.set_num_threads(threads)
+        forms(arguments.precision)
         ratio(
             f"end to end against the bare extractor, {len(pixels)} images",
             lambda: end_to_end(folder, len(pixels), arguments.precision),
@@ -164,6 +174,35 @@ def stages(extractor: FasterRCNNRegions, image: torch.Tensor) -> None:
         f"last stage: {rate:.0f} GFLOP/s of plain convolutions, where a matrix product has {product:.0f}, one thread",
         flush=True,
     )
+
+
+def forms(precision: str) -> None:
+    """Prints the rate of each form of the last stage in one thread, on the regions of one pass, by processor time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    head = build().head.eval().requires_grad_(False)
+    fold_norms(head)
+    head.dtype = cast_layers(head.layer4, precision)
+    head = head.to(memory_format=torch.channels_last)
+    merged = deepcopy(head)
+    graph = traced(merged.layer4)
+    merged.layer4 = merge_layers(graph, shapes_of(graph, (_REGIONS, *_REGION), head.dtype))
+    compared: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"convolutions": head, "merged convolutions": merged}
+    if precision == "fp32":
+        compared["matrix products"] = LastStage(head.layer4)
+    pooled = torch.rand(_REGIONS, *_REGION)
+    with torch.inference_mode():
+        for form, apply in compared.items():
+            taken = []
+            for _ in range(1 + FEW):
+                started = time.process_time()
+                apply(pooled)
+                taken.append(time.process_time() - started)
+            seconds = min(taken[1:]) / _REGIONS
+            print(f"  last stage as {form}, {precision}: {1e3 * seconds:.0f} ms a region, ", end="")
+            print(f"{STAGE_FLOP / seconds / 1e9:.0f} GFLOP/s of plain convolutions", flush=True)
+    torch.set_num_threads(threads)
 
 
 def timed(what: str, function: Callable[[], Any]) -> Any:

@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 import speed_table
 import torch
+from aims import REGIONS, aims_of, verdicts
 from bench_extraction import make_photographs
 from bench_regions import layer_by_layer, ready
 from measuring import machine
-from processor import Conditions, computes_bf16, processor_class
+from processor import Conditions, computes_bf16, name_of_kind, processor_class
 from timeline import Timeline, steady
 from yardsticks import BATCH, CROPS, bare, compiled, folded, inputs
 
@@ -36,7 +37,6 @@ from schemas.errors import ImagepivotError
 PHOTOGRAPHS = 16
 """Different images; a run takes each of them several times, under several names."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-REGIONS = "faster-rcnn-36"
 SAME_NETWORK = {"vgg19-10crop-caffe": "vgg19-10crop"}  # Its weights and preprocessing are others.
 
 
@@ -63,7 +63,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     print(machine(), f"torch {torch.__version__}, {arguments.threads} threads", flush=True)
     precisions = arguments.precisions or [name for name in DTYPES if name == "fp32" or computes_bf16()]
-    if "bf16" not in precisions:
+    if arguments.precisions is None and "bf16" not in precisions:
         print("bf16: left out, this processor has no instructions for it; --precisions bf16 measures it all the same")
     before, rows, of_networks = Conditions(), {}, {}
     with tempfile.TemporaryDirectory() as folder:
@@ -74,10 +74,11 @@ def main() -> None:
                 bench = Bench(
                     extractor, precision, folder, arguments.seconds, arguments.clock, frozenset(arguments.only), known
                 )
-                rows[extractor, processor_class(), precision] = bench.row()
+                row = {(extractor, name_of_kind(), precision): bench.row()}
+                rows.update(row)
+                if arguments.write is not None:  # Row by row: all of them take half an hour.
+                    speed_table.write(arguments.write, speed_table.merge(speed_table.read(arguments.write), row))
     print(speed_table.render(rows), end="")
-    if arguments.write is not None:
-        speed_table.write(arguments.write, speed_table.merge(speed_table.read(arguments.write), rows))
     print(f"{arguments.clock}, {arguments.threads} threads; {before.later()}", flush=True)
 
 
@@ -130,10 +131,16 @@ class Bench(NamedTuple):
                 flush=True,
             )
         cells = {column: f"{rate:.3g}" for column, rate in rates.items()}
-        if aims := self._aims(rates):
-            cells["aims"] = aims
-        if "one image, s" in self.only:
-            cells["one image, s"] = self._one_image()
+        seconds = self._one_image() if "one image, s" in self.only else None
+        if seconds is not None:
+            cells["one image, s"] = f"{seconds:.1f}"
+        if "aims" in self.only:
+            by_clock = seconds if self.clock == "clock" else None
+            judged = verdicts(aims_of(self.extractor, processor_class(), self.precision), rates, by_clock)
+            for verdict in judged:
+                print(f"{self.extractor}, {self.precision}, aim: {verdict}", flush=True)
+            if reached := [verdict.cell for verdict in judged if verdict.cell]:
+                cells["aims"] = ", ".join(reached)
         return cells
 
     def _bare(self) -> Rate:
@@ -155,36 +162,22 @@ class Bench(NamedTuple):
     def _ours(self, rates: dict[str, float], *, compiles: bool) -> Rate | str:
         batch = BATCH[self.extractor]
         guess = rates.get("ours", rates.get("bare", 1.0))  # Roughly: it only decides how many images there are.
-        count = batch * max(3, round(guess * self.seconds / batch) + 1)
+        count = batch * max(2, round(guess * self.seconds / batch) + 1)
         try:
             return end_to_end(self.extractor, self.precision, self.folder, count, compiles=compiles)
         except ImagepivotError as error:
             return str(error)
 
-    def _aims(self, rates: dict[str, float]) -> str:
-        """Return the ratios that the precision has an aim for, each with ``≥`` where it is reached and ``<`` where it is not."""
-        yardstick = "bare" if self.precision == "fp32" else "folded"
-        aims = {"ours": 1.0, "ours, --compile": 1.3} if self.precision == "fp32" else {"ours": 0.95}
-        if self.extractor == REGIONS and self.precision == "bf16":
-            yardstick, aims = "bare", {"ours": 1.0}
-        reached = [
-            f"{rates[column] / rates[yardstick]:.2f} {'≥' if rates[column] >= aim * rates[yardstick] else '<'} {aim}"
-            for column, aim in aims.items()
-            if column in rates and yardstick in rates
-        ]
-        return ", ".join(reached)
-
-    def _one_image(self) -> str:
+    def _one_image(self) -> float:
         """Return the seconds of the command over one image."""
         image = sorted(Path(self.folder).glob("*.jpg"))[0]
         seconds = one_image(self.extractor, self.precision, image, self.clock)
         print(f"{self.extractor}, {self.precision}, the command over one image: {seconds:.1f} s", flush=True)
-        return f"{seconds:.1f}"
+        return seconds
 
 
 def repeated(run: Callable[[], object], images: int, seconds: float) -> Rate:
-    """Run twice to warm up, then again and again; return the rate."""
-    run()
+    """Run once to warm up, which is also when a model is compiled, then again and again; return the rate."""
     run()
     count, started, worked = 0, time.perf_counter(), time.process_time()
     while time.perf_counter() - started < seconds or count == 0:

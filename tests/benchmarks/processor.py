@@ -11,7 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["CLASSES", "Conditions", "computes_bf16", "cores", "instruction_sets", "machine", "model", "processor_class"]
+__all__ = [
+    "CLASSES",
+    "Conditions",
+    "computes_bf16",
+    "cores",
+    "instruction_sets",
+    "machine",
+    "model",
+    "name_of_kind",
+    "processor_class",
+]
 
 CLASSES = ("AVX2", "AVX-512", "AVX-512 with bf16", "AMX")
 """Classes of processors, by what torch's kernels use for matrix products. An older one is named by its system."""
@@ -44,6 +54,12 @@ def processor_class() -> str:
 def computes_bf16() -> bool:
     """Return whether there are instructions for bfloat16; elsewhere torch computes it in software, many times slower."""
     return not {"avx512_bf16", "amx_bf16"}.isdisjoint(instruction_sets())
+
+
+def name_of_kind() -> str:
+    """Return maker and class: processors of one class by different makers differ in what they are fast at."""
+    maker = next((maker for maker in ("AMD", "Intel") if maker in model()), "")
+    return ", ".join(filter(None, (maker, processor_class())))
 
 
 @cache

@@ -8,7 +8,7 @@ from pathlib import Path
 __all__ = ["COLUMNS", "Key", "merge", "read", "write"]
 
 Key = tuple[str, str, str]
-"""Extractor, class of the processor, precision."""
+"""Extractor, maker and class of the processor, precision."""
 
 COLUMNS = ("bare", "folded", "compiled", "ours", "ours, --compile", "aims", "one image, s")
 """What is measured. An empty cell was not."""

@@ -21,8 +21,8 @@ BATCH = {
     "resnet50-pool": 16,
     "vgg19-10crop": 2,
     "vgg19-10crop-caffe": 2,
-    "vgg19-grid": 8,
-    "resnet152-grid": 4,
+    "vgg19-grid": 2,
+    "resnet152-grid": 2,
     "timm:resnet18.a1_in1k": 16,
     "faster-rcnn-36": 2,
 }

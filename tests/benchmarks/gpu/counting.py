@@ -24,10 +24,11 @@ from extractors.weights.finding import Weights
 from tests.extractors.test_on_a_gpu import GPU, load
 from tests.pretended_gpu import PretendedGPU, pretended_gpu
 
-__all__ = ["Counts", "Operation", "count", "load_zeros"]
+__all__ = ["Counting", "Counts", "Operation", "count", "load_zeros"]
 
 _aten = torch.ops.aten
 _TRANSFERS = (_aten._to_copy, _aten.copy_)
+_FUSED_CONVOLUTIONS = (_aten.cudnn_convolution_relu, _aten.cudnn_convolution_add_relu)
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,12 @@ class Counts:
         return sum(operation.bytes for operation in self.operations)
 
 
-class _Counting(TorchDispatchMode):
-    """Charges what reaches the pretended GPU."""
+class Counting(TorchDispatchMode):
+    """Charges what reaches the pretended GPU.
+
+    A recurrent network is one operation there. Its products are those that it makes on the CPU instead; those that its backward
+    pass makes to have its states once more, with gradients enabled, are left out, since cuDNN keeps them.
+    """
 
     def __init__(self, gpu: PretendedGPU) -> None:
         super().__init__()
@@ -101,6 +106,14 @@ class _Counting(TorchDispatchMode):
             self.counts.operations.append(
                 Operation(str(packet), _macs(packet, args, kwargs, result), sum(map(_bytes, tensors)), bits)
             )
+        elif (
+            packet in flop_registry
+            and not torch.is_grad_enabled()
+            and not any(tensor.device.type == "cuda" for tensor in tensors)
+        ):
+            bits = 8 * inputs[0].element_size()
+            products = _macs(packet, args, kwargs, result)
+            self.counts.operations.append(Operation("recurrent network", products, sum(map(_bytes, tensors)), bits))
         elif packet in _TRANSFERS and len({tensor.device.type for tensor in tensors}) == 2:
             self.counts.moved += _bytes(outputs[0])
         return result
@@ -109,6 +122,10 @@ class _Counting(TorchDispatchMode):
 def _macs(packet: Any, args: Any, kwargs: Any, result: Any) -> int:
     if packet is _aten.scaled_dot_product_attention:
         return int(sdpa_flop_count(*(tensor.shape for tensor in args[:3]))) // 2
+    if packet in _FUSED_CONVOLUTIONS:
+        bias, stride, padding, dilation, _ = args[-5:]
+        plain = (args[0], args[1], bias, stride, padding, dilation, False)
+        return int(flop_registry[_aten.convolution](*plain, out_val=result)) // 2
     return int(flop_registry[packet](*args, **kwargs, out_val=result)) // 2 if packet in flop_registry else 0
 
 
@@ -147,7 +164,7 @@ def count(name: str, precision: str, size_hw: tuple[int, int], batches: Sequence
         for images in batches:
             batch = extractor.collate([torch.zeros(3, *size_hw, dtype=torch.uint8) for _ in range(images)])
             gpu.reset()
-            with _Counting(gpu) as counting:
+            with Counting(gpu) as counting:
                 extractor.extract_columns(batch)
             counts = found[images] = counting.counts
             counts.launches, counts.waits = gpu.launches.total(), gpu.waits.total()

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from tests.benchmarks.gpu.counting import Counts, count
 from tests.benchmarks.gpu.data_sheets import DATA_SHEETS, Estimate
+from tests.benchmarks.gpu.steps import table_of_step_counts, table_of_step_estimates
 from tests.benchmarks.gpu.subjects import SUBJECTS, Subject
+from tests.benchmarks.gpu.training import PRESETS
 
 __all__ = [
     "PAGE",
@@ -126,7 +128,8 @@ def without_measurements(table: Table) -> Table:
 def all_tables() -> list[Table]:
     """Make the tables, in the order of the page."""
     subjects = [subject for subject in SUBJECTS if subject.estimated]
-    return [rates_of_sheets(), table_of_counts(subjects), table_of_estimates(subjects)]
+    steps = [table_of_step_counts(PRESETS), table_of_step_estimates(PRESETS)]
+    return [rates_of_sheets(), table_of_counts(subjects), table_of_estimates(subjects), *steps]
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ import pytest
 from tests.benchmarks.gpu.counting import Counts, Operation, count
 from tests.benchmarks.gpu.data_sheets import DATA_SHEETS, DataSheet, Estimate
 from tests.benchmarks.gpu.estimates import PAGE, all_tables, rates_of_sheets, read_tables, replaced, without_measurements
+from tests.benchmarks.gpu.training import PRESETS
 
 SHEET = DataSheet("made up", {"fp32": 1, "tf32": 4, "bf16": 8}, bandwidth=100, source="")
 
@@ -21,11 +22,14 @@ def test_the_page_holds_what_is_counted():
 
 
 def test_the_page_has_the_published_rates_and_room_for_measurements():
-    rates, counts, estimates = read_tables(page())
+    rates, counts, estimates, step_counts, step_estimates = read_tables(page())
     assert without_measurements(rates) == without_measurements(rates_of_sheets())
     assert len(rates) == 1 + len(DATA_SHEETS)
-    assert len(without_measurements(counts)[0]) == len(counts[0])  # They are counted, not measured.
-    assert [name for name in estimates[0] if name == "measured"] == ["measured"] * len(DATA_SHEETS)
+    for table in (counts, step_counts):
+        assert len(without_measurements(table)[0]) == len(table[0])  # They are counted, not measured.
+    for table in (estimates, step_estimates):
+        assert [name for name in table[0] if name == "measured"] == ["measured"] * len(DATA_SHEETS)
+    assert [row[0] for row in step_counts[1:]] == [f"`{preset}`" for preset in PRESETS]  # As `make gpu` measures them.
     assert {len(row) for table in (rates, counts, estimates) for row in table if row} == {9, 11}
 
 
@@ -86,10 +90,20 @@ def test_counts_are_those_of_the_published_network():
     macs = sum(side**2 * outputs * inputs * taps**2 for side, outputs, inputs, taps in layers)
     assert (counts[1].macs, counts[3].macs) == (macs, 3 * macs)
     convolutions = sum(outputs * inputs * taps**2 for _, outputs, inputs, taps in layers)
-    assert weights == 4 * (convolutions + 4 * 4800) + 8 * 20  # Four numbers of each norm's channels, and a count of batches.
+    assert weights == 4 * (convolutions + 4800)  # Norms are folded: of each channel one number, the bias, is left of them.
     pixels, features = 3 * 224 * 224, 4 * 512
     assert {images: found.moved for images, found in counts.items()} == {1: pixels + features, 3: 3 * (pixels + features)}
     assert counts[1].waits == counts[3].waits == 1
-    # Each convolution reads its input and weights, and writes its output; the rest is norms, activations and sums.
+    # Each convolution reads its input and weights, and writes its output; the rest is sums and activations.
     assert sum(operation.macs > 0 for operation in counts[1].operations) == len(layers)
     assert counts[1].bytes > weights
+
+
+def test_the_example_of_a_step_on_the_page_is_arithmetic():
+    """The GRU of VSE++: 1024 units read words of 300 numbers, 128 captions of 15 tokens on average, forward and twice backward."""
+    [row] = [row for row in read_tables(page())[3] if row[0] == "`vsepp`"]
+    gmac, megabytes, launches = float(row[2]), float(row[3].replace(",", "")), int(row[4])
+    assert gmac == pytest.approx(3 * 128 * 15 * 3 * 1024 * (300 + 1024) / 1e9, rel=0.05)
+    assert f"{gmac} GMAC × 2 = {2 * gmac:.0f} GFLOP at 67 TFLOP/s take {2 * gmac / 67:.1f} ms" in page()
+    assert f"{launches} launches take {launches / 100:.1f} ms" in page()
+    assert f"{megabytes:,.0f} MB at 3,350 GB/s take {megabytes / 3350:.1f} ms" in page()
