@@ -76,22 +76,22 @@ if TYPE_CHECKING:
     from pipelines.running.execution import Execution as Execution
     from pipelines.running.launching import cancel_job as cancel_job
     from pipelines.running.progress import show_progress as show_progress
-    from pipelines.text.captions import CaptionsJob as CaptionsJob
-    from pipelines.text.captions import ReadCaptions as ReadCaptions
-    from pipelines.text.captions import TokenizeCaptions as TokenizeCaptions
-    from pipelines.text.captions import TrainTruecasers as TrainTruecasers
+    from pipelines.text.caption_job import CaptionsJob as CaptionsJob
+    from pipelines.text.caption_transforms import ReadCaptions as ReadCaptions
+    from pipelines.text.caption_transforms import TokenizeCaptions as TokenizeCaptions
+    from pipelines.text.caption_transforms import TrainTruecasers as TrainTruecasers
     from pipelines.text.captions import prepare_captions as prepare_captions
-    from pipelines.text.encoding import EncodeCaptions as EncodeCaptions
-    from pipelines.text.encoding import EncodeJob as EncodeJob
     from pipelines.text.encoding import encode_captions as encode_captions
+    from pipelines.text.encoding_transforms import EncodeCaptions as EncodeCaptions
+    from pipelines.text.jobs import EncodeJob as EncodeJob
+    from pipelines.text.jobs import TokenFeaturesJob as TokenFeaturesJob
+    from pipelines.text.jobs import VocabularyJob as VocabularyJob
     from pipelines.text.queries import tokenize_query as tokenize_query
-    from pipelines.text.token_features import ExtractTokenFeatures as ExtractTokenFeatures
-    from pipelines.text.token_features import TokenFeaturesJob as TokenFeaturesJob
+    from pipelines.text.token_feature_transforms import ExtractTokenFeatures as ExtractTokenFeatures
     from pipelines.text.token_features import extract_token_features as extract_token_features
-    from pipelines.text.vocabulary import BuildVocabulary as BuildVocabulary
-    from pipelines.text.vocabulary import CountTokens as CountTokens
-    from pipelines.text.vocabulary import VocabularyJob as VocabularyJob
     from pipelines.text.vocabulary import build_vocabulary as build_vocabulary
+    from pipelines.text.vocabulary_transforms import BuildVocabulary as BuildVocabulary
+    from pipelines.text.vocabulary_transforms import CountTokens as CountTokens
     from pipelines.text.word_vectors import WordVectorsJob as WordVectorsJob
     from pipelines.text.word_vectors import import_word_vectors as import_word_vectors
     from schemas import CaptionKey as CaptionKey
@@ -358,11 +358,17 @@ _MODULES = {
     "pipelines.running.execution": ("Execution",),
     "pipelines.running.launching": ("cancel_job",),
     "pipelines.running.progress": ("show_progress",),
-    "pipelines.text.captions": ("CaptionsJob", "prepare_captions", "ReadCaptions", "TokenizeCaptions", "TrainTruecasers"),
-    "pipelines.text.encoding": ("encode_captions", "EncodeCaptions", "EncodeJob"),
+    "pipelines.text.caption_job": ("CaptionsJob",),
+    "pipelines.text.caption_transforms": ("ReadCaptions", "TokenizeCaptions", "TrainTruecasers"),
+    "pipelines.text.captions": ("prepare_captions",),
+    "pipelines.text.encoding": ("encode_captions",),
+    "pipelines.text.encoding_transforms": ("EncodeCaptions",),
+    "pipelines.text.jobs": ("EncodeJob", "TokenFeaturesJob", "VocabularyJob"),
     "pipelines.text.queries": ("tokenize_query",),
-    "pipelines.text.token_features": ("extract_token_features", "ExtractTokenFeatures", "TokenFeaturesJob"),
-    "pipelines.text.vocabulary": ("build_vocabulary", "BuildVocabulary", "CountTokens", "VocabularyJob"),
+    "pipelines.text.token_feature_transforms": ("ExtractTokenFeatures",),
+    "pipelines.text.token_features": ("extract_token_features",),
+    "pipelines.text.vocabulary": ("build_vocabulary",),
+    "pipelines.text.vocabulary_transforms": ("BuildVocabulary", "CountTokens"),
     "pipelines.text.word_vectors": ("import_word_vectors", "WordVectorsJob"),
     "schemas": (
         "CaptionKey",

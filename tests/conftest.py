@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from schemas import events
 # that wait for one another would spin, and take four times as long. Tests about threads set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# A shell lets what it starts in the background ignore Ctrl-C, which tests raise.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # --- caches ----------------------------------------------------------------------------------------------------------
 

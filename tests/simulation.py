@@ -29,10 +29,10 @@ from pipelines.inputs.images import ImageRef, ImageSource, digest_of
 from pipelines.running.commits import SumCounters
 from pipelines.running.places import read_place
 from pipelines.text.blocks import BLOCK, CaptionStatistics, blocks_of, caption_rows
+from pipelines.text.counting import count_tokens
 from pipelines.text.ordering import merge, number_captions
 from pipelines.text.pieces import Piece as CaptionPiece
 from pipelines.text.pieces import make_pieces, on_disk
-from pipelines.text.vocabulary import count_tokens
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity

@@ -103,11 +103,11 @@ def test_a_missing_extra_is_named_where_it_is_needed(features):
         "import sys, imagepivot\n"
         "sys.modules['apache_beam'] = None\n"
         "print(len(imagepivot.open_dataset(sys.argv[1])))\n"
-        "imagepivot.CaptionsJob\n"
+        "imagepivot.ReadCaptions\n"
     )
     done = python("-c", script, str(features), cwd=ROOT, code=1)
     assert done.stdout == "6\n"
-    assert "ImportError: imagepivot.CaptionsJob needs apache_beam" in done.stderr
+    assert "ImportError: imagepivot.ReadCaptions needs apache_beam" in done.stderr
     assert "pip install 'imagepivot[pipelines]'" in done.stderr
 
 

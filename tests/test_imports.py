@@ -14,6 +14,7 @@ from PIL import Image
 
 from schemas.features import FeatureSpec
 from tests.builders import write_rows
+from tests.tiny_bert import make_tiny_bert
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("schemas", "extractors", "pipelines", "train")
@@ -43,14 +44,15 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "extractors": {
         "images": set(),
         "computing": set(),
+        "networks": set(),
         "weights": set(),
         "settings": {"images", "weights"},
         "base": {"images", "settings"},
         "stacked": {"images", "computing", "settings", "base"},
-        "pooled": {"images", "computing", "weights", "settings", "base", "stacked", "grids"},
-        "grids": {"images", "computing", "weights", "settings", "base", "stacked"},
+        "pooled": {"images", "computing", "networks", "weights", "settings", "base", "stacked", "grids"},
+        "grids": {"images", "computing", "networks", "weights", "settings", "base", "stacked"},
         "regions": {"images", "computing", "weights", "settings", "base"},
-        "tokens": {"computing", "weights", "settings", "base"},
+        "tokens": {"computing", "weights", "settings", "base", "remembering"},
         "catalogue": {"weights", "settings", "base", "pooled", "grids", "regions"},
         "remembering": {"base", "weights"},
         "batch_sizes": {"base", "remembering"},
@@ -435,7 +437,7 @@ def test_configurations_data_and_commands_of_training_load_no_torch():
     assert run(script) == "False\n"
 
 
-def test_a_run_that_finds_nothing_to_do_loads_neither_torch_nor_beam(tmp_path):
+def test_a_run_loads_no_torchvision_and_one_that_finds_nothing_to_do_neither_torch_nor_beam(tmp_path):
     Image.new("RGB", (32, 32)).save(tmp_path / "image.png")
     script = """
 import sys
@@ -445,9 +447,56 @@ try:
     main()
 except SystemExit as error:
     assert not error.code, error
-print([name for name in ("torch", "torchvision", "apache_beam") if name in sys.modules])
+print([name for name in ("torch", "torchvision", "torch._dynamo", "apache_beam") if name in sys.modules])
 """
     arguments = str(tmp_path / "image.png"), str(tmp_path / "features")
     first, second = (run(script, *arguments).splitlines() for _ in range(2))
-    assert (first[-1], second[-1]) == ("['torch', 'torchvision', 'apache_beam']", "[]")
+    assert (first[-1], second[-1]) == ("['torch', 'apache_beam']", "[]")
+    assert second[:-1] == first[:-1]
+
+
+def test_text_that_is_there_already_is_found_without_torch_beam_and_tokenizers(tmp_path):
+    (tmp_path / "table.csv").write_text("image_id,text,language,split\n1,A dog runs .,en,train\n", encoding="utf-8")
+    (tmp_path / "words.vec").write_text("dog 1 2\nruns 3 4\n", encoding="utf-8")
+    script = """
+import os, sys
+from imagepivot import main
+os.chdir(sys.argv[1])
+for command in (
+    "captions table.csv captions --format table --workers 1",
+    "vocabulary captions vocabulary --min-count 1",
+    "encode captions vocabulary encoded --workers 1",
+    "word-vectors vocabulary words.vec vectors --languages en",
+):
+    sys.argv = ["imagepivot", *command.split()]
+    try:
+        main()
+    except SystemExit as error:
+        assert not error.code, error
+print([name for name in ("torch", "torchvision", "apache_beam", "sacremoses") if name in sys.modules])
+"""
+    first, second = (run(script, str(tmp_path)).splitlines() for _ in range(2))
+    assert (first[-1], second[-1]) == ("['apache_beam', 'sacremoses']", "[]")
+    assert second[:-1] == first[:-1]
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_token_features_that_are_there_already_are_found_without_loading_the_model(tmp_path):
+    rows = [{"image_id": "1", "language": "en", "portion": "comparable", "index": 0, "split": "train", "text": "a dog"}]
+    write_rows(tmp_path / "captions", "captions", [row | {"tokens": row["text"].split()} for row in rows], shards=1)
+    make_tiny_bert(tmp_path / "bert")
+    script = """
+import os, sys
+from imagepivot import main
+os.chdir(sys.argv[1])
+sys.argv = ["imagepivot", "token-features", "captions", "vectors", "--model", "bert"]
+try:
+    main()
+except SystemExit as error:
+    assert not error.code, error
+print([name for name in ("torch", "transformers", "apache_beam") if name in sys.modules])
+"""
+    first, second = (run(script, str(tmp_path)).splitlines() for _ in range(2))
+    assert (first[-1], second[-1]) == ("['torch', 'transformers', 'apache_beam']", "[]")
     assert second[:-1] == first[:-1]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import speed_table
+from tests.benchmarks import aims, speed_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
 
@@ -36,3 +36,30 @@ def test_a_page_without_a_table_is_said_to_be_one(tmp_path: Path) -> None:
     page.write_text("nothing\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="the page lacks <!-- speed: begin -->"):
         speed_table.read(page)
+
+
+@pytest.mark.parametrize(
+    ("extractor", "processor", "precision", "expected"),
+    [
+        ("resnet50-pool", "AVX2", "fp32", [("ours", "bare", 1.0), ("ours, --compile", "bare", 1.3)]),
+        ("resnet50-pool", "AVX-512 with bf16", "fp32", [("ours", "bare", 1.0), ("ours, --compile", "bare", 1.3)]),
+        ("resnet50-pool", "AVX2", "bf16", []),
+        ("resnet50-pool", "AVX-512", "bf16", []),
+        ("resnet50-pool", "AVX-512 with bf16", "bf16", [("ours", "folded", 0.95)]),
+        ("faster-rcnn-36", "AVX-512", "fp32", [("ours", "bare", 1.0)]),
+        ("faster-rcnn-36", "AMX", "bf16", [("ours", "bare", 2.5)]),
+    ],
+)
+def test_each_class_of_processor_has_aims(extractor: str, processor: str, precision: str, expected: list[tuple]) -> None:
+    assert list(aims.aims_of(extractor, processor, precision)) == expected
+
+
+def test_a_row_is_judged_by_what_was_measured() -> None:
+    of_row = aims.aims_of("resnet50-pool", "AVX2", "fp32")
+    judged = aims.verdicts(of_row, {"bare": 10.0, "ours": 10.0, "ours, --compile": 12.9}, None)
+    assert [verdict.word for verdict in judged] == ["met", "missed", "not measured"]
+    assert [verdict.cell for verdict in judged] == ["1.00 of 1.0: met", "1.29 of 1.3: missed", ""]
+    assert str(judged[1]) == "ours, --compile at least 1.3 of bare: missed with 1.29"
+    judged = aims.verdicts(of_row, {"ours": 10.0}, 2.6)
+    assert [verdict.word for verdict in judged] == ["not measured", "not measured", "missed"]
+    assert str(judged[2]) == "one image in at most 2.5 s: missed with 2.60"

@@ -23,7 +23,14 @@ __all__ = ["Started", "group_of", "start", "wait_for"]
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    [__name__, "torchvision", "timm", "pipelines.commands.app", "pipelines.features.transforms", "pipelines.text.captions"]
+    [
+        __name__,
+        "torchvision",
+        "timm",
+        "pipelines.commands.app",
+        "pipelines.features.transforms",
+        "pipelines.text.caption_transforms",
+    ]
 )
 _Result = TypeVar("_Result")
 

@@ -47,7 +47,7 @@ def shown(terminal: int, until: str, seen: str = "", seconds: float = 120.0) -> 
     def found() -> bool:
         nonlocal seen
         with suppress(BlockingIOError, OSError):
-            seen += os.read(terminal, 1 << 16).decode()
+            seen += os.read(terminal, 1 << 16).decode(errors="replace")  # a read may end within a character
         return until in seen
 
     wait_for(found, seconds)
