@@ -1,18 +1,15 @@
 """Running a pipeline: on all cores of this machine, or on the runner that Beam's own flags name.
 
 The local runner is Beam's in-process portable runner, named explicitly: the default would first try to download
-another one. With more than one worker it starts worker processes, each through ``pipelines.running.worker``.
+another one. With more than one worker it starts the processes of ``pipelines.running.local_workers``.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
-import shlex
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import traceback
@@ -25,9 +22,9 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from pipelines.running.execution import Execution
+from pipelines.running.local_workers import WorkerProcesses
 from pipelines.running.remote import WORKER_LOST, check_job_service, runner_log
 from pipelines.running.staging import stage
 from schemas import errors
@@ -37,20 +34,6 @@ __all__ = ["LARGEST_GRAPH", "follow", "run_pipeline"]
 
 # Matches one of our errors in the text with which Beam reports it from a worker process.
 _CARRIED_ERROR = re.compile(r"schemas\.errors\.(\w+): (.*?)(?: \[while running '[^']*'\])?$", re.MULTILINE)
-
-# Arrow's own pool would hold on to memory besides malloc's. That of malloc itself is set where the worker begins.
-_WORKER_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
-
-
-# Importing `imagepivot` makes the names of our packages mean ours. `-c` puts the user's current folder first on the path, where any
-# module may hide another: the folder of our packages takes that place for the one import, and is then removed.
-# Python reports an interrupt of its own start with a traceback: until the worker ends silently by itself, its errors lead nowhere.
-_START_WORKER = (
-    f"import sys; sys.path[0] = {str(Path(__file__).resolve().parents[2])!r}; "
-    "import os, signal; signal.signal(signal.SIGINT, lambda *_: os._exit(0)); os.dup2(3, 2); os.close(3); "
-    "import imagepivot; del sys.path[0]; from pipelines.running.worker import main; "
-)
-
 
 LARGEST_GRAPH = 10_000_000
 """Most bytes of a pipeline: what Dataflow accepts."""
@@ -208,13 +191,7 @@ def _local_runner(options: PipelineOptions, workers: int, running: str) -> FnApi
         return FnApiRunner()
     # Not Beam's running mode 'multi_processing': it starts workers with `python -m`, which puts the user's current folder
     # first on the path.
-    command = shlex.join([sys.executable, "-c", f"{_START_WORKER}main({os.getpid()}, {running!r})"])
-    settings = " ".join(f"{name}=${{{name}:-{value}}}" for name, value in _WORKER_ENVIRONMENT.items())
-    return FnApiRunner(
-        default_environment=SubprocessSDKEnvironment.from_command_string(
-            f"exec 3>&2 2>/dev/null; exec env {settings} {command}"
-        )
-    )
+    return FnApiRunner(default_environment=WorkerProcesses.of_run(running))
 
 
 def _without_label(message: str) -> str:
