@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from extractors.computing.compiling import compiled
 from extractors.computing.cudnn import CudnnConvolution, keep_what_agrees
-from extractors.computing.filtering import FilteredConvolution, tile_for
-from extractors.computing.passes import run_single_threaded
+from extractors.computing.filtering import filtered
+from extractors.computing.onednn import MergedConvolution, is_merged_in
 from extractors.computing.shapes import shapes_of
 
 __all__ = [
@@ -128,25 +128,26 @@ def made_ready(
         keep_what_agrees(graph, shape_of_one, precision, device)
     if device.type == "cpu":
         shapes = shapes_of(graph, shape, next(graph.parameters()).dtype)
-        filter_layers(graph, shapes)
+        filter_layers(graph, shapes, compile=compile)
         if not compile:
             merge_layers(graph, shapes)
     return compiled(graph, device, enabled=compile)
 
 
-def filter_layers(graph: fx.GraphModule, shapes: dict[str, torch.Size]) -> fx.GraphModule:
+def filter_layers(graph: fx.GraphModule, shapes: dict[str, torch.Size], *, compile: bool) -> fx.GraphModule:  # noqa: A002
     """Let 3×3 convolutions on a CPU, and the ReLUs behind them, be done by minimal filtering, in place, where that is faster.
 
     Args:
         graph: from `traced_and_folded`, cast already, on the CPU.
         shapes: from `shapes_of`, of the input of every forward; gets those of the new layers. Inputs of other shapes give
             features that differ in their last bits.
+        compile: whether the network will be compiled.
     """
     for group in _groups(graph, lambda addition, conv: None):
         values: Any = group.conv.args[0]
-        side = tile_for(group.layer, shapes[values.name])
-        if side is not None:
-            group.replace(graph, FilteredConvolution(group.layer, side, relu=group.relu is not None), shapes)
+        layer = filtered(group.layer, shapes[values.name], relu=group.relu is not None, compile=compile)
+        if layer is not None:
+            group.replace(graph, layer, shapes)
     graph.delete_all_unused_submodules()
     graph.recompile()
     return graph
@@ -163,7 +164,7 @@ def merge_layers(graph: fx.GraphModule, shapes: dict[str, torch.Size], dtype: to
             block.
     """
     for group in _groups(graph, lambda addition, conv: _overwritable(graph, addition, conv, shapes)):
-        if not _is_merged_in(dtype or group.layer.weight.dtype):
+        if not is_merged_in(dtype or group.layer.weight.dtype):
             continue
         values: Any = group.conv.args[0]
         shape, relu = list(shapes[values.name]), group.relu is not None
@@ -235,44 +236,6 @@ def _groups(graph: fx.GraphModule, find_other: Callable[[fx.Node, fx.Node], fx.N
         if other is not None:
             addition, behind = behind, _only_user(behind)  # type: ignore[arg-type]
         yield _Group(conv, node, addition, other, behind if behind is not None and _is_relu(behind, layers) else None)
-
-
-class MergedConvolution(nn.Module):
-    """A convolution by oneDNN with what follows it.
-
-    Args:
-        conv: the convolution, on the CPU.
-        shape: ``[B, C, H, W]`` of its input, for which the layout of the weights is chosen.
-        relu: whether a ReLU follows.
-        dtype: type that it casts to, itself, as autocast casts for torch's layers; None for the layer's own.
-    """
-
-    def __init__(self, conv: nn.Conv2d, shape: list[int], *, relu: bool, dtype: torch.dtype | None = None) -> None:
-        super().__init__()
-        self._dtype = dtype or conv.weight.dtype
-        self._numbers = (list(conv.padding), list(conv.stride), list(conv.dilation), conv.groups)
-        # In one thread, as every forward: of several, oneDNN may choose a layout that one thread is half as fast with.
-        [self._weight] = run_single_threaded(
-            lambda weight: torch.ops.mkldnn._reorder_convolution_weight(weight, *self._numbers, shape),
-            [conv.weight.detach().to(self._dtype)],
-        )
-        self._bias = None if conv.bias is None else conv.bias.detach().to(self._dtype)
-        self._relu = relu
-
-    def forward(self, values: Tensor, other: Tensor | None = None) -> Tensor:
-        """Convolve ``[B, C, H, W]``; the result is added to ``other`` in place, if that is given."""
-        layer = (values.to(self._dtype), self._weight, self._bias, *self._numbers)
-        if other is None:
-            return torch.ops.mkldnn._convolution_pointwise(*layer, "relu" if self._relu else "none", [], "")
-        after = "relu" if self._relu else None
-        return torch.ops.mkldnn._convolution_pointwise_.binary(other.to(self._dtype), *layer, "add", 1.0, after, [], "")
-
-
-def _is_merged_in(dtype: torch.dtype) -> bool:
-    if not torch.backends.mkldnn.is_available():
-        return False
-    # Other processors would raise an error.
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _layer(node: fx.Node, layers: dict[str, nn.Module]) -> nn.Module | None:

@@ -5,8 +5,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from extractors.computing import filtering
-from extractors.computing.filtering import FilteredConvolution, tile_for, transforms
-from extractors.computing.fusing import MergedConvolution, filter_layers, merge_layers, traced
+from extractors.computing.filtering import FilteredConvolution, GroupedConvolution, filtered, tile_for, transforms
+from extractors.computing.fusing import filter_layers, merge_layers, traced
+from extractors.computing.onednn import MergedConvolution
 from extractors.computing.shapes import shapes_of
 from tests.extractors.computing.test_fusing import seeded
 
@@ -35,25 +36,40 @@ def test_a_tile_is_the_filter_at_each_of_its_places(outputs):
     assert before.shape == (outputs + 2, outputs + 2)
 
 
+def grouped(conv: nn.Conv2d, side: int, *, relu: bool) -> GroupedConvolution:
+    """Return the convolution as it is compiled."""
+    return GroupedConvolution(conv, side, None, relu=relu)
+
+
+def grouped_and_laid_out(conv: nn.Conv2d, side: int, *, relu: bool) -> GroupedConvolution:
+    """Return the convolution with weights laid out for a map of other sides than those of the tests."""
+    return GroupedConvolution(conv, side, (1, conv.in_channels, 20, 20), relu=relu)
+
+
+KINDS = [FilteredConvolution, grouped, grouped_and_laid_out]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("side", [2, 3, 4])
 @pytest.mark.parametrize("shape", [(2, 9, 7, 7), (1, 64, 14, 14), (3, 5, 1, 13), (1, 8, 6, 4)])
-def test_it_is_the_convolution(shape, side, relu, bias):
+def test_it_is_the_convolution(shape, side, relu, bias, kind):
     conv, values = convolution(shape[1], 11, bias=bias), maps(shape)
     expected = exactly(conv, values)
     expected = expected.relu() if relu else expected
     with torch.inference_mode():
-        found = FilteredConvolution(conv, side, relu=relu)(values)
+        found = kind(conv, side, relu=relu)(values)
     assert found.shape == expected.shape
     assert (found - expected).abs().max() < 5e-6 * expected.abs().max()
     assert torch.equal(values, maps(shape))
 
 
-def test_a_map_of_several_strips_has_no_seams():
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_map_of_several_strips_has_no_seams(kind):
     conv, values = convolution(64, 64), maps((1, 64, 190, 66))  # 4 MB of inputs of tiles are 24 of the 48 rows of tiles.
     with torch.inference_mode():
-        found = FilteredConvolution(conv, 4, relu=False)(values)
+        found = kind(conv, 4, relu=False)(values)
     expected = exactly(conv, values)
     assert (found - expected).abs().amax(dim=(0, 1, 3)).max() < 5e-6 * expected.abs().max()
 
@@ -89,11 +105,19 @@ def test_few_tiles_are_small_and_very_few_none(shape, side, processor):
     [(AMD, (None, None, 4, None)), (INTEL, (4, 4, 4, 2)), (OLDER, (4, 4, 4, 2)), ({}, (4, 4, 4, 2))],
     ids=["AMD with AVX-512", "Intel with AVX-512", "AMD without", "unknown"],
 )
-def test_less_is_filtered_where_products_are_slow(capabilities, sides, processor):
+def test_products_are_left_to_onednn_where_those_of_mkl_are_slow(capabilities, sides, processor):
     """On an AMD EPYC with AVX-512, products of MKL reach 60 GFLOP/s a core where convolutions of oneDNN reach 110."""
     processor(capabilities)
     layers = ((64, 64, 56), (64, 128, 56), (128, 128, 56), (128, 128, 7))
     assert tuple(tile_for(convolution(i, o), (2, i, side, side)) for i, o, side in layers) == sides
+    layer = filtered(convolution(128, 128), (2, 128, 56, 56), relu=True, compile=False)
+    assert type(layer) is (GroupedConvolution if capabilities is AMD else FilteredConvolution)
+
+
+def test_weights_are_laid_out_by_the_compiler_or_here(processor):
+    processor(AMD)
+    layers = [filtered(convolution(128, 128), (2, 128, 56, 56), relu=True, compile=one) for one in (True, False)]
+    assert [[type(part) for part in layer.children()] for layer in layers] == [[nn.Conv2d], [MergedConvolution]]
 
 
 @pytest.mark.parametrize(
@@ -122,24 +146,25 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.last = convolution(64, 64), convolution(64, 64), nn.Conv2d(64, 8, 1)
+        self.first, self.second, self.last = convolution(128, 128), convolution(128, 128), nn.Conv2d(128, 8, 1)
 
     def forward(self, values: Tensor) -> Tensor:
         return self.last(F.relu(self.second(F.relu(self.first(values))) + values))
 
 
-def test_a_network_keeps_its_results_and_its_input(processor):
-    processor(INTEL)
-    block, shape = Block().eval().requires_grad_(False), (2, 64, 28, 28)
+@pytest.mark.parametrize(("capabilities", "kind"), [(INTEL, FilteredConvolution), (AMD, GroupedConvolution)])
+def test_a_network_keeps_its_results_and_its_input(capabilities, kind, processor):
+    processor(capabilities)
+    block, shape = Block().eval().requires_grad_(False), (2, 128, 28, 28)
     with torch.inference_mode():
         expected = block.double()(maps(shape).double())
         graph = traced(block.float()).to(memory_format=torch.channels_last)
         shapes = shapes_of(graph, shape, torch.float32)
-        filter_layers(graph, shapes)
-        filtered = [type(layer) for layer in graph.modules()].count(FilteredConvolution)
+        filter_layers(graph, shapes, compile=False)
         merge_layers(graph, shapes)
         values = maps(shape)
         found = graph(values)
     assert (found - expected).abs().max() < 1e-6 * expected.abs().max()
-    assert (filtered, [type(layer) for layer in graph.modules()].count(MergedConvolution)) == (2, 1)
+    assert [type(layer) for layer in graph.children()].count(kind) == 2
+    assert [type(layer) for layer in graph.children()].count(MergedConvolution) == 1
     assert torch.equal(values, maps(shape))

@@ -5,7 +5,8 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from extractors.computing.fusing import MergedConvolution, merge_layers, traced, traced_and_folded
+from extractors.computing.fusing import merge_layers, traced, traced_and_folded
+from extractors.computing.onednn import MergedConvolution
 from extractors.computing.shapes import shapes_of
 
 SHAPE = (2, 8, 9, 7)

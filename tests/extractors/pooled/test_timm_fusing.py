@@ -10,7 +10,8 @@ from timm.layers import BatchNormAct2d  # noqa: E402
 
 import extractors  # noqa: E402
 from extractors.computing.filtering import FilteredConvolution  # noqa: E402
-from extractors.computing.fusing import MergedConvolution, made_ready, merge_layers  # noqa: E402
+from extractors.computing.fusing import made_ready, merge_layers  # noqa: E402
+from extractors.computing.onednn import MergedConvolution  # noqa: E402
 from extractors.computing.shapes import shapes_of  # noqa: E402
 from extractors.grids.timm_maps import MapModel  # noqa: E402
 from extractors.pooled.timm_fusing import traced_and_folded  # noqa: E402

@@ -296,9 +296,9 @@ class StandIn(torch.nn.Module):
 def test_in_bfloat16_the_last_stage_is_merged_where_the_processor_has_it(weights, extractor, monkeypatch):
     settings, cpu = Settings(extractors.spec("faster-rcnn-36"), "bf16"), torch.device("cpu")
     monkeypatch.setattr(fusing, "MergedConvolution", StandIn)
-    monkeypatch.setattr(fusing, "_is_merged_in", lambda dtype: False)
+    monkeypatch.setattr(fusing, "is_merged_in", lambda dtype: False)
     plain = FasterRCNNRegions(settings, weights, cpu)
-    monkeypatch.setattr(fusing, "_is_merged_in", lambda dtype: True)
+    monkeypatch.setattr(fusing, "is_merged_in", lambda dtype: True)
     merged, single = FasterRCNNRegions(settings, weights, cpu), FasterRCNNRegions(Settings(settings.spec), weights, cpu)
     counts = [sum(isinstance(layer, StandIn) for layer in one._model.modules()) for one in (plain, merged, single)]
     assert counts == [0, 10, 0]  # Three blocks of three, and a shortcut.
