@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from extractors.computing.onednn import MergedConvolution, is_merged_in
+from extractors.computing.onednn import MergedConvolution, is_merged_in, pointwise
 
-__all__ = ["TAPS", "FilteredConvolution", "GroupedConvolution", "filtered", "tile_for", "transforms"]
+__all__ = ["TAPS", "FilteredConvolution", "GroupedConvolution", "filtered", "products_are_slow", "tile_for", "transforms"]
 
 TAPS = 3
 """Side of a filter."""
@@ -56,14 +56,14 @@ _LIMITS, _LIMITS_OF_GROUPED = _Limits(64, 32, (4, 2)), _Limits(128, 16, (4,))
 
 
 @cache
-def _products_are_slow() -> bool:
+def products_are_slow() -> bool:
     """Tell whether matrix products, by MKL, have about half the rate of convolutions, by oneDNN.
 
     It was so on an AMD EPYC with AVX-512, and neither on Intel's processor with it nor with AVX2, see ``docs/speed.md``.
     """
     # Versions of torch before this function do not name the processor.
     known: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(known.get("avx512_f")) and "Intel" not in known["cpu_name"]
+    return bool(known.get("avx512_f")) and "Intel" not in known["cpu_name"] and is_merged_in(torch.float32)
 
 
 def tile_for(conv: nn.Conv2d, shape: Sequence[int]) -> int | None:
@@ -81,7 +81,7 @@ def tile_for(conv: nn.Conv2d, shape: Sequence[int]) -> int | None:
         1,
         "zeros",
     )
-    limits = _LIMITS_OF_GROUPED if _products_are_slow() else _LIMITS
+    limits = _LIMITS_OF_GROUPED if products_are_slow() else _LIMITS
     if not is_plain or conv.weight.dtype != torch.float32 or min(conv.in_channels, conv.out_channels) < limits.least_channels:
         return None
     batch, _, height, width = shape
@@ -106,7 +106,7 @@ def filtered(
     side = tile_for(conv, shape)
     if side is None:
         return None
-    if not _products_are_slow():
+    if not products_are_slow():
         return FilteredConvolution(conv, side, relu=relu)
     return GroupedConvolution(conv, side, None if compile else shape, relu=relu)
 
@@ -207,7 +207,7 @@ class GroupedConvolution(FilteredConvolution):
 
     def __init__(self, conv: nn.Conv2d, side: int, shape: Sequence[int] | None, *, relu: bool) -> None:
         super().__init__(conv, side, relu=relu)
-        if shape is not None and is_merged_in(conv.weight.dtype):
+        if shape is not None:
             count, channels, height, width = shape
             down, across = -(-height // side), -(-width // side)
             tiles = count * across * min(down, self._rows_at_once(count, across, channels))
@@ -216,15 +216,10 @@ class GroupedConvolution(FilteredConvolution):
     _products: Any
 
     def _keep(self, weight: Tensor, bias: Tensor | None) -> None:
-        points, channels, _ = weight.shape
-        with torch.device("meta"):
-            products = nn.Conv2d(points * channels, points * self._channels, 1, groups=points)
-        products.weight = nn.Parameter(weight.transpose(1, 2).reshape(products.weight.shape), requires_grad=False)
-        biases = weight.new_zeros(points, self._channels)
+        biases = weight.new_zeros(len(weight), self._channels)
         if bias is not None:
             biases[self._whole] = bias
-        products.bias = nn.Parameter(biases.view(-1), requires_grad=False)
-        self._products = products
+        self._products = pointwise(weight, biases)
 
     def _outputs(self, tiles: Tensor) -> Tensor:
         count, down, across, channels = tiles.shape[:4]

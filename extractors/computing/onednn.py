@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from extractors.computing.passes import run_single_threaded
 
-__all__ = ["MergedConvolution", "is_merged_in"]
+__all__ = ["MergedConvolution", "is_merged_in", "pointwise"]
 
 
 class MergedConvolution(nn.Module):
@@ -44,6 +44,22 @@ class MergedConvolution(nn.Module):
             return torch.ops.mkldnn._convolution_pointwise(*layer, "relu" if self._relu else "none", [], "")
         after = "relu" if self._relu else None
         return torch.ops.mkldnn._convolution_pointwise_.binary(other.to(self._dtype), *layer, "add", 1.0, after, [], "")
+
+
+def pointwise(weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
+    """Return matrix products as a 1×1 convolution: of each row of inputs, ``P`` times ``C`` channels, by as many matrices.
+
+    Args:
+        weight: the matrices, ``[P, C, D]``.
+        bias: ``[P, D]``.
+    """
+    count, inputs, outputs = weight.shape
+    with torch.device("meta"):
+        conv = nn.Conv2d(count * inputs, count * outputs, 1, groups=count, bias=bias is not None)
+    conv.weight = nn.Parameter(weight.transpose(1, 2).reshape(conv.weight.shape), requires_grad=False)
+    if bias is not None:
+        conv.bias = nn.Parameter(bias.reshape(-1), requires_grad=False)
+    return conv
 
 
 def is_merged_in(dtype: torch.dtype) -> bool:

@@ -26,12 +26,13 @@ from torch.nn import functional as F  # noqa: N812
 from extractors.base import Description, RegionExtractor
 from extractors.computing.compiling import compiled
 from extractors.computing.devices import cast_layers, numerics
+from extractors.computing.filtering import products_are_slow
 from extractors.computing.fusing import made_ready, traced
 from extractors.computing.memory import release_unused_memory
 from extractors.computing.passes import Fitted, in_halves, run_single_threaded
 from extractors.images.preprocess import check_resized
 from extractors.regions.bottom_up.input import INPUT, LEAST_SIDE, Original, prepare, resized_wh, send
-from extractors.regions.bottom_up.last_stage import LastStage
+from extractors.regions.bottom_up.last_stage import GroupedLastStage, LastStage
 from extractors.regions.bottom_up.network import build, fold_norms, pool, suppress
 from extractors.regions.bottom_up.weights import read_detector
 from extractors.regions.class_names import ATTRIBUTES, CLASSES
@@ -92,7 +93,9 @@ class FasterRCNNRegions(RegionExtractor):
         self._model = model.to(device).to(memory_format=torch.channels_last)
         self._head: Callable[[Tensor], Tensor] = compiled(self._model.head, device, enabled=settings.compile)
         if settings.precision in _PRODUCTS[device.type] if products is None else products:
-            self._head = LastStage(self._model.head.layer4)
+            layer4 = self._model.head.layer4
+            is_grouped = device.type == "cpu" and products_are_slow()
+            self._head = GroupedLastStage(layer4, _REGIONS) if is_grouped else LastStage(layer4)
             release_unused_memory()
         if not settings.compile:
             self._fuse()

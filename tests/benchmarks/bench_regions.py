@@ -28,7 +28,7 @@ from extractors.computing.devices import cast_layers
 from extractors.computing.fusing import merge_layers, traced
 from extractors.computing.shapes import shapes_of
 from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of, send
-from extractors.regions.bottom_up.last_stage import LastStage
+from extractors.regions.bottom_up.last_stage import GroupedLastStage, LastStage
 from extractors.regions.bottom_up.network import build, fold_norms, pool, suppress
 from extractors.regions.faster_rcnn import _REGION, _REGIONS, FasterRCNNRegions
 from extractors.regions.selection import Detections, choose
@@ -191,6 +191,7 @@ def forms(precision: str) -> None:
     compared: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"convolutions": head, "merged convolutions": merged}
     if precision == "fp32":
         compared["matrix products"] = LastStage(head.layer4)
+        compared["convolutions of single pixels"] = GroupedLastStage(head.layer4, _REGIONS)
     pooled = torch.rand(_REGIONS, *_REGION)
     with torch.inference_mode():
         for form, apply in compared.items():

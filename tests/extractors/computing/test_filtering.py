@@ -84,11 +84,11 @@ def processor(monkeypatch):
     """Returns what lets torch see another processor."""
 
     def named(capabilities: dict[str, object]) -> None:
-        filtering._products_are_slow.cache_clear()
+        filtering.products_are_slow.cache_clear()
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
 
     yield named
-    filtering._products_are_slow.cache_clear()
+    filtering.products_are_slow.cache_clear()
 
 
 @pytest.mark.parametrize(

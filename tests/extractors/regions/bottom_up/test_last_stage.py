@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from extractors.regions.bottom_up.last_stage import LastStage, _transforms
+from extractors.regions.bottom_up.last_stage import GroupedLastStage, LastStage, _transforms
 from extractors.regions.bottom_up.network import Head, fold_norms
 
 
@@ -41,14 +41,16 @@ def test_transforms_are_exact_on_one_axis():
 
 
 @pytest.mark.slow
-def test_products_equal_the_convolutions(head):
+@pytest.mark.parametrize("stage_of", [LastStage, lambda layer4: GroupedLastStage(layer4, 2)])
+def test_products_equal_the_convolutions(head, stage_of):
     pooled = torch.randn(3, 1024, 14, 14).relu_()
     exact = copy.deepcopy(head.layer4).double()
-    stage = LastStage(head.layer4)
+    stage, given = stage_of(head.layer4), pooled.clone()
     with torch.inference_mode():
         expected = exact(pooled.double()).mean(dim=(2, 3))
         found, first = stage(pooled), stage(pooled[:1])
         plain = head(pooled)
+    assert torch.equal(pooled, given)
     assert (found.shape, first.shape) == ((3, 2048), (1, 2048))
     assert found.dtype == torch.float32
     size = expected.abs().max()
