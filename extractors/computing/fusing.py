@@ -37,6 +37,7 @@ __all__ = [
     "fuse_layers",
     "made_ready",
     "merge_layers",
+    "tidied",
     "traced",
     "traced_and_folded",
 ]
@@ -70,8 +71,7 @@ def fold_norms(graph: fx.GraphModule) -> int:
                 node.replace_all_uses_with(before)
                 graph.graph.erase_node(node)
                 count += 1
-    graph.delete_all_unused_submodules()
-    graph.recompile()
+    tidied(graph)
     return count
 
 
@@ -83,6 +83,11 @@ def traced(model: nn.Module) -> fx.GraphModule:
         if type(_layer(node, layers)) is nn.Identity:
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
+    return tidied(graph)
+
+
+def tidied(graph: fx.GraphModule) -> fx.GraphModule:
+    """Return a network whose nodes were changed, as it is to run: without the layers that no node calls any more."""
     graph.delete_all_unused_submodules()
     graph.recompile()
     return graph
@@ -148,9 +153,7 @@ def filter_layers(graph: fx.GraphModule, shapes: dict[str, torch.Size], *, compi
         layer = filtered(group.layer, shapes[values.name], relu=group.relu is not None, compile=compile)
         if layer is not None:
             group.replace(graph, layer, shapes)
-    graph.delete_all_unused_submodules()
-    graph.recompile()
-    return graph
+    return tidied(graph)
 
 
 def merge_layers(graph: fx.GraphModule, shapes: dict[str, torch.Size], dtype: torch.dtype | None = None) -> fx.GraphModule:
@@ -169,9 +172,7 @@ def merge_layers(graph: fx.GraphModule, shapes: dict[str, torch.Size], dtype: to
         values: Any = group.conv.args[0]
         shape, relu = list(shapes[values.name]), group.relu is not None
         group.replace(graph, MergedConvolution(group.layer, shape, relu=relu, dtype=dtype), shapes)
-    graph.delete_all_unused_submodules()
-    graph.recompile()
-    return graph
+    return tidied(graph)
 
 
 def fuse_layers(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule:
@@ -188,9 +189,7 @@ def fuse_layers(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule
             continue  # Whoever reads it afterwards expects the sum.
         if group.relu is not None:
             group.replace(graph, CudnnConvolution(group.layer), shapes)
-    graph.delete_all_unused_submodules()
-    graph.recompile()
-    return graph
+    return tidied(graph)
 
 
 class _Group(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 from timm.layers import BatchNormAct2d, get_notrace_functions, is_notrace_module
 from torch import fx, nn
 
-from extractors.computing.fusing import fold_norms
+from extractors.computing.fusing import fold_norms, tidied
 
 __all__ = ["traced_and_folded"]
 
@@ -62,8 +62,7 @@ def _take_norms_apart(graph: fx.GraphModule) -> None:
                     active = graph.graph.call_module(f"{node.name}_act")
                 node.replace_all_uses_with(active)
                 active.args = (node,)
-    graph.delete_all_unused_submodules()
-    graph.recompile()
+    tidied(graph)
 
 
 def _without_activation(norm: BatchNormAct2d) -> nn.BatchNorm2d:

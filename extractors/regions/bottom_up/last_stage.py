@@ -13,6 +13,7 @@ Letters in shapes: ``N`` regions, ``M`` = 4 * N fields of one parity, ``K`` = 12
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +38,8 @@ class LastStage:
     """
 
     def __init__(self, layer4: nn.Module) -> None:
-        weight = next(layer4.parameters())
-        # [K, 49], [K, 9], exactly, and [49, K]
-        self._before, of_taps, self._after = (torch.from_numpy(np.kron(one, one)).to(weight) for one in _transforms())
-        self._blocks = [_Block.of(block, of_taps) for block in layer4.children()]
+        self._before, self._after, blocks = _taken_apart(layer4)
+        self._blocks = list(blocks)
 
     def __call__(self, pooled: Tensor) -> Tensor:
         """Compute features: float32 ``[N, 1024, 14, 14]`` to ``[N, 2048]``."""
@@ -78,9 +77,8 @@ class GroupedLastStage:
     """
 
     def __init__(self, layer4: nn.Module, regions: int) -> None:
-        weight = next(layer4.parameters())
-        self._before, of_taps, self._after = (torch.from_numpy(np.kron(one, one)).to(weight) for one in _transforms())
-        self._blocks = [_GroupedBlock.of(_Block.of(block, of_taps), 4 * regions) for block in layer4.children()]
+        self._before, self._after, blocks = _taken_apart(layer4)
+        self._blocks = [_GroupedBlock.of(block, 4 * regions) for block in blocks]
 
     def __call__(self, pooled: Tensor) -> Tensor:
         """Compute features: float32 ``[N, 1024, 14, 14]`` to ``[N, 2048]``."""
@@ -100,6 +98,13 @@ class GroupedLastStage:
         products = _rows(block.second(_pixels(transformed.view(fields, -1)))).view(transformed.shape)
         filtered = torch.bmm(self._after.expand(fields, -1, -1), products)
         return _pixels(filtered.add_(block.bias2).relu_().view(-1, channels))
+
+
+def _taken_apart(layer4: nn.Module) -> tuple[Tensor, Tensor, Iterator[_Block]]:
+    """Return the transforms of inputs, ``[K, 49]``, and of products, ``[49, K]``, and the blocks one by one."""
+    weight = next(layer4.parameters())
+    before, of_taps, after = (torch.from_numpy(np.kron(one, one)).to(weight) for one in _transforms())
+    return before, after, (_Block.of(block, of_taps) for block in layer4.children())
 
 
 @dataclass(frozen=True)
