@@ -20,7 +20,7 @@ from schemas.errors import DatasetError, ImagepivotError, UsageError
 from schemas.remote_jobs import JOB_NAME, RemoteJob
 from schemas.storage import TEMPORARY_MARK, Folder
 
-__all__ = ["SIGN", "Begin", "FirstWorker"]
+__all__ = ["SIGN", "Begin", "FirstWorker", "spread_shards"]
 
 SIGN = f".first-worker{TEMPORARY_MARK}0"
 """Name of the file in the folder of the dataset by which the first worker shows that it works; commit or launcher deletes it."""
@@ -102,6 +102,17 @@ class Begin(beam.PTransform):
             return begin | "Values" >> beam.Create(self._values)
         checked = beam.FlatMap(_checked, values=self._values, check=self._check).with_resource_hints(**self._hints)
         return begin | "Once" >> beam.Create([b""]) | "FirstWorker" >> checked
+
+
+def spread_shards(pipeline: beam.Pipeline, shards: Iterable[int], check: FirstWorker | None) -> beam.PCollection:
+    """Begin a pipeline with numbers of shards, on which all workers work.
+
+    Args:
+        pipeline: the pipeline.
+        shards: the numbers.
+        check: as for `Begin`.
+    """
+    return pipeline | "ListShards" >> Begin(shards, check) | "SpreadShards" >> beam.Reshuffle()  # Fusion break.
 
 
 def _checked(_impulse: bytes, values: list[Any], check: FirstWorker) -> Iterator[Any]:

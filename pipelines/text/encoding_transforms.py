@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from apache_beam.metrics import Metrics
 
 from pipelines.running.commits import CommitDataset
-from pipelines.running.first_worker import Begin, FirstWorker
+from pipelines.running.first_worker import FirstWorker, spread_shards
 from pipelines.running.progress import Meter
 from pipelines.text.jobs import EncodeJob
 from schemas.dataset import Dataset
@@ -136,9 +136,7 @@ def build_encoding(
     """
     missing = [shard for shard in range(captions.num_shards) if shard not in finished]
     _ = (
-        pipeline
-        | "ListShards" >> Begin(missing, check)
-        | "SpreadShards" >> beam.Reshuffle()  # Fusion break: the shards are encoded by all workers.
+        spread_shards(pipeline, missing, check)
         | "EncodeCaptions" >> EncodeCaptions(captions, vocabulary, job.max_length, output, meter)
         | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))
     )

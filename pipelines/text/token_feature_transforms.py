@@ -21,7 +21,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.utils.shared import Shared
 
 from pipelines.running.commits import CommitDataset
-from pipelines.running.first_worker import Begin, FirstWorker
+from pipelines.running.first_worker import FirstWorker, spread_shards
 from pipelines.running.progress import Meter
 from pipelines.text.jobs import TokenFeaturesJob
 from pipelines.text.moses import unescape
@@ -191,9 +191,7 @@ def build_token_features(
     """
     missing = [shard for shard in range(captions.num_shards) if shard not in finished]
     _ = (
-        pipeline
-        | "ListShards" >> Begin(missing, check)
-        | "SpreadShards" >> beam.Reshuffle()  # Fusion break: the shards are made by all workers.
+        spread_shards(pipeline, missing, check)
         | "ExtractTokenFeatures" >> ExtractTokenFeatures(job, captions, output, meter, threads)
         | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam", "tokenizers", "torch", "transformers"))
     )

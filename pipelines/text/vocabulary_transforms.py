@@ -10,7 +10,7 @@ import apache_beam as beam
 import pyarrow.parquet as pq
 
 from pipelines.running.commits import CommitDataset, SumCounters
-from pipelines.running.first_worker import Begin, FirstWorker
+from pipelines.running.first_worker import Begin, FirstWorker, spread_shards
 from pipelines.running.progress import Meter
 from pipelines.text.counting import chosen_vocabulary, count_tokens
 from pipelines.text.jobs import VocabularyJob
@@ -115,11 +115,6 @@ def build_counts(
     if finished:
         written = pipeline | "VocabularyIsThere" >> Begin([TEXT_NAMES[0]], check) | "WriteText" >> beam.Map(_write_text, output)
     else:
-        counts = (
-            pipeline
-            | "ListShards" >> Begin(range(captions.num_shards), check)
-            | "SpreadShards" >> beam.Reshuffle()  # Fusion break: the shards are read by all workers.
-            | "CountTokens" >> CountTokens(captions, meter)
-        )
+        counts = spread_shards(pipeline, range(captions.num_shards), check) | "CountTokens" >> CountTokens(captions, meter)
         written = counts | "BuildVocabulary" >> BuildVocabulary(job, output)
     _ = written | "CommitDataset" >> CommitDataset(output, libraries=("apache-beam",))

@@ -46,8 +46,8 @@ def expected_rows(colours: dict[str, int]) -> list[dict]:
     return [{"image_id": key, "feature": [float(colour + k) for k in range(6)]} for key, colour in colours.items()]
 
 
-def run(files: dict[str, bytes], *, batch_size=3, threads=2, **more):
-    extractor, tally = FakeExtractor(), Tally()
+def run(files: dict[str, bytes], *, batch_size=3, threads=2, extractor=None, **more):
+    extractor, tally = extractor or FakeExtractor(), Tally()
     refs = [ImageRef(name, f"uri/{name}") for name in sorted(files)]
     tables = list(
         extract_shard(
@@ -405,19 +405,9 @@ class Pairs(FakeExtractor):
 def test_on_a_cpu_whose_threads_are_shared_two_batches_are_computed_at_once_in_order(batch_size):
     files = {f"image{n:02d}": grey(n) for n in range(24)}
     expected, of_one, sizes = run(files, batch_size=batch_size)
-    extractor, tally = Pairs(), Tally()
-    refs = [ImageRef(name, f"uri/{name}") for name in sorted(files)]
-    tables = extract_shard(
-        refs,
-        extractor=extractor,
-        read=lambda ref: files[ref.image_id],
-        schema=SCHEMA,
-        batch_size=batch_size,
-        threads=2,
-        tally=tally,
-    )
-    assert pa.concat_tables(tables).to_pylist() == expected
-    assert (extractor.batches, tally.images, tally.digests) == (sizes, of_one.images, of_one.digests)
+    found, of_pairs, sizes_of_pairs = run(files, batch_size=batch_size, extractor=Pairs())
+    assert found == expected
+    assert (sizes_of_pairs, of_pairs.images, of_pairs.digests) == (sizes, of_one.images, of_one.digests)
 
 
 def test_on_a_cpu_whose_threads_are_not_shared_a_batch_is_written_before_the_next_one_is_computed():
