@@ -201,7 +201,15 @@ class Normalizer:
         import torch
 
         pixels = pixels.flip(1) if self._reverses else pixels
-        return pixels.to(torch.float32).div_(self._divisor).sub_(self._mean).div_(self._std)
+        values = pixels.to(torch.float32).div_(self._divisor)
+        mean, std, rows = self._mean, self._std, values
+        if values.device.type == "cpu" and values.is_contiguous(memory_format=torch.channels_last):
+            # By whole rows: by pixels, a processor works at three numbers at a time, and takes five times as long.
+            count, _, height, width = values.shape
+            rows = values.permute(0, 2, 3, 1).view(count, height, 3 * width)
+            mean, std = (numbers.flatten().repeat(width) for numbers in (mean, std))
+        rows.sub_(mean).div_(std)
+        return values
 
 
 def _bilinear(pixels: np.ndarray, size_wh: tuple[int, int]) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Every extractor end to end without its start-up, against its bare model, that with batch norm folded, and that compiled.
 
 Rates are images per second. A run of the job gives the steady rate, from the end of the first batch to the end of the last, files
-to shards, through Beam; the start-up is the command's time over a single image. ``--write`` puts the rows of this processor into
+to shards, through Beam, in a process that keeps its memory as the command's does; models run as in anybody's script. The start-up is
+the command's time over a single image. ``--write`` puts the rows of this processor into
 the table of a page. ``--clock processor`` divides by processor time instead, as if every core were free: for a machine that others
 use.
 """
@@ -9,6 +10,7 @@ use.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import resource
 import subprocess
 import sys
@@ -32,6 +34,7 @@ from extractors import ExtractorRequest
 from pipelines.features.extract import extract_features
 from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import open_images
+from schemas.allocation import keep_freed_memory
 from schemas.errors import ImagepivotError
 
 PHOTOGRAPHS = 16
@@ -163,10 +166,12 @@ class Bench(NamedTuple):
         batch = BATCH[self.extractor]
         guess = rates.get("ours", rates.get("bare", 1.0))  # Roughly: it only decides how many images there are.
         count = batch * max(2, round(guess * self.seconds / batch) + 1)
-        try:
-            return end_to_end(self.extractor, self.precision, self.folder, count, compiles=compiles)
-        except ImagepivotError as error:
-            return str(error)
+        # A process of its own, which starts as that of the command does.
+        with multiprocessing.get_context("spawn").Pool(1, _start, (torch.get_num_threads(),)) as process:
+            try:
+                return process.apply(end_to_end, (self.extractor, self.precision, self.folder, count), {"compiles": compiles})
+            except ImagepivotError as error:
+                return str(error)
 
     def _one_image(self) -> float:
         """Return the seconds of the command over one image."""
@@ -229,6 +234,11 @@ def one_image(extractor: str, precision: str, image: Path, clock: str) -> float:
         after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - started
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return seconds if clock == "clock" else used
+
+
+def _start(threads: int) -> None:
+    keep_freed_memory()
+    torch.set_num_threads(threads)
 
 
 def _rate(images: int, seconds: float, worked: float) -> Rate:

@@ -63,6 +63,20 @@ def test_normalize_is_to_tensor_and_normalize():
     assert torch.equal(Normalizer.of(PREPROCESSING, CPU)(crop[None])[0], expected)
 
 
+@pytest.mark.parametrize("order", ["RGB", "BGR"])
+@pytest.mark.parametrize("size_hw", [(224, 224), (5, 1), (1, 1), (2, 3)])
+def test_layout_in_memory_does_not_change_what_normalizing_makes(size_hw, order):
+    normalize = Normalizer.of(dataclasses.replace(PREPROCESSING, channel_order=order), CPU)
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, *size_hw, 3), dtype=np.uint8)).permute(0, 3, 1, 2)
+    ordered = (pixels if order == "RGB" else pixels.flip(1)).numpy().astype(np.float32)
+    mean, std = (np.float32(values)[:, None, None] for values in (PREPROCESSING.mean, PREPROCESSING.std))
+    expected = (ordered / np.float32(255) - mean) / std
+    for laid_out in (pixels, pixels.contiguous()):
+        before = laid_out.clone()
+        np.testing.assert_array_equal(normalize(laid_out).numpy(), expected)
+        assert torch.equal(laid_out, before)
+
+
 def test_channel_order_divisor_and_mean_have_an_effect():
     caffe = Preprocessing(
         resize_short=256, crop=224, mean=(103.939, 116.779, 123.68), std=(1.0, 1.0, 1.0), divisor=1.0, channel_order="BGR"
