@@ -1,6 +1,6 @@
 """``imagepivot features``: images in, features in shards out; `pipelines.features.transforms` says how.
 
-Neither Beam nor torch is loaded to find that there is nothing to do.
+Neither Beam nor torch is loaded to find that there is nothing to do, and Beam only where several processes share the work.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
 from pipelines.features.job import FeaturesJob
 from pipelines.features.listing import list_images
+from pipelines.features.references import folder_of_references, listed_refs
+from pipelines.features.shard_maker import ShardMaker, make_here
 from pipelines.features.workers import check_worker, count_gpus, planned_fingerprint
 from pipelines.inputs.images import Listing
 from pipelines.running.execution import Execution
@@ -26,6 +28,7 @@ from schemas.output import Output
 from schemas.parameters import FeaturesParameters
 from schemas.storage import Folder
 from schemas.tasks import TaskSummary, complete_task
+from schemas.writing import commit
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -108,6 +111,10 @@ def extract_features(
         commit = CommitDataset(output, libraries=job.libraries())
         _ = pipeline | "ExtractFeatures" >> replace(extract, check=check) | "CommitDataset" >> commit
 
+    def here(finished: frozenset[int]) -> None:
+        _extract_here(job, output, meter, listing, finished)
+        commit(output, libraries=job.libraries())
+
     with ExitStack() as temporary:
         return run_job(
             output,
@@ -116,6 +123,7 @@ def extract_features(
             extras=job.extras(),
             ready=job.check_device if execution.is_local else None,
             check=partial(check_worker, job, planned_fingerprint(output), gpus),
+            here=here,
             overwrite=job.overwrite,
             verify=job.verify,
             update=job.update,
@@ -150,6 +158,9 @@ def extract_task(
     output, execution = plan_features(job, listing), _by_gpus(job, execution)
 
     def run(finished: frozenset[int]) -> None:
+        if execution.is_one_process:
+            _extract_here(job, output, meter, listing, finished)
+            return
         from pipelines.running.runner import run_pipeline
 
         with ExitStack() as temporary:
@@ -173,6 +184,13 @@ def _by_gpus(job: FeaturesJob, execution: Execution) -> Execution:
     return replace(execution, default_workers=lambda: max(1, count_gpus(job)))
 
 
+def _extract_here(job: FeaturesJob, output: Output, meter: Meter, listing: Listing, finished: frozenset[int]) -> None:
+    """Make the shards that are not finished in this process, without Beam."""
+    refs = listed_refs(job.images, listing.kept.path if listing.kept is not None else "")
+    with folder_of_references(True) as folder:
+        make_here(ShardMaker(job, output, meter), refs, output.shards, finished=finished, folder=folder)
+
+
 def _extraction(
     job: FeaturesJob,
     output: Output,
@@ -184,7 +202,6 @@ def _extraction(
 ) -> ExtractFeatures:
     """Return the transform that makes the shards which are not finished; what it needs for a while goes onto the stack."""
     from pipelines.features.copying import place_of_copies
-    from pipelines.features.references import folder_of_references
     from pipelines.features.transforms import ExtractFeatures
 
     workers = execution.local_workers if execution.is_local else 1

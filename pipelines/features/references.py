@@ -16,15 +16,18 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from pipelines.inputs.images import Copy, ImageRef
+from pipelines.inputs.images import Copy, ImageRef, ImageSource, SharedRefs, kept_refs
 from pipelines.inputs.images.kept import REFS_SCHEMA
 from pipelines.running.places import Place, from_ipc, read_place, to_ipc, write_places
 from schemas.keys import shard_of
 
-__all__ = ["Piece", "cut", "folder_of_references", "packed", "pieces_of", "refs_of", "unpacked"]
+__all__ = ["Kept", "Piece", "cut", "folder_of_references", "listed_refs", "packed", "pieces_of", "refs_of", "unpacked"]
 
 Piece: TypeAlias = bytes | Place
 """References to images of one shard, or the places of their copies, as bytes or as the place of these."""
+
+Kept: TypeAlias = str | SharedRefs
+"""A listing: the path of a file that all workers see, or its place beside the output; empty if there is none."""
 
 _GATHERED = 1 << 17
 """References that a worker gathers before it cuts them into pieces: some 30 MB."""
@@ -41,6 +44,13 @@ def folder_of_references(is_local: bool) -> Iterator[str | None]:
         return
     with tempfile.TemporaryDirectory(prefix="imagepivot-references-", ignore_cleanup_errors=True) as folder:
         yield folder
+
+
+def listed_refs(images: ImageSource, kept: Kept) -> Iterator[ImageRef]:
+    """Yield the references of a listing that was kept, or else of the images themselves."""
+    if isinstance(kept, SharedRefs):
+        return kept.refs(images)
+    return kept_refs(kept) if kept else images.refs()
 
 
 def pieces_of(

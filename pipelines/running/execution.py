@@ -71,6 +71,11 @@ class Execution:
         return not any(flag.split("=")[0] == "--runner" for flag in self.beam_flags)
 
     @property
+    def is_one_process(self) -> bool:
+        """Whether one worker of this machine does all of it, and Beam was told nothing."""
+        return not self.beam_flags and self.local_workers == 1
+
+    @property
     def runs_here(self) -> bool:
         """Whether the workers run on this machine, in this environment, whoever chose the runner."""
         if self.is_local:

@@ -36,6 +36,7 @@ def run_job(
     extras: Iterable[str] = ("pipelines",),
     ready: Callable[[], None] | None = None,
     check: Callable[[], None] | None = None,
+    here: Callable[[frozenset[int]], object] | None = None,
     overwrite: bool,
     verify: bool = False,
     update: Update | None = None,
@@ -51,6 +52,8 @@ def run_job(
         extras: names of the extras that workers on other machines need.
         ready: raises where this machine cannot do the work; called if there is something to do, before anything is replaced.
         check: checks on the first worker on another machine what only this work needs.
+        here: does what the pipeline does, without Beam, given the finished shards; called where one worker of this machine does all
+            of it. None if only the pipeline can do it.
         overwrite: as `schemas.writing.complete_dataset` takes it.
         verify: as `schemas.writing.complete_dataset` takes it.
         update: as `schemas.writing.complete_dataset` takes it.
@@ -80,9 +83,12 @@ def run_job(
         first = FirstWorker.of_launcher(folder, check, launch.job)
 
     def run(finished: frozenset[int]) -> None:
-        from pipelines.running.runner import run_pipeline
-
         try:
+            if here is not None and execution.is_one_process:
+                here(finished)
+                return
+            from pipelines.running.runner import run_pipeline
+
             run_pipeline(
                 lambda pipeline: build(pipeline, finished, first),
                 execution,

@@ -1,10 +1,9 @@
 """Every extractor end to end without its start-up, against its bare model, that with batch norm folded, and that compiled.
 
 Rates are images per second. A run of the job gives the steady rate, from the end of the first batch to the end of the last, files
-to shards, through Beam, in a process that keeps its memory as the command's does; models run as in anybody's script. The start-up is
-the command's time over a single image. ``--write`` puts the rows of this processor into
-the table of a page. ``--clock processor`` divides by processor time instead, as if every core were free: for a machine that others
-use.
+to shards, in a process that keeps its memory as that of the command; models run as in any script. The start-up is the command's
+time over a single image. ``--write`` puts the rows of this processor into the table of a page. ``--clock processor`` divides by
+processor time instead, as if every core were free: for a machine that others use.
 """
 
 from __future__ import annotations

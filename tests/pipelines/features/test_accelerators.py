@@ -12,9 +12,9 @@ import torch
 from apache_beam.testing.util import assert_that, equal_to
 from PIL import Image
 
-from pipelines.features import transforms
 from pipelines.features.extract import extract_features, extract_task, list_images, plan_features
 from pipelines.features.job import FeaturesJob
+from pipelines.features.shard_maker import LoadedExtractors
 from pipelines.features.transforms import ExtractFeatures
 from pipelines.features.workers import check_worker, devices_of_worker
 from pipelines.inputs.images import open_images
@@ -96,7 +96,7 @@ def test_each_gpu_makes_one_shard_at_a_time(job):
                 both.wait(30)
                 at_once[extractor.name] -= 1
 
-    loaded = transforms._Loaded([OneAtATime("a"), OneAtATime("b")])
+    loaded = LoadedExtractors([OneAtATime("a"), OneAtATime("b")])
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()

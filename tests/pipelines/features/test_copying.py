@@ -162,7 +162,7 @@ def test_a_run_that_fails_leaves_no_copies(images, tmp_path, monkeypatch):
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipelines.features.transforms.make_shard", fail)
+        patch.setattr("pipelines.features.shard_maker.make_shard", fail)
         with pytest.raises(Exception, match="ZeroDivisionError"):
             extract_features(job_of(images, tmp_path / "f"), ELSEWHERE)
     assert list((tmp_path / "f").rglob("*")) == []

@@ -18,6 +18,7 @@ from pipelines.features.extract import extract_features, list_images, plan_featu
 from pipelines.features.job import FeaturesJob
 from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images import ImageRef, ImagesInFolder, Listing, open_images
+from pipelines.running import runner
 from pipelines.running.execution import Execution
 from pipelines.running.progress import Meter
 from schemas.dataset import open_dataset
@@ -32,6 +33,7 @@ from schemas.validation import validate
 from tests.fake_extractors import SPEC, ColourExtractor
 
 ONE = Execution(workers=1)
+BY_BEAM = Execution(workers=1, beam_flags=("--job_name=features",))  # Whoever tells Beam something gets it.
 
 
 class FakeExtractor(ColourExtractor):
@@ -132,6 +134,43 @@ def test_each_image_has_its_feature_in_the_shard_of_its_id_and_the_model_is_load
     )
     digests = {"listing": whole.shards[0], "content": f"{content % 2**256:064x}"}
     assert manifest.statistics == {"images": 40, "failed": 0, **digests}
+
+
+def test_one_process_makes_the_bytes_that_beam_makes(images, tmp_path, monkeypatch):
+    (images / "bad.png").write_bytes(b"")
+    pipelines = []
+    run = runner.run_pipeline
+    monkeypatch.setattr(runner, "run_pipeline", lambda *arguments, **options: pipelines.append(1) or run(*arguments, **options))
+    made = {}
+    for name, execution in (("here", ONE), ("beam", BY_BEAM)):
+        extract_features(job_of(images, tmp_path / name), execution)
+        made[name] = snapshot(tmp_path / name)
+        assert len(pipelines) == (name == "beam")
+        (tmp_path / name / "part-00002-of-00004.parquet").unlink()
+        extract_features(job_of(images, tmp_path / name), execution)  # Makes the shard that is missing.
+        assert snapshot(tmp_path / name) == made[name]
+    assert made["here"] == made["beam"]
+    assert len(pipelines) == 2
+
+
+@pytest.mark.parametrize("execution", [ONE, BY_BEAM])
+def test_a_failure_in_the_middle_keeps_finished_shards_and_nothing_half_written(images, tmp_path, monkeypatch, execution):
+    extract, calls = FakeExtractor.extract, []
+
+    def fail_later(extractor, batch):
+        calls.append(len(batch))
+        if len(calls) > 5:
+            raise MemoryError("no more")
+        return extract(extractor, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeExtractor, "extract", fail_later)
+        with pytest.raises(Exception, match="no more"):
+            extract_features(job_of(images, tmp_path / "f", batch_size=3), execution)
+    left = sorted(path.name for path in (tmp_path / "f").rglob("*.parquet"))
+    assert left == ["part-00000-of-00004.parquet"]
+    assert not list((tmp_path / "f").glob("*.tmp*"))
+    assert extract_features(job_of(images, tmp_path / "f"), execution).rows == 40
 
 
 def test_bytes_do_not_depend_on_the_batch(images, tmp_path):
