@@ -9,13 +9,14 @@ processor time instead, as if every core were free: for a machine that others us
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -166,9 +167,9 @@ class Bench(NamedTuple):
         guess = rates.get("ours", rates.get("bare", 1.0))  # Roughly: it only decides how many images there are.
         count = batch * max(2, round(guess * self.seconds / batch) + 1)
         # A process of its own, which starts as that of the command does.
-        with multiprocessing.get_context("spawn").Pool(1, _start, (torch.get_num_threads(),)) as process:
+        with ProcessPoolExecutor(1, get_context("spawn"), _start, (torch.get_num_threads(),)) as process:
             try:
-                return process.apply(end_to_end, (self.extractor, self.precision, self.folder, count), {"compiles": compiles})
+                return process.submit(end_to_end, self.extractor, self.precision, self.folder, count, compiles=compiles).result()
             except ImagepivotError as error:
                 return str(error)
 
