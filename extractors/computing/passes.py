@@ -25,7 +25,16 @@ from torch import Tensor
 from extractors.computing.memory import is_out_of_memory
 from schemas.errors import ImagepivotError
 
-__all__ = ["FORWARD_IMAGES", "Fitted", "in_chunks", "in_halves", "in_parts", "passes_share_threads", "run_single_threaded"]
+__all__ = [
+    "FORWARD_IMAGES",
+    "Fitted",
+    "in_chunks",
+    "in_halves",
+    "in_parts",
+    "passes_share_threads",
+    "run_single_threaded",
+    "single_threaded_pool",
+]
 
 FORWARD_IMAGES = 2
 """Images of one forward pass on a CPU: two are 1.1 times as fast as one and as fast as four, with little padding in the last."""
@@ -35,7 +44,7 @@ logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-_pool_lock = Lock()
+_pool_lock, _limiting = Lock(), Lock()
 
 
 def in_chunks(function: Callable[[Tensor], Tensor], batch: Tensor, images: int = FORWARD_IMAGES) -> Tensor:
@@ -89,12 +98,20 @@ def _threads() -> ThreadPoolExecutor | None:
 
 @lru_cache(maxsize=2)
 def _pool(pid: int, threads: int) -> ThreadPoolExecutor:
-    """Start threads in which torch uses a single thread each. There is one pool per process: threads do not survive a fork.
+    """Start the threads of passes. There is one pool per process: threads do not survive a fork."""
+    return single_threaded_pool(threads, "extractor")
+
+
+def single_threaded_pool(threads: int, name: str) -> ThreadPoolExecutor:
+    """Start threads in which torch uses a single thread each; all of them run when this returns.
 
     ``torch.set_num_threads`` sets the number for the calling thread, and also for threads that first use torch later. The second
     is restored at once, from a thread that has that number already.
+
+    Args:
+        threads: number of threads.
+        name: what their names begin with.
     """
-    before = torch.get_num_threads()
     started = Barrier(threads + 1)
 
     def limit() -> None:
@@ -102,12 +119,14 @@ def _pool(pid: int, threads: int) -> ThreadPoolExecutor:
         torch.set_num_threads(1)
         started.wait()
 
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="extractor")
-    limited = [pool.submit(limit) for _ in range(threads)]
-    started.wait()
-    for future in limited:
-        future.result()
-    torch.set_num_threads(before)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+    with _limiting:
+        before = torch.get_num_threads()
+        limited = [pool.submit(limit) for _ in range(threads)]
+        started.wait()
+        for future in limited:
+            future.result()
+        torch.set_num_threads(before)
     return pool
 
 

@@ -1,7 +1,8 @@
 """Preprocessing: from an RGB image to the pixels that a model starts from, and from those to its normalised input.
 
-With antialiasing, resizing and cropping make the same bytes as torchvision's ``Resize`` and ``CenterCrop`` on Pillow images.
-Importing this loads no torch: processes that decode do without it.
+With antialiasing, resizing and cropping make the same bytes as torchvision's ``Resize`` and ``CenterCrop`` on Pillow images. What
+makes tensors has torch do it, which is faster than Pillow (`extractors.images.resizing`). Importing this loads no torch: processes
+that decode do without it.
 
 Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of the crop.
 """
@@ -21,7 +22,16 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Normalizer", "Preprocessing", "check_resized", "cropped_pixels", "resize", "resize_and_crop", "resized_pixels"]
+__all__ = [
+    "Normalizer",
+    "Preprocessing",
+    "check_resized",
+    "cropped_pixels",
+    "resize",
+    "resize_and_crop",
+    "resize_whole",
+    "resized_pixels",
+]
 
 _INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _STRIP_VALUES = 2**16  # size of the float64 arrays of `_bilinear`: small enough to stay in the cache of a processor
@@ -88,18 +98,36 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
     """
     import torch
 
+    from extractors.images.resizing import resized, resizes_as_pillow  # Loads torch.
+
+    size_wh = _checked_size(image, preprocessing)
+    if preprocessing.antialias and resizes_as_pillow(image.size, size_wh):
+        box = _crop_box(*size_wh, preprocessing.crop)
+        return resized(image, size_wh, preprocessing.interpolation, box).permute(2, 0, 1)
     return torch.from_numpy(cropped_pixels(image, preprocessing))
 
 
+def resize_whole(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
+    """Return what `resize` does as a tensor: uint8 ``[3, H, W]``, channels R, G, B, innermost in memory."""
+    import torch
+
+    from extractors.images.resizing import resized, resizes_as_pillow  # Loads torch.
+
+    size_wh = _checked_size(image, preprocessing)
+    if preprocessing.antialias and resizes_as_pillow(image.size, size_wh):
+        return resized(image, size_wh, preprocessing.interpolation).permute(2, 0, 1)
+    return torch.from_numpy(resized_pixels(image, preprocessing))
+
+
 def cropped_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray:
-    """Return what `resize_and_crop` does as an array."""
+    """Return what `resize_and_crop` does as an array, without torch."""
     image = resize(image, preprocessing)
     pixels = np.array(image.crop(_crop_box(image.width, image.height, preprocessing.crop)))  # [H, W, 3], outside is black
     return pixels.transpose(2, 0, 1)  # [3, H, W]
 
 
 def resized_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray:
-    """Return what `resize` does as an array: uint8 ``[3, H, W]``, channels R, G, B, innermost in memory."""
+    """Return what `resize_whole` does as an array, without torch: uint8 ``[3, H, W]``, channels R, G, B, innermost in memory."""
     return np.array(resize(image, preprocessing)).transpose(2, 0, 1)
 
 
@@ -117,16 +145,22 @@ def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     Raises:
         DecodeError: the image is so thin that it would have more than `MAX_PIXELS` pixels.
     """
-    if image.mode != "RGB":
-        raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode`")
-    short, crop = preprocessing.resize_short, preprocessing.crop
-    size_wh = (crop, crop) if short is None else _resized_wh(*image.size, short)
-    check_resized(image, size_wh)
+    size_wh = _checked_size(image, preprocessing)
     if size_wh == image.size:
         return image
     if preprocessing.antialias:
         return image.resize(size_wh, _INTERPOLATIONS[preprocessing.interpolation])
     return Image.fromarray(_bilinear(np.asarray(image), size_wh))
+
+
+def _checked_size(image: Image.Image, preprocessing: Preprocessing) -> tuple[int, int]:
+    """Return the width and height to which an image is resized; errors as of `resize`."""
+    if image.mode != "RGB":
+        raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode`")
+    short, crop = preprocessing.resize_short, preprocessing.crop
+    size_wh = (crop, crop) if short is None else _resized_wh(*image.size, short)
+    check_resized(image, size_wh)
+    return size_wh
 
 
 def check_resized(image: Image.Image, size_wh: tuple[int, int], *, least: int = 1) -> None:

@@ -2,8 +2,9 @@
 
 On request it is the map before the pooling, ``[G, D]``, see `extractors.grids.timm_maps`.
 
-Sizes, crop, interpolation, mean and standard deviation are those of ``timm.data.resolve_model_data_config``; timm's own transform
-makes the 8-bit pixels, which are normalised on the device. The feature is the output of the model with ``num_classes=0``.
+Sizes, crop, interpolation, mean and standard deviation are those of ``timm.data.resolve_model_data_config``; timm's own transform,
+or what makes the same bytes, makes the 8-bit pixels, which are normalised on the device. The feature is the output of the model
+with ``num_classes=0``.
 
 The tensors of a file may have timm's names or those of the model's origin, which timm translates; a classifier is left out.
 
@@ -26,8 +27,10 @@ import timm
 import torch
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
+from timm.data.transforms import MaybePILToTensor
 from timm.models import get_pretrained_cfg
 from torch import Tensor, nn
+from torchvision.transforms import CenterCrop, Resize
 
 from extractors.base import Description
 from extractors.computing.compiling import compiled
@@ -36,7 +39,7 @@ from extractors.computing.fusing import made_ready, merge_layers
 from extractors.computing.shapes import shapes_of
 from extractors.grids.timm_maps import MapModel, UnpooledModel, grid_hw
 from extractors.images.decoding import DecodeError
-from extractors.images.preprocess import Normalizer, check_resized
+from extractors.images.preprocess import Normalizer, Preprocessing, check_resized, cropped_pixels, resize_and_crop
 from extractors.pooled.timm_fusing import traced_and_folded
 from extractors.settings import Settings
 from extractors.stacked import StackedExtractor
@@ -71,6 +74,7 @@ class TimmModel(StackedExtractor):
         self._config = _config(name)
         super().__init__(describe(settings, weights), self._config["input_size"][1:], settings, device, _FORWARD_IMAGES)
         self._transform = create_transform(**self._config, is_training=False, normalize=False)
+        self._preprocessing = _plain(self._transform, self._config)
         # Not on the meta device: some models keep values outside their state dict.
         with torch.random.fork_rng(devices=[]):
             model = _build(name)
@@ -96,14 +100,18 @@ class TimmModel(StackedExtractor):
     @property
     def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
         """What `preprocess` does, without the model."""
+        if self._preprocessing is not None:
+            return partial(cropped_pixels, preprocessing=self._preprocessing)
         return partial(_array, transform=self._transform, config=self._config)
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Resize and crop with timm's transform for the model.
+        """Resize and crop as timm's transform for the model does.
 
         Returns:
             uint8 ``[3, H, W]``, channels R, G, B.
         """
+        if self._preprocessing is not None:
+            return resize_and_crop(image, self._preprocessing)
         return _pixels(image, self._transform, self._config)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -253,6 +261,21 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
     classifiers = (classifiers,) if isinstance(classifiers, str) else classifiers
     dropped = {f"{layer}.{kind}" for layer in classifiers for kind in ("weight", "bias")} - expected
     return {key: tensor for key, tensor in state.items() if key not in dropped}
+
+
+def _plain(transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> Preprocessing | None:
+    """Return what a transform of timm does, if that is what ours do: the shorter side is resized, and the centre cut out."""
+    steps = getattr(transform, "transforms", [])
+    if [type(step) for step in steps] != [Resize, CenterCrop, MaybePILToTensor]:
+        return None
+    resize, crop, _ = steps
+    side, interpolation = config["input_size"][1], resize.interpolation.value
+    is_plain = isinstance(resize.size, int) and resize.max_size is None and resize.antialias is True
+    if not is_plain or interpolation not in ("bilinear", "bicubic") or tuple(crop.size) != (side, side):
+        return None
+    return Preprocessing(
+        resize_short=resize.size, crop=side, mean=config["mean"], std=config["std"], interpolation=interpolation
+    )
 
 
 def _pixels(image: Image.Image, transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> Tensor:

@@ -7,7 +7,8 @@ of an image to a process, and waits for its pixels without the lock.
 The bytes go through a pipe; the pixels come back in memory that both processes map, from which they are copied once. A process is
 started anew, never forked: a copy of a process with threads, or with a GPU, is none that works. It has a session of its own, so
 that Ctrl-C does not reach it, and it ends when its pipe does: with this object, or with the worker, also if that is killed. It
-loads torch only for what needs it (timm's transforms), since it then takes 340 MB of memory and not 28.
+loads torch only for what needs it (transforms of timm that do more than resize and cut out the centre), since it then takes 340 MB
+of memory and not 28.
 """
 
 from __future__ import annotations

@@ -134,6 +134,8 @@ def extract_shard(
     Yields:
         Rows, one table per batch.
     """
+    from extractors.computing.passes import single_threaded_pool  # Loads torch, which the launcher does without.
+
     threads = processes.number if processes is not None else threads
     pixels = processes.pixels if processes is not None else lambda data: extractor.preprocess(extractors.decode(data))
     rest = iter(refs)
@@ -160,7 +162,8 @@ def extract_shard(
 
     with ExitStack() as pools:
         readers = pools.enter_context(ThreadPoolExecutor(reads, thread_name_prefix="read"))
-        decoders = pools.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="decode"))
+        # Each of them stands for a core, also where torch resizes.
+        decoders = pools.enter_context(single_threaded_pool(min(threads, max(1, len(refs))), "decode"))
         feeding = extractor.feeding_threads
         model = pools.enter_context(ThreadPoolExecutor(feeding, thread_name_prefix="model")) if feeding else None
         # Where this ends early, nobody takes what is still to be decoded.

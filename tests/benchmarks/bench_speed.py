@@ -169,7 +169,9 @@ class Bench(NamedTuple):
         # A process of its own, which starts as that of the command does.
         with ProcessPoolExecutor(1, get_context("spawn"), _start, (torch.get_num_threads(),)) as process:
             try:
-                return process.submit(end_to_end, self.extractor, self.precision, self.folder, count, compiles=compiles).result()
+                return process.submit(
+                    end_to_end, self.extractor, self.precision, self.folder, count, compiles=compiles
+                ).result()
             except ImagepivotError as error:
                 return str(error)
 

@@ -3,7 +3,15 @@ import threading
 import pytest
 import torch
 
-from extractors.computing.passes import FORWARD_IMAGES, Fitted, in_chunks, in_halves, passes_share_threads, run_single_threaded
+from extractors.computing.passes import (
+    FORWARD_IMAGES,
+    Fitted,
+    in_chunks,
+    in_halves,
+    passes_share_threads,
+    run_single_threaded,
+    single_threaded_pool,
+)
 from schemas.errors import ImagepivotError
 
 
@@ -37,6 +45,24 @@ def test_torch_has_one_thread_inside_and_keeps_its_threads_outside(threads):
     thread.start()
     thread.join()
     assert fresh == [threads]
+
+
+def test_several_pools_at_once_limit_their_own_threads_alone(threads):
+    """Begun by threads that have not used torch before, as those of a worker."""
+    seen: list[tuple[set[int], int]] = []
+
+    def work() -> None:
+        with single_threaded_pool(3, "some") as pool:
+            inside = set(pool.map(lambda _: torch.get_num_threads(), range(30)))
+            seen.append((inside, torch.get_num_threads()))
+
+    callers = [threading.Thread(target=work) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert seen == [({1}, threads)] * 8
+    assert torch.get_num_threads() == threads
 
 
 def test_all_threads_work_at_once(threads):

@@ -11,12 +11,13 @@ from safetensors.torch import save_file
 
 import extractors
 from extractors.images.decoding import DecodeError
+from extractors.images.preprocess import cropped_pixels
 from extractors.weights.finding import state_sha256
 from schemas.errors import InputError, UsageError
 
 timm = pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
 
-from timm.data import create_transform, resolve_model_data_config  # noqa: E402
+from timm.data import create_transform, resolve_data_config, resolve_model_data_config  # noqa: E402
 
 from extractors.pooled import timm_models  # noqa: E402
 
@@ -58,6 +59,32 @@ def test_features_and_pixels_equal_timms_own(name, images):
     assert (found.dtype, found.shape) == (np.float32, (len(images), model.num_features))
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
     assert np.unique(found, axis=0).shape == found.shape
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *[
+            {"crop_pct": 0.875},
+            {"crop_pct": 1.0},
+            {"interpolation": "bilinear"},
+            {"crop_mode": "squash"},
+            {"crop_mode": "border"},
+        ],
+        *[{"interpolation": "lanczos"}, {"input_size": (3, 96, 160)}],
+    ],
+)
+def test_transforms_of_all_kinds_make_timms_pixels_here_and_in_other_processes(change, images, monkeypatch):
+    monkeypatch.setattr(timm_models, "resolve_data_config", lambda **given: resolve_data_config(**given) | change)
+    extractor = extractors.load(f"timm:{MODELS[0]}", weights="random:0")
+    config = resolve_data_config(pretrained_cfg=timm.models.get_pretrained_cfg(MODELS[0]).to_dict()) | change
+    transform = create_transform(**config, is_training=False, normalize=False)
+    is_plain = set(change) == {"crop_pct"} or change == {"interpolation": "bilinear"}
+    assert extractor.preprocessor.func is (cropped_pixels if is_plain else timm_models._array)
+    for image in images[:3]:
+        expected = transform(image)
+        assert torch.equal(extractor.preprocess(image), expected)
+        np.testing.assert_array_equal(extractor.preprocessor(image), expected.numpy())
 
 
 @pytest.mark.parametrize("name", MODELS[:2])

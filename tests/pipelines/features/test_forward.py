@@ -77,6 +77,23 @@ def test_rows_are_those_of_a_plain_loop_whatever_the_batch_and_the_threads(batch
     assert (tally.images, tally.failures) == (20, [])
 
 
+def test_torch_has_one_thread_where_images_are_decoded_and_all_elsewhere():
+    class Noting(FakeExtractor):
+        def preprocess(self, image):
+            decoding.add((threading.current_thread().name.partition("_")[0], torch.get_num_threads()))
+            return super().preprocess(image)
+
+    decoding: set[tuple[str, int]] = set()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        run({f"image{n:02d}": grey(n) for n in range(20)}, extractor=Noting(), threads=2)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert decoding == {("decode", 1)}
+
+
 def test_batches_are_filled_across_failures():
     colours = {f"image{n:02d}": n for n in range(10)}
     files = {key: b"" if colour % 3 == 0 else grey(colour) for key, colour in colours.items()}

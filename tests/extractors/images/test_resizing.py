@@ -1,0 +1,177 @@
+"""Pillow itself is the truth: every byte must be its own."""
+
+import io
+import threading
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from extractors.images import resizing
+from extractors.images.decoding import decode
+from extractors.images.preprocess import Preprocessing, cropped_pixels, resize_and_crop, resize_whole, resized_pixels
+from extractors.images.resizing import resized, resizes_as_pillow
+
+INTERPOLATIONS = ["bilinear", "bicubic"]
+NUMBERS = {"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
+
+
+@pytest.fixture(autouse=True)
+def on_this_processor():
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("torch has no FBGEMM for this processor: Pillow does all resizing")
+
+
+def noise(width: int, height: int, *, levels: str = "all") -> Image.Image:
+    """Return an image of random values; of ``extreme`` ones, a bicubic filter overshoots everywhere."""
+    random = np.random.default_rng(width * 7919 + height)
+    choices = [0, 255] if levels == "extreme" else range(256)
+    return Image.fromarray(random.choice(choices, (height, width, 3)).astype(np.uint8))
+
+
+def by_pillow(image: Image.Image, size_wh: tuple[int, int], interpolation: str) -> np.ndarray:
+    return np.asarray(image.resize(size_wh, Image.Resampling[interpolation.upper()]))
+
+
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+@pytest.mark.parametrize("levels", ["all", "extreme"])
+@pytest.mark.parametrize(
+    ("image_wh", "size_wh"),
+    [
+        *[((500, 375), (341, 256)), ((375, 500), (256, 341)), ((640, 481), (235, 313)), ((500, 333), (448, 448))],
+        *[((256, 256), (256, 256)), ((257, 256), (256, 255)), ((100, 80), (512, 410)), ((1, 1), (224, 224))],
+        *[
+            ((2, 3), (256, 384)),
+            ((1999, 21), (200, 24)),
+            ((21, 1999), (24, 200)),
+            ((1300, 1290), (23, 22)),
+            ((5, 400), (4, 224)),
+        ],
+    ],
+)
+def test_every_byte_is_pillows(image_wh, size_wh, levels, interpolation):
+    image = noise(*image_wh, levels=levels)
+    assert resizes_as_pillow(image_wh, size_wh)
+    found = resized(image, size_wh, interpolation)
+    assert found.dtype == torch.uint8
+    np.testing.assert_array_equal(found.numpy(), by_pillow(image, size_wh, interpolation))
+
+
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+def test_every_byte_is_pillows_for_sizes_drawn_at_random(interpolation):
+    random = np.random.default_rng(17)
+    for _ in range(150):
+        image_wh = tuple(int(side) for side in np.exp(random.uniform(0, np.log(700), 2)))
+        size_wh = tuple(int(side) for side in np.exp(random.uniform(np.log(8), np.log(500), 2)))
+        if not resizes_as_pillow(image_wh, size_wh):
+            continue
+        image = noise(*image_wh, levels=str(random.choice(["all", "extreme"])))
+        left, right = sorted(random.integers(0, size_wh[0] + 1, 2))
+        top, bottom = sorted(random.integers(0, size_wh[1] + 1, 2))
+        box = (int(left), int(top), int(right) + 1, int(bottom) + 1)
+        expected = np.asarray(image.resize(size_wh, Image.Resampling[interpolation.upper()]).crop(box))
+        np.testing.assert_array_equal(
+            resized(image, size_wh, interpolation, box).numpy(), expected, err_msg=f"{image_wh} {size_wh} {box}"
+        )
+
+
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+def test_a_box_beyond_the_image_is_black_there(interpolation):
+    image = noise(90, 60)
+    for box in ((-7, -3, 60, 40), (10, 5, 75, 50), (-4, -4, 75, 50), (0, 0, 72, 48)):
+        expected = np.asarray(image.resize((72, 48), Image.Resampling[interpolation.upper()]).crop(box))
+        np.testing.assert_array_equal(resized(image, (72, 48), interpolation, box).numpy(), expected)
+
+
+def test_an_image_of_several_blocks_of_memory_and_many_strips():
+    image = noise(2600, 2100)  # More than the 16 MB of a block.
+    with pytest.raises(ValueError, match="block"):
+        image.__arrow_c_array__()
+    found = resized(image, (317, 256), "bicubic", (46, 16, 270, 240))
+    np.testing.assert_array_equal(found.numpy(), by_pillow(image, (317, 256), "bicubic")[16:240, 46:270])
+
+
+@pytest.mark.parametrize("strip", [1, 2**12, 2**30])
+def test_bytes_do_not_depend_on_the_strips(strip, monkeypatch):
+    image = noise(333, 251)
+    monkeypatch.setattr(resizing, "_STRIP", strip)
+    np.testing.assert_array_equal(resized(image, (235, 177), "bicubic").numpy(), by_pillow(image, (235, 177), "bicubic"))
+
+
+def test_photographs_have_the_same_bytes_with_and_without_torch(photos):
+    files = sorted((photos / "images").iterdir())
+    assert len(files) == 18
+    for file in files:
+        image = decode(file.read_bytes())
+        for plan in (
+            Preprocessing(resize_short=256, crop=224, **NUMBERS),
+            Preprocessing(resize_short=235, crop=224, interpolation="bicubic", **NUMBERS),
+            Preprocessing(resize_short=None, crop=448, **NUMBERS),
+        ):
+            np.testing.assert_array_equal(resize_and_crop(image, plan).numpy(), cropped_pixels(image, plan))
+            np.testing.assert_array_equal(resize_whole(image, plan).numpy(), resized_pixels(image, plan))
+
+
+def test_the_result_has_memory_of_its_own_and_the_image_stays_as_it_is():
+    image = noise(300, 200)
+    before = np.array(image)
+    found = resized(image, (300, 200), "bilinear")
+    np.testing.assert_array_equal(found.numpy(), before)
+    found.zero_()
+    np.testing.assert_array_equal(np.asarray(image), before)
+
+
+def test_threads_resize_at_the_same_time():
+    images = [noise(200 + number, 180) for number in range(12)]
+    found: dict[int, np.ndarray] = {}
+
+    def work(number: int) -> None:
+        found[number] = resized(images[number], (150, 141), "bicubic").numpy()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for number, image in enumerate(images):
+        np.testing.assert_array_equal(found[number], by_pillow(image, (150, 141), "bicubic"))
+
+
+@pytest.mark.parametrize(("image_wh", "size_wh"), [((3, 301), (4, 224)), ((6200, 5000), (100, 81)), ((100, 6200), (50, 100))])
+def test_what_no_photograph_is_like_is_left_to_pillow(image_wh, size_wh):
+    assert not resizes_as_pillow(image_wh, size_wh)
+
+
+@pytest.mark.parametrize("why", ["other bytes", "no FBGEMM"])
+def test_pillow_does_it_where_the_bytes_would_be_others_or_take_longer(why, monkeypatch):
+    resizing._agrees.cache_clear()
+    if why == "other bytes":
+        monkeypatch.setattr(resizing, "_DIGITS", 21)
+        resizing._sums.cache_clear()
+    else:
+        monkeypatch.setattr(torch._C, "_supported_qengines", list)
+    try:
+        assert not resizes_as_pillow((500, 375), (341, 256))
+        monkeypatch.setattr(resizing, "resized", lambda *_: pytest.fail("torch resizes"))
+        image, plan = noise(500, 375), Preprocessing(resize_short=256, crop=224, **NUMBERS)
+        np.testing.assert_array_equal(resize_and_crop(image, plan).numpy(), cropped_pixels(image, plan))
+        np.testing.assert_array_equal(resize_whole(image, plan).numpy(), resized_pixels(image, plan))
+    finally:
+        resizing._agrees.cache_clear()
+        resizing._sums.cache_clear()
+
+
+def test_a_pillow_that_does_not_lend_its_memory(monkeypatch):
+    image = noise(120, 90)
+    monkeypatch.delattr(Image.Image, "__arrow_c_array__", raising=False)
+    np.testing.assert_array_equal(resized(image, (100, 75), "bilinear").numpy(), by_pillow(image, (100, 75), "bilinear"))
+
+
+def test_an_image_that_was_just_read_from_a_file():
+    file = io.BytesIO()
+    noise(80, 60).save(file, "PNG")
+    file.seek(0)
+    with Image.open(file) as lazy:
+        found = resized(lazy, (40, 30), "bilinear")
+    np.testing.assert_array_equal(found.numpy(), by_pillow(noise(80, 60), (40, 30), "bilinear"))
