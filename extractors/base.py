@@ -110,6 +110,14 @@ class Extractor(ABC):
             uint8 ``[3, H, W]``, channels R, G, B.
         """
 
+    def preprocess_alone(self, image: Image.Image) -> Tensor:
+        """Return what `preprocess` does, bit for bit, in less time where a single thread does so.
+
+        It may consist of many short operations, between which several threads would wait for Python's lock, for longer than the
+        operations take. By default it is `preprocess`.
+        """
+        return self.preprocess(image)
+
     def collate(self, images: Sequence[Tensor]) -> Any:
         """Make a batch for `extract` from the pixels of B images.
 

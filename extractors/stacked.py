@@ -163,6 +163,10 @@ class OneCropExtractor(StackedExtractor):
         """
         return resize_and_crop(image, self._preprocessing)
 
+    def preprocess_alone(self, image: Image.Image) -> Tensor:
+        """Return what `preprocess` does, in less time where a single thread does so."""
+        return resize_and_crop(image, self._preprocessing, alone=True)
+
     def forward(self, pixels: Tensor) -> Tensor:
         """Compute features: uint8 ``[B, 3, S, S]`` on any device to float32 ``[B, *spec.shape]`` on that of the extractor."""
         pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)

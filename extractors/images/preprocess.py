@@ -1,8 +1,7 @@
 """Preprocessing: from an RGB image to the pixels that a model starts from, and from those to its normalised input.
 
-With antialiasing, resizing and cropping make the same bytes as torchvision's ``Resize`` and ``CenterCrop`` on Pillow images. What
-makes tensors has torch do it, which is faster than Pillow (`extractors.images.resizing`). Importing this loads no torch: processes
-that decode do without it.
+With antialiasing, resizing and cropping make the same bytes as torchvision's ``Resize`` and ``CenterCrop`` on Pillow images.
+Importing this loads no torch: processes that decode do without it.
 
 Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of the crop.
 """
@@ -82,12 +81,13 @@ class Preprocessing:
         return values | {"resize_with": "pillow" if self.antialias else "imagepivot"}
 
 
-def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
+def resize_and_crop(image: Image.Image, preprocessing: Preprocessing, *, alone: bool = False) -> Tensor:
     """Resize an image and cut out the centre.
 
     Args:
         image: mode ``RGB``, any size from 1×1.
         preprocessing: sizes and interpolation.
+        alone: whether no other thread does so at the same time; see `extractors.Extractor.preprocess_alone`.
 
     Returns:
         uint8 ``[3, H, W]`` in 0…255, channels R, G, B, ``H = W = crop``. Equal, byte for byte, to torchvision's ``Resize`` and
@@ -98,25 +98,34 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
     """
     import torch
 
-    from extractors.images.resizing import resized, resizes_as_pillow  # Loads torch.
-
     size_wh = _checked_size(image, preprocessing)
-    if preprocessing.antialias and resizes_as_pillow(image.size, size_wh):
-        box = _crop_box(*size_wh, preprocessing.crop)
-        return resized(image, size_wh, preprocessing.interpolation, box).permute(2, 0, 1)
+    if alone and _by_torch(image, size_wh, preprocessing):
+        from extractors.images.resizing import resized
+
+        return resized(image, size_wh, preprocessing.interpolation, _crop_box(*size_wh, preprocessing.crop)).permute(2, 0, 1)
     return torch.from_numpy(cropped_pixels(image, preprocessing))
 
 
-def resize_whole(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
-    """Return what `resize` does as a tensor: uint8 ``[3, H, W]``, channels R, G, B, innermost in memory."""
+def resize_whole(image: Image.Image, preprocessing: Preprocessing, *, alone: bool = False) -> Tensor:
+    """Resize an image as `resize` does; arguments and errors are those of `resize_and_crop`.
+
+    Returns:
+        uint8 ``[3, H, W]``, channels R, G, B, innermost in memory.
+    """
     import torch
 
-    from extractors.images.resizing import resized, resizes_as_pillow  # Loads torch.
-
     size_wh = _checked_size(image, preprocessing)
-    if preprocessing.antialias and resizes_as_pillow(image.size, size_wh):
+    if alone and _by_torch(image, size_wh, preprocessing):
+        from extractors.images.resizing import resized
+
         return resized(image, size_wh, preprocessing.interpolation).permute(2, 0, 1)
     return torch.from_numpy(resized_pixels(image, preprocessing))
+
+
+def _by_torch(image: Image.Image, size_wh: tuple[int, int], preprocessing: Preprocessing) -> bool:
+    from extractors.images.resizing import resizes_as_pillow  # Loads torch.
+
+    return preprocessing.antialias and resizes_as_pillow(image.size, size_wh)
 
 
 def cropped_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray:

@@ -44,10 +44,10 @@ class _Sums:
     Attributes:
         first: number of the first row that is in any of them.
         last: of the last, plus one.
-        rows: int32 ``[n * K]``, numbers of the rows of each sum, from ``first`` on.
-        starts: int32 ``[n]``, where the rows of each sum begin.
-        high: float32 ``[n * K]``, the weights without their last digits.
-        low: float32 ``[n * K]``, the last digits of the weights, as multiples of the last of the others. None is negative.
+        rows: int32 ``[2 * n * K]``, numbers of the rows of each sum, from ``first`` on, for each part of the weights.
+        starts: int32 ``[2 * n]``, where the rows of each sum begin.
+        weights: float32 ``[2 * n * K]``, first without their last digits, then these, as multiples of the last of the others. None
+            of the latter is negative.
         overflows: whether a sum may be less than 0 or more than 255.
     """
 
@@ -55,14 +55,13 @@ class _Sums:
     last: int
     rows: Tensor
     starts: Tensor
-    high: Tensor
-    low: Tensor
+    weights: Tensor
     overflows: bool
 
     @property
     def count(self) -> int:
         """Number of the sums."""
-        return len(self.starts)
+        return len(self.starts) // 2
 
 
 def resizes_as_pillow(image_wh: tuple[int, int], size_wh: tuple[int, int]) -> bool:
@@ -144,15 +143,14 @@ def _sums(length: int, size: int, interpolation: str, start: int, stop: int) -> 
     high = whole >> _LOW
     low = whole - (high << _LOW)
     rows = np.minimum(first[:, None] + steps, length - 1)
-    of_rows, of_weights = np.int32, np.float32
     begin = int(rows.min())
+    both = np.stack((high * 2.0 ** (_LOW - _DIGITS), low * 2.0**-_LOW))
     return _Sums(
         begin,
         int(rows.max()) + 1,
-        torch.from_numpy((rows - begin).ravel().astype(of_rows)),
-        torch.from_numpy(np.arange(0, rows.size, rows.shape[1], dtype=of_rows)),
-        torch.from_numpy((high * 2.0 ** (_LOW - _DIGITS)).ravel().astype(of_weights)),
-        torch.from_numpy((low * 2.0**-_LOW).ravel().astype(of_weights)),
+        torch.from_numpy(np.stack((rows, rows)).ravel().astype(np.int32) - begin),
+        torch.from_numpy(np.arange(0, both.size, rows.shape[1], dtype=np.int32)),
+        torch.from_numpy(both.ravel().astype(np.float32)),
         bool((whole < 0).any()),
     )
 
@@ -189,13 +187,9 @@ def _table(rows: int, pixels: int) -> Tensor:
 
 def _added(table: Tensor, sums: _Sums) -> Tensor:
     """Add up the rows of a table, ``[N, pixels + 2]``, and round to 8 bits: uint8 ``[n, 4 * pixels]``."""
-    values = table.view(torch.uint8)
-    found, low = (
-        torch.ops.quantized.embedding_bag_byte_rowwise_offsets(
-            values, sums.rows, sums.starts, per_sample_weights=weights, include_last_offset=False
-        )
-        for weights in (sums.high, sums.low)
-    )
+    found, low = torch.ops.quantized.embedding_bag_byte_rowwise_offsets(
+        table.view(torch.uint8), sums.rows, sums.starts, per_sample_weights=sums.weights, include_last_offset=False
+    ).split(sums.count)
     # All of it is exact: of the low sums only whole multiples of the last digit of the high ones can change what is rounded.
     found.add_(low.floor_(), alpha=2.0 ** (_LOW - _DIGITS)).add_(0.5)
     if sums.overflows:

@@ -210,6 +210,10 @@ class VGG19TenCrop(Extractor):
         """
         return resize_whole(image, self._variant.preprocessing)
 
+    def preprocess_alone(self, image: Image.Image) -> Tensor:
+        """Return what `preprocess` does, in less time where a single thread does so."""
+        return resize_whole(image, self._variant.preprocessing, alone=True)
+
     def collate(self, images: Sequence[Tensor]) -> list[Tensor]:
         """Return the images as a list, because their sizes differ.
 

@@ -137,7 +137,8 @@ def extract_shard(
     from extractors.computing.passes import single_threaded_pool  # Loads torch, which the launcher does without.
 
     threads = processes.number if processes is not None else threads
-    pixels = processes.pixels if processes is not None else lambda data: extractor.preprocess(extractors.decode(data))
+    preprocess = extractor.preprocess_alone if threads == 1 else extractor.preprocess
+    pixels = processes.pixels if processes is not None else lambda data: preprocess(extractors.decode(data))
     rest = iter(refs)
     ahead: deque[Future[_Decoded]] = deque()
     reads = max(reads, threads)

@@ -9,6 +9,7 @@ import io
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,19 @@ from PIL import Image, features
 
 import extractors
 from extractors.images.preprocess import Normalizer, Preprocessing
+from schemas.allocation import keep_freed_memory
 
 RUNS = 5
 NAMES = ("resnet50-pool", "vgg19-10crop", "vgg19-10crop-caffe", "vgg19-grid", "resnet152-grid", "faster-rcnn-36")
+TIMM = "timm:resnet18.a1_in1k"  # Resizes with bicubic interpolation.
 IMAGENET = Preprocessing(resize_short=256, crop=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
 def main() -> None:
     """Print the stages."""
+    keep_freed_memory()
     print(machine())
+    torch.set_num_threads(1)  # As where images are decoded.
     print(
         f"Pillow {Image.__version__}, libjpeg-turbo {features.version('libjpeg_turbo')}"
         if features.check_feature("libjpeg_turbo")
@@ -41,9 +46,15 @@ def main() -> None:
         print(f"{len(data)} JPEGs of {megapixels:.2f} megapixels on average; milliseconds of processor time per image")
         show("decoding", lambda: [extractors.decode(one) for one in data], len(data))
         show("  of it libjpeg", lambda: [Image.open(io.BytesIO(one)).load() for one in data], len(data))
-        for name in NAMES:
+        for name in (*NAMES, TIMM) if find_spec("timm") else NAMES:
             extractor = extractors.load(name, weights="random:0")
             show(f"{name}: preprocessing", lambda run=extractor.preprocess: [run(image) for image in images], len(images))
+            if type(extractor).preprocess_alone is not extractors.Extractor.preprocess_alone:
+                show(
+                    "  by one thread alone",
+                    lambda run=extractor.preprocess_alone: [run(image) for image in images],
+                    len(images),
+                )
         normalised(len(images))
 
 
@@ -61,7 +72,6 @@ def normalised(count: int) -> None:
     """Print what making floats of crops costs, which the model's threads do."""
     normalize = Normalizer.of(IMAGENET, torch.device("cpu"))
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, 224, 224, 3), np.uint8)).permute(0, 3, 1, 2)
-    torch.set_num_threads(1)
     show("normalising a crop of 224 pixels", lambda: [normalize(pixels) for _ in range(count)], count)
 
 

@@ -157,7 +157,7 @@ def stages(extractor: FasterRCNNRegions, image: torch.Tensor) -> None:
         original = send(image, CPU)
         boxes, are_kept = timed("proposals", lambda: suppress(*extractor._propose(maps, [original])))
         boxes = boxes[:, : int(are_kept.sum())]
-        pooled = timed("pooling of the regions", lambda: [pool(maps, part) for part in boxes.split(25, dim=1)])
+        pooled = timed("pooling of the regions", lambda: [pool(maps, part) for part in boxes.split(_REGIONS, dim=1)])
         started = time.perf_counter()
         features = timed("last stage", lambda: torch.cat([extractor._head(part) for part in pooled]))
         rate = STAGE_FLOP * boxes.shape[1] / (time.perf_counter() - started) / 1e9

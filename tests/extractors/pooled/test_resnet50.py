@@ -54,6 +54,11 @@ def independent(files) -> torch.Tensor:
         return model(torch.stack(images))
 
 
+def test_a_thread_that_preprocesses_alone_makes_the_same_pixels(extractor, files, crops):
+    for file, expected in zip(files, crops, strict=True):
+        assert torch.equal(extractor.preprocess_alone(extractors.decode(file.read_bytes())), expected)
+
+
 def test_features_equal_torchvisions(features, independent):
     assert features.dtype == np.float32
     assert features.shape == (6, 2048)

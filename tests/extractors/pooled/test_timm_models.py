@@ -52,6 +52,7 @@ def test_features_and_pixels_equal_timms_own(name, images):
     pixels = [extractor.preprocess(image) for image in images]
     crop = create_transform(**config, is_training=False, normalize=False)
     assert all(torch.equal(one, crop(image)) for one, image in zip(pixels, images, strict=True))
+    assert all(torch.equal(extractor.preprocess_alone(image), one) for one, image in zip(pixels, images, strict=True))
     transform = create_transform(**config, is_training=False)
     with torch.inference_mode():
         expected = model(torch.stack([transform(image) for image in images])).numpy()
@@ -84,6 +85,7 @@ def test_transforms_of_all_kinds_make_timms_pixels_here_and_in_other_processes(c
     for image in images[:3]:
         expected = transform(image)
         assert torch.equal(extractor.preprocess(image), expected)
+        assert torch.equal(extractor.preprocess_alone(image), expected)
         np.testing.assert_array_equal(extractor.preprocessor(image), expected.numpy())
 
 

@@ -77,21 +77,28 @@ def test_rows_are_those_of_a_plain_loop_whatever_the_batch_and_the_threads(batch
     assert (tally.images, tally.failures) == (20, [])
 
 
-def test_torch_has_one_thread_where_images_are_decoded_and_all_elsewhere():
+@pytest.mark.parametrize("threads", [1, 2])
+def test_torch_has_one_thread_where_images_are_decoded_and_one_that_decodes_alone_is_told_so(threads):
     class Noting(FakeExtractor):
         def preprocess(self, image):
             decoding.add((threading.current_thread().name.partition("_")[0], torch.get_num_threads()))
             return super().preprocess(image)
 
+        def preprocess_alone(self, image):
+            alone.append(1)
+            return self.preprocess(image)
+
     decoding: set[tuple[str, int]] = set()
+    alone: list[int] = []
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        run({f"image{n:02d}": grey(n) for n in range(20)}, extractor=Noting(), threads=2)
+        run({f"image{n:02d}": grey(n) for n in range(20)}, extractor=Noting(), threads=threads)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
     assert decoding == {("decode", 1)}
+    assert len(alone) == (20 if threads == 1 else 0)
 
 
 def test_batches_are_filled_across_failures():
