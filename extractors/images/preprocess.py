@@ -28,7 +28,6 @@ __all__ = [
     "cropped_pixels",
     "resize",
     "resize_and_crop",
-    "resize_whole",
     "resized_pixels",
 ]
 
@@ -99,33 +98,13 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing, *, alone: 
     import torch
 
     size_wh = _checked_size(image, preprocessing)
-    if alone and _by_torch(image, size_wh, preprocessing):
-        from extractors.images.resizing import resized
+    if alone and preprocessing.antialias:
+        from extractors.images.resizing import resized, resizes_as_pillow  # Loads torch.
 
-        return resized(image, size_wh, preprocessing.interpolation, _crop_box(*size_wh, preprocessing.crop)).permute(2, 0, 1)
+        if resizes_as_pillow(image.size, size_wh):
+            box = _crop_box(*size_wh, preprocessing.crop)
+            return resized(image, size_wh, preprocessing.interpolation, box).permute(2, 0, 1)
     return torch.from_numpy(cropped_pixels(image, preprocessing))
-
-
-def resize_whole(image: Image.Image, preprocessing: Preprocessing, *, alone: bool = False) -> Tensor:
-    """Resize an image as `resize` does; arguments and errors are those of `resize_and_crop`.
-
-    Returns:
-        uint8 ``[3, H, W]``, channels R, G, B, innermost in memory.
-    """
-    import torch
-
-    size_wh = _checked_size(image, preprocessing)
-    if alone and _by_torch(image, size_wh, preprocessing):
-        from extractors.images.resizing import resized
-
-        return resized(image, size_wh, preprocessing.interpolation).permute(2, 0, 1)
-    return torch.from_numpy(resized_pixels(image, preprocessing))
-
-
-def _by_torch(image: Image.Image, size_wh: tuple[int, int], preprocessing: Preprocessing) -> bool:
-    from extractors.images.resizing import resizes_as_pillow  # Loads torch.
-
-    return preprocessing.antialias and resizes_as_pillow(image.size, size_wh)
 
 
 def cropped_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray:
@@ -136,7 +115,7 @@ def cropped_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarr
 
 
 def resized_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray:
-    """Return what `resize_whole` does as an array, without torch: uint8 ``[3, H, W]``, channels R, G, B, innermost in memory."""
+    """Return what `resize` does as an array: uint8 ``[3, H, W]``, channels R, G, B, innermost in memory."""
     return np.array(resize(image, preprocessing)).transpose(2, 0, 1)
 
 

@@ -42,7 +42,7 @@ from extractors.computing.devices import cast_layers, numerics, upload
 from extractors.computing.fusing import made_ready, traced_and_folded
 from extractors.computing.passes import Fitted, in_halves, run_single_threaded
 from extractors.images.crops import CROPS, ten_crop
-from extractors.images.preprocess import Normalizer, Preprocessing, resize_whole, resized_pixels
+from extractors.images.preprocess import Normalizer, Preprocessing, resized_pixels
 from extractors.networks.published import VGG19
 from extractors.networks.vgg import vgg19
 from extractors.settings import Settings
@@ -208,11 +208,7 @@ class VGG19TenCrop(Extractor):
         Returns:
             uint8 ``[3, H, W]``, channels R, G, B; the smaller of H and W is 256. The crops are cut later, on the device.
         """
-        return resize_whole(image, self._variant.preprocessing)
-
-    def preprocess_alone(self, image: Image.Image) -> Tensor:
-        """Return what `preprocess` does, in less time where a single thread does so."""
-        return resize_whole(image, self._variant.preprocessing, alone=True)
+        return torch.from_numpy(resized_pixels(image, self._variant.preprocessing))
 
     def collate(self, images: Sequence[Tensor]) -> list[Tensor]:
         """Return the images as a list, because their sizes differ.

@@ -10,7 +10,7 @@ from PIL import Image
 
 from extractors.images import resizing
 from extractors.images.decoding import decode
-from extractors.images.preprocess import Preprocessing, cropped_pixels, resize_and_crop, resize_whole, resized_pixels
+from extractors.images.preprocess import Preprocessing, cropped_pixels, resize_and_crop
 from extractors.images.resizing import resized, resizes_as_pillow
 
 INTERPOLATIONS = ["bilinear", "bicubic"]
@@ -110,7 +110,6 @@ def test_photographs_have_the_same_bytes_with_and_without_torch(photos):
             Preprocessing(resize_short=None, crop=448, **NUMBERS),
         ):
             np.testing.assert_array_equal(resize_and_crop(image, plan, alone=True).numpy(), cropped_pixels(image, plan))
-            np.testing.assert_array_equal(resize_whole(image, plan, alone=True).numpy(), resized_pixels(image, plan))
 
 
 def test_the_result_has_memory_of_its_own_and_the_image_stays_as_it_is():
@@ -156,7 +155,6 @@ def test_pillow_does_it_where_the_bytes_would_be_others_or_take_longer(why, monk
         monkeypatch.setattr(resizing, "resized", lambda *_: pytest.fail("torch resizes"))
         image, plan = noise(500, 375), Preprocessing(resize_short=256, crop=224, **NUMBERS)
         np.testing.assert_array_equal(resize_and_crop(image, plan, alone=True).numpy(), cropped_pixels(image, plan))
-        np.testing.assert_array_equal(resize_whole(image, plan, alone=True).numpy(), resized_pixels(image, plan))
     finally:
         resizing._agrees.cache_clear()
         resizing._sums.cache_clear()

@@ -299,12 +299,6 @@ def test_very_thin_images_are_cut_from_their_ends(name, loaded, recorded):
     assert not bright[[1, 3, 6, 8]].any()
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_thread_that_preprocesses_alone_makes_the_same_pixels(name, loaded, images, pixels):
-    for image, expected in zip(images, pixels[name], strict=True):
-        assert torch.equal(loaded[name].preprocess_alone(image), expected)
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
