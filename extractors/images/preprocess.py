@@ -101,7 +101,7 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing, *, alone: 
     if alone and preprocessing.antialias:
         from extractors.images.resizing import resized, resizes_as_pillow  # Loads torch.
 
-        if resizes_as_pillow(image.size, size_wh):
+        if resizes_as_pillow(image, size_wh):
             box = _crop_box(*size_wh, preprocessing.crop)
             return resized(image, size_wh, preprocessing.interpolation, box).permute(2, 0, 1)
     return torch.from_numpy(cropped_pixels(image, preprocessing))

@@ -6,7 +6,8 @@ bytes (FBGEMM) are the same sums for a whole row of values at once. Each weight 
 than the 24 digits of float32; in the first pass columns are turned into rows.
 
 Whether the bytes are Pillow's is tried once in each process. Where they are not, as with a Pillow that calculates in another way,
-or where they would take longer, as without FBGEMM, `resizes_as_pillow` says so, and Pillow has to do it.
+where they would take longer, as without FBGEMM, or more memory, as an image of more than 4 megapixels, `resizes_as_pillow` says so,
+and Pillow has to do it.
 
 Letters in shapes: ``H`` and ``W`` pixels of an image, ``h`` and ``w`` of the result, ``N`` rows that are added up, ``n`` sums,
 ``K`` weights of each.
@@ -64,17 +65,16 @@ class _Sums:
         return len(self.starts) // 2
 
 
-def resizes_as_pillow(image_wh: tuple[int, int], size_wh: tuple[int, int]) -> bool:
-    """Tell whether `resized` makes Pillow's bytes in this process, and faster, of an image of some width and height.
+def resizes_as_pillow(image: Image.Image, size_wh: tuple[int, int]) -> bool:
+    """Tell whether `resized` makes Pillow's bytes of an image in this process, in less time and without a copy of the image.
 
     Args:
-        image_wh: width and height of the image.
-        size_wh: of the whole resized image.
+        image: mode ``RGB``.
+        size_wh: width and height of the whole resized image.
     """
-    (width, height), (resized_width, resized_height) = image_wh, size_wh
-    if height > _TALL * width or max(width / resized_width, height / resized_height) > _MOST_SHRUNK:
+    if image.height > _TALL * image.width or max(image.width / size_wh[0], image.height / size_wh[1]) > _MOST_SHRUNK:
         return False
-    return _agrees()
+    return _lent_pixels(image) is not None and _agrees()
 
 
 @cache
@@ -109,7 +109,10 @@ def resized(
     left, top, right, bottom = box or (0, 0, width, height)
     across = _sums(image.width, width, interpolation, max(left, 0), min(right, width))
     down = _sums(image.height, height, interpolation, max(top, 0), min(bottom, height))
-    pixels = _pixels(image)[down.first : down.last, across.first : across.last]
+    whole = _lent_pixels(image)
+    if whole is None:
+        raise ValueError(f"Pillow does not lend the memory of an image of {image.width}×{image.height} pixels")
+    pixels = whole[down.first : down.last, across.first : across.last]
     halfway = _table(len(pixels), across.count)
     step = max(1, _STRIP // (pixels.shape[1] * pixels.element_size()))
     for start in range(0, len(pixels), step):
@@ -169,12 +172,14 @@ def _bicubic(distances: np.ndarray) -> np.ndarray:
 _FILTERS = {"bilinear": _bilinear, "bicubic": _bicubic}
 
 
-def _pixels(image: Image.Image) -> Tensor:
-    """Return the pixels of an image, of four bytes each, as int32 ``[H, W]``: without a copy, where Pillow lends its memory."""
+def _lent_pixels(image: Image.Image) -> Tensor | None:
+    """Return the pixels of an image, of four bytes each, in Pillow's own memory: int32 ``[H, W]``; None if it does not lend it."""
+    if not hasattr(image, "__arrow_c_array__"):  # Pillow 11.1 and before.
+        return None
     try:
         values = torch.from_dlpack(pa.array(image).flatten())
-    except (ValueError, TypeError, pa.ArrowException):  # An older Pillow, or an image of several blocks of memory.
-        values = torch.frombuffer(bytearray(image.tobytes("raw", "RGBX")), dtype=torch.uint8)
+    except ValueError:  # An image of more than 16 MB has several blocks of memory.
+        return None
     return values.view(torch.int32).view(image.height, image.width)
 
 
