@@ -30,9 +30,9 @@ import os
 import signal
 
 import imagepivot
-from pipelines.features import transforms
+from pipelines.features import shard_maker
 
-make_shard = transforms.make_shard
+make_shard = shard_maker.make_shard
 
 
 def die_after_the_first(*arguments, **options):
@@ -44,7 +44,7 @@ def die_after_the_first(*arguments, **options):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-transforms.make_shard = die_after_the_first
+shard_maker.make_shard = die_after_the_first
 """
 
 
