@@ -33,8 +33,10 @@ from extractors.computing.passes import Fitted, in_halves, run_single_threaded
 from extractors.images.preprocess import check_resized
 from extractors.regions.bottom_up.input import INPUT, LEAST_SIDE, Original, prepare, resized_wh, send
 from extractors.regions.bottom_up.last_stage import GroupedLastStage, LastStage
-from extractors.regions.bottom_up.network import build, fold_norms, pool, suppress
+from extractors.regions.bottom_up.network import POOLED, build, fold_norms, pool, suppress
+from extractors.regions.bottom_up.pooling import pool_cells
 from extractors.regions.bottom_up.weights import read_detector
+from extractors.regions.boxes import STRIDE
 from extractors.regions.class_names import ATTRIBUTES, CLASSES
 from extractors.regions.selection import Detections, choose, columns, none_chosen
 from extractors.settings import RegionOptions, Settings
@@ -151,7 +153,13 @@ class FasterRCNNRegions(RegionExtractor):
 
         boxes = run_single_threaded(proposals, range(len(batch)))  # [1, P, 4] each
         chunks = [(i, part) for i, of_image in enumerate(boxes) if of_image.numel() for part in of_image.split(_REGIONS, dim=1)]
-        features = run_single_threaded(lambda chunk: self._head(pool(maps[chunk[0]], chunk[1])), chunks)
+        dtype = self._model.head.dtype  # What is rounded before pooling is what would be rounded after it.
+        cells = [of_image.to(dtype) for of_image in maps]
+
+        def features_of(chunk: tuple[int, Tensor]) -> Tensor:
+            return self._head(pool_cells(cells[chunk[0]], chunk[1][0], POOLED, 1 / STRIDE))
+
+        features = run_single_threaded(features_of, chunks)
         together = torch.cat([torch.zeros(0, self.spec.shape[1]), *features])
         per_image = together.split([of_image.shape[1] for of_image in boxes])
 

@@ -29,7 +29,9 @@ from extractors.computing.fusing import merge_layers, traced
 from extractors.computing.shapes import shapes_of
 from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of, send
 from extractors.regions.bottom_up.last_stage import GroupedLastStage, LastStage
-from extractors.regions.bottom_up.network import build, fold_norms, pool, suppress
+from extractors.regions.bottom_up.network import POOLED, build, fold_norms, pool, suppress
+from extractors.regions.bottom_up.pooling import pool_cells
+from extractors.regions.boxes import STRIDE
 from extractors.regions.faster_rcnn import _REGION, _REGIONS, FasterRCNNRegions
 from extractors.regions.selection import Detections, choose
 from extractors.settings import RegionOptions
@@ -157,7 +159,8 @@ def stages(extractor: FasterRCNNRegions, image: torch.Tensor) -> None:
         original = send(image, CPU)
         boxes, are_kept = timed("proposals", lambda: suppress(*extractor._propose(maps, [original])))
         boxes = boxes[:, : int(are_kept.sum())]
-        pooled = timed("pooling of the regions", lambda: [pool(maps, part) for part in boxes.split(_REGIONS, dim=1)])
+        cells, parts = maps.to(extractor._model.head.dtype), boxes[0].split(_REGIONS)
+        pooled = timed("pooling of the regions", lambda: [pool_cells(cells, part, POOLED, 1 / STRIDE) for part in parts])
         started = time.perf_counter()
         features = timed("last stage", lambda: torch.cat([extractor._head(part) for part in pooled]))
         rate = STAGE_FLOP * boxes.shape[1] / (time.perf_counter() - started) / 1e9

@@ -27,6 +27,7 @@ from extractors.regions.class_names import ATTRIBUTES, CLASSES
 from extractors.regions.suppression import keep_best
 
 __all__ = [
+    "POOLED",
     "PROPOSALS",
     "Backbone",
     "Detector",
@@ -41,7 +42,9 @@ __all__ = [
 PROPOSALS = 300
 """Greatest number of proposals of an image."""
 
-_POOLED = 14  # Rows and columns of a pooled region.
+POOLED = 14
+"""Rows and columns of a pooled region."""
+
 _CANDIDATES = 6000  # Best-scored boxes of an image that go into suppression.
 _COVERED = 0.7  # Overlap from which a proposal covers another.
 _SMALLEST = 16  # Pixels of the original image; sides of a proposal are longer.
@@ -192,7 +195,7 @@ def pool(maps: Tensor, boxes: Tensor) -> Tensor:
         float32 ``[B * P, 1024, 14, 14]``.
     """
     images = torch.arange(len(maps), dtype=boxes.dtype, device=boxes.device)[:, None, None].expand(-1, boxes.shape[1], 1)
-    pooled: Tensor = torchvision.ops.roi_pool(maps, torch.cat((images, boxes), dim=2).flatten(0, 1), _POOLED, 1 / STRIDE)
+    pooled: Tensor = torchvision.ops.roi_pool(maps, torch.cat((images, boxes), dim=2).flatten(0, 1), POOLED, 1 / STRIDE)
     return pooled
 
 

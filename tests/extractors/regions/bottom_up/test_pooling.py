@@ -1,0 +1,75 @@
+"""torchvision's own pooling is the truth; that it is Caffe's is tested in `test_network`."""
+
+import pytest
+import torch
+from torchvision.ops import roi_pool
+
+from extractors.regions.bottom_up.pooling import pool_cells
+
+SCALE = 1 / 16
+
+
+def random_maps(channels: int, height: int, width: int, seed: int = 0) -> torch.Tensor:
+    """Make maps as behind a ReLU: half of the cells are zero."""
+    values = torch.randn(1, channels, height, width, generator=torch.Generator().manual_seed(seed)).relu_()
+    return values.contiguous(memory_format=torch.channels_last)
+
+
+def random_boxes(count: int, width: int, height: int, seed: int = 0) -> torch.Tensor:
+    """Make boxes of all sizes in an image, on whole pixels and between them."""
+    ends = torch.rand(count, 2, 2, generator=torch.Generator().manual_seed(seed)).sort(dim=1).values
+    boxes = (ends * torch.tensor([width - 1, height - 1])).flatten(1)
+    boxes[::2] = boxes[::2].round()
+    return boxes
+
+
+def by_torchvision(maps: torch.Tensor, boxes: torch.Tensor, side: int) -> torch.Tensor:
+    return roi_pool(maps.contiguous(), [boxes], side, SCALE)
+
+
+@pytest.mark.parametrize(("height", "width"), [(38, 50), (50, 38), (1, 63), (7, 9), (2, 2)])
+@pytest.mark.parametrize("side", [14, 7, 1])
+def test_every_cell_is_torchvisions(height, width, side):
+    maps = random_maps(24, height, width)
+    boxes = random_boxes(120, 16 * width, 16 * height)
+    found = pool_cells(maps, boxes, side, SCALE)
+    assert found.is_contiguous(memory_format=torch.channels_last) or side == 1
+    assert torch.equal(found, by_torchvision(maps, boxes, side))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_before_is_rounding_after(dtype):
+    maps = random_maps(32, 38, 50)
+    boxes = random_boxes(60, 800, 600)
+    assert torch.equal(pool_cells(maps.to(dtype), boxes, 14, SCALE), by_torchvision(maps, boxes, 14).to(dtype))
+
+
+def test_boxes_at_and_beyond_the_edges():
+    maps = random_maps(8, 38, 50)
+    boxes = torch.tensor(
+        [
+            *[[0, 0, 799, 599], [0, 0, 0, 0], [799, 599, 799, 599], [792, 592, 799, 599], [791.9, 591.9, 799, 599]],
+            *[[8, 8, 24, 24], [7.99, 8.01, 23.99, 24.01], [300, 0, 310, 599], [0, 300, 799, 310]],
+            *[[900, 100, 950, 200], [100, 700, 200, 750], [780, 580, 900, 700], [500, 400, 450, 380]],
+        ]
+    )
+    expected = by_torchvision(maps, boxes, 14)
+    assert (expected[9:11] == 0).all()
+    assert torch.equal(pool_cells(maps, boxes, 14, SCALE), expected)
+
+
+def test_halves_go_up_however_near_to_them_a_box_ends():
+    maps = random_maps(4, 40, 63)
+    half = torch.tensor([16 * cell + 8.0 for cell in range(2, 60)])
+    for near in (half, half.nextafter(torch.tensor(0.0)), half.nextafter(torch.tensor(9e9))):
+        boxes = torch.stack((near - 24, torch.full_like(near, 24), near, torch.full_like(near, 200)), dim=1)
+        assert torch.equal(pool_cells(maps, boxes, 14, SCALE), by_torchvision(maps, boxes, 14))
+
+
+def test_no_boxes_and_maps_in_another_layout():
+    maps = random_maps(8, 20, 30)
+    assert pool_cells(maps, torch.zeros(0, 4), 14, SCALE).shape == (0, 8, 14, 14)
+    boxes = random_boxes(20, 480, 320)
+    before = maps.clone()
+    assert torch.equal(pool_cells(maps.contiguous(), boxes, 14, SCALE), pool_cells(maps, boxes, 14, SCALE))
+    assert torch.equal(maps, before)
