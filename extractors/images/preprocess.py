@@ -97,10 +97,10 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing, *, alone: 
     """
     import torch
 
-    size_wh = _checked_size(image, preprocessing)
     if alone and preprocessing.antialias:
         from extractors.images.resizing import resized, resizes_as_pillow  # Loads torch.
 
+        size_wh = _checked_size(image, preprocessing)
         if resizes_as_pillow(image, size_wh):
             box = _crop_box(*size_wh, preprocessing.crop)
             return resized(image, size_wh, preprocessing.interpolation, box).permute(2, 0, 1)

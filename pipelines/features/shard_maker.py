@@ -31,9 +31,6 @@ from schemas.output import Output
 
 __all__ = ["COUNTERS", "LoadedExtractors", "ShardMaker", "make_here"]
 
-COUNTERS = ("images_read", "images_failed", "decode_msec", "forward_msec", "wait_msec", "bytes_written")
-"""What `ShardMaker.make` counts."""
-
 
 class LoadedExtractors:
     """The extractors of a process, one on each of its devices; each of them makes one shard at a time, in whatever thread.
@@ -188,3 +185,7 @@ def _counts(tally: Tally) -> dict[str, int]:
         "forward_msec": round(tally.forward_seconds * 1000),
         "wait_msec": round(tally.wait_seconds * 1000),
     }
+
+
+COUNTERS = (*_counts(Tally()), "bytes_written")
+"""What `ShardMaker.make` counts."""
