@@ -46,6 +46,7 @@ _KEPT = ("PATH", "LANG", "STORAGE_EMULATOR_HOST", "NO_PROXY", "no_proxy", "OMP_N
 _JOBS = re.compile(r"/v1b3/projects/[^/]+/locations/[^/]+/jobs(?:/(?P<id>[^/]+)(?:/(?P<part>messages|metrics))?)?")
 _STATES = {"5": "JOB_STATE_CANCELLED"}  # The client may send the number.
 _FORKS = multiprocessing.get_context("forkserver")
+_TELLING = threading.Lock()
 
 
 # --- what was staged ---------------------------------------------------------------------------------------------------
@@ -177,8 +178,11 @@ def _whole(value: Any) -> Any:
 
 
 def _tell(folder: Path, outcome: dict[str, Any]) -> None:
-    (folder / "outcome~").write_text(json.dumps(outcome))
-    (folder / "outcome~").rename(folder / "outcome")
+    """Write how an attempt ended, unless another thread of it has: two notice a worker that dies."""
+    with _TELLING:
+        if not (folder / "outcome").exists():
+            (folder / "outcome~").write_text(json.dumps(outcome))
+            (folder / "outcome~").rename(folder / "outcome")
 
 
 # --- jobs --------------------------------------------------------------------------------------------------------------
