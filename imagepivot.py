@@ -498,8 +498,20 @@ def _extra_for(module: str, missing: str) -> str | None:
     return None if missing.partition(".")[0] in _PACKAGES or package == "schemas" else package
 
 
+def command() -> None:
+    """Run the command ``imagepivot`` in a process that ends with it."""
+    from pipelines.commands.process import ending_at_once
+
+    with ending_at_once():
+        main()
+
+
 def main() -> None:
-    """Run the command ``imagepivot``."""
+    """Run the command ``imagepivot``.
+
+    Raises:
+        SystemExit: with its exit code.
+    """
     from schemas.allocation import keep_freed_memory
 
     keep_freed_memory()
@@ -514,4 +526,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command()

@@ -259,7 +259,7 @@ def test_from_raw_files_to_a_trained_model(folder: Path, tmp_path: Path) -> None
     section = PAGES["README.md"].partition("## From raw files to a trained model")[2]
     [(_, block), *_] = BLOCK.findall(section)
     for line in block.splitlines():
-        command = [sys.executable, "-c", "import imagepivot; imagepivot.main()", *shlex.split(line)[1:]]
+        command = [sys.executable, "-c", "import imagepivot; imagepivot.command()", *shlex.split(line)[1:]]
         environment = {**os.environ, **QUICKLY, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, (line, done.stderr)

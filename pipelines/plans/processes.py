@@ -23,7 +23,7 @@ __all__ = ["Outcome", "StepProcess", "end_with_build", "read_events"]
 # As `pipelines.running.runner` starts its workers: nothing in the current folder hides a module of ours.
 _START = (
     f"import sys; sys.path[0] = {str(Path(__file__).resolve().parents[2])!r}; import imagepivot; del sys.path[0]; "
-    "from pipelines.plans.processes import end_with_build; end_with_build(); imagepivot.main()"
+    "from pipelines.plans.processes import end_with_build; end_with_build(); imagepivot.command()"
 )
 _REFUSED = "OtherDatasetError"
 

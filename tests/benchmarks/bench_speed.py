@@ -225,7 +225,7 @@ def one_image(extractor: str, precision: str, image: Path, clock: str) -> float:
         command = [
             sys.executable,
             "-c",
-            "import imagepivot; imagepivot.main()",
+            "import imagepivot; imagepivot.command()",
             "features",
             str(images),
             str(Path(folder, "output")),

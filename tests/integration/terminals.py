@@ -20,7 +20,7 @@ __all__ = ["on_terminal", "shown"]
 def on_terminal(words: tuple[object, ...], folder: Path | None = None) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Run the command on a terminal of its own, in a folder; yields the process and the terminal's other end."""
     outer, inner = pty.openpty()
-    script = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); import imagepivot; imagepivot.main()"
+    script = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); import imagepivot; imagepivot.command()"
     process = subprocess.Popen(
         [sys.executable, "-c", script, *map(str, words)],
         stdin=inner,

@@ -233,7 +233,7 @@ def test_the_commit_needs_no_extra():
         "for name in ('torch', 'torchvision', 'apache_beam', 'PIL', 'ijson', 'urllib3', 'sacremoses'): sys.modules[name] = None\n"
         "sys.argv = ['imagepivot', 'commit', 'nowhere']\n"
         "import imagepivot\n"
-        "imagepivot.main()\n"
+        "imagepivot.command()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, "is not a dataset" in done.stderr) == (1, True), done.stderr
@@ -294,7 +294,7 @@ def numbers(value: object) -> Iterator[object]:
 
 STAND_IN = """#!{python}
 import imagepivot
-imagepivot.main()
+imagepivot.command()
 """
 SBATCH = r"""#!/bin/bash
 # Runs what it is given at once: an array as processes at the same time, and a job that depends on one only if that ended well.

@@ -29,7 +29,7 @@ def announced():
         yield
 
 process.stoppable = announced
-imagepivot.main()
+imagepivot.command()
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
@@ -150,7 +150,7 @@ def test_a_signal_that_is_ignored_stays_ignored(folder, tmp_path):
 @pytest.mark.parametrize("arguments", [("features", "--help"), ("inspect", "features", "--rows", "2000"), ("--version",)])
 def test_a_reader_that_ends_early(folder, arguments):
     process = subprocess.Popen(
-        [sys.executable, "-c", "import imagepivot; imagepivot.main()", *arguments],
+        [sys.executable, "-c", "import imagepivot; imagepivot.command()", *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

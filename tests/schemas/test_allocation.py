@@ -89,7 +89,7 @@ allocation.keep_freed_memory = lambda: print("set")
 @pytest.mark.parametrize(
     "start",
     [
-        "import imagepivot; sys.argv[1:] = ['--version']; imagepivot.main()",
+        "import imagepivot; sys.argv[1:] = ['--version']; imagepivot.command()",
         "import os, tempfile; from apache_beam.runners.worker import sdk_worker_main; from pipelines.running import worker\n"
         "sdk_worker_main.main = lambda words: None; worker.main(os.getppid(), tempfile.gettempdir())",
         "from importlib.machinery import ModuleSpec; sys.modules['__main__'].__spec__ = "

@@ -27,7 +27,7 @@ import imagepivot
 
 if os.environ["RANK"] == "1" and len(sys.argv) > 1 and "OTHER" in os.environ:
     sys.argv[sys.argv.index("--features") + 1] = os.environ["OTHER"]
-imagepivot.main()
+imagepivot.command()
 """
 
 

@@ -102,7 +102,7 @@ def test_the_command_offers_to_install_it(tmp_path):
         "-c",
         "import shellingham; shellingham.detect_shell = lambda: ('bash', 'bash')\n"
         "import sys; sys.argv = ['imagepivot', sys.argv[1]]\n"
-        "from imagepivot import main; main()",
+        "from imagepivot import command; command()",
     ]
     shown = subprocess.run([*command, "--show-completion"], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert (shown.returncode, shown.stderr) == (0, "")

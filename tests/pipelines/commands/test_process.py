@@ -34,7 +34,7 @@ def folder(tmp_path_factory) -> Path:
 
 def call(folder: Path, *words: str, redirect: str = "", **environment: str) -> subprocess.CompletedProcess[bytes]:
     """Run the command in a shell, with redirections such as ``>&-``."""
-    command = f'exec "{sys.executable}" -c "import imagepivot; imagepivot.main()" "$@" {redirect}'
+    command = f'exec "{sys.executable}" -c "import imagepivot; imagepivot.command()" "$@" {redirect}'
     settings = {**os.environ, "PYTHONPATH": str(Path(process.__file__).parents[2]), "COLUMNS": "200", **environment}
     return subprocess.run(["sh", "-c", command, "sh", *words], cwd=folder, env=settings, capture_output=True, check=False)
 
@@ -155,3 +155,37 @@ def test_a_signal_that_cannot_be_raised_leaves_no_lock(tmp_path, place):
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
     assert not (tmp_path / "out").exists()
+
+
+ENDS = """
+import atexit, sys, threading, time
+from pipelines.commands.process import ending_at_once
+
+class TakenApart:
+    def __del__(self):
+        print("taken apart")
+
+kept = TakenApart()
+with ending_at_once():
+    atexit.register(print, "registered")
+    threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "out", "error"),
+    [
+        ("sys.exit(3)", 3, "thread\nregistered\n", ""),
+        ("sys.exit(0)", 0, "thread\nregistered\n", ""),
+        ("sys.exit('words')", 1, "thread\nregistered\ntaken apart\n", "words\n"),
+        ("raise ValueError('ours')", 1, "thread\nregistered\ntaken apart\n", "ValueError: ours\n"),
+    ],
+)
+def test_the_process_ends_with_the_code_when_threads_and_what_is_registered_have(tmp_path, end, code, out, error):
+    command = [sys.executable, "-c", ENDS.format(end=end)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(process.__file__).parents[2])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (code, out)
+    assert done.stderr.endswith(error)
+    assert bool(done.stderr) == bool(error)
