@@ -29,12 +29,13 @@ from extractors.computing.devices import cast_layers, numerics
 from extractors.computing.filtering import products_are_slow
 from extractors.computing.fusing import made_ready, traced
 from extractors.computing.memory import release_unused_memory
+from extractors.computing.onednn import is_merged_in
 from extractors.computing.passes import Fitted, in_halves, run_single_threaded
 from extractors.images.preprocess import check_resized
 from extractors.regions.bottom_up.input import INPUT, LEAST_SIDE, Original, prepare, resized_wh, send
-from extractors.regions.bottom_up.last_stage import GroupedLastStage, LastStage
+from extractors.regions.bottom_up.last_stage import GroupedStage, LastStage, MergedStage, PlainStage, ProductStage
 from extractors.regions.bottom_up.network import POOLED, build, fold_norms, pool, suppress
-from extractors.regions.bottom_up.pooling import pool_cells
+from extractors.regions.bottom_up.pooling import distinct_bins, pool_bins
 from extractors.regions.bottom_up.weights import read_detector
 from extractors.regions.boxes import STRIDE
 from extractors.regions.class_names import ATTRIBUTES, CLASSES
@@ -48,6 +49,8 @@ __all__ = ["ARCHITECTURE", "FasterRCNNRegions", "describe", "find_weights", "loa
 
 _BATCH = 2  # Images; more take memory and do not make a CPU faster.
 _REGIONS = 10  # Regions of one pass of the last stage on a CPU; more are hardly faster and take memory in every thread.
+_BINS = _REGIONS * POOLED**2  # Distinct bins of one pass of what regions share.
+_SHARED_BINS = 20_000  # Distinct bins whose results are held at once, 0.2 GB of them in float32.
 # Where the last stage is matrix products, by device. Their bits are not those of convolutions, so that a table chooses, and nothing
 # that is measured when a worker starts. `tests/benchmarks/bench_regions.py` compares the forms: with a GPU, nobody has.
 _PRODUCTS = {"cpu": ("fp32",), "cuda": ()}
@@ -87,33 +90,42 @@ class FasterRCNNRegions(RegionExtractor):
         model.load_state_dict(weights.state, assign=True)
         model.eval().requires_grad_(False)
         fold_norms(model)
-        # This stage is nine tenths of the work; in 16 bits the rest would move the proposals, and with them the boxes kept.
+        # This stage is most of the work; in 16 bits the rest would move the proposals, and with them the boxes kept.
         model.head.dtype = cast_layers(model.head.layer4, settings.precision)
         if settings.regions.half_backbone:
             cast_layers(model.backbone, settings.precision)
             cast_layers(model.rpn.conv, settings.precision)
         self._model = model.to(device).to(memory_format=torch.channels_last)
-        self._head: Callable[[Tensor], Tensor] = compiled(self._model.head, device, enabled=settings.compile)
-        if settings.precision in _PRODUCTS[device.type] if products is None else products:
-            layer4 = self._model.head.layer4
-            is_grouped = device.type == "cpu" and products_are_slow()
-            self._head = GroupedLastStage(layer4, _REGIONS) if is_grouped else LastStage(layer4)
-            release_unused_memory()
-        if not settings.compile:
-            self._fuse()
-
-    def _fuse(self) -> None:
-        """Let convolutions compute what follows them: on a GPU all, on a CPU those of the last stage in bfloat16.
-
-        Float32 on a CPU is left alone, because merged convolutions have other bits, and images of other sizes would need weights in
-        other layouts.
-        """
-        model, device, precision = self._model, self._device, self._precision
+        is_product = settings.precision in _PRODUCTS[device.type] if products is None else products
         if device.type == "cuda":
-            model.backbone = made_ready(traced(model.backbone), _COMPARED, device, precision=precision, compile=False)
-        if self._head is model.head and (device.type == "cuda" or precision == "bf16"):
+            if not settings.compile:
+                self._fuse(is_product)
+            head = compiled(self._model.head, device, enabled=settings.compile)
+            self._head: Callable[[Tensor], Tensor] = ProductStage(self._model.head.layer4) if is_product else head
+        else:
+            self._head = self._stage = self._stage_on_cpu(is_product)
+        release_unused_memory()
+
+    def _fuse(self, is_product: bool) -> None:
+        """Let convolutions on a GPU compute what follows them, but for those of the last stage if that is matrix products."""
+        model, device, precision = self._model, self._device, self._precision
+        model.backbone = made_ready(traced(model.backbone), _COMPARED, device, precision=precision, compile=False)
+        if not is_product:
             stage = traced(model.head.layer4)
             model.head.layer4 = made_ready(stage, (_REGIONS, *_REGION), device, precision=precision, compile=False)
+
+    def _stage_on_cpu(self, is_product: bool) -> LastStage:
+        """Choose the form of the last stage.
+
+        The backbone is left to torch's layers in any precision, because merged convolutions have other bits, and images of other
+        sizes would need weights in other layouts.
+        """
+        layer4 = self._model.head.layer4
+        if is_product:
+            return GroupedStage(layer4, _REGIONS) if products_are_slow() else ProductStage(layer4)
+        if self._precision == "bf16" and is_merged_in(self._model.head.dtype):
+            return MergedStage(layer4, _REGIONS)
+        return PlainStage(self._model.head)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Return the pixels as they are: the detector resizes them on the device.
@@ -152,21 +164,32 @@ class FasterRCNNRegions(RegionExtractor):
             return boxes[:, : int(are_kept.sum())]
 
         boxes = run_single_threaded(proposals, range(len(batch)))  # [1, P, 4] each
-        chunks = [(i, part) for i, of_image in enumerate(boxes) if of_image.numel() for part in of_image.split(_REGIONS, dim=1)]
         dtype = self._model.head.dtype  # What is rounded before pooling is what would be rounded after it.
-        cells = [of_image.to(dtype) for of_image in maps]
-
-        def features_of(chunk: tuple[int, Tensor]) -> Tensor:
-            return self._head(pool_cells(cells[chunk[0]], chunk[1][0], POOLED, 1 / STRIDE))
-
-        features = run_single_threaded(features_of, chunks)
-        together = torch.cat([torch.zeros(0, self.spec.shape[1]), *features])
-        per_image = together.split([of_image.shape[1] for of_image in boxes])
+        features = [self._features(of_image.to(dtype), found[0]) for of_image, found in zip(maps, boxes, strict=True)]
 
         def chosen(i: int) -> Tensor:
-            return self._choose(boxes[i], torch.ones(boxes[i].shape[:2], dtype=torch.bool), per_image[i][None], [images[i]])
+            return self._choose(boxes[i], torch.ones(boxes[i].shape[:2], dtype=torch.bool), features[i][None], [images[i]])
 
         return torch.cat(run_single_threaded(chosen, range(len(batch))))
+
+    def _features(self, maps: Tensor, boxes: Tensor) -> Tensor:
+        """Compute the features of the regions of an image on a CPU: what they share, then each.
+
+        Args:
+            maps: ``[1, 1024, h, w]``.
+            boxes: float32 ``[P, 4]``, in pixels of the detector's input.
+
+        Returns:
+            float32 ``[P, 2048]``.
+        """
+        if not len(boxes):
+            return torch.zeros(0, self.spec.shape[1])
+        bins, index = distinct_bins(boxes, POOLED, 1 / STRIDE, *maps.shape[2:])
+        if len(bins) > _SHARED_BINS and len(boxes) > _REGIONS:
+            return torch.cat([self._features(maps, half) for half in boxes.tensor_split(2)])
+        parts = run_single_threaded(lambda some: self._stage.share(pool_bins(maps, some)), bins.split(_BINS))
+        shared = tuple(torch.cat(tables) for tables in zip(*parts, strict=True))
+        return torch.cat(run_single_threaded(lambda some: self._stage.finish(shared, some), index.split(_REGIONS)))
 
     def _on_gpu(self, batch: Sequence[Tensor]) -> Tensor:
         """Run everything on as many images at once as the memory of the device holds."""

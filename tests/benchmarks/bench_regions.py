@@ -12,7 +12,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,13 @@ from measuring import PeakMemory, machine, ratio
 import extractors
 from extractors.base import Extractor
 from extractors.computing.devices import cast_layers
-from extractors.computing.fusing import merge_layers, traced
-from extractors.computing.shapes import shapes_of
+from extractors.computing.onednn import is_merged_in
 from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of, send
-from extractors.regions.bottom_up.last_stage import GroupedLastStage, LastStage
+from extractors.regions.bottom_up.last_stage import GroupedStage, LastStage, MergedStage, PlainStage, ProductStage
 from extractors.regions.bottom_up.network import POOLED, build, fold_norms, pool, suppress
-from extractors.regions.bottom_up.pooling import pool_cells
+from extractors.regions.bottom_up.pooling import distinct_bins, pool_bins
 from extractors.regions.boxes import STRIDE
-from extractors.regions.faster_rcnn import _REGION, _REGIONS, FasterRCNNRegions
+from extractors.regions.faster_rcnn import _BINS, _REGION, _REGIONS, FasterRCNNRegions
 from extractors.regions.selection import Detections, choose
 from extractors.settings import RegionOptions
 from pipelines.features.extract import extract_features
@@ -159,10 +157,19 @@ def stages(extractor: FasterRCNNRegions, image: torch.Tensor) -> None:
         original = send(image, CPU)
         boxes, are_kept = timed("proposals", lambda: suppress(*extractor._propose(maps, [original])))
         boxes = boxes[:, : int(are_kept.sum())]
-        cells, parts = maps.to(extractor._model.head.dtype), boxes[0].split(_REGIONS)
-        pooled = timed("pooling of the regions", lambda: [pool_cells(cells, part, POOLED, 1 / STRIDE) for part in parts])
+        cells, stage = maps.to(extractor._model.head.dtype), extractor._stage
+
+        def pooled() -> tuple[list[torch.Tensor], torch.Tensor]:
+            bins, index = distinct_bins(boxes[0], POOLED, 1 / STRIDE, *maps.shape[2:])
+            return [pool_bins(cells, some) for some in bins.split(_BINS)], index
+
+        bins, index = timed("pooling of the distinct bins", pooled)
+        print(f"  {sum(map(len, bins))} of {index.numel()} bins are distinct", flush=True)
         started = time.perf_counter()
-        features = timed("last stage", lambda: torch.cat([extractor._head(part) for part in pooled]))
+        parts = timed("what regions share of the last stage", lambda: [stage.share(some) for some in bins])
+        shared = tuple(torch.cat(tables) for tables in zip(*parts, strict=True))
+        finished = timed("last stage", lambda: [stage.finish(shared, some) for some in index.split(_REGIONS)])
+        features = torch.cat(finished)
         rate = STAGE_FLOP * boxes.shape[1] / (time.perf_counter() - started) / 1e9
         labels = timed("classes and attributes", lambda: extractor._model.head.classify(features))
         rows = (boxes[0] / scale_of(width, height), torch.ones(boxes.shape[1], dtype=torch.bool), features, *labels)
@@ -188,14 +195,13 @@ def forms(precision: str) -> None:
     fold_norms(head)
     head.dtype = cast_layers(head.layer4, precision)
     head = head.to(memory_format=torch.channels_last)
-    merged = deepcopy(head)
-    graph = traced(merged.layer4)
-    merged.layer4 = merge_layers(graph, shapes_of(graph, (_REGIONS, *_REGION), head.dtype))
-    compared: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"convolutions": head, "merged convolutions": merged}
+    compared: dict[str, LastStage] = {"convolutions": PlainStage(head)}
+    if is_merged_in(head.dtype):
+        compared["merged convolutions"] = MergedStage(head.layer4, _REGIONS)
     if precision == "fp32":
-        compared["matrix products"] = LastStage(head.layer4)
-        compared["convolutions of single pixels"] = GroupedLastStage(head.layer4, _REGIONS)
-    pooled = torch.rand(_REGIONS, *_REGION)
+        compared["matrix products"] = ProductStage(head.layer4)
+        compared["convolutions of single pixels"] = GroupedStage(head.layer4, _REGIONS)
+    pooled = torch.rand(_REGIONS, *_REGION).to(head.dtype)
     with torch.inference_mode():
         for form, apply in compared.items():
             taken = []

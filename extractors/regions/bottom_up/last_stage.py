@@ -1,19 +1,23 @@
-"""The last stage of the detector as matrix products in float32: on a CPU, and on a GPU where it is found to be faster.
+"""The last stage of the detector, ``layer4`` of `extractors.regions.bottom_up.network.Head`, with the mean over a region's pixels.
 
-On a CPU nine tenths of the time is spent here. A 3×3 convolution that looks at every second pixel is four ordinary convolutions,
-each on the pixels of one parity: 7 by 7 of a region's 14 by 14. With the positions as the outermost axis every 1×1 convolution is
-one product, and for the 3×3 convolutions minimal filtering (see `extractors.computing.filtering`) needs 121 products where the
-plain sum takes 441: outputs in tiles of 4 and 3 along each axis. The error of a photograph's features is 1.8e-7 of their length,
-against 1.3e-7 with convolutions. The whole stage takes two thirds of the time.
+On a CPU most of the time is spent here. Two layers look at single bins of the pooled regions, the first 1×1 convolution and
+that of the shortcut, and most bins belong to several regions (see `extractors.regions.bottom_up.pooling`). What these layers make
+is computed once for each distinct bin, and each region takes it from there.
 
-Where MKL's products are slow, oneDNN does the same ones as convolutions of single pixels, with the fields as the outermost axis.
+In float32 the rest is matrix products: on a CPU, and on a GPU where that is found to be faster. A 3×3 convolution that looks at
+every second pixel is four ordinary convolutions, each on the pixels of one parity: 7 by 7 of a region's 14 by 14. With the
+positions as the outermost axis every 1×1 convolution is one product, and for the 3×3 convolutions minimal filtering (see
+`extractors.computing.filtering`) needs 121 products where the plain sum takes 441: outputs in tiles of 4 and 3 along each axis.
+The error of a photograph's features is 1.8e-7 of their length, against 1.3e-7 with convolutions. Where MKL's products are slow,
+oneDNN does the same ones as convolutions of single pixels, with the fields as the outermost axis.
 
-Letters in shapes: ``N`` regions, ``M`` = 4 * N fields of one parity, ``K`` = 121 products, ``C`` channels.
+Letters in shapes: ``N`` regions, ``B`` distinct bins, ``M`` = 4 * N fields of one parity, ``K`` = 121 products, ``C`` channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +28,90 @@ from torch import Tensor, nn
 from extractors.computing.filtering import TAPS, transforms
 from extractors.computing.onednn import MergedConvolution, pointwise
 
-__all__ = ["GroupedLastStage", "LastStage"]
+__all__ = ["GroupedStage", "LastStage", "MergedStage", "PlainStage", "ProductStage"]
 
 _SIDE = 7  # Positions of a field of one parity along one axis.
+_POOLED = 2 * _SIDE  # Rows and columns of a pooled region.
 _TILES = (4, 3)  # Outputs of each tile along one axis.
 
 
-class LastStage:
-    """Stage ``layer4`` of `extractors.regions.bottom_up.network.Head` on pooled regions, with the mean over their pixels.
+class LastStage(ABC):
+    """The stage, in two steps: on bins, and on regions."""
+
+    @abstractmethod
+    def share(self, bins: Tensor) -> tuple[Tensor, ...]:
+        """Compute what regions share: of bins ``[B, 1024]``, whatever `finish` takes, ``[B, C]`` each."""
+
+    @abstractmethod
+    def finish(self, shared: tuple[Tensor, ...], index: Tensor) -> Tensor:
+        """Compute features.
+
+        Args:
+            shared: from `share`; all bins of all calls put together.
+            index: int64 ``[N, 14, 14]``, the bins of each region.
+
+        Returns:
+            float32 ``[N, 2048]``.
+        """
+
+    def __call__(self, pooled: Tensor) -> Tensor:
+        """Compute features of pooled regions: ``[N, 1024, 14, 14]`` to float32 ``[N, 2048]``."""
+        bins = pooled.permute(0, 2, 3, 1).flatten(0, 2)
+        index = torch.arange(len(bins), device=bins.device).view(-1, _POOLED, _POOLED)
+        return self.finish(self.share(bins), index)
+
+
+class PlainStage(LastStage):
+    """The stage on each region by itself.
+
+    Args:
+        head: from ``[N, 1024, 14, 14]`` to ``[N, 2048]``.
+    """
+
+    def __init__(self, head: Callable[[Tensor], Tensor]) -> None:
+        self._head = head
+
+    def share(self, bins: Tensor) -> tuple[Tensor, ...]:
+        """Return the bins."""
+        return (bins,)
+
+    def finish(self, shared: tuple[Tensor, ...], index: Tensor) -> Tensor:
+        """Compute features, see `LastStage.finish`."""
+        return self._head(_regions(shared[0], index))
+
+
+class MergedStage(LastStage):
+    """The stage as convolutions merged with what follows them, see `extractors.computing.onednn`, on the CPU.
+
+    Args:
+        layer4: the three blocks of the stage, with norms folded, of a type of which convolutions are merged on this processor.
+        regions: N of most calls, for which the layout of the weights is chosen.
+    """
+
+    def __init__(self, layer4: nn.Module, regions: int) -> None:
+        def merged(conv: nn.Conv2d, *, relu: bool = True) -> MergedConvolution:
+            return MergedConvolution(conv, (regions, conv.in_channels, _POOLED, _POOLED), relu=relu)
+
+        blocks: list[Any] = list(layer4.children())
+        self._blocks = [[merged(conv) for conv in (block.conv1, block.conv2, block.conv3)] for block in blocks]
+        self._shortcut = merged(blocks[0].downsample[0], relu=False)
+
+    def share(self, bins: Tensor) -> tuple[Tensor, ...]:
+        """Apply the first convolution with its ReLU, and that of the shortcut, see `LastStage.share`."""
+        pixels = _pixels(bins)
+        return _rows(self._blocks[0][0](pixels)), _rows(self._shortcut(pixels))
+
+    def finish(self, shared: tuple[Tensor, ...], index: Tensor) -> Tensor:
+        """Compute features, see `LastStage.finish`."""
+        hidden, maps = (_regions(table, index) for table in shared)
+        for number, (first, second, third) in enumerate(self._blocks):
+            hidden = first(maps) if number else hidden
+            maps = third(second(hidden), maps)
+        return maps.to(torch.float32).mean(dim=(2, 3))
+
+
+class ProductStage(LastStage):
+    """The stage as matrix products.
 
     Args:
         layer4: the three blocks of the stage, with norms folded, float32 on one device.
@@ -41,24 +121,26 @@ class LastStage:
         self._before, self._after, blocks = _taken_apart(layer4)
         self._blocks = list(blocks)
 
-    def __call__(self, pooled: Tensor) -> Tensor:
-        """Compute features: float32 ``[N, 1024, 14, 14]`` to ``[N, 2048]``."""
-        count, channels = pooled.shape[:2]
-        fields = pooled.view(count, channels, _SIDE, 2, _SIDE, 2).permute(2, 4, 3, 5, 0, 1)
-        values = fields.reshape(-1, channels)  # [49 * M, C]; parities vary slower than regions.
-        for block in self._blocks:
-            values = self._apply(block, values)
-        return values.view(-1, count, values.shape[1]).mean(dim=0)
+    def share(self, bins: Tensor) -> tuple[Tensor, ...]:
+        """Apply the first product with its ReLU, and that of the shortcut, see `LastStage.share`."""
+        block = self._blocks[0]
+        assert block.shortcut is not None
+        return torch.addmm(block.bias1, bins, block.weight1).relu_(), torch.addmm(block.bias3, bins, block.shortcut)
 
-    def _apply(self, block: _Block, values: Tensor) -> Tensor:
-        """Apply a block: ``[49 * M, C]`` to ``[49 * M, 2048]``; may overwrite ``values``."""
-        hidden = torch.addmm(block.bias1, values, block.weight1).relu_()
+    def finish(self, shared: tuple[Tensor, ...], index: Tensor) -> Tensor:
+        """Compute features, see `LastStage.finish`."""
+        order = index.view(-1, _SIDE, 2, _SIDE, 2).permute(1, 3, 2, 4, 0).flatten()  # Parities vary slower than regions.
+        hidden, values = (table.index_select(0, order) for table in shared)  # [49 * M, C]
+        values = self._finish(self._blocks[0], hidden, values)
+        for block in self._blocks[1:]:
+            hidden = torch.addmm(block.bias1, values, block.weight1).relu_()
+            values = self._finish(block, hidden, values.add_(block.bias3))
+        return values.view(-1, len(index), values.shape[1]).mean(dim=0)
+
+    def _finish(self, block: _Block, hidden: Tensor, aside: Tensor) -> Tensor:
+        """Apply the rest of a block: ``[49 * M, C]``, and what is added to it, overwritten, to ``[49 * M, 2048]``."""
         hidden = self._convolve(hidden, block.weight2).add_(block.bias2).relu_()
-        if block.shortcut is None:
-            values.add_(block.bias3)
-        else:
-            values = torch.addmm(block.bias3, values, block.shortcut)
-        return values.addmm_(hidden, block.weight3).relu_()
+        return aside.addmm_(hidden, block.weight3).relu_()
 
     def _convolve(self, values: Tensor, weight: Tensor) -> Tensor:
         """Apply a 3×3 convolution: ``[49 * M, C]`` to the same shape."""
@@ -68,11 +150,11 @@ class LastStage:
         return (self._after @ filtered.view(products, -1)).view(-1, channels)
 
 
-class GroupedLastStage:
-    """What `LastStage` is, on a CPU whose products are slow (`extractors.computing.filtering.products_are_slow`).
+class GroupedStage(LastStage):
+    """What `ProductStage` is, on a CPU whose products are slow (`extractors.computing.filtering.products_are_slow`).
 
     Args:
-        layer4: as for `LastStage`, on the CPU.
+        layer4: as for `ProductStage`, on the CPU.
         regions: N of most calls, for which the layout of the weights is chosen.
     """
 
@@ -80,15 +162,20 @@ class GroupedLastStage:
         self._before, self._after, blocks = _taken_apart(layer4)
         self._blocks = [_GroupedBlock.of(block, 4 * regions) for block in blocks]
 
-    def __call__(self, pooled: Tensor) -> Tensor:
-        """Compute features: float32 ``[N, 1024, 14, 14]`` to ``[N, 2048]``."""
-        count, channels = pooled.shape[:2]
-        fields = pooled.view(count, channels, _SIDE, 2, _SIDE, 2).permute(3, 5, 0, 2, 4, 1)
-        values = _pixels(fields.reshape(-1, channels))  # [1, C, M * 49, 1]
-        for block in self._blocks:
-            hidden = self._convolve(block.first(values), block)
-            values = block.third(hidden, values if block.shortcut is None else block.shortcut(values))
-        return _rows(values).view(4, count, _SIDE**2, -1).mean(dim=(0, 2))
+    def share(self, bins: Tensor) -> tuple[Tensor, ...]:
+        """Apply the first product with its ReLU, and that of the shortcut, see `LastStage.share`."""
+        pixels, block = _pixels(bins), self._blocks[0]
+        assert block.shortcut is not None
+        return _rows(block.first(pixels)), _rows(block.shortcut(pixels))
+
+    def finish(self, shared: tuple[Tensor, ...], index: Tensor) -> Tensor:
+        """Compute features, see `LastStage.finish`."""
+        order = index.view(-1, _SIDE, 2, _SIDE, 2).permute(2, 4, 0, 1, 3).flatten()
+        hidden, values = (_pixels(table.index_select(0, order)) for table in shared)  # [1, C, M * 49, 1]
+        for number, block in enumerate(self._blocks):
+            hidden = block.first(values) if number else hidden
+            values = block.third(self._convolve(hidden, block), values)
+        return _rows(values).view(4, len(index), _SIDE**2, -1).mean(dim=(0, 2))
 
     def _convolve(self, values: Tensor, block: _GroupedBlock) -> Tensor:
         """Apply a 3×3 convolution and a ReLU: ``[1, C, M * 49, 1]`` to the same shape."""
@@ -168,6 +255,11 @@ def _pixels(rows: Tensor) -> Tensor:
 def _rows(pixels: Tensor) -> Tensor:
     """Return what `_pixels` was given."""
     return pixels.permute(0, 2, 3, 1).flatten(0, 2)
+
+
+def _regions(table: Tensor, index: Tensor) -> Tensor:
+    """Return the rows of a table, ``[B, C]``, that regions have, as their maps: ``[N, C, 14, 14]``, channels innermost."""
+    return table.index_select(0, index.flatten()).view(*index.shape, -1).permute(0, 3, 1, 2)
 
 
 def _matrix(conv: nn.Conv2d) -> Tensor:

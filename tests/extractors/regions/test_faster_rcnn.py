@@ -9,9 +9,8 @@ from PIL import Image
 
 import extractors
 from extractors import DecodeError, decode
-from extractors.computing import fusing
 from extractors.regions import faster_rcnn
-from extractors.regions.bottom_up import network
+from extractors.regions.bottom_up import last_stage, network
 from extractors.regions.bottom_up.input import send
 from extractors.regions.faster_rcnn import ARCHITECTURE, FasterRCNNRegions
 from extractors.settings import RegionOptions, Settings
@@ -281,9 +280,8 @@ def test_the_last_stage_as_matrix_products_on_a_gpu(extractor, weights):
 class StandIn(torch.nn.Module):
     """A merged convolution, computed by torch layer by layer: not every processor has the real one in bfloat16."""
 
-    def __init__(self, conv, shape, *, relu, dtype=None):
+    def __init__(self, conv, shape, *, relu):
         super().__init__()
-        assert dtype is None  # Only networks that run in autocast cast here.
         self.conv, self.shape, self.relu = conv, shape, relu
 
     def forward(self, values, other=None):
@@ -295,18 +293,45 @@ class StandIn(torch.nn.Module):
 @pytest.mark.slow
 def test_in_bfloat16_the_last_stage_is_merged_where_the_processor_has_it(weights, extractor, monkeypatch):
     settings, cpu = Settings(extractors.spec("faster-rcnn-36"), "bf16"), torch.device("cpu")
-    monkeypatch.setattr(fusing, "MergedConvolution", StandIn)
-    monkeypatch.setattr(fusing, "is_merged_in", lambda dtype: False)
+    monkeypatch.setattr(last_stage, "MergedConvolution", StandIn)
+    monkeypatch.setattr(faster_rcnn, "is_merged_in", lambda dtype: dtype != torch.bfloat16)
     plain = FasterRCNNRegions(settings, weights, cpu)
-    monkeypatch.setattr(fusing, "is_merged_in", lambda dtype: True)
-    merged, single = FasterRCNNRegions(settings, weights, cpu), FasterRCNNRegions(Settings(settings.spec), weights, cpu)
-    counts = [sum(isinstance(layer, StandIn) for layer in one._model.modules()) for one in (plain, merged, single)]
-    assert counts == [0, 10, 0]  # Three blocks of three, and a shortcut.
-    assert {layer.shape[0] for layer in merged._model.modules() if isinstance(layer, StandIn)} == {faster_rcnn._REGIONS}
-    pooled = torch.rand(1, *faster_rcnn._REGION, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(faster_rcnn, "is_merged_in", lambda dtype: True)
+    merged = FasterRCNNRegions(settings, weights, cpu)
+    assert isinstance(plain._stage, last_stage.PlainStage)
+    assert isinstance(merged._stage, last_stage.MergedStage)
+    assert isinstance(extractor._stage, (last_stage.ProductStage, last_stage.GroupedStage))
+    layers = [*(layer for block in merged._stage._blocks for layer in block), merged._stage._shortcut]
+    assert [type(layer) for layer in layers] == [StandIn] * 10  # Three blocks of three, and a shortcut.
+    assert {layer.shape[0] for layer in layers} == {faster_rcnn._REGIONS}
+    pooled = torch.rand(1, *faster_rcnn._REGION, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     with torch.inference_mode():
-        assert torch.equal(merged._head(pooled), plain._head(pooled))
-        assert torch.equal(single._head(pooled), extractor._head(pooled))
+        assert torch.equal(merged._stage(pooled), plain._stage(pooled))
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_an_image_with_many_bins_is_as_one_with_few(extractor, monkeypatch):
+    """Where what regions share would take much memory, it is made for fewer of them at once."""
+    image = extractor.preprocess(picture(*THIN))
+    expected = extractor.extract_columns([image])
+    shared: list[int] = []
+    finish = extractor._stage.finish
+
+    def watched(tables, index):
+        shared.append(len(tables[0]))
+        return finish(tables, index)
+
+    monkeypatch.setattr(extractor._stage, "finish", watched)
+    extractor.extract_columns([image])
+    (together,) = set(shared)
+    monkeypatch.setattr(faster_rcnn, "_SHARED_BINS", together - 1)
+    shared.clear()
+    found = extractor.extract_columns([image])
+    assert len(shared) == 2  # Twelve proposals in halves.
+    assert max(shared) < together
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-6 * max(1, abs(values).max()), err_msg=name)
 
 
 @pytest.mark.cluster

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from extractors.regions.bottom_up.last_stage import GroupedLastStage, LastStage, _transforms
+from extractors.regions.bottom_up.last_stage import GroupedStage, MergedStage, PlainStage, ProductStage, _transforms
 from extractors.regions.bottom_up.network import Head, fold_norms
 
 
@@ -40,12 +40,20 @@ def test_transforms_are_exact_on_one_axis():
     assert before.shape == (11, 7)
 
 
+FORMS = {
+    "plain": PlainStage,
+    "merged": lambda head: MergedStage(head.layer4, 2),
+    "products": lambda head: ProductStage(head.layer4),
+    "grouped": lambda head: GroupedStage(head.layer4, 2),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("stage_of", [LastStage, lambda layer4: GroupedLastStage(layer4, 2)])
-def test_products_equal_the_convolutions(head, stage_of):
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_equals_the_convolutions(head, form):
     pooled = torch.randn(3, 1024, 14, 14).relu_()
     exact = copy.deepcopy(head.layer4).double()
-    stage, given = stage_of(head.layer4), pooled.clone()
+    stage, given = FORMS[form](head), pooled.clone()
     with torch.inference_mode():
         expected = exact(pooled.double()).mean(dim=(2, 3))
         found, first = stage(pooled), stage(pooled[:1])
@@ -59,9 +67,27 @@ def test_products_equal_the_convolutions(head, stage_of):
     assert (plain - expected).abs().max() < 1e-6 * size
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_regions_that_share_bins_are_as_those_that_do_not(head, form):
+    """The bins of three regions, some in all of them and in any order; what is shared is read alone."""
+    generator = torch.Generator().manual_seed(0)
+    bins = torch.randn(50, 1024, generator=generator).relu_()
+    index = torch.randint(50, (3, 14, 14), generator=generator)
+    stage = FORMS[form](head)
+    with torch.inference_mode():
+        parts = [stage.share(some) for some in bins.split(30)]
+        shared = tuple(torch.cat(tables) for tables in zip(*parts, strict=True))
+        kept = [table.clone() for table in shared]
+        found = torch.cat([stage.finish(shared, some) for some in index.split(2)])
+        expected = head(bins[index].permute(0, 3, 1, 2))
+    assert all(map(torch.equal, shared, kept))
+    assert (found - expected).abs().max() < 1e-6 * expected.abs().max()
+
+
 def test_a_pixel_acts_on_its_own_parity_alone(head):
     """In the dilated convolution of the first block a pixel changes only pixels of its own parity."""
-    stage = LastStage(head.layer4)
+    stage = ProductStage(head.layer4)
     weight = head.layer4[0].conv2.weight
     values = torch.zeros(1, 512, 14, 14)
     values[0, :, 5, 8] = 1.0
