@@ -39,15 +39,11 @@ def distinct_bins(boxes: Tensor, side: int, scale: float, height: int, width: in
     """
     lefts, columns = _bins(boxes[:, 0], boxes[:, 2], side, scale, width)
     tops, rows = _bins(boxes[:, 1], boxes[:, 3], side, scale, height)
-    along = (rows[:, :, None], columns[:, None], tops[:, :, None], lefts[:, None])
-    bins = torch.stack(torch.broadcast_tensors(*along), dim=-1)  # [N, P, P, 4]
-    bins[(bins[..., :2] == 0).any(dim=-1)] = 0
-    sizes = torch.tensor([height + 1, width + 1, height + 1, width + 1])
-    keys = (bins * torch.tensor([int(sizes[axis + 1 :].prod()) for axis in range(4)])).sum(dim=-1)
-    _, index = keys.unique(return_inverse=True)
-    found = bins.new_empty(int(index.max()) + 1 if len(boxes) else 0, 4)
-    found[index.flatten()] = bins.view(-1, 4)
-    return found, index
+    high, wide = height + 1, width + 1  # A box beyond the map begins behind its last cell.
+    keys = ((rows[:, :, None] * wide + columns[:, None]) * high + tops[:, :, None]) * wide + lefts[:, None]
+    keys[(rows[:, :, None] * columns[:, None]) == 0] = 0
+    found, index = keys.unique(return_inverse=True)
+    return torch.stack(torch.unravel_index(found, (high, wide, high, wide)), dim=1), index
 
 
 def pool_bins(maps: Tensor, bins: Tensor) -> Tensor:
