@@ -104,7 +104,7 @@ class FasterRCNNRegions(RegionExtractor):
             self._head: Callable[[Tensor], Tensor] = ProductStage(self._model.head.layer4) if is_product else head
         else:
             self._head = self._stage = self._stage_on_cpu(is_product)
-        release_unused_memory()
+            release_unused_memory()
 
     def _fuse(self, is_product: bool) -> None:
         """Let convolutions on a GPU compute what follows them, but for those of the last stage if that is matrix products."""
@@ -120,12 +120,14 @@ class FasterRCNNRegions(RegionExtractor):
         The backbone is left to torch's layers in any precision, because merged convolutions have other bits, and images of other
         sizes would need weights in other layouts.
         """
-        layer4 = self._model.head.layer4
-        if is_product:
-            return GroupedStage(layer4, _REGIONS) if products_are_slow() else ProductStage(layer4)
-        if self._precision == "bf16" and is_merged_in(self._model.head.dtype):
+        head = self._model.head
+        if not is_product and not (self._precision == "bf16" and is_merged_in(head.dtype)):
+            return PlainStage(head)
+        layer4 = head.layer4
+        del head.layer4  # The stage has its weights, laid out otherwise.
+        if not is_product:
             return MergedStage(layer4, _REGIONS)
-        return PlainStage(self._model.head)
+        return GroupedStage(layer4, _REGIONS) if products_are_slow() else ProductStage(layer4)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Return the pixels as they are: the detector resizes them on the device.

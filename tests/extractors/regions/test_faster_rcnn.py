@@ -293,20 +293,22 @@ class StandIn(torch.nn.Module):
 @pytest.mark.slow
 def test_in_bfloat16_the_last_stage_is_merged_where_the_processor_has_it(weights, extractor, monkeypatch):
     settings, cpu = Settings(extractors.spec("faster-rcnn-36"), "bf16"), torch.device("cpu")
-    monkeypatch.setattr(last_stage, "MergedConvolution", StandIn)
-    monkeypatch.setattr(faster_rcnn, "is_merged_in", lambda dtype: dtype != torch.bfloat16)
+    monkeypatch.setattr(faster_rcnn, "is_merged_in", lambda dtype: False)
     plain = FasterRCNNRegions(settings, weights, cpu)
     monkeypatch.setattr(faster_rcnn, "is_merged_in", lambda dtype: True)
+    single = FasterRCNNRegions(Settings(settings.spec), weights, cpu)
+    monkeypatch.setattr(last_stage, "MergedConvolution", StandIn)
     merged = FasterRCNNRegions(settings, weights, cpu)
     assert isinstance(plain._stage, last_stage.PlainStage)
     assert isinstance(merged._stage, last_stage.MergedStage)
-    assert isinstance(extractor._stage, (last_stage.ProductStage, last_stage.GroupedStage))
+    assert isinstance(single._stage, (last_stage.ProductStage, last_stage.GroupedStage))
     layers = [*(layer for block in merged._stage._blocks for layer in block), merged._stage._shortcut]
     assert [type(layer) for layer in layers] == [StandIn] * 10  # Three blocks of three, and a shortcut.
     assert {layer.shape[0] for layer in layers} == {faster_rcnn._REGIONS}
-    pooled = torch.rand(1, *faster_rcnn._REGION, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    pooled = torch.rand(1, *faster_rcnn._REGION, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        assert torch.equal(merged._stage(pooled), plain._stage(pooled))
+        assert torch.equal(merged._head(pooled.to(torch.bfloat16)), plain._head(pooled.to(torch.bfloat16)))
+        assert torch.equal(single._head(pooled), extractor._head(pooled))
 
 
 @pytest.mark.cluster
@@ -444,7 +446,7 @@ def test_bf16_is_close_and_has_the_same_proposals(extractor):
     assert half.fingerprint != extractor.fingerprint
     (found, _), (boxes, maps) = (proposed(e, e.preprocess(image)) for e in (half, extractor))
     assert torch.equal(found, boxes)
-    rough, fine = (e._model.head(reference_pool(maps, boxes[:40])) for e in (half, extractor))
+    rough, fine = (e._head(reference_pool(maps, boxes[:40])) for e in (half, extractor))
     assert 0 < (rough - fine).abs().max() < 0.05 * fine.max()
 
 

@@ -39,6 +39,13 @@ def call(folder: Path, *words: str, redirect: str = "", **environment: str) -> s
     return subprocess.run(["sh", "-c", command, "sh", *words], cwd=folder, env=settings, capture_output=True, check=False)
 
 
+def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python on a script, with our packages, in a folder."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(process.__file__).parents[2])}
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
 @pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(
@@ -144,21 +151,13 @@ def test_a_signal_that_cannot_be_raised_leaves_no_lock(tmp_path, place):
         f"    {place}\n"
         "    threading.Event().wait()\n"
     )
-    root = Path(process.__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_script(script, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
     assert not (tmp_path / "out").exists()
 
 
 ENDS = """
-import atexit, sys, threading, time
+import atexit, sys, threading
 from pipelines.commands.process import ending_at_once
 
 class TakenApart:
@@ -168,7 +167,7 @@ class TakenApart:
 kept = TakenApart()
 with ending_at_once():
     atexit.register(print, "registered")
-    threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+    threading.Thread(target=lambda: (threading.main_thread().join(), print("thread"))).start()
     {end}
 """
 
@@ -183,9 +182,7 @@ with ending_at_once():
     ],
 )
 def test_the_process_ends_with_the_code_when_threads_and_what_is_registered_have(tmp_path, end, code, out, error):
-    command = [sys.executable, "-c", ENDS.format(end=end)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(process.__file__).parents[2])}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = run_script(ENDS.format(end=end), tmp_path)
     assert (done.returncode, done.stdout) == (code, out)
     assert done.stderr.endswith(error)
     assert bool(done.stderr) == bool(error)
