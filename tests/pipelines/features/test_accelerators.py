@@ -81,6 +81,8 @@ def test_each_gpu_makes_one_shard_at_a_time(job):
     """Four threads, two GPUs: both work at once, and neither on two shards."""
     at_once, most = {"a": 0, "b": 0}, []
     both = threading.Barrier(2)
+    # Shared by the threads, and even: a thread at the barrier always gets a partner, whichever threads take the turns.
+    turns = iter(range(20))
 
     class OneAtATime(ColourExtractor):
         def __init__(self, name):
@@ -88,7 +90,7 @@ def test_each_gpu_makes_one_shard_at_a_time(job):
             self.name = name
 
     def work() -> None:
-        for _ in range(5):
+        for _ in turns:
             with loaded.extractor() as extractor:
                 at_once[extractor.name] += 1
                 both.wait(30)  # Passes only where both are at work.
