@@ -16,7 +16,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 __all__ = ["emit", "finish", "line", "record", "start", "started"]
@@ -30,7 +30,7 @@ _STATUS = {0: "done", 3: "failures", **dict.fromkeys((129, 130, 141, 143), "stop
 
 def line(event: str, **fields: Any) -> str:
     """Return an event as one line of JSON, with the time; numbers that JSON does not know become null."""
-    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
     return json.dumps(_plain({"time": now, "event": event, **fields}), default=str)
 
 

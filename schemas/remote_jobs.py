@@ -12,7 +12,7 @@ import platform
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 
 from schemas.errors import DatasetError
@@ -67,7 +67,7 @@ class RemoteJob:
             work=work,
             mark=uuid.uuid4().hex,
             version=metadata.version("imagepivot"),
-            since=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
             user=_user(),
             host=platform.node(),
             process=os.getpid(),

@@ -35,7 +35,7 @@ import traceback
 import urllib.parse
 import urllib.request
 import venv
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -240,7 +240,7 @@ class Job:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _say(self, text: str, importance: str = "JOB_MESSAGE_ERROR") -> None:
-        time = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self.messages.append(
             {"id": str(len(self.messages)), "time": time, "messageText": text, "messageImportance": importance}
         )

@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -14,11 +15,6 @@ import typer
 from pipelines.commands import app as cli
 from pipelines.commands import endings
 from tests.test_imports import PACKAGES, graph, imported_modules, module_name, modules
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
@@ -167,7 +163,7 @@ def test_each_extra_brings_the_modules_that_are_looked_for_in_it():
 
 
 def test_every_optional_import_has_an_extra():
-    base = {*sys.stdlib_module_names, *PACKAGES, "imagepivot", "numpy", "pyarrow", "typer", "rich", "tomli"}
+    base = {*sys.stdlib_module_names, *PACKAGES, "imagepivot", "numpy", "pyarrow", "typer", "rich"}
     imported = {
         name.partition(".")[0]
         for source in SOURCES.values()

@@ -8,7 +8,6 @@ and the key.
 from __future__ import annotations
 
 import os
-import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -107,10 +106,8 @@ def _values(location: str, context: typer.Context) -> dict[str, Any]:
 
 
 def _read(location: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+    import tomllib
+
     from schemas.filesystems import storage_errors
     from schemas.locations import check_location, is_remote
     from schemas.storage import Folder

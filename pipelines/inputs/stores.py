@@ -12,7 +12,7 @@ import io
 import os
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -162,7 +162,7 @@ def _credentials() -> Callable[[], Any]:
             "access_key_id": keys.access_key,
             "secret_access_key": keys.secret_key,
             "token": keys.token,
-            "expires_at": datetime.now(timezone.utc) + timedelta(seconds=_CREDENTIALS_SECONDS),
+            "expires_at": datetime.now(UTC) + timedelta(seconds=_CREDENTIALS_SECONDS),
         }
 
     return provide

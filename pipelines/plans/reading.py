@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import sys
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -17,11 +17,6 @@ from schemas.arguments import did_you_mean
 from schemas.errors import InputError, UsageError
 from schemas.locations import is_remote, local_path, plain_location
 from schemas.text import read_text
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["Plan", "Reference", "Step", "plan_names", "read_plan", "read_table"]
 

@@ -68,7 +68,7 @@ def _loader() -> Callable[[str], Any]:
         from gensim.models.fasttext import load_facebook_vectors
     except ImportError:
         raise UsageError(
-            "reading a model of fastText needs gensim, which is not installed: pip install 'imagepivot[fasttext]', or give vectors "
-            "as text (.vec)"
+            "reading a model of fastText needs gensim, which is not installed: pip install 'imagepivot[fasttext]' (on Python 3.11 "
+            "to 3.13: gensim has no wheels for 3.14), or give vectors as text (.vec)"
         ) from None
     return load_facebook_vectors

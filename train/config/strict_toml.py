@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from schemas.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["Tagged", "build", "dump", "override", "parse"]
 
