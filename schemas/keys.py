@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
-from schemas.errors import UsageError
+from schemas.errors import InputError, UsageError
+from schemas.text import LONE_CR
 
 __all__ = [
     "AUTO",
+    "CONTROLS",
     "LIKE",
     "MAX_SHARDS",
     "CaptionKey",
     "ShardsRequest",
+    "check_image_id",
     "check_language",
     "check_shards",
     "check_shards_request",
@@ -35,6 +38,10 @@ LIKE = "like:"
 
 MAX_SHARDS = 99_999
 """The names of shards have five digits."""
+
+CONTROLS = "\x00-\x1f\x7f-\x9f"
+"""The control characters (C0, DEL and C1), as they stand between the brackets of a regular expression."""
+_REFUSED = re.compile(f"[{CONTROLS}\ud800-\udfff]")
 
 # BCP 47 (RFC 5646) without extensions and grandfathered tags.
 _TAG = re.compile(
@@ -61,6 +68,35 @@ class CaptionKey:
 
     def __str__(self) -> str:
         return f"{self.image_id}/{self.language}/{self.portion}/{self.index}"
+
+
+def check_image_id(image_id: object, *, place: str, advice: str = "take it out of the file") -> str:
+    """Return an image id, if it is one: a string that is neither empty nor holds a control character or half a surrogate pair.
+
+    Everything else may be in an id and is kept as it is: slashes, dots, spaces at its ends, any script, case, normalisation form
+    and length. Control characters end lines and columns of lists and tables; half a surrogate pair cannot be written as UTF-8.
+
+    Args:
+        image_id: the value as read.
+        place: file and row, for the message.
+        advice: remedy for a control character, for the message.
+
+    Raises:
+        InputError: it is anything else.
+    """
+    if not isinstance(image_id, str):
+        raise InputError(f"{place}: the image id is {image_id!r}, expected a string")
+    if not image_id:
+        raise InputError(f"{place}: the image id is empty; every row needs the id of its image")
+    if image_id.isprintable() or (match := _REFUSED.search(image_id)) is None:
+        return image_id
+    if match[0] >= "\ud800":
+        raise InputError(
+            f"{place}: the image id {image_id!r} has half a surrogate pair, {match[0]!r}, which is not a character; write the file "
+            "again from the original names"
+        )
+    advice = LONE_CR if "\r" in image_id else advice
+    raise InputError(f"{place}: the image id {image_id!r} has the control character {match[0]!r}; {advice}")
 
 
 @lru_cache(maxsize=1024)

@@ -9,8 +9,9 @@ from typing import Literal
 
 from pipelines.inputs.images.selection import EXTENSIONS
 from schemas.errors import InputError, UsageError
+from schemas.keys import check_image_id
 from schemas.locations import is_remote, local_path
-from schemas.text import LONE_CR, read_text
+from schemas.text import read_text
 
 __all__ = ["IdRule", "expand_ids", "local_file", "make_image_id", "read_ids"]
 
@@ -20,7 +21,6 @@ extension of an image; ``exact``: the entry unchanged."""
 
 _EXTENSION = re.compile(f"({'|'.join(map(re.escape, sorted(EXTENSIONS)))})$", re.IGNORECASE)
 _CAPTION = re.compile(r"#\d+$")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def local_file(location: str) -> Path:
@@ -52,14 +52,13 @@ def make_image_id(text: str, rule: IdRule, *, place: str) -> str:
         place: file and line, for the message.
 
     Raises:
-        InputError: the id would be empty or contain a control character.
+        InputError: the id would be empty, or `schemas.keys.check_image_id` refuses it.
     """
     image_id = text if rule == "exact" else _EXTENSION.sub("", _CAPTION.sub("", text.strip()))
     image_id = image_id.rpartition("/")[2] if rule == "name" else image_id
-    if not image_id or _CONTROL.search(image_id):
-        advice = f"; {LONE_CR}" if "\r" in text else ""
-        raise InputError(f"{place}: {text!r} is not an image id, expected an id or file name of an image{advice}")
-    return image_id
+    if not image_id:
+        raise InputError(f"{place}: {text!r} is not an image id, expected an id or file name of an image")
+    return check_image_id(image_id, place=place)
 
 
 def read_ids(path: Path, rule: IdRule) -> list[str]:

@@ -3,8 +3,8 @@ from collections import Counter
 
 import pytest
 
-from schemas.errors import UsageError
-from schemas.keys import MAX_SHARDS, CaptionKey, check_language, check_shards, shard_name, shard_of
+from schemas.errors import InputError, UsageError
+from schemas.keys import MAX_SHARDS, CaptionKey, check_image_id, check_language, check_shards, shard_name, shard_of
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 16, 64, 1000, MAX_SHARDS])
@@ -34,6 +34,60 @@ def test_shard_names_sort_by_number():
     assert shard_name(99_998, MAX_SHARDS) == "part-99998-of-99999.parquet"
     names = [shard_name(number, 12_345) for number in (0, 9, 10, 99, 100, 12_344)]
     assert names == sorted(names)
+
+
+@pytest.mark.parametrize(
+    "image_id",
+    [
+        "a",
+        "train2014/a.b",
+        "../a",
+        "/",
+        ".",
+        " a ",
+        "\u00a0",
+        "A",
+        "caf\u00e9",
+        "cafe\u0301",
+        "猫",
+        "\U0001f600",
+        "\u202e",
+        "a\u2028b\u2029",
+        "\ufeff",
+        "\ue000",
+        "\U0010ffff",
+        "=1+1",
+        'a"b,c;d|e\\',
+        "x" * 10_000,
+    ],
+)
+def test_check_image_id_returns_any_other_text_unchanged(image_id):
+    assert check_image_id(image_id, place="here") == image_id
+
+
+@pytest.mark.parametrize("code", [*range(0x20), *range(0x7F, 0xA0)])
+def test_check_image_id_refuses_each_control_character(code):
+    control = repr(chr(code)).replace("\\", r"\\")
+    with pytest.raises(
+        InputError, match=f"here: the image id .* has the control character {control}; (take it out|if lines end)"
+    ):
+        check_image_id(f"a{chr(code)}b", place="here")
+
+
+@pytest.mark.parametrize(
+    ("image_id", "message"),
+    [
+        ("", "here: the image id is empty"),
+        (None, "here: the image id is None, expected a string"),
+        (7, "here: the image id is 7, expected a string"),
+        ("a\ud800", r"here: the image id 'a\\ud800' has half a surrogate pair, '\\ud800', which is not a character"),
+        ("\udfff", "half a surrogate pair"),
+        ("a.jpg\r", r"here: the image id 'a.jpg\\r' has the control character '\\r'; if lines end in CR alone, as on old Macs"),
+    ],
+)
+def test_check_image_id_refuses(image_id, message):
+    with pytest.raises(InputError, match=message):
+        check_image_id(image_id, place="here")
 
 
 @pytest.mark.parametrize("shards", [1, 2, 99_999])

@@ -17,9 +17,8 @@ import pyarrow as pa
 
 from pipelines.inputs.files import kind_of, list_files
 from schemas.errors import InputError
-from schemas.keys import check_language
+from schemas.keys import CONTROLS, check_image_id, check_language
 from schemas.storage import Folder
-from schemas.text import LONE_CR
 
 __all__ = [
     "CAPTION_COLUMNS",
@@ -31,7 +30,6 @@ __all__ = [
     "RawCaption",
     "Selection",
     "Tally",
-    "check_image_id",
     "check_label",
     "check_text",
     "find_files",
@@ -45,7 +43,7 @@ COMPARABLE = "comparable"
 TRANSLATION = "translation"
 
 _MAX_TALLY = 10_000
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_NO_LABEL = re.compile(f"[/{CONTROLS}\ud800-\udfff]")
 
 
 class RawCaption(NamedTuple):
@@ -262,26 +260,6 @@ def select_parts(selection: Selection, parts: Sequence[Part], *, location: str) 
     return [part for part in parts if selection.takes(part.language, part.portion, part.split)]
 
 
-def check_image_id(image_id: object, *, place: str) -> str:
-    """Return an image id that is a non-empty string without control characters.
-
-    Args:
-        image_id: the value as read.
-        place: file and row, for the message.
-
-    Raises:
-        InputError: it is anything else.
-    """
-    if not isinstance(image_id, str):
-        raise InputError(f"{place}: the image id is {image_id!r}, expected a string")
-    if not image_id:
-        raise InputError(f"{place}: the image id is empty; every caption needs the id of its image")
-    if (match := _CONTROL.search(image_id)) is not None:
-        advice = LONE_CR if "\r" in image_id else "take it out of the file"
-        raise InputError(f"{place}: the image id {image_id!r} has the control character {match[0]!r}; {advice}")
-    return image_id
-
-
 def image_id_of(file_name: object, *, place: str) -> str:
     """Return the image id that a file name stands for: its last component without the extension.
 
@@ -304,7 +282,7 @@ def check_label(value: object, *, ours: str, place: str) -> str:
     Raises:
         InputError: it is anything else.
     """
-    if not isinstance(value, str) or not value or "/" in value or _CONTROL.search(value) is not None:
+    if not isinstance(value, str) or not value or _NO_LABEL.search(value) is not None:
         raise InputError(
             f"{place}: {ours!r} is {value!r}, expected a name such as 'train', without '/'; "
             "fill it in, or leave the whole column out"

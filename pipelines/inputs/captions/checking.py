@@ -14,10 +14,11 @@ import pyarrow.compute as pc
 
 from pipelines.inputs.tables import Column
 from schemas.errors import InputError, UsageError
+from schemas.keys import CONTROLS
 
 __all__ = ["image_ids", "indices", "labels", "texts"]
 
-_NO_ID = r"^$|[\x00-\x1f\x7f-\x{9f}]"
+_NO_ID = f"^$|[{CONTROLS}]"
 
 
 def texts(column: Column) -> pa.Array | None:

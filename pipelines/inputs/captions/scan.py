@@ -20,13 +20,13 @@ from pipelines.inputs.captions.base import (
     Part,
     RawCaption,
     Selection,
-    check_image_id,
     check_label,
     find_files,
     select_parts,
 )
 from pipelines.inputs.files import count_lines, inventory, list_files, read_lines, without_gz
 from schemas.errors import InputError
+from schemas.keys import check_image_id
 from schemas.storage import Folder
 
 __all__ = ["ScanSource"]

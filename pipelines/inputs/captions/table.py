@@ -25,7 +25,6 @@ from pipelines.inputs.captions.base import (
     RawCaption,
     Selection,
     Tally,
-    check_image_id,
     check_label,
     check_text,
     find_files,
@@ -36,7 +35,7 @@ from pipelines.inputs.files import inventory, kind_of, list_files
 from pipelines.inputs.splitting import ranges_of
 from pipelines.inputs.tables import Batch, read_batches, type_of
 from schemas.errors import InputError, UsageError
-from schemas.keys import check_language
+from schemas.keys import check_image_id, check_language
 from schemas.storage import Folder
 
 __all__ = ["TABLE_COLUMNS", "TableSource"]

@@ -32,6 +32,7 @@ from pipelines.inputs.images.row_groups import RowGroups, first_rows, no_image
 from pipelines.inputs.images.selection import EXTENSIONS, NotTaken, crosses_folders, is_image
 from schemas.errors import DatasetError, InputError
 from schemas.filesystems import storage_errors
+from schemas.keys import check_image_id
 from schemas.storage import Folder
 
 __all__ = [
@@ -204,7 +205,10 @@ class ImagesInTars(_Archives):
                     continue
                 if is_image(path):
                     _check_member(member, location)
-                    yield ImageRef(self._image_id(member.name), path, member.size, member.offset_data)
+                    image_id = self._image_id(member.name)
+                    place = f"{location!r}, member {member.name!r}"
+                    check_image_id(image_id, place=place, advice="rename it and pack it again")
+                    yield ImageRef(image_id, path, member.size, member.offset_data)
                 else:
                     left_out.add(path)
 
@@ -343,7 +347,8 @@ class ImagesInParquet(_Archives):
                             raise InputError(
                                 f"{location!r}, row {row + 1}: {ids} is {value!r}, expected text or a whole number"
                             )
-                        yield ImageRef(str(value), f"{name}/{row}", offset=row)
+                        image_id = check_image_id(str(value), place=f"{location!r}, row {row + 1}")
+                        yield ImageRef(image_id, f"{name}/{row}", offset=row)
                         row += 1
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise InputError(
@@ -358,6 +363,7 @@ class ImagesInParquet(_Archives):
             image_id = self._image_id(path) if path else f"{stem}-{row:06}"
             while not path and image_id in taken:
                 image_id += "_"
+            check_image_id(image_id, place=f"{self.folder.path_of(name)!r}, row {row + 1}")
             yield ImageRef(image_id, f"{name}/{row}", offset=row)
 
 

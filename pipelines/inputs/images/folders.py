@@ -20,6 +20,7 @@ from pipelines.inputs.tables import read_rows
 from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, versions_of
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.filesystems import filesystem_of, storage_errors
+from schemas.keys import check_image_id
 from schemas.locations import is_remote, plain_location
 from schemas.storage import Folder
 
@@ -29,6 +30,7 @@ TABLE_COLUMNS = ("image_id", "uri")
 """Our names of the columns of a table of images; it needs both."""
 _SCHEMES = ("http", "https", "s3", "gs", "gcs")
 _FIRST_ROWS = 1000
+_RENAME = "rename it, or choose the files with a pattern or a table"
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ class ImagesInFolder(ImageSource):
                 _check_name(path, self.folder)
                 has_images = True
                 pure = PurePosixPath(path)
-                yield ImageRef(pure.stem if self.ids == "name" else str(pure.with_suffix("")), path, size, version=version)
+                image_id = pure.stem if self.ids == "name" else str(pure.with_suffix(""))
+                check_image_id(image_id, place=f"{self.location!r}, file {path!r}", advice=_RENAME)
+                yield ImageRef(image_id, path, size, version=version)
             elif matches:
                 left_out.add_unmatched(path)
             else:
@@ -132,7 +136,8 @@ class ImageTable(ImageSource):
             if "://" in uri:
                 self._check_address(uri, place)
             size, version = _status(self._path_of(uri)) if tells_versions else (-1, "")
-            yield ImageRef(str(image_id), uri, size, version=version)
+            image_id = str(image_id) if type(image_id) is int else image_id
+            yield ImageRef(check_image_id(image_id, place=f"{self.location!r}, {place}"), uri, size, version=version)
 
     def versions(self, refs: Sequence[ImageRef]) -> Sequence[str]:
         """Ask web servers for ETags, stores and disks for sizes and modification times, many at once."""
@@ -198,7 +203,4 @@ def _check_name(path: str, folder: Folder) -> None:
     try:
         path.encode()
     except UnicodeEncodeError as error:
-        raise InputError(
-            f"{folder.location!r} holds the file {path!r}, whose name is not UTF-8: rename it, or choose the files with a "
-            "pattern or a table"
-        ) from error
+        raise InputError(f"{folder.location!r} holds the file {path!r}, whose name is not UTF-8: {_RENAME}") from error

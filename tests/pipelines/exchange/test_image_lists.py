@@ -22,7 +22,7 @@ def test_image_ids_are_made_of_entries(entry, rule, image_id):
     assert make_image_id(entry, rule, place="line 1") == image_id
 
 
-@pytest.mark.parametrize("entry", ["", "  ", ".jpg", "a\tb", "folder/"])
+@pytest.mark.parametrize("entry", ["", "  ", ".jpg", "folder/"])
 def test_entries_that_are_no_image_ids_are_refused(entry):
     with pytest.raises(InputError, match=r"list, line 3: .* is not an image id"):
         make_image_id(entry, "name", place="list, line 3")
