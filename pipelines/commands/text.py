@@ -14,6 +14,7 @@ from pipelines.commands.options import (
     Columns,
     Detach,
     Device,
+    Ids,
     Languages,
     LogJson,
     MaxFailures,
@@ -73,6 +74,7 @@ def captions(
     language: Annotated[
         str, typer.Option("--language", help="Language of the captions if the source does not state it.")
     ] = "en",
+    ids: Ids = "name",
     truecaser: Annotated[
         str, typer.Option("--truecaser", help="Folder with learned truecasers (LANGUAGE.model); by default they are learned.")
     ] = "",
@@ -297,7 +299,7 @@ def captions_job(values: Mapping[str, Any]) -> CaptionsJob:
 
     columns = parse_columns(values["columns"]) if values["columns"] else None
     return CaptionsJob(
-        source=open_source(values["format"], values["source"], language=values["language"], columns=columns),
+        source=open_source(values["format"], values["source"], language=values["language"], columns=columns, ids=values["ids"]),
         output=values["output"],
         selection=Selection(*(several(values[name]) for name in ("languages", "portions", "splits"))),
         recipe=values["recipe"],

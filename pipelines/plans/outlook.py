@@ -148,7 +148,8 @@ def _counted(step: Step, parameter: str, location: str) -> int | None:
 
         values = step.values
         columns = parse_columns(values["columns"]) if values.get("columns") else None
-        source = open_source(values["format"], location, language=values.get("language", "en"), columns=columns)
+        options = {name: values[name] for name in ("language", "ids") if name in values}
+        source = open_source(values["format"], location, columns=columns, **options)
         selection = Selection(*(tuple(_several(values.get(name, ""))) for name in ("languages", "portions", "splits")))
         return sum(table.num_rows for part in source.parts(selection) for table in source.tables(part, selection))
     if step.command == "features":

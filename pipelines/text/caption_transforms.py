@@ -10,6 +10,7 @@ import pyarrow as pa
 from apache_beam.metrics import Metrics
 
 from pipelines.inputs.captions import CaptionSource, Part, Selection
+from pipelines.inputs.captions.base import INDEX_ADVICE
 from pipelines.running.commits import CommitDataset, SumCounters
 from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.places import read_place
@@ -120,9 +121,10 @@ def _is_missing(piece: tuple[int, Piece], finished: frozenset[int]) -> bool:
 
 
 class _MakeShardFn(beam.DoFn):
-    def __init__(self, output: Output, recipe: Recipe, meter: Meter) -> None:
+    def __init__(self, output: Output, recipe: Recipe, advice: str, meter: Meter) -> None:
         self._output = output
         self._recipe = recipe
+        self._advice = advice
         self._meter = meter
         self._done = Metrics.counter("TokenizeCaptions", "captions_tokenized")
         self._failed = Metrics.counter("TokenizeCaptions", "captions_failed")
@@ -132,7 +134,7 @@ class _MakeShardFn(beam.DoFn):
         truecasers = {language: parse_truecaser(text) for language, text in models.items()}
         statistics = CaptionStatistics()
         with on_disk(piece for piece in content if piece) as pieces, open_shard(self._output, number) as shard:
-            for captions in number_captions(merge(pieces, read_place)):
+            for captions in number_captions(merge(pieces, read_place), self._advice):
                 rows, failures = self._tokenize(captions, truecasers)
                 statistics.add(rows)
                 shard.write(rows)
@@ -163,6 +165,7 @@ class TokenizeCaptions(beam.PTransform):
         recipe: the steps from text to tokens.
         truecasers: pairs (language, text of a model), for a recipe that truecases.
         finished: shards that an earlier run finished.
+        advice: what to do about a key that occurs twice.
         meter: counts captions.
     """
 
@@ -170,6 +173,7 @@ class TokenizeCaptions(beam.PTransform):
     recipe: Recipe
     truecasers: beam.PCollection | None = None
     finished: frozenset[int] = frozenset()
+    advice: str = INDEX_ADVICE
     meter: Meter = Meter()
 
     def expand(self, pieces: beam.PCollection) -> beam.PCollection:
@@ -183,7 +187,7 @@ class TokenizeCaptions(beam.PTransform):
             )
             | "PiecesAndShards" >> beam.Flatten()
             | "GroupByShard" >> beam.GroupByKey()
-            | "MakeShard" >> beam.ParDo(_MakeShardFn(self.output, self.recipe, self.meter), models=models)
+            | "MakeShard" >> beam.ParDo(_MakeShardFn(self.output, self.recipe, self.advice, self.meter), models=models)
         )
 
 
@@ -221,7 +225,7 @@ def build_captions(
         else:
             truecasers = pipeline | "GivenTruecasers" >> beam.Create(sorted(models.texts.items()))
         written.append(truecasers | "WriteTruecasers" >> beam.Map(_write_truecaser, output.folder))
-    tokenize = TokenizeCaptions(output=output, recipe=steps, truecasers=truecasers, finished=finished, meter=meter)
+    tokenize = TokenizeCaptions(output, steps, truecasers, finished, job.source.repeat_advice, meter)
     written.append(pieces | "TokenizeCaptions" >> tokenize)
     libraries = ("apache-beam", "sacremoses")
     _ = written | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=libraries)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.inputs.captions.base import INDEX_ADVICE
 from schemas.errors import InputError
 from schemas.keys import CaptionKey, shard_of
 from schemas.kinds import KEY_COLUMNS
@@ -90,7 +91,7 @@ def merge(pieces: Iterable[tuple[RowKey, _Place]], read: Callable[[_Place], pa.T
                 yield rows.slice(0, done)
 
 
-def number_captions(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def number_captions(tables: Iterable[pa.Table], advice: str = INDEX_ADVICE) -> Iterator[pa.Table]:
     """Give each caption of a shard its index, and check the keys.
 
     Captions whose source gives no index (-1) are numbered, in the order of the source, among the captions of the same image,
@@ -98,6 +99,7 @@ def number_captions(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
     Args:
         tables: sorted rows, which follow one another.
+        advice: what to do about a key that occurs twice, see `pipelines.inputs.captions.CaptionSource.repeat_advice`.
 
     Raises:
         InputError: a key occurs twice, only some captions have an index, or an image has more captions than an int16 can number.
@@ -119,7 +121,7 @@ def number_captions(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         if numbered:
             index = pa.array(numbers, pa.int16())
             rows = rows.set_column(rows.schema.get_field_index("index"), "index", index)
-        _refuse_duplicates(rows)
+        _refuse_duplicates(rows, advice)
         last = rows.slice(rows.num_rows - 1)
         yield rows.slice(old)
 
@@ -184,12 +186,11 @@ def _refuse_too_many(rows: pa.Table, numbers: np.ndarray) -> None:
         )
 
 
-def _refuse_duplicates(rows: pa.Table) -> None:
+def _refuse_duplicates(rows: pa.Table, advice: str) -> None:
     duplicates = np.flatnonzero(~_is_new(rows, _KEY))
     if len(duplicates):
         first, second = rows.slice(int(duplicates[0]) - 1, 2).to_pylist()
         raise InputError(
             f"caption key {str(key_of(first))!r} (image_id/language/portion/index) occurs twice: {first['text']!r} in split "
-            f"{first['split']!r} and {second['text']!r} in split {second['split']!r}. Remove one of them, or leave out the "
-            "index so that captions are numbered in their order"
+            f"{first['split']!r} and {second['text']!r} in split {second['split']!r}. {advice}"
         )

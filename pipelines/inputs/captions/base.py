@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from pipelines.inputs.files import kind_of, list_files
+from pipelines.inputs.ids import IdRule, id_of_path
 from schemas.errors import InputError
 from schemas.keys import CONTROLS, check_image_id, check_language
 from schemas.storage import Folder
@@ -24,6 +25,7 @@ __all__ = [
     "CAPTION_COLUMNS",
     "COMPARABLE",
     "EVERYTHING",
+    "INDEX_ADVICE",
     "TRANSLATION",
     "CaptionSource",
     "Part",
@@ -34,6 +36,7 @@ __all__ = [
     "check_text",
     "find_files",
     "image_id_of",
+    "path_parameters",
     "require_selected",
     "select_parts",
     "tables_of",
@@ -41,6 +44,8 @@ __all__ = [
 
 COMPARABLE = "comparable"
 TRANSLATION = "translation"
+
+INDEX_ADVICE = "Remove one of them, or leave out the index so that captions are numbered in their order"
 
 _MAX_TALLY = 10_000
 _NO_LABEL = re.compile(f"[/{CONTROLS}\ud800-\udfff]")
@@ -153,6 +158,11 @@ class CaptionSource(ABC):
 
     folder: Folder
 
+    @property
+    def repeat_advice(self) -> str:
+        """The end of the message that a caption key occurs twice."""
+        return INDEX_ADVICE
+
     def parameters(self) -> dict[str, Any]:
         """Return everything besides the files that determines the captions, as JSON values for a manifest."""
         return {}
@@ -260,15 +270,19 @@ def select_parts(selection: Selection, parts: Sequence[Part], *, location: str) 
     return [part for part in parts if selection.takes(part.language, part.portion, part.split)]
 
 
-def image_id_of(file_name: object, *, place: str) -> str:
-    """Return the image id that a file name stands for: its last component without the extension.
+def image_id_of(file_name: object, ids: IdRule = "name", *, place: str) -> str:
+    """Return the image id that a file name stands for, see `pipelines.inputs.ids.id_of_path`.
 
     Raises:
         InputError: it is not a usable file name; `place` says where it was read.
     """
-    name = check_image_id(file_name, place=place).rpartition("/")[2]
-    image_id = name.rpartition(".")[0] or name
+    image_id = id_of_path(check_image_id(file_name, place=place), ids)
     return image_id or check_image_id(image_id, place=place)
+
+
+def path_parameters(ids: IdRule) -> dict[str, Any]:
+    """Return what the rule for image ids adds to the parameters of a source: nothing for the usual one."""
+    return {} if ids == "name" else {"ids": ids}
 
 
 def check_label(value: object, *, ours: str, place: str) -> str:

@@ -6,7 +6,7 @@ An image's captions are indexed in the order of the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,12 @@ from pipelines.inputs.captions.base import (
     check_text,
     find_files,
     image_id_of,
+    path_parameters,
     select_parts,
 )
+from pipelines.inputs.captions.repeats import advice_apart, path_advice
 from pipelines.inputs.files import inventory, iter_json, without_gz
+from pipelines.inputs.ids import IdRule, KeyHashes
 from schemas.errors import InputError
 from schemas.storage import Folder
 
@@ -39,14 +42,16 @@ class CocoSource(CaptionSource):
         folder: the folder of the files.
         names: the files.
         language: language of all captions.
+        ids: how image ids are made from ``file_name``.
     """
 
     folder: Folder
     names: tuple[str, ...]
     language: str
+    ids: IdRule = "name"
 
     @classmethod
-    def open(cls, location: str, *, language: str) -> CocoSource:
+    def open(cls, location: str, *, language: str, ids: IdRule = "name") -> CocoSource:
         """Open one file, or all ``captions_*.json`` of a folder.
 
         Raises:
@@ -62,11 +67,16 @@ class CocoSource(CaptionSource):
                 )
             if splits.setdefault(split, name) != name:
                 raise InputError(f"{splits[split]!r} and {name!r} in {location!r} are the same split: keep one")
-        return cls(folder, tuple(names), language)
+        return cls(folder, tuple(names), language, ids)
+
+    @property
+    def repeat_advice(self) -> str:
+        """What to do about an image in two files."""
+        return path_advice(self.ids)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the language, which the files do not say."""
-        return {"default_language": self.language}
+        """Return the language, which the files do not say, and another rule for ids than the usual one."""
+        return {"default_language": self.language, **path_parameters(self.ids)}
 
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part per file."""
@@ -80,42 +90,64 @@ class CocoSource(CaptionSource):
         location = self.folder.path_of(part.name)
         images = self._images(part.name)
         counts = dict.fromkeys(images.values(), 0)
+        keys = KeyHashes()
         number = 0
-        for number, annotation in enumerate(iter_json(self.folder, part.name, prefix="annotations.item"), start=1):
+        for number, annotation in enumerate(self._items(part.name, "annotations"), start=1):
             place = f"{location!r}, annotation number {number}"
             if not isinstance(annotation, dict) or "image_id" not in annotation or "caption" not in annotation:
                 raise InputError(f"{place}: no 'image_id' or no 'caption' in it; is it one of COCO's 'captions_*.json'?")
             key = annotation["image_id"]
-            if not isinstance(key, int | str) or (image_id := images.get(key)) is None:
+            if type(key) not in (int, str) or (image_id := images.get(key)) is None:
                 raise InputError(
                     f"{place}: its image {key!r} is not among the 'images' of the file; was the file edited? Fetch it again"
                 )
+            if annotation.get("id") is not None:
+                keys.add(_key_of(annotation))
             text = check_text(annotation["caption"], place=f"{place} (image {image_id!r})")
             yield RawCaption(image_id, part.language, part.portion, counts[image_id], part.split, text)
             counts[image_id] += 1
         if not number:
             raise InputError(f"{location!r} has no 'annotations': is it one of COCO's 'captions_*.json'? Fetch it again")
+        annotations = enumerate(self._items(part.name, "annotations"), start=1)
+        if repeat := keys.repeat((_key_of(annotation), number) for number, annotation in annotations):
+            raise InputError(
+                f"{location!r}: the annotations number {repeat.first} and {repeat.second} both have the id {repeat.key[0]!r} and "
+                f"describe the image {repeat.key[1]!r}: remove one of them, or if both are meant, give each an id of its own"
+            )
 
     def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
         """Return the files of a selection."""
         return inventory(self.folder, [part.name for part in self.parts(selection)])
 
+    def _items(self, name: str, section: str) -> Iterator[Any]:
+        return iter_json(self.folder, name, prefix=f"{section}.item")
+
     def _images(self, name: str) -> dict[int | str, str]:
         """Return the image ids by COCO's image numbers."""
         location = self.folder.path_of(name)
-        images: dict[int | str, str] = {}
-        for number, image in enumerate(iter_json(self.folder, name, prefix="images.item"), start=1):
+        paths: dict[int | str, str] = {}
+        keys: dict[str, int | str] = {}
+        for number, image in enumerate(self._items(name, "images"), start=1):
             place = f"{location!r}, image number {number}"
-            if not isinstance(image, dict) or "file_name" not in image or not isinstance(image.get("id"), int | str):
+            if not isinstance(image, dict) or "file_name" not in image or type(image.get("id")) not in (int, str):
                 raise InputError(f"{place}: no 'id' or no 'file_name' in it; is it one of COCO's 'captions_*.json'?")
-            image_id = image_id_of(image["file_name"], place=place)
-            if images.setdefault(image["id"], image_id) != image_id:
+            key, path = image["id"], image["file_name"]
+            image_id = image_id_of(path, self.ids, place=place)
+            if paths.setdefault(key, path) != path:
+                raise InputError(f"{place}: the id {key!r} stands for {paths[key]!r} and {path!r}; ids must be unique")
+            if (other := keys.setdefault(image_id, key)) != key:
                 raise InputError(
-                    f"{place}: the id {image['id']!r} stands for {images[image['id']]!r} and {image_id!r}; ids must be unique"
+                    f"{place}: the images {other!r} ({paths[other]!r}) and {key!r} ({path!r}) would both be {image_id!r}: "
+                    f"{advice_apart(paths[other], path, self.ids)}"
                 )
-        if not images:
+        if not keys:
             raise InputError(f"{location!r} has no 'images' at its top level: is it one of COCO's 'captions_*.json'?")
-        return images
+        return {key: image_id for image_id, key in keys.items()}
+
+
+def _key_of(annotation: Mapping[str, Any]) -> tuple[str, int | str]:
+    """Return the key of an annotation: files that were joined may count them from the start again, but not those of an image."""
+    return str(annotation.get("id")), annotation["image_id"]
 
 
 def _split_of(name: str) -> str:

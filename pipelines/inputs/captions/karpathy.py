@@ -1,12 +1,12 @@
 """The ``dataset_*.json`` of Karpathy's splits of Flickr8k, Flickr30k and COCO: images with their captions.
 
 A caption's index is its position in ``sentences``, its text is ``raw``; ``tokens`` are not read. Splits keep their names
-(``train``, ``restval``, ``val``, ``test``).
+(``train``, ``restval``, ``val``, ``test``). The numbers of images and sentences, where a file has them, are only checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,14 @@ from pipelines.inputs.captions.base import (
     check_text,
     find_files,
     image_id_of,
+    path_parameters,
     require_selected,
 )
+from pipelines.inputs.captions.repeats import path_advice
 from pipelines.inputs.files import inventory, iter_json
+from pipelines.inputs.ids import IdRule
 from schemas.errors import InputError
+from schemas.keys import check_image_id
 from schemas.storage import Folder
 
 __all__ = ["KarpathySource"]
@@ -41,14 +45,16 @@ class KarpathySource(CaptionSource):
         folder: the folder of the file.
         name: the file.
         language: language of all captions.
+        ids: how image ids are made from ``filename`` and, where there is one, ``filepath``.
     """
 
     folder: Folder
     name: str
     language: str
+    ids: IdRule = "name"
 
     @classmethod
-    def open(cls, location: str, *, language: str) -> KarpathySource:
+    def open(cls, location: str, *, language: str, ids: IdRule = "name") -> KarpathySource:
         """Open the file, or the only such file of a folder.
 
         Raises:
@@ -57,11 +63,16 @@ class KarpathySource(CaptionSource):
         folder, names = find_files(location, _FILE, hint="'dataset_*.json'")
         if len(names) > 1:
             raise InputError(f"{location!r} holds several files, {', '.join(map(repr, names))}: name the one to read")
-        return cls(folder, names[0], language)
+        return cls(folder, names[0], language, ids)
+
+    @property
+    def repeat_advice(self) -> str:
+        """What to do about two images of one name."""
+        return path_advice(self.ids)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the language, which the file does not say."""
-        return {"default_language": self.language}
+        """Return the language, which the file does not say, and another rule for ids than the usual one."""
+        return {"default_language": self.language, **path_parameters(self.ids)}
 
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part, the file. Its splits become known only by reading it."""
@@ -75,7 +86,7 @@ class KarpathySource(CaptionSource):
         tally = Tally(location)
         number = 0
         for number, image in enumerate(iter_json(self.folder, part.name, prefix="images.item"), start=1):
-            image_id, split, texts = _parse_image(image, place=f"{location!r}, image number {number}")
+            image_id, split, texts = _parse_image(image, self.ids, place=f"{location!r}, image number {number}")
             if texts:
                 tally.add((part.language, part.portion, split))
             if selection.takes(part.language, part.portion, split):
@@ -90,12 +101,15 @@ class KarpathySource(CaptionSource):
         return inventory(self.folder, [self.name])
 
 
-def _parse_image(image: Any, *, place: str) -> tuple[str, str, list[str]]:
+def _parse_image(image: Any, ids: IdRule, *, place: str) -> tuple[str, str, list[str]]:
     """Return image id, split and texts of one entry of ``images``."""
     for key in ("filename", "split", "sentences"):
         if not isinstance(image, dict) or key not in image:
             raise InputError(f"{place}: no {key!r} in it; is it a 'dataset_*.json' of Karpathy's splits?")
-    image_id = image_id_of(image["filename"], place=place)
+    path = image["filename"]
+    if ids == "path" and image.get("filepath"):
+        path = f"{image['filepath']}/{check_image_id(path, place=place)}"
+    image_id = image_id_of(path, ids, place=place)
     place = f"{place} ({image_id!r})"
     split, sentences = image["split"], image["sentences"]
     check_label(split, ours="split", place=place)
@@ -106,4 +120,26 @@ def _parse_image(image: Any, *, place: str) -> tuple[str, str, list[str]]:
         if not isinstance(sentence, dict) or "raw" not in sentence:
             raise InputError(f"{place}: sentence {index} has no 'raw' text; take the file that has the captions as written")
         texts.append(check_text(sentence["raw"], place=f"{place}, sentence {index}"))
+    _check_numbers(image, place=place)
     return image_id, split, texts
+
+
+def _check_numbers(image: Mapping[str, Any], *, place: str) -> None:
+    """Check that the sentences of an image are those that it lists, as far as it lists any."""
+    sentences = image["sentences"]
+    owners = [sentence.get("imgid", image.get("imgid")) for sentence in sentences]
+    if "imgid" in image and (others := [owner for owner in owners if owner != image["imgid"]]):
+        raise InputError(
+            f"{place}: its 'imgid' is {image['imgid']!r}, but that of a sentence is {others[0]!r}; fetch the file again"
+        )
+    numbers = [sentence["sentid"] for sentence in sentences if sentence.get("sentid") is not None]
+    if repeats := [number for row, number in enumerate(numbers) if number in numbers[:row]]:
+        raise InputError(
+            f"{place}: two of its sentences have the 'sentid' {repeats[0]!r}: remove one of them, or number them anew"
+        )
+    listed = image.get("sentids")
+    if isinstance(listed, list) and (len(listed) != len(sentences) or not all(number in listed for number in numbers)):
+        raise InputError(
+            f"{place}: 'sentids' is {listed!r}, but its sentences are {numbers or len(sentences)!r}: some are missing or belong to "
+            "another image; fetch the file again, or if the sentences are right, take 'sentids' out"
+        )

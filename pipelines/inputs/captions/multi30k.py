@@ -21,9 +21,12 @@ from pipelines.inputs.captions.base import (
     RawCaption,
     Selection,
     image_id_of,
+    path_parameters,
     select_parts,
 )
+from pipelines.inputs.captions.repeats import path_advice
 from pipelines.inputs.files import count_lines, inventory, kind_of, list_files, read_lines, without_gz
+from pipelines.inputs.ids import IdRule
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
 from schemas.storage import Folder
@@ -46,12 +49,14 @@ class Multi30kSource(CaptionSource):
 
     Attributes:
         folder: the folder that holds ``task1`` and ``task2``.
+        ids: how image ids are made from the lines of image lists.
     """
 
     folder: Folder
+    ids: IdRule = "name"
 
     @classmethod
-    def open(cls, location: str) -> Multi30kSource:
+    def open(cls, location: str, *, ids: IdRule = "name") -> Multi30kSource:
         """Find ``task1`` and ``task2`` in a folder or its subfolder ``data``; one of the two is enough.
 
         Raises:
@@ -59,11 +64,20 @@ class Multi30kSource(CaptionSource):
         """
         for folder in (Folder(location), Folder(f"{location}/data")):
             if any(kind_of(folder.path_of(task)) == "folder" for task in _NAMES):
-                return cls(folder)
+                return cls(folder, ids)
         raise InputError(
             f"{location!r} is not Multi30K: it holds neither 'task1' nor 'task2', directly or below 'data'. Give the folder "
             f"of a checkout of multi30k/dataset, or its 'data' folder"
         )
+
+    @property
+    def repeat_advice(self) -> str:
+        """What to do about an image that is listed twice."""
+        return path_advice(self.ids)
+
+    def parameters(self) -> dict[str, Any]:
+        """Return another rule for ids than the usual one."""
+        return path_parameters(self.ids)
 
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part per text file."""
@@ -149,4 +163,4 @@ class Multi30kSource(CaptionSource):
         """Yield the image ids of a list; in the COCO test set a caption id follows the file name (``NAME.jpg#367178``)."""
         location = self.folder.path_of(name)
         for number, line in enumerate(read_lines(self.folder, name), start=1):
-            yield image_id_of(line.partition("#")[0], place=f"{location!r}, line {number}")
+            yield image_id_of(line.partition("#")[0], self.ids, place=f"{location!r}, line {number}")

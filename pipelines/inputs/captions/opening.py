@@ -13,6 +13,7 @@ from pipelines.inputs.captions.scan import ScanSource
 from pipelines.inputs.captions.table import TABLE_COLUMNS, TableSource
 from pipelines.inputs.columns import check_columns
 from pipelines.inputs.files import kind_of, locate
+from pipelines.inputs.ids import IdRule, check_id_rule
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
 
@@ -27,6 +28,7 @@ def open_source(
     *,
     language: str = "en",
     columns: Mapping[str, str] | None = None,
+    ids: IdRule = "name",
 ) -> CaptionSource:
     """Open a collection of captions.
 
@@ -35,9 +37,10 @@ def open_source(
         path: local path, ``gs://`` or ``s3://`` address of the file or folder.
         language: language of the captions if the files do not say it.
         columns: for a table, our name of a column -> the table's name.
+        ids: for formats that name files of images, how image ids are made from their paths.
 
     Raises:
-        UsageError: format, language or columns do not go together.
+        UsageError: format, language, columns or ids do not go together.
         InputError: `path` does not exist, or does not hold what the format expects.
     """
     if format not in FORMATS:
@@ -45,6 +48,9 @@ def open_source(
     if columns and format != "table":
         raise UsageError(f"columns {dict(columns)!r} were given for the format {format!r}: only a 'table' has columns")
     check_columns(columns or {}, TABLE_COLUMNS)
+    check_id_rule(ids)
+    if ids != "name" and format in ("scan", "table"):
+        raise UsageError(f"--ids {ids} was given for the format {format!r}, which has ids and not paths: leave it out")
     language = check_language(language)
     if format == "multi30k" and language != "en":
         raise UsageError(
@@ -55,11 +61,11 @@ def open_source(
         raise InputError(f"the source {location!r} does not exist: check the path")
     match format:
         case "multi30k":
-            return Multi30kSource.open(location)
+            return Multi30kSource.open(location, ids=ids)
         case "karpathy":
-            return KarpathySource.open(location, language=language)
+            return KarpathySource.open(location, language=language, ids=ids)
         case "coco":
-            return CocoSource.open(location, language=language)
+            return CocoSource.open(location, language=language, ids=ids)
         case "scan":
             return ScanSource.open(location, language=language)
         case _:

@@ -73,6 +73,14 @@ class ScanSource(CaptionSource):
             lists.append(next((list_ for list_ in (f"{split}_ids.txt", f"{split}_ids.txt.gz") if list_ in present), ""))
         return cls(folder, tuple(names), tuple(lists), language)
 
+    @property
+    def repeat_advice(self) -> str:
+        """What to do about an image in two splits."""
+        return (
+            "If both describe one image, read one split with --splits; if they describe two, give each an id of its own in "
+            "'SPLIT_ids.txt'"
+        )
+
     def parameters(self) -> dict[str, Any]:
         """Return the language, which the files do not say."""
         return {"default_language": self.language}
@@ -119,8 +127,14 @@ class ScanSource(CaptionSource):
                 f"{location!r} has {captions:,} captions, but {list_location!r} has {images:,} ids: expected the same number of "
                 "captions for each id. One was cut short or edited; fetch both again"
             )
+        numbers: dict[str, int] = {}
         for number, line in enumerate(read_lines(self.folder, part.images), start=1):
             image_id = check_image_id(line, place=f"{list_location!r}, line {number}")
+            if images < captions and (other := numbers.setdefault(image_id, number)) != number:
+                raise InputError(
+                    f"{list_location!r} has an id for {captions // images} captions each, but the lines {other} and {number} are "
+                    f"both {image_id!r}: give each image an id of its own, or list the id of every caption"
+                )
             yield from (image_id for _ in range(captions // images))
 
 

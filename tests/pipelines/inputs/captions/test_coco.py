@@ -6,6 +6,7 @@ import gzip
 import json
 import pickle
 import random
+import re
 
 import pytest
 
@@ -126,7 +127,16 @@ CAPTION = {"id": 5, "image_id": 1, "caption": "text"}
         ([{"id": 1}], [], r"image number 1: no 'id' or no 'file_name' in it"),
         ([{"id": None, "file_name": "a.jpg"}], [], r"image number 1: no 'id'"),
         ([{"id": 1, "file_name": ""}], [], r"image number 1: the image id is empty"),
-        ([IMAGE, {"id": 1, "file_name": "b.jpg"}], [], r"image number 2: the id 1 stands for 'a' and 'b'"),
+        ([IMAGE, {"id": 1, "file_name": "b.jpg"}], [], r"image number 2: the id 1 stands for 'a.jpg' and 'b.jpg'"),
+        ([IMAGE, {"id": 1, "file_name": "a.png"}], [], r"image number 2: the id 1 stands for 'a.jpg' and 'a.png'"),
+        ([IMAGE, {"id": True, "file_name": "b.jpg"}], [], r"image number 2: no 'id'"),
+        ([IMAGE], [{**CAPTION, "image_id": True}], r"annotation number 1: its image True is not among"),
+        ([IMAGE], [{**CAPTION, "image_id": "1"}], r"annotation number 1: its image '1' is not among"),
+        (
+            [IMAGE],
+            [CAPTION, {**CAPTION, "id": 6}, CAPTION],
+            r"annotations number 1 and 3 both have the id '5' and describe the image 1",
+        ),
         ([IMAGE], [CAPTION, {**CAPTION, "image_id": 2}], r"annotation number 2: its image 2 is not among the 'images'"),
         ([IMAGE], [{**CAPTION, "image_id": [1]}], r"annotation number 1: its image \[1\] is not among"),
         ([IMAGE], [{"id": 5, "image_id": 1, "bbox": []}], r"annotation number 1: no 'image_id' or no 'caption' in it"),
@@ -139,6 +149,55 @@ def test_broken_content(tmp_path, images, annotations, message):
     path = _write(tmp_path / "captions_x.json", {"images": images, "annotations": annotations})
     with pytest.raises(InputError, match=message):
         _read(open_source("coco", path))
+
+
+@pytest.mark.parametrize(
+    ("second", "advice"),
+    [
+        ("b/a.jpg", "make ids of whole paths with --ids path, or rename one of them, here and on the disk, or write a table"),
+        ("a/a.png", "rename one of them, here and on the disk, or write a table with ids of your own"),
+        ("a.jpg", "make ids of whole paths with --ids path, or rename"),
+    ],
+)
+def test_images_of_one_name_are_refused(tmp_path, second, advice):
+    images = [{"id": "9", "file_name": "a/a.jpg"}, {"id": "10", "file_name": second}]
+    annotations = [{"id": number, "image_id": key, "caption": key} for number, key in enumerate(["9", "10"])]
+    path = _write(tmp_path / "captions_x.json", {"images": images, "annotations": annotations})
+    message = f"image number 2: the images '9' ('a/a.jpg') and '10' ({second!r}) would both be 'a': {advice}"
+    with pytest.raises(InputError, match=re.escape(message)):
+        _read(open_source("coco", path))
+    if "--ids path" in advice:
+        source = open_source("coco", path, ids="path")
+        assert source.parameters() == {"default_language": "en", "ids": "path"}
+        assert [(row.image_id, row.index, row.text) for row in _read(source)] == [
+            ("a/a", 0, "9"),
+            (second.removesuffix(".jpg"), 0, "10"),
+        ]
+    else:
+        with pytest.raises(
+            InputError, match=r"would both be 'a/a': rename one of them, here and on the disk, or write a table"
+        ):
+            _read(open_source("coco", path, ids="path"))
+
+
+def test_case_and_unicode_forms_keep_images_apart(tmp_path):
+    names = ["a", "A", "\u00e9", "e\u0301", "a b", "a.b", "01", "1"]
+    images = [{"id": number, "file_name": f"{name}.jpg"} for number, name in enumerate(names)]
+    annotations = [{"id": number, "image_id": number, "caption": name} for number, name in enumerate(names)]
+    path = _write(tmp_path / "captions_x.json", {"images": images, "annotations": annotations})
+    assert [row.image_id for row in _read(open_source("coco", path))] == names
+
+
+def test_an_image_that_is_listed_again_is_the_same_image(tmp_path):
+    path = _write(tmp_path / "captions_x.json", {"images": [IMAGE, IMAGE], "annotations": [CAPTION]})
+    assert _read(open_source("coco", path)) == [RawCaption("a", "en", "comparable", 0, "x", "text")]
+
+
+def test_ids_of_annotations_may_start_again_for_another_image(tmp_path):
+    images = [IMAGE, {"id": 2, "file_name": "b.jpg"}]
+    annotations = [CAPTION, {**CAPTION, "image_id": 2}, {"image_id": 1, "caption": "x"}, {"image_id": 1, "caption": "x"}]
+    path = _write(tmp_path / "captions_x.json", {"images": images, "annotations": annotations})
+    assert [(row.image_id, row.index) for row in _read(open_source("coco", path))] == [("a", 0), ("b", 0), ("a", 1), ("a", 2)]
 
 
 def test_cut_short(tmp_path):

@@ -125,12 +125,33 @@ IMAGE = {"filename": "a.jpg", "split": "train", "sentences": [SENTENCE]}
         ([{**IMAGE, "sentences": [SENTENCE, {"tokens": []}]}], r"\('a'\): sentence 1 has no 'raw' text"),
         ([{**IMAGE, "sentences": [{"raw": None}]}], r"\('a'\), sentence 0: the text of the caption is None"),
         ([{**IMAGE, "sentences": [{"raw": "x\ud800"}]}], r"sentence 0: the text 'x\\ud800' has half a surrogate pair"),
+        ([{**IMAGE, "sentids": [1, 2]}], r"\('a'\): 'sentids' is \[1, 2\], but its sentences are 1: some are missing"),
+        (
+            [{**IMAGE, "sentids": []}],
+            r"\('a'\): 'sentids' is \[\], but its sentences are 1: some are missing or belong to another",
+        ),
+        (
+            [{**IMAGE, "sentids": [1], "sentences": [{"raw": "a", "sentid": 2}]}],
+            r"'sentids' is \[1\], but its sentences are \[2\]",
+        ),
+        ([{**IMAGE, "sentences": [{"raw": "a", "sentid": 2}] * 2}], r"two of its sentences have the 'sentid' 2: remove one"),
+        ([{**IMAGE, "imgid": 1, "sentences": [{"raw": "a", "imgid": 2}]}], r"its 'imgid' is 1, but that of a sentence is 2"),
     ],
 )
 def test_broken_content(tmp_path, images, message):
     source = open_source("karpathy", _write(tmp_path / "dataset_a.json", {"images": images}))
     with pytest.raises(InputError, match=message):
         _read(source)
+
+
+def test_paths_keep_images_of_one_name_apart(tmp_path):
+    images = [{**IMAGE, "filepath": folder, "imgid": 3} for folder in ("train2014", "val2014")]
+    path = _write(tmp_path / "dataset_a.json", {"images": images})
+    source = open_source("karpathy", path, ids="path")
+    assert [row.image_id for row in _read(source)] == ["train2014/a", "val2014/a"]
+    assert source.parameters() == {"default_language": "en", "ids": "path"}
+    assert "make ids of whole paths with --ids path" in open_source("karpathy", path).repeat_advice
+    assert "--ids" not in source.repeat_advice
 
 
 def test_cut_short(tmp_path):

@@ -118,6 +118,11 @@ def test_selections_and_inputs(precomp):
         ({"a_caps": lines(*range(5)), "a_ids": ""}, r"has 5 captions, but .* has 0 ids"),
         ({"a_caps": lines(*range(9))}, r"has 9 captions, which is not 5 for each image, and there is no 'a_ids.txt' beside it"),
         ({"a_caps": lines(*range(2)), "a_ids": lines(1, "")}, r"a_ids.txt', line 2: the image id is empty"),
+        (
+            {"a_caps": lines(*range(6)), "a_ids": lines("x", "y", "x")},
+            r"a_ids.txt' has an id for 2 captions each, but the lines 1 and 3 are both 'x': give each image an id of its own",
+        ),
+        ({"a_caps": lines(*range(4)), "a_ids": lines("x", "x")}, r"the lines 1 and 2 are both 'x'"),
         ({"a_caps": "a\n\xff", "a_ids": lines(1, 2)}, None),
     ],
 )

@@ -1,0 +1,85 @@
+"""Image ids from paths, and keys that occur twice."""
+
+from __future__ import annotations
+
+import posixpath
+from array import array
+from collections.abc import Hashable, Iterable
+from pathlib import PurePosixPath
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from schemas.errors import UsageError
+
+__all__ = ["IdRule", "KeyHashes", "Repeat", "check_id_rule", "id_of_path"]
+
+IdRule = Literal["name", "path"]
+"""How image ids are made from paths: from the file name or the whole relative path, without extension."""
+
+
+def check_id_rule(ids: str) -> None:
+    """Check the value of ``--ids``.
+
+    Raises:
+        UsageError: it is neither ``name`` nor ``path``.
+    """
+    if ids not in ("name", "path"):
+        raise UsageError(f"--ids is {ids!r}, expected 'name' or 'path'")
+
+
+def id_of_path(path: str, ids: IdRule) -> str:
+    """Return the image id that a path stands for; empty if its last component is.
+
+    >>> id_of_path("train2014/a.b.jpg", "name"), id_of_path("train2014/a.b.jpg", "path")
+    ('a.b', 'train2014/a.b')
+    """
+    return posixpath.splitext(path.rpartition("/")[2] if ids == "name" else str(PurePosixPath(path)))[0]
+
+
+class Repeat(NamedTuple):
+    """A key of two records.
+
+    Attributes:
+        key: the key.
+        first: place of the first record.
+        second: place of the second record.
+    """
+
+    key: Any
+    first: Any
+    second: Any
+
+
+class KeyHashes:
+    """The keys of all records of a source, eight bytes each, to find one that occurs twice.
+
+    Different keys may have one hash: the records are then read again, and their keys compared.
+    """
+
+    def __init__(self) -> None:
+        self._hashes = array("q")
+
+    def add(self, key: Hashable) -> None:
+        """Add the key of a record."""
+        self._hashes.append(hash(key))
+
+    def suspects(self) -> set[int]:
+        """Return the hashes that occur twice."""
+        hashes = np.sort(np.frombuffer(self._hashes, np.int64))
+        return set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+
+    def repeat(self, records: Iterable[tuple[Hashable, object]]) -> Repeat | None:
+        """Return the first key that occurs twice, None if there is none.
+
+        Args:
+            records: pairs of key and place, of the same records again; read only if two hashes are equal.
+        """
+        suspects = self.suspects()
+        places: dict[Hashable, object] = {}
+        for key, place in records if suspects else ():
+            if hash(key) in suspects:
+                if key in places:
+                    return Repeat(key, places[key], place)
+                places[key] = place
+        return None

@@ -1,0 +1,59 @@
+"""Image ids from paths, and keys that occur twice."""
+
+from __future__ import annotations
+
+import random
+from pathlib import PurePosixPath
+
+import pytest
+
+from pipelines.inputs.ids import KeyHashes, Repeat, check_id_rule, id_of_path
+from schemas.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "whole"),
+    [
+        ("a.jpg", "a", "a"),
+        ("x.y/a.b.jpg", "a.b", "x.y/a.b"),
+        ("./x//a.jpg", "a", "x/a"),
+        ("x.y/a", "a", "x.y/a"),
+        (".hidden", ".hidden", ".hidden"),
+        ("x/ .jpg", " ", "x/ "),
+        ("/x/É.JPG", "É", "/x/É"),
+    ],
+)
+def test_id_of_path_drops_the_last_extension_alone(path, name, whole):
+    assert (id_of_path(path, "name"), id_of_path(path, "path")) == (name, whole)
+    pure = PurePosixPath(path)
+    assert (pure.stem, str(pure.with_suffix(""))) == (name, whole)
+
+
+def test_check_id_rule_names_the_option():
+    check_id_rule("path")
+    with pytest.raises(UsageError, match="--ids is 'stem', expected 'name' or 'path'"):
+        check_id_rule("stem")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_repeat_is_the_first_key_that_comes_again(seed):
+    generator = random.Random(seed)
+    keys = [generator.choice([str, int])(generator.randrange(60)) for _ in range(generator.randrange(40))]
+    hashes = KeyHashes()
+    for key in keys:
+        hashes.add(key)
+    second = next((n for n, key in enumerate(keys) if key in keys[:n]), None)
+    expected = None if second is None else Repeat(keys[second], keys.index(keys[second]), second)
+    assert hashes.repeat((key, n) for n, key in enumerate(keys)) == expected
+
+
+def test_repeat_compares_keys_and_reads_them_only_for_equal_hashes():
+    hashes = KeyHashes()
+    hashes.add(-1)
+    assert hashes.repeat(iter(())) is None
+    hashes.add(-2)
+    assert hash(-1) == hash(-2)
+    assert hashes.repeat([(-1, 0), (-2, 1)]) is None
+    remaining = iter([("a", 0)])
+    assert KeyHashes().repeat(remaining) is None
+    assert list(remaining) == [("a", 0)]
