@@ -359,6 +359,7 @@ def test_exit_codes() -> None:
     assert said == {code: events._STATUS.get(code, "failed") for code in codes}
 
 
+@pytest.mark.slow
 def test_messages_in_troubleshooting_are_those_of_the_program() -> None:
     written = [text for source in SOURCES.values() for _, text in literals(source)]
     headings = re.findall(r"^### `(.+)`$", PAGES["docs/troubleshooting.md"], flags=re.MULTILINE)
@@ -396,6 +397,7 @@ def test_paths_in_contributing_exist() -> None:
     assert [path for path in paths if not any(ROOT.glob(path))] == []
 
 
+@pytest.mark.slow
 def test_names_in_contributing_exist() -> None:
     source = "".join(path.read_text(encoding="utf-8") for folder in source_folders() for path in (ROOT / folder).glob("*.py"))
     walked = PAGES["CONTRIBUTING.md"].partition("## How to add")[2].partition("## House style")[0]

@@ -88,6 +88,7 @@ def test_a_name_that_is_not_there():
         imagepivot.open_datasets  # noqa: B018
 
 
+@pytest.mark.slow
 def test_reading_loads_neither_torch_nor_beam(features):
     script = (
         "import sys, imagepivot\n"

@@ -143,6 +143,7 @@ def modules() -> list[Path]:
 # --- direction -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_imports_run_one_way():
     found = [
         breach for path in modules() for breach in breaches(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
@@ -287,10 +288,12 @@ def sources() -> dict[str, str]:
     return {module_name(path): path.read_text(encoding="utf-8") for path in modules()}
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other(sources):
     assert circles(graph(sources)) == []
 
 
+@pytest.mark.slow
 def test_rooms_import_only_what_the_layout_allows(sources):
     assert trespasses(graph(sources)) == []
 
@@ -437,6 +440,7 @@ def test_configurations_data_and_commands_of_training_load_no_torch():
     assert run(script) == "False\n"
 
 
+@pytest.mark.slow
 def test_a_run_in_one_process_loads_no_torchvision_and_no_beam_and_one_that_finds_nothing_to_do_no_torch(tmp_path):
     Image.new("RGB", (32, 32)).save(tmp_path / "image.png")
     script = """
@@ -455,6 +459,7 @@ print([name for name in ("torch", "torchvision", "torch._dynamo", "apache_beam")
     assert second[:-1] == first[:-1]
 
 
+@pytest.mark.slow
 def test_text_that_is_there_already_is_found_without_torch_beam_and_tokenizers(tmp_path):
     (tmp_path / "table.csv").write_text("image_id,text,language,split\n1,A dog runs .,en,train\n", encoding="utf-8")
     (tmp_path / "words.vec").write_text("dog 1 2\nruns 3 4\n", encoding="utf-8")

@@ -162,6 +162,7 @@ def test_each_extra_brings_the_modules_that_are_looked_for_in_it():
             )
 
 
+@pytest.mark.slow
 def test_every_optional_import_has_an_extra():
     base = {*sys.stdlib_module_names, *PACKAGES, "imagepivot", "numpy", "pyarrow", "typer", "rich"}
     imported = {

@@ -34,6 +34,7 @@ def test_importing_the_package_loads_neither_torch_nor_pillow():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_missing_extra_says_what_to_install():
     code = "import sys; sys.modules['torchvision'] = None\nimport extractors\ntry: "
     code += (

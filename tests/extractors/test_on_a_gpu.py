@@ -94,6 +94,7 @@ def test_a_batch_keeps_its_budget(name, precision):
         assert not gpu.launches
 
 
+@pytest.mark.slow
 def test_features_are_those_of_the_cpu():
     request = extractors.ExtractorRequest("timm:resnet18", weights="random:0")
     batch = pixels(2, 224, 224)
@@ -170,6 +171,7 @@ def test_regions_keep_their_budget_and_are_those_of_the_cpu(precision, detector_
     np.testing.assert_allclose(found["features"], expected["features"], rtol=0, atol=tolerance * expected["features"].max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "launches", "tolerance"), [("fp32", 33, 1e-5), ("tf32", 33, 1e-5), ("bf16", 68, 0.1), ("fp16", 68, 0.02)]
 )

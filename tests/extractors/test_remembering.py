@@ -52,6 +52,7 @@ def request(weights: Path | str, **options) -> ExtractorRequest:
     return ExtractorRequest("resnet50-pool", weights=str(weights), **options)
 
 
+@pytest.mark.slow
 def test_weights_are_hashed_once(cache, weights, hashed):
     first, second = request(weights).describe(), request(weights).describe()
     assert (len(hashed), first) == (1, second)
@@ -63,6 +64,7 @@ def test_random_weights_are_drawn_once(cache, hashed):
     assert (len(hashed), first) == (1, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"precision": "bf16"}, {"dtype": "float16"}, {"regions": extractors.RegionOptions(10, 100)}, {"name": "vgg19-grid"}],
@@ -74,6 +76,7 @@ def test_another_request_is_described_anew(cache, options):
     assert other.describe() == ExtractorRequest(**{**plain, **options})._described()[0] != kept
 
 
+@pytest.mark.slow
 def test_a_file_that_was_replaced_is_hashed_again(cache, weights, hashed):
     before = request(weights).describe()
     save(weights, seed=2)
@@ -82,6 +85,7 @@ def test_a_file_that_was_replaced_is_hashed_again(cache, weights, hashed):
     assert after.parameters["weights"] != before.parameters["weights"]
 
 
+@pytest.mark.slow
 def test_a_file_that_was_written_to_is_hashed_again_whatever_its_time_says(cache, weights, hashed, tmp_path):
     before, status = request(weights).describe(), weights.stat()
     (tmp_path / "other").mkdir()
@@ -110,6 +114,7 @@ def test_a_path_may_hold_bytes_that_are_no_text(cache):
     assert len(list((cache / "descriptions").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_a_path_means_the_folder_of_the_process(cache, tmp_path, monkeypatch, hashed):
     found = []
     for seed in (1, 2):
@@ -122,6 +127,7 @@ def test_a_path_means_the_folder_of_the_process(cache, tmp_path, monkeypatch, ha
     assert found[0] != found[1]
 
 
+@pytest.mark.slow
 def test_another_version_of_a_library_or_of_the_code_is_another_description(cache, weights, hashed, monkeypatch):
     request(weights).describe()
     monkeypatch.setattr(remembering.metadata, "version", lambda name: "99")
@@ -132,6 +138,7 @@ def test_another_version_of_a_library_or_of_the_code_is_another_description(cach
     assert len(hashed) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"path": null}', '{"path": null, "description": {"spec": {}}}'])
 def test_what_cannot_be_read_is_made_again(cache, weights, hashed, content):
     first = request(weights).describe()
@@ -143,6 +150,7 @@ def test_what_cannot_be_read_is_made_again(cache, weights, hashed, content):
     assert len(hashed) == 2
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch, weights, hashed):
     (tmp_path / "file").touch()
     monkeypatch.setenv("IMAGEPIVOT_CACHE", str(tmp_path / "file"))

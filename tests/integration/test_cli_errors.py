@@ -111,6 +111,7 @@ def test_no_source(fails, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.slow
 def test_an_unknown_format(fails, made, tmp_path):
     arguments = ("captions", made / "table.tsv", tmp_path / "o", "--format", "moses")
     fails(*arguments, code=2, says="'moses' is not one of 'multi30k', 'karpathy', 'coco', 'scan', 'table'")
@@ -183,6 +184,7 @@ def test_a_caption_key_that_occurs_twice(fails, tmp_path, workers):
     assert done.stderr.endswith("so that captions are numbered in their order\n")
 
 
+@pytest.mark.slow
 def test_empty_captions_are_failures(imagepivot, tmp_path):
     (tmp_path / "t.tsv").write_text("image_id\ttext\na\tone\nb\t \nc\t\nd\ttwo\n")
     arguments = captions(tmp_path / "t.tsv", tmp_path / "o")

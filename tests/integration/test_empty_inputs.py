@@ -92,6 +92,7 @@ def write_captions(folder, texts):
     write_rows(folder, "captions", rows, statistics=statistics if rows else {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scope", "noun"), [("language", "one language"), ("joint", "all languages together")])
 def test_no_token_reaches_the_threshold(fails, imagepivot, tmp_path, scope, noun):
     write_captions(tmp_path / "captions", ["a b", "a c", "<unk> <unk> <unk> a"])

@@ -172,6 +172,7 @@ def test_a_location_where_nothing_can_be(refused, line, place, bad):
     refused(words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [BAD["no bucket s3"], BAD["NUL"], BAD["not UTF-8"]])
 def test_the_message_names_the_fault(refused, bad):
     err = refused(["inspect", bad])

@@ -64,6 +64,7 @@ def test_every_long_command_has_the_option(name):
     assert "--log-json" in {option for parameter in command.params for option in parameter.opts}
 
 
+@pytest.mark.slow
 def test_the_end_has_the_counts_of_what_was_written(imagepivot, folder, tmp_path):
     made = {name: tmp_path / name for name in ("captions", "vocabulary", "encoded")}
     done = imagepivot(*captions(folder, made["captions"], "good", "--workers", "1"))
@@ -98,6 +99,7 @@ def test_the_end_of_import_export_and_diff(imagepivot, folder, tmp_path):
     assert (last_of(done)["status"], last_of(done)["counts"]) == ("failed", {"rows": 1, "missing": 2, "differing": 1})
 
 
+@pytest.mark.slow
 def test_failures_are_counted_by_reason(imagepivot, folder, tmp_path):
     done = imagepivot(*captions(folder, tmp_path / "o", "bad", "--workers", "1"), code=3)
     end = last_of(done)
@@ -108,6 +110,7 @@ def test_failures_are_counted_by_reason(imagepivot, folder, tmp_path):
     assert remark.startswith("2 inputs failed: 2 empty_caption. They are listed by: imagepivot inspect ")
 
 
+@pytest.mark.slow
 def test_a_run_that_continues_ends_with_all_that_is_there(imagepivot, folder, tmp_path):
     arguments = captions(folder, tmp_path / "o", "good", "--workers", "1")
     imagepivot(*arguments)

@@ -86,6 +86,7 @@ allocation.keep_freed_memory = lambda: print("set")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
     [

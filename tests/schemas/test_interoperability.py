@@ -158,6 +158,7 @@ def test_huggingface_reads_a_folder(full, huggingface, kind):
     assert in_order(loaded.to_list()) == in_order(toy.rows)
 
 
+@pytest.mark.slow
 def test_huggingface_reads_the_folder_of_a_vocabulary_without_its_maps(full, huggingface):
     from datasets import Features, Value
 

@@ -245,6 +245,7 @@ def test_bytes_of_features_do_not_depend_on_batches(folder, size):
     assert folder.read(NAME) == whole
 
 
+@pytest.mark.slow
 def test_bytes_of_text_do_not_depend_on_batches_over_several_row_groups(folder):
     count = 140_000
     table = pa.table(

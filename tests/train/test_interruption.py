@@ -155,6 +155,7 @@ def test_ctrl_c_saves_the_step(toy, train_toy, finished_run, tmp_path, handlers,
         assert_equal(vars(one), vars(two))
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_is_not_waited_for(toy, tmp_path, handlers, monkeypatch):
     def write(folder, name, checkpoint):
         with folder.replace(name) as file:

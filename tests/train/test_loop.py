@@ -24,6 +24,7 @@ from train.runs.run import open_run
 # --- learning --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_learns(toy, train_toy, tmp_path):
     text = CONFIG.replace("embedding = 6", "embedding = 24").replace("max_steps = 44", "max_steps = 120")
     result = train_toy(text)
@@ -82,6 +83,7 @@ def test_gradients_are_clipped_and_their_norm_is_written_down(finished_run, tmp_
     assert not torch.equal(weights(tmp_path / "free")["images.weight"], weights(finished_run[0])["images.weight"])
 
 
+@pytest.mark.slow
 def test_warm_up_is_the_sum_then_the_max(train_toy, tmp_path):
     for name, hinges in (("sum", '"sum"'), ("max", '"max"'), ("warm", '"max"\nwarmup_steps = 25')):
         train_toy(CONFIG.replace("c2c_probability = 0.5", f"hinges = {hinges}"), name)
@@ -108,6 +110,7 @@ def test_unshared_encoders_have_only_the_words_of_their_language(train_toy, tmp_
     assert len(german) == 4 + sum(token.startswith("de") for token in tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_coupled_decay_shrinks_the_words_that_do_not_occur(train_toy, tmp_path, decoupled):
     """Adam divides the decay by its own size: such vectors lose the learning rate at each step, however small the decay is."""
@@ -169,6 +172,7 @@ def test_times_are_lines_of_their_own(train_toy, tmp_path):
     assert lasting_log(tmp_path / "run").count(b"second") == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_shows_how_far_it_came(toy, tmp_path):
     def watch(report):
         if report.step == 40:
@@ -250,6 +254,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(train_toy, tmp_path):
 # --- images without features -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_captions_without_features_are_left_out(train_toy, gappy, tmp_path, caplog):
     with pytest.raises(DatasetError, match=r"2 of 12 images of split 'val'.*--allow-missing-features"):
         train_toy(corpus=gappy)
@@ -268,6 +273,7 @@ def test_captions_without_features_are_left_out(train_toy, gappy, tmp_path, capl
     assert_equal(weights(tmp_path / "run"), weights(tmp_path / "again"))
 
 
+@pytest.mark.slow
 def test_a_run_without_some_features_is_resumed_without_the_same(train_toy, toy, gappy, new_dataset, tmp_path):
     short = CONFIG.replace("max_steps = 44", "max_steps = 20")
     train_toy(short, corpus=gappy, allow_missing_features=True)
@@ -291,6 +297,7 @@ def test_a_run_without_some_features_is_resumed_without_the_same(train_toy, toy,
 # --- features of zeros -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_features_of_zeros_are_reported_and_spoil_nothing(toy, new_dataset, tmp_path):
     rows = open_dataset(toy.features).table().to_pylist()
     for row in rows:

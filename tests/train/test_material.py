@@ -117,6 +117,7 @@ def test_samplers(toy):
     assert len(sampler.next().images) == 5
 
 
+@pytest.mark.slow
 def test_captions_of_similar_length_come_together_on_request(toy):
     spread = {}
     for bucket in (False, True):
@@ -141,6 +142,7 @@ def unvalidated(toy, new_dataset, tmp_path):
     return replace(toy, captions=str(tmp_path / "few"))
 
 
+@pytest.mark.slow
 def test_a_language_without_validation_captions_trains_where_it_is_not_monitored(unvalidated, tmp_path):
     config = from_toml(TRAINED + 'monitor = ["en"]', "test")
     result = train(TrainJob(config, unvalidated, str(tmp_path / "run"), device="cpu"))

@@ -53,6 +53,7 @@ def train_regions(train_toy, toy_regions):
     return run
 
 
+@pytest.mark.slow
 def test_it_learns(train_regions, toy_regions, tmp_path):
     result = train_regions(MHA_D.replace("embedding = 6", "embedding = 16").replace("max_steps = 44", "max_steps = 150"))
     chance, found = [], []
@@ -65,6 +66,7 @@ def test_it_learns(train_regions, toy_regions, tmp_path):
     assert sum(found) > 1.3 * sum(chance)
 
 
+@pytest.mark.slow
 def test_terms_are_in_the_log(train_regions, tmp_path):
     train_regions()
     for line in events(tmp_path / "run", "step"):
@@ -80,6 +82,7 @@ def test_terms_are_in_the_log(train_regions, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_diversity_keeps_heads_apart(train_regions, tmp_path):
     spread = {}
     for name, weight in (("with", 0.5), ("without", 0.0)):
@@ -91,6 +94,7 @@ def test_diversity_keeps_heads_apart(train_regions, tmp_path):
     assert spread["with"] > spread["without"]
 
 
+@pytest.mark.slow
 def test_it_resumes_bit_for_bit(train_regions, tmp_path):
     train_regions(name="whole")
     train_regions(MHA_D.replace("max_steps = 44", "max_steps = 20"), "parts")
@@ -100,6 +104,7 @@ def test_it_resumes_bit_for_bit(train_regions, tmp_path):
     assert lasting_log(tmp_path / "again") == lasting_log(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_several_batches_a_step(train_regions, tmp_path):
     result = train_regions(MHA_D.replace("batch_size = 9", "batch_size = 3\naccumulate = 3"))
     assert result.standing.step == 44
@@ -116,6 +121,7 @@ def test_bf16_learns_too(train_regions, tmp_path):
     assert 0 < (low[name] - full[name]).norm() < 0.2 * full[name].norm()
 
 
+@pytest.mark.slow
 def test_each_item_is_one_vector(train_regions, toy_regions, tmp_path):
     train_regions()
     run = open_run(tmp_path / "run")
@@ -134,6 +140,7 @@ def test_each_item_is_one_vector(train_regions, toy_regions, tmp_path):
     assert len(from_features) == 10
 
 
+@pytest.mark.slow
 def test_it_starts_from_another_run(train_regions, tmp_path):
     train_regions(name="first")
     text = MHA_D.replace('de = ["comparable"]', 'fr = ["translation"]').replace("max_steps = 44", "max_steps = 1")

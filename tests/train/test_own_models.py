@@ -167,6 +167,7 @@ def test_a_run_of_a_kind_that_is_not_registered_says_so(pairwise, train_toy, mon
         open_run(folder)
 
 
+@pytest.mark.slow
 def test_material_of_ones_own_takes_the_place_of_the_corpus(toy, train_toy, tmp_path):
     expected = train_toy(CONFIG, "corpus")
     config = from_toml(CONFIG, "test")

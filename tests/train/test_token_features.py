@@ -106,6 +106,7 @@ def run(toy_tokens, tmp_path_factory):
     return str(folder)
 
 
+@pytest.mark.slow
 def test_evaluate(run, toy_tokens, finished_run, write_tokens, tmp_path):
     job = EvaluateJob(run, toy_tokens.captions, toy_tokens.features, ("test",), token_features=toy_tokens.token_features)
     scores = evaluate_run(job)

@@ -33,6 +33,7 @@ def stored(corpus) -> dict[int, list[float]]:
     return {row["id"]: row["vector"] for row in open_dataset(corpus.word_vectors).table().to_pylist()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["trained", "frozen"])
 def test_words_begin_with_their_vectors(train_toy, toy_words, tmp_path, how):
     remarks = []
@@ -71,6 +72,7 @@ def test_words_that_begin_with_a_vector_are_counted(toy_words):
         assert words.known(languages, (0, 1, *sorted(expected)[:5])) == 5
 
 
+@pytest.mark.slow
 def test_good_vectors_help(train_toy, toy_words):
     """The vectors say which words belong to one topic, in both languages, which a short training does not find out alone."""
     text = CONFIG.replace("embedding = 6", "embedding = 12")
@@ -79,6 +81,7 @@ def test_good_vectors_help(train_toy, toy_words):
     assert frozen > drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["trained", "frozen"])
 def test_it_resumes_bit_for_bit(train_toy, toy_words, tmp_path, how):
     train_toy(begins(CONFIG, how), "whole", corpus=toy_words)

@@ -109,6 +109,7 @@ def drifting():
     return lambda *arguments: RELU(*arguments) * (1 + 1e-6 * next(calls))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("relu", "reason"),
     [

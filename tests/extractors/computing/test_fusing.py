@@ -148,6 +148,7 @@ def test_a_convolution_that_is_used_twice_is_not_folded():
     assert counts(merged)["BatchNorm2d"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg11_bn"])
 def test_networks_of_torchvision(name):
     """All convolutions, norms, sums and ReLUs are merged. Against float64, torch's own layers are off by up to 1.3e-6 here."""

@@ -55,6 +55,7 @@ class ByName(nn.Sequential):
         return self[0](input=values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 3, 40, 33), (3, 3, 41, 38)])
 @pytest.mark.parametrize(
     "model",

@@ -95,6 +95,7 @@ def meta_state(name: str) -> dict[str, torch.Tensor]:
         return VARIANTS[name].architecture.build(weights=None).state_dict()
 
 
+@pytest.mark.slow
 def test_both_sides_are_resized_and_nothing_is_cut_off():
     extractor = small("resnet152-grid")
     left = Image.new("RGB", (600, 100))
@@ -106,6 +107,7 @@ def test_both_sides_are_resized_and_nothing_is_cut_off():
     assert not pixels[:, :, 228:].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_cells_go_row_by_row_and_channels_are_red_green_blue(name):
     image = Image.new("RGB", (448, 448))
@@ -119,6 +121,7 @@ def test_cells_go_row_by_row_and_channels_are_red_green_blue(name):
     assert cells[33, 1] == cells[0, 1]
 
 
+@pytest.mark.slow
 def test_float16_is_the_rounded_map():
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (80, 70, 3), dtype=np.uint8))
     whole, half = small("vgg19-grid"), small("vgg19-grid", dtype="float16")
@@ -129,6 +132,7 @@ def test_float16_is_the_rounded_map():
     assert half.extract(batch[:0]).dtype == np.float16
 
 
+@pytest.mark.slow
 def test_other_batches_are_refused():
     extractor = small("vgg19-grid")
     assert extractor.extract(torch.zeros(0, 3, 448, 448, dtype=torch.uint8)).shape == (0, 196, 512)

@@ -59,6 +59,7 @@ def test_a_thread_that_preprocesses_alone_makes_the_same_pixels(extractor, files
         assert torch.equal(extractor.preprocess_alone(extractors.decode(file.read_bytes())), expected)
 
 
+@pytest.mark.slow
 def test_features_equal_torchvisions(features, independent):
     assert features.dtype == np.float32
     assert features.shape == (6, 2048)

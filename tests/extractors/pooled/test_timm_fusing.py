@@ -59,6 +59,7 @@ def count(model: nn.Module, kind: type[nn.Module]) -> int:
     return sum(isinstance(layer, kind) for layer in model.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [False, True], ids=["pooled", "grid"])
 @pytest.mark.parametrize(
     ("name", "left"),
@@ -122,6 +123,7 @@ def test_in_16_bits_layers_are_merged_where_the_processor_can():
     assert [count(model, kind) for kind in (nn.BatchNorm2d, nn.Conv2d)] == [0, 0]
 
 
+@pytest.mark.slow
 @merges_bf16
 @pytest.mark.parametrize("name", ["resnet18", "resnext50_32x4d", "seresnet50", "efficientnet_b0", "densenet121", "dla34"])
 def test_merged_layers_within_autocast_are_as_exact_as_torchs(name):

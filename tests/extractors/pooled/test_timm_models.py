@@ -297,6 +297,7 @@ def test_batches(images):
         extractor.extract(torch.zeros(1, 3, 224, 224, dtype=torch.uint8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS[:2])
 def test_bf16_is_close(name, images):
     whole = extractors.load(f"timm:{name}", weights="random:0")

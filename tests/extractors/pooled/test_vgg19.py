@@ -156,6 +156,7 @@ def test_the_mean_of_separate_crops_is_the_feature(separate, pixels, features):
     np.testing.assert_array_max_ulp(found, features(name), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_separate_crops_come_in_the_stated_order(name, separate, monkeypatch):
     """Each corner of the image has a red of its own, so that the corners of a crop say where it was cut."""
@@ -180,6 +181,7 @@ def test_separate_crops_come_in_the_stated_order(name, separate, monkeypatch):
     assert corners == expected + [[right, left, below_right, below_left] for left, right, below_left, below_right in expected]
 
 
+@pytest.mark.slow
 def test_separate_crops_as_float16(separate, monkeypatch):
     extractor = separate("vgg19-10crop", dtype="float16")
     monkeypatch.setattr(extractor, "_convolve", lambda crops: torch.zeros(len(crops), 25088))

@@ -119,6 +119,7 @@ def test_preprocessing_hands_the_pixels_on(extractor):
         extractor.preprocess(picture(1, 10000))
 
 
+@pytest.mark.slow
 def test_the_thinnest_pictures_are_refused_or_computed(extractor):
     for size in ((1, 500), (2000, 5)):
         with pytest.raises(DecodeError, match="no side under 3"):
@@ -126,6 +127,7 @@ def test_the_thinnest_pictures_are_refused_or_computed(extractor):
     check_is_empty(regions(extractor, picture(3, 1000)))
 
 
+@pytest.mark.slow
 def test_a_thin_picture_equals_the_reference(state, thin):
     expected = reference_detector.detect(state, np.asarray(picture(*THIN)), proposals=PROPOSALS)
     assert len(expected["proposals"]) > 100
@@ -245,6 +247,7 @@ def assert_few_launches(gpu, images):
     assert [event.operation for event in gpu.copies.elements()] == ["copy to the GPU"] * images, gpu.report()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_launches_fall_with_the_batch(weights, precision):
     """16 images of three sizes. Convolutions that give zeros cost no time, and do not change the launches."""

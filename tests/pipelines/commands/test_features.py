@@ -80,6 +80,7 @@ def test_a_folder_without_images_is_an_error(features, tmp_path):
     assert not (tmp_path / "f").exists()
 
 
+@pytest.mark.slow
 def test_options_of_the_extractor_reach_its_request(features, images, monkeypatch):
     seen = []
 

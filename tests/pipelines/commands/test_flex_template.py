@@ -45,6 +45,7 @@ def test_google_reads_it():
         assert (read.name, list(read.regexes)) == (parameter["name"], parameter["regexes"])
 
 
+@pytest.mark.slow
 def test_every_option_is_a_parameter_or_left_out_with_a_reason():
     for command in COMMANDS:
         assert {option for option in options_of(command) if option.replace("-", "_") not in PARAMETERS} <= set(LEFT_OUT)
@@ -53,6 +54,7 @@ def test_every_option_is_a_parameter_or_left_out_with_a_reason():
         assert name == "beam-flags" or any(name in options_of(command) for command in COMMANDS)
 
 
+@pytest.mark.slow
 def test_every_parameter_has_a_pattern_and_says_of_which_command_it_is():
     for name, parameter in PARAMETERS.items():
         (pattern,) = parameter["regexes"]

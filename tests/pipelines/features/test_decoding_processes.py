@@ -210,6 +210,7 @@ def test_processes_end_with_the_worker_however_it_ends(ends, tmp_path):
     wait_until_gone(pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet50-pool", "vgg19-10crop-caffe", "vgg19-grid"])
 def test_what_is_sent_to_a_process_is_what_preprocess_does(name):
 

@@ -43,6 +43,7 @@ def test_finished_shards_are_left_out(folder):
     assert found == {1, 2, 3, 4, 6}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("folder", "most"), [("file", 10), ("bytes", 100)])
 def test_few_bytes_travel_for_an_image(tmp_path, folder, most):
     """The local runner holds them in the launcher; names and times of change take more than a hundred bytes each."""

@@ -130,6 +130,7 @@ def test_whose_workers_run_on_this_machine(flags, here):
     assert Execution(beam_flags=flags).runs_here is here
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -199,6 +199,7 @@ def test_pieces_of_any_size_make_the_same_dataset(table, prepared, tmp_path, mon
     assert snapshot(tmp_path / "c") == snapshot(prepared)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("execution", [ONE, SHUFFLING], ids=["places", "bytes"])
 def test_truecasers_learn_from_all_captions_when_a_run_goes_on(rows, table, tmp_path, execution):
@@ -313,6 +314,7 @@ def shards_of(source, output, **more) -> int:
     return len(prepare_captions(CaptionsJob(source=source, output=str(output), recipe="raw", **more), ONE).shards)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "most"), [("t.tsv", 1 << 26), ("t.tsv", 400), ("t.tsv.gz", 400)])
 def test_the_number_of_shards_follows_from_the_bytes_of_the_files(tmp_path, rows, monkeypatch, name, most):
     """A table of 7 to 12 kB; compressed, it has about 3 kB that count four times."""
@@ -326,6 +328,7 @@ def test_the_number_of_shards_follows_from_the_bytes_of_the_files(tmp_path, rows
     assert shards_of(open_source("table", table), tmp_path / "c") == expected
 
 
+@pytest.mark.slow
 def test_captions_keep_the_number_of_their_folder_and_follow_other_datasets(tmp_path, rows):
     source = open_source("table", write_table(tmp_path / "t.tsv", rows))
     assert shards_of(source, tmp_path / "c", shards=3) == 3

@@ -97,6 +97,7 @@ def encoded(inputs) -> Path:
     return inputs / "encoded"
 
 
+@pytest.mark.slow
 def test_the_pipeline_encodes_each_caption_in_its_place(inputs, tmp_path):
     manifest = encode_captions(job_of(inputs, tmp_path / "e", max_length=4), ONE)
     captions, vocabulary = open_dataset(inputs / "captions"), open_dataset(inputs / "vocabulary")
@@ -119,6 +120,7 @@ def test_the_pipeline_encodes_each_caption_in_its_place(inputs, tmp_path):
     assert manifest.statistics["captions_cut"] == 4
 
 
+@pytest.mark.slow
 def test_finished_shards_are_kept(inputs, encoded, tmp_path):
     shutil.copytree(encoded, tmp_path / "e")
     before = {path.name: path.read_bytes() for path in files(tmp_path / "e")}

@@ -89,6 +89,7 @@ def test_pictures_are_read_by_the_function_of_the_application(command, asked):
     assert calls == [(("photos", ["a", "b"]), more)]
 
 
+@pytest.mark.slow
 def test_figures_of_a_run(command, write_run, toy, tmp_path):
     def read(location, image_ids, **options):
         assert (location, options) == ("photos", {"ids": "name", "columns": "", "allow_private_addresses": False})
@@ -118,6 +119,7 @@ def test_a_missing_package_shows_before_the_work(command, asked, monkeypatch):
     assert asked == []
 
 
+@pytest.mark.slow
 def test_the_application_reads_images_as_for_features(write_run, toy, tmp_path):
     """Mounted in the whole command, with images in a folder, and in a table whose columns have other names."""
     from PIL import Image

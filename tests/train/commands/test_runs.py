@@ -255,6 +255,7 @@ def test_search_without_a_tokenizer_takes_only_tokens(command, write_run, toy):
     assert command(*arguments, "--tokenized", "--json", obj=None) == command(*arguments, "--tokenized", "--json")
 
 
+@pytest.mark.slow
 def test_tables_writes_the_report(command, toy_2016, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     maps = []

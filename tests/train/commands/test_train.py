@@ -41,6 +41,7 @@ def datasets(toy):
     return ["--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary]
 
 
+@pytest.mark.slow
 def test_a_run_from_a_file(command, datasets, tmp_path):
     (tmp_path / "small.toml").write_text(SMALL)
     settings = ["--set", "model.embedding=5", "--set", "loss.hinges = max", "--max-steps", "12", "--seed", "7"]
@@ -112,6 +113,7 @@ def test_it_says_what_it_leaves_out(command, datasets, gappy, tmp_path):
     assert open_run(tmp_path / "run").left_out["val"]["images"] == 2
 
 
+@pytest.mark.slow
 def test_it_starts_from_another_run(command, datasets, tmp_path):
     (tmp_path / "small.toml").write_text(SMALL)
     given = [str(tmp_path / "small.toml"), *datasets, "--device", "cpu", "--no-tensorboard", "--max-steps", "3"]

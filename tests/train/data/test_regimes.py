@@ -104,6 +104,7 @@ def test_disjoint_halves_need_two_languages(bilingual, new_captions):
         disjoint_halves(new_captions([("a", "en", "comparable", 0, [1])]), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regime", [one_caption_per_image, half_of_images, disjoint_halves])
 def test_seeds(bilingual, regime):
     assert keys(regime(bilingual, 5)) == keys(regime(bilingual, 5))

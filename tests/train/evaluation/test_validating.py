@@ -112,6 +112,7 @@ class Silent(Material):
         return Validation(super().evaluate(model, config, terms).retrieval)
 
 
+@pytest.mark.slow
 def test_a_training_is_the_same_with_and_without_them(toy, finished_run, tmp_path):
     config = from_toml(CONFIG, "test")
     material = Silent(**vars(open_material(config, toy, seed=0)))
@@ -139,6 +140,7 @@ def test_the_logged_loss_is_that_of_the_model(toy, finished_run):
     assert (line["loss"], line["terms"]) == (found.loss, found.terms)
 
 
+@pytest.mark.slow
 def test_it_is_shown_with_the_scores(toy, tmp_path):
     reports, output = [], io.StringIO()
     job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu")

@@ -168,6 +168,7 @@ def test_without_gradients_no_step_is_kept(monkeypatch):
     assert max(alive) <= 1
 
 
+@pytest.mark.slow
 def test_a_compiled_caller_does_not_compile_it():
     collected = packed(batch(5, 30))
     gru = torch.nn.GRU(WORDS, UNITS)

@@ -42,6 +42,7 @@ def test_each_caption_is_read_as_if_it_were_alone(captions):
             assert not states[row, len(caption) :].any()
 
 
+@pytest.mark.slow
 def test_gradients():
     lstm, words = reader()
     names, parameters = zip(*lstm.named_parameters(), strict=True)

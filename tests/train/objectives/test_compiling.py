@@ -58,6 +58,7 @@ def batch_of(shape: tuple[int, ...], images: int, tokens: int) -> Inputs:
     return Inputs("images", torch.arange(images), ImageBatch(features, mask), tuple(captions), ("en", "de"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_is_one_graph_with_the_loss_and_gradients_of_the_plain_one(kind):
     config, shape, loss = KINDS[kind]

@@ -35,6 +35,7 @@ def printed(comparison: Comparison, width: int = 80) -> list[str]:
     return [" ".join(line.split()) for line in capture.get().splitlines()]
 
 
+@pytest.mark.slow
 def test_only_what_differs_is_listed(runs):
     comparison = compare_runs(runs)
     assert comparison.differences == {
@@ -48,6 +49,7 @@ def test_only_what_differs_is_listed(runs):
     assert comparison.notes == ()
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_best_step(runs, tmp_path):
     comparison = compare_runs(runs)
     assert comparison.languages == ("en", "de")
@@ -61,6 +63,7 @@ def test_scores_are_those_of_the_best_step(runs, tmp_path):
     assert comparison.runs[2].scores("de") == {}
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_their_seeds_alone_are_a_group(runs):
     comparison = compare_runs(runs)
     (group,) = comparison.groups
@@ -72,6 +75,7 @@ def test_runs_that_differ_in_their_seeds_alone_are_a_group(runs):
     assert [comparison.label(run) for run in comparison.runs] == ["both (2 seeds)", "both (2 seeds)", "english"]
 
 
+@pytest.mark.slow
 def test_the_tables(runs):
     lines = printed(compare_runs(runs))
     assert "both (2 seeds) english" in lines
@@ -85,6 +89,7 @@ def test_the_tables(runs):
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.slow
 def test_plain_values(runs):
     values = json.loads(json.dumps(compare_runs(runs).to_dict()))
     assert [run["settings"]["seed"] for run in values["runs"]] == [0, 1, 0]
@@ -97,6 +102,7 @@ def test_plain_values(runs):
 # --- runs that are not whole -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_its_first_checkpoint(runs, tmp_path):
     begun = tmp_path / "begun"
     begun.mkdir()

@@ -264,6 +264,7 @@ def test_words_over_regions(attending, boxed, tmp_path, drawn, name, title):
             assert len(boxes_of(picture)) == inside.shape[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["regions", "words"])
 def test_heads_may_attend_to_either_alone(attending, boxed, tmp_path, drawn, part, monkeypatch):
     weights = MhaD.attention_weights

@@ -91,6 +91,7 @@ def test_existing_results_are_kept_and_the_rest_is_done(finished, toy_2016):
     assert {path for path in before if before[path] != after[path]} == {str(gone)}
 
 
+@pytest.mark.slow
 def test_other_settings_or_data_are_refused(finished, toy_2016, tmp_path):
     job = job_of(toy_2016, finished)
     with pytest.raises(DatasetError, match="measured with other config: nothing was trained"):
@@ -136,6 +137,7 @@ def test_captions_that_lack_a_language_are_refused_before_training(toy, toy_2016
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.slow
 def test_a_language_that_is_not_monitored_needs_no_validation_captions(toy_2016, new_dataset, tmp_path):
     source = open_dataset(toy_2016.captions)
     rows = [row for row in source.table().to_pylist() if (row["split"], row["language"]) != ("val", "de")]
@@ -158,6 +160,7 @@ def test_features_that_lack_images_are_refused_before_training(multi30k, new_dat
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.slow
 def test_only_images_that_are_read_need_features(multi30k, new_dataset, tmp_path):
     """A German row needs no features of an image that has only a French caption."""
     source, rows = open_dataset(multi30k.captions), []
@@ -180,6 +183,7 @@ def test_a_row_with_test_captions_in_only_one_split(multi30k, tmp_path):
     assert [(score["split"], score["language"]) for score in result["scores"]] == [("test_2016_flickr", "fr")]
 
 
+@pytest.mark.slow
 def test_the_output_may_start_with_the_home_folder(toy_2016, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -412,6 +416,7 @@ def test_a_damaged_run_is_a_failure_of_its_row(toy_2016, tmp_path):
     assert "damaged, or not a checkpoint" in (damaged / "traceback.txt").read_text()
 
 
+@pytest.mark.slow
 def test_captions_without_features_are_left_out(toy_2016, without_features, tmp_path):
     few = without_features(toy_2016, tmp_path)
     job = job_of(few, tmp_path / "o", rows=("vse-en",), seeds=1)

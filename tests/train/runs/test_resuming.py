@@ -151,6 +151,7 @@ def test_a_run_without_its_last_checkpoint_is_not_overwritten(train_toy, copied_
     assert contents(copied_run) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [17, 44])
 def test_a_run_killed_between_its_two_checkpoints_resumes(train_toy, tmp_path, monkeypatch, steps):
     write = write_checkpoint

@@ -270,6 +270,7 @@ def test_it_resumes_bit_for_bit_and_takes_nothing_again(toy, finished_run, tmp_p
     assert train_from(toy, tmp_path / "whole", resume=True, start_from=str(moved))[0].standing.step == 44
 
 
+@pytest.mark.slow
 def test_another_source_is_another_run(toy, finished_run, train_toy, tmp_path):
     source = str(finished_run[0])
     train_toy(changed(CONFIG, SHORT), "source", seed=9)

@@ -44,6 +44,7 @@ SOURCE = SimpleNamespace(refs=lambda: iter(REFS[:1]))
 """Has changed since."""
 
 
+@pytest.mark.slow
 def test_another_machine_takes_the_listing(shared, tmp_path):
     assert list(shared.refs(SOURCE)) == REFS
     (path,) = tmp_path.iterdir()
