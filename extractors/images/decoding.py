@@ -11,13 +11,15 @@ black and white (``1``)     0 and 255
 palette (``P``)             looked up in the palette; a transparent entry has the colour that the palette has for it
 ``LA``, ``PA``, ``RGBA``    alpha is dropped, not composited: ``convert("RGB")``, as the Multi30K authors did
 CMYK, YCCK                  Pillow's conversion, which knows Adobe's inverted CMYK; no colour profile is applied
-16-bit grey                 ``round(value / 257)``, so 0…65535 becomes 0…255 (a plain ``convert("RGB")`` clips to white)
-32-bit integer grey         the same if all values lie in 0…65535, else ``unsupported``
+16-bit grey                 ``round(value / 257)``, so 0…65535 becomes 0…255 (a plain ``convert("RGB")`` clips to white);
+                            inverted where the file says that 0 is white
+signed or 32-bit grey       the same if all values lie in 0…65535 (0…255 of 8 bits), else ``unsupported``
 PGM, PPM                    scaled so that the file's maximum becomes 255; grey of more than 8 bits by way of 16-bit grey
 16-bit RGB, grey and alpha  the high byte of each sample of PNG and TIFF, as Pillow reads them
 JPEG 2000, not 8 bits       grey of 9…16 bits is shifted to 16 bits, then as 16-bit grey; everything else is ``unsupported``
 AVIF, HEIC, not 8 bits      what libavif and libheif make of them: colours of 8 bits, grey of 16 bits
 12-bit TIFF, floats, Lab    ``unsupported``: there is no agreed way to 8 bits
+tags that Pillow ignores    ``unsupported``, see `extractors.images.tiff`; docs/image-files.md lists all kinds of files
 several frames or images    the first; the primary image of HEIC, the largest of an icon
 ==========================  ===============================================================================================
 
@@ -31,6 +33,7 @@ A format that cannot be decoded here, because Pillow was built without it or the
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zlib
 from typing import TYPE_CHECKING
@@ -39,12 +42,13 @@ from extractors.images.formats import FORMATS, format_of, missing_decoder
 from schemas.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from PIL import Image
+    import numpy as np
+    from PIL import Image, ImageFile
 
 __all__ = ["DECODING", "MAX_PIXELS", "REASONS", "DecodeError", "decode"]
 
 DECODING = 1
-"""Version of the rules above, part of every extractor's parameters. Any change of a pixel makes a new version."""
+"""Version of the rules above, part of every extractor's parameters. A change of a rule makes a new version."""
 
 MAX_PIXELS = 178_956_970
 """Greatest width times height that is decoded; a small file can claim any size. Equals the limit of Pillow's own error."""
@@ -61,6 +65,13 @@ _PILLOW_ERRORS = (
     *(OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error),
     *(RuntimeError, AssertionError),
 )
+# What Pillow says of files that are whole, but that it does not read.
+_UNREAD = re.compile(
+    r"^(unknown (pixel mode|raw mode|TGA)|unrecognized raw mode|cannot handle \d+-layer|Unsupported BMP|cannot load this image|"
+    r"unable to determine J2K|Windows Media Photo|Unknown compression method)"
+)
+_JPEG_PROCESSES = {0xC0, 0xC1, 0xC2, 0xC9, 0xCA}  # baseline, sequential and progressive, the last two arithmetic
+_START_OF_FRAME = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
 
 
 class DecodeError(InputError):
@@ -117,7 +128,7 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     try:
         if kind == "ICO":
             _check_icon(data, max_pixels)
-        image = Image.open(io.BytesIO(data), formats=(kind,))
+        image = _open(data, kind)
         _check_pixels(*image.size, max_pixels)
         if kind == "JPEG2000":
             _check_depth(data, image.mode)
@@ -126,15 +137,30 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DecodeError("too_large", f"the image exceeds Pillow's own limit of pixels: {error}") from error
-    except Image.UnidentifiedImageError as error:
-        raise DecodeError(
-            "decode_error",
-            f"the {len(data)} bytes begin like {kind}, but the header cannot be read: the file is damaged or was cut off "
-            "near its start; fetch it again",
-        ) from error
     except _PILLOW_ERRORS as error:
         raise _broken(data, kind, error) from error
     return _to_rgb(_upright(image) if kind == "AVIF" else image)
+
+
+def _open(data: bytes, kind: str) -> ImageFile.ImageFile:
+    """Open an image as ``PIL.Image.open`` does, whose error does not say what is wrong with the header.
+
+    Raises:
+        PIL.UnidentifiedImageError: the header cannot be read, for the reason that the error states.
+    """
+    from PIL import Image
+
+    from extractors.images.tiff import TiffFile
+
+    Image.preinit()
+    if kind not in Image.OPEN:
+        Image.init()
+    try:
+        image = TiffFile(io.BytesIO(data)) if kind == "TIFF" else Image.OPEN[kind][0](io.BytesIO(data), "")
+    except (SyntaxError, IndexError, TypeError, struct.error) as error:
+        raise Image.UnidentifiedImageError(str(error)) from error
+    Image._decompression_bomb_check(image.size)
+    return image
 
 
 def _check_pixels(width: int, height: int, max_pixels: int) -> None:
@@ -189,6 +215,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     """Convert a loaded image as the table at the top of this module says."""
     if image.mode.startswith("I"):
         return _grey16_to_rgb(image)
+    if image.mode == "L" and getattr(image, "is_signed", False):
+        _check_range(_array(image).view("int8"), 255)
     if image.mode not in _CONVERTED_MODES:
         raise DecodeError(
             "unsupported",
@@ -204,23 +232,66 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def _grey16_to_rgb(image: Image.Image) -> Image.Image:
     """Scale grey values in 0…65535 to 8 bits, rounding to the nearest, and replicate them."""
-    import numpy as np
     from PIL import Image as PilImage
 
-    values = np.asarray(image).astype(np.int64)  # [H, W]
+    values = _array(image).astype("int64")  # [H, W]
     if tuple(getattr(image, "tag_v2", {}).get(258, ())) == (12,):  # a TIFF's BitsPerSample
         raise DecodeError("unsupported", "the pixels have 12 bits, expected 8 or 16: convert the file to 8-bit RGB")
-    if values.size and (values.min() < 0 or values.max() > 65535):
+    _check_range(values, 65535)
+    if getattr(image, "white_is_zero", False):
+        values = 65535 - values
+    return PilImage.fromarray(((values + 128) // 257).astype("uint8")).convert("RGB")
+
+
+def _array(image: Image.Image) -> np.ndarray:
+    import numpy as np
+
+    return np.asarray(image)
+
+
+def _check_range(values: np.ndarray, greatest: int) -> None:
+    if values.size and (values.min() < 0 or values.max() > greatest):
         raise DecodeError(
             "unsupported",
-            f"the grey values run from {values.min()} to {values.max()}, expected 0 to 65535: convert the file to 8-bit RGB",
+            f"the grey values run from {values.min()} to {values.max()}, expected 0 to {greatest}: convert the file to 8-bit RGB",
         )
-    return PilImage.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+
+
+def _unread(data: bytes, kind: str, error: Exception) -> str | None:
+    """Return the property of a file that no decoder here follows, if an error is about that; None for damage."""
+    if kind == "JPEG" and (process := _jpeg_process(data)) is not None:
+        return process
+    if isinstance(error, NotImplementedError):
+        return str(error)
+    return f"a layout that is not supported ({error})" if _UNREAD.search(str(error)) else None
+
+
+def _jpeg_process(data: bytes) -> str | None:
+    """Return the process and depth of a JPEG file that libjpeg does not decode; None for those it does, and for damage."""
+    position = 2
+    while data[position : position + 1] == b"\xff" and position + 5 <= len(data):
+        marker, length, bits = struct.unpack_from(">BHB", data, position + 1)
+        if marker in _START_OF_FRAME:
+            if marker in _JPEG_PROCESSES and bits == 8:
+                return None
+            return f"samples of {bits} bits in JPEG's process SOF{marker - 0xC0}, expected 8 in SOF0 to SOF2"
+        position += 2 + length
+    return None
 
 
 def _broken(data: bytes, kind: str, error: Exception) -> DecodeError:
-    """Distinguish a file that ends too early, and a codec that is missing, from damage, as Pillow does only in its texts."""
+    """Distinguish files that end too early, and those that nothing here reads, from damage, as Pillow does only in its texts."""
+    from PIL import Image
+
     text = f"{type(error).__name__}: {error}"
+    if (fault := _unread(data, kind, error)) is not None:
+        return DecodeError("unsupported", f"the {kind} file of {len(data)} bytes has {fault}: convert it to 8-bit RGB")
+    if isinstance(error, Image.UnidentifiedImageError):
+        return DecodeError(
+            "decode_error",
+            f"the {len(data)} bytes begin like {kind}, but the header cannot be read: the file is damaged or was cut off "
+            "near its start; fetch it again",
+        )
     if str(error).endswith("not available"):
         return DecodeError(
             "unsupported", f"this build of Pillow cannot decode the {kind} file ({text}): install Pillow's wheel"

@@ -31,13 +31,14 @@ def replicated(values: np.ndarray) -> np.ndarray:
     return np.repeat(values[:, :, None], 3, axis=2)
 
 
-def png(width: int, height: int, depth: int, color: int, rows: bytes) -> bytes:
+def png(width: int, height: int, depth: int, color: int, rows: bytes, **chunks: bytes) -> bytes:
     def chunk(name: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
     header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
     data = chunk(b"IDAT", zlib.compress(rows))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + data + chunk(b"IEND", b"")
+    more = b"".join(chunk(name.encode(), body) for name, body in chunks.items())
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + more + data + chunk(b"IEND", b"")
 
 
 def noise(height: int = 64, width: int = 48) -> Image.Image:
@@ -109,6 +110,14 @@ def test_16_bit_rgb_and_grey_with_alpha_give_the_high_byte():
     assert pixels(grey_alpha).tolist() == [[[0x42] * 3]]
 
 
+@pytest.mark.parametrize("chunk", [{"tRNS": b"\x42\x42"}, {"gAMA": b"\x00\x01\x86\xa0"}, {"sBIT": b"\x0c"}])
+def test_a_transparent_grey_gamma_and_significant_bits_of_a_png_change_nothing(chunk):
+    """Samples of fewer significant bits are scaled to all bits by who writes the file (PNG 13.12)."""
+    values = np.arange(16) * 0x111  # 12 bits
+    row = b"\x00" + (values << 4 | values >> 8).astype(">u2").tobytes()
+    assert pixels(png(16, 1, 16, 0, row, **chunk))[0, :, 0].tolist() == [17 * value for value in range(16)]
+
+
 def test_32_bit_grey_is_scaled_like_16_bit_where_it_fits():
     fitting = Image.fromarray(np.array([[0, 257, 65535]], dtype=np.int32))
     assert pixels(encode(fitting, "TIFF")).tolist() == [[[0] * 3, [1] * 3, [255] * 3]]
@@ -133,6 +142,13 @@ def test_12_bit_grey_is_unsupported():
     with pytest.raises(DecodeError, match="12 bits, expected 8 or 16") as caught:
         decode(data)
     assert caught.value.reason == "unsupported"
+
+
+def test_cmyk_jpeg_is_inverted_with_adobes_marker_or_without():
+    data = encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=100)
+    at = data.index(b"\xff\xee")
+    (length,) = struct.unpack_from(">H", data, at + 2)
+    np.testing.assert_array_equal(pixels(data[:at] + data[at + 2 + length :]), pixels(data))
 
 
 def test_cmyk_tiff_and_adobe_inverted_jpeg_have_the_colour_that_was_meant():
@@ -287,6 +303,45 @@ def test_the_images_of_an_icon_are_counted_before_they_are_decoded(monkeypatch):
     assert reason_of(data) == "too_large"
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert reason_of(data) == "too_large"
+
+
+# --- whole files of kinds that are not decoded --------------------------------------------------------------------------
+
+
+def bmp(bits: int, compression: int, masks: bytes = b"") -> bytes:
+    header = struct.pack("<IiiHHIIiiII", 40, 4, 2, 1, bits, compression, 0, 0, 0, 0, 0) + masks
+    return b"BM" + struct.pack("<IHHI", 14 + len(header) + 64, 0, 0, 14 + len(header)) + header + bytes(64)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bmp(16, 3, struct.pack("<III", 0xF00, 0xF0, 0xF)),
+        bmp(32, 3, struct.pack("<III", 0x3FF00000, 0xFFC00, 0x3FF)),
+        bmp(64, 0),
+        bmp(2, 0),
+        bmp(0, 4),  # a JPEG in it
+        # A palette of four bytes each, and indices of two.
+        struct.pack("<BBBHHBHHHHBB", 0, 1, 1, 0, 2, 32, 0, 0, 2, 1, 8, 0x20) + bytes(16),
+        struct.pack("<BBBHHBHHHHBB", 0, 1, 1, 0, 2, 24, 0, 0, 2, 1, 16, 0x20) + bytes(18) + b"TRUEVISION-XFILE.\x00",
+    ],
+)
+def test_bmp_and_tga_that_pillow_does_not_read_are_unsupported(data):
+    with pytest.raises(DecodeError, match=r"has a layout that is not supported \(.+\): convert it to 8-bit RGB") as caught:
+        decode(data)
+    assert caught.value.reason == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("start_of_frame", "bits", "process"), [(0xC0, 12, 0), (0xC1, 12, 1), (0xC3, 8, 3), (0xC5, 8, 5), (0xF7, 8, 55)]
+)
+def test_jpeg_of_other_processes_is_unsupported(start_of_frame, bits, process):
+    data = bytearray(encode(Image.fromarray(RAMP), "JPEG"))
+    at = data.index(b"\xff\xc0")
+    data[at + 1], data[at + 4] = start_of_frame, bits
+    with pytest.raises(DecodeError, match=f"samples of {bits} bits in JPEG's process SOF{process}, expected 8") as caught:
+        decode(bytes(data))
+    assert caught.value.reason == "unsupported"
 
 
 # --- orientation, frames ---------------------------------------------------------------------------------------------
