@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 import extractors
+from pipelines.inputs.ids import IdRule
 from pipelines.inputs.images import ImageSource, open_images
-from pipelines.inputs.images.base import IdRule
 from schemas.errors import InputError
 
 __all__ = ["Picture", "alike", "decoded_pictures", "read_pictures"]
@@ -68,16 +68,19 @@ def decoded_pictures(images: ImageSource, image_ids: Sequence[str]) -> dict[str,
     """Read pictures from a collection, mode ``RGB``, by image id.
 
     Raises:
-        InputError: the collection has no image of an id, or one cannot be read.
+        InputError: the collection has no image of an id, or two, or one cannot be read.
     """
     wanted = set(image_ids)
-    found = {ref.image_id: ref for ref in images.refs() if ref.image_id in wanted}
+    refs = sorted(ref for ref in images.refs() if ref.image_id in wanted)
+    images.check_ids(refs)
+    found = {ref.image_id: ref for ref in refs}
+    hint = " (--ids path makes ids of whole paths)" if getattr(images, "ids", "") == "name" else ""
     pictures = {}
     for image_id in image_ids:
         if image_id not in found:
             raise InputError(
                 f"image {image_id!r} is not among the images in {images.location!r}"
-                f"{alike(image_id, (ref.image_id for ref in images.refs()))} (--ids path makes ids of whole paths)"
+                f"{alike(image_id, (ref.image_id for ref in images.refs()))}{hint}"
             )
         ref = found[image_id]
         try:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,10 @@ import pyarrow as pa
 import extractors
 from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.inputs.images import ImageRef
-from schemas.errors import DatasetError, InputError
+from schemas.errors import DatasetError
 from schemas.kinds import numpy_type
 
-__all__ = ["Tally", "extract_shard", "merge_rows", "refuse_duplicates"]
+__all__ = ["Tally", "extract_shard", "merge_rows"]
 
 
 @dataclass
@@ -88,20 +88,6 @@ class _Batch:
     refs: Sequence[ImageRef]
     columns: Callable[[], Mapping[str, np.ndarray]]
     tally: Tally
-
-
-def refuse_duplicates(refs: Sequence[ImageRef]) -> None:
-    """Check that no id occurs twice among the references of one shard, sorted by image id; equal ids always meet in one shard.
-
-    Raises:
-        InputError: two images have the same id.
-    """
-    for first, second in pairwise(refs):
-        if first.image_id == second.image_id:
-            raise InputError(
-                f"image id {first.image_id!r} belongs to two files, {first.uri!r} and {second.uri!r}: rename one, choose the "
-                "files with a pattern or a table, or make ids of whole paths with --ids path"
-            )
 
 
 def extract_shard(

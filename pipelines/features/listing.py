@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-import numpy as np
-
-from pipelines.features.forward import refuse_duplicates
 from pipelines.features.job import FeaturesJob
+from pipelines.inputs.ids import KeyHashes
 from pipelines.inputs.images import ImageRef, KeptRefs, Listing, kept_refs
 from schemas.errors import InputError
 from schemas.locations import is_remote
@@ -31,7 +27,7 @@ def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
         UsageError: the shards would be too large.
         InputError: the source holds no images, or two with the same id.
     """
-    ids = array("Q")  # Eight bytes per image: the ids themselves would take ten times as much.
+    ids = KeyHashes()
     folder = Folder(job.output)
     known = known_shards(job.shards, folder, overwrite=job.overwrite)
     kept = KeptRefs() if keep or is_remote(job.images.location) else None
@@ -41,26 +37,16 @@ def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
         raise InputError(
             f"no images found in {job.images.location!r}: check the path; a folder is searched for known extensions"
         )
-    _refuse_duplicates(ids, lambda: job.images.refs() if kept is None else kept_refs(kept.path))
+    if suspects := ids.suspects():
+        again = job.images.refs() if kept is None else kept_refs(kept.path)
+        job.images.check_ids(sorted(ref for ref in again if hash(ref.image_id) in suspects))
     size = listing.count * job.feature_bytes()
     shards = known or choose_shards(size, VECTOR_SHARD_BYTES)
     check_shard_bytes(shards, size, folder)
     return listing.folded(shards)
 
 
-def _remember_ids(refs: Iterable[ImageRef], ids: array[int]) -> Iterator[ImageRef]:
+def _remember_ids(refs: Iterable[ImageRef], ids: KeyHashes) -> Iterator[ImageRef]:
     for ref in refs:
-        ids.append(_short_digest(ref.image_id))
+        ids.add(ref.image_id)
         yield ref
-
-
-def _short_digest(image_id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(image_id.encode(), digest_size=8).digest(), "big")
-
-
-def _refuse_duplicates(ids: array[int], refs: Callable[[], Iterable[ImageRef]]) -> None:
-    """Refuse ids that occur twice, before anything is made; only suspects are looked up."""
-    digests = np.sort(np.frombuffer(ids, np.uint64))
-    suspects = set(digests[1:][digests[1:] == digests[:-1]].tolist())
-    if suspects:
-        refuse_duplicates(sorted(ref for ref in refs() if _short_digest(ref.image_id) in suspects))

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 import extractors
 from pipelines.features.decoding_processes import DecodingProcesses
-from pipelines.features.forward import Tally, extract_shard, merge_rows, refuse_duplicates
+from pipelines.features.forward import Tally, extract_shard, merge_rows
 from pipelines.features.reuse import Reuse, plan_reuse, source_of, statistics_of
 from pipelines.inputs.images import ImageRef, ImageSource, Listing, digest_of
 from schemas.damage import content_errors
@@ -70,7 +70,7 @@ def make_shard(
         InputError: two images have the same id, the list of images has changed since the run began, or the source is gone.
     """
     refs = sorted(refs)
-    refuse_duplicates(refs)
+    images.check_ids(refs)
     _refuse_other_list(output, number, refs, images)
     refs = images.with_versions(refs)
     reuse = plan_reuse(output, number, refs, read=images.read, update=update, retry_failed=retry_failed)

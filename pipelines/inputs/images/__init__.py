@@ -1,7 +1,8 @@
 """Collections of images: folders, tables, tars and Parquet files."""
 
+from pipelines.inputs.ids import IdRule
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars
-from pipelines.inputs.images.base import IdRule, ImageRef, ImageSource
+from pipelines.inputs.images.base import ImageRef, ImageSource
 from pipelines.inputs.images.copies import COPIES_SCHEMA, CopiedImages, Copies, Copy
 from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
 from pipelines.inputs.images.kept import KeptRefs, SharedRefs, kept_refs

@@ -14,11 +14,10 @@ from __future__ import annotations
 import errno
 import io
 import re
-import tarfile
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Literal, cast
@@ -26,10 +25,12 @@ from typing import Any, BinaryIO, Literal, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.inputs.images.base import IdRule, ImageRef, ImageSource
+from pipelines.inputs.ids import IdRule, id_of_path
+from pipelines.inputs.images.base import ImageRef, ImageSource
 from pipelines.inputs.images.parquet_columns import bytes_column, ids_column, read_column, read_paths
 from pipelines.inputs.images.row_groups import RowGroups, first_rows, no_image
 from pipelines.inputs.images.selection import EXTENSIONS, NotTaken, crosses_folders, is_image
+from pipelines.inputs.images.tar_members import check_member, members_of, parts_of
 from schemas.errors import DatasetError, InputError
 from schemas.filesystems import storage_errors
 from schemas.keys import check_image_id
@@ -48,7 +49,6 @@ __all__ = [
 ArchiveKind = Literal["tar", "parquet"]
 
 _COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tzst|tar\.(gz|bz2|xz|zst|lz4?|br|z))$", re.IGNORECASE)
-_BLOCK = tarfile.BLOCKSIZE
 # A request to an object store costs as much as reading several MB, so small members are read rather than skipped.
 _REMOTE_BUFFER = 4 << 20
 
@@ -162,8 +162,7 @@ class _Archives(ImageSource):
             raise InputError(f"{self.folder.path_of(name)!r} no longer exists: run the command again") from error
 
     def _image_id(self, path: str) -> str:
-        pure = PurePosixPath(path)
-        return pure.stem if self.ids == "name" else str(pure.with_suffix(""))
+        return id_of_path(path, self.ids)
 
     @abstractmethod
     def _kind(self) -> ArchiveKind: ...
@@ -185,85 +184,45 @@ class ImagesInTars(_Archives):
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one member, read from its position in the tar."""
-        data = self.folder.read_part(_tar_of(ref.uri), ref.offset, ref.bytes)
+        data = self.folder.read_part(parts_of(ref.uri)[0], ref.offset, ref.bytes)
         if len(data) != ref.bytes:
             raise OSError(errno.EIO, "the archive ends before the image does")
         return data
+
+    def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
+        """Tell a member that a tar holds twice from members of one name, in one tar or several."""
+        tars, paths = zip(*(parts_of(ref.uri) for ref in (first, second)), strict=True)
+        if first.uri == second.uri:
+            return "the tar holds the member twice; unpack it, which keeps the last one, and pack it again"
+        if self.ids == "name" and id_of_path(paths[0], "path") != id_of_path(paths[1], "path"):
+            return "make ids of whole paths with --ids path, or rename one and pack it again"
+        if tars[0] != tars[1]:
+            return (
+                "rename one and pack it again, or unpack each tar to a folder of its own and make ids of paths with --ids path"
+            )
+        return "rename one and pack it again"
 
     def _kind(self) -> ArchiveKind:
         return "tar"
 
     def _refs_in(self, name: str, left_out: NotTaken) -> Iterator[ImageRef]:
         location = self.folder.path_of(name)
-        if _tar_of(f"{name}/") != name:
+        if parts_of(f"{name}/")[0] != name:
             raise InputError(f"{location!r} is in a folder whose name ends in '.tar': rename the folder")
         with storage_errors(location), self._open(name) as raw:
             file = raw if self.folder.is_local else io.BufferedReader(raw, _REMOTE_BUFFER)
-            for member in _members(cast("BinaryIO", file), raw.size(), location):
+            for member in members_of(cast("BinaryIO", file), raw.size(), location):
                 path = f"{name}/{PurePosixPath(member.name)}"
                 if member.isdir():
                     continue
                 if is_image(path):
-                    _check_member(member, location)
+                    check_member(member, location)
                     image_id = self._image_id(member.name)
                     place = f"{location!r}, member {member.name!r}"
                     check_image_id(image_id, place=place, advice="rename it and pack it again")
                     yield ImageRef(image_id, path, member.size, member.offset_data)
                 else:
                     left_out.add(path)
-
-
-def _tar_of(uri: str) -> str:
-    """Return the tar of a reference: the path up to the first part that is named like a tar."""
-    parts = uri.split("/")
-    end = next((number for number, part in enumerate(parts) if part.lower().endswith(".tar")), len(parts))
-    return "/".join(parts[: end + 1])
-
-
-def _members(file: BinaryIO, size: int, location: str) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar by reading its headers alone.
-
-    Raises:
-        InputError: the file does not end the way a tar must.
-    """
-    position = 0
-    try:
-        # "r:" accepts no compression. `tarfile` would keep every member in memory: they are dropped here.
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            while (member := tar.next()) is not None:
-                tar.members.clear()  # type: ignore[attr-defined]
-                position = tar.offset
-                if position > size:
-                    raise _broken(location, size, f"it ends within the member {member.name!r}")
-                yield member
-    except tarfile.TarError as error:
-        raise _broken(location, position, str(error)) from error
-    # `tarfile` mistakes any unreadable header but the first for the end.
-    file.seek(position)
-    end = file.read(_BLOCK)
-    if end != bytes(_BLOCK):
-        raise _broken(location, position, "found neither a member nor the end mark of a tar" if end else "it has no end mark")
-
-
-def _broken(location: str, position: int, detail: str) -> InputError:
-    return InputError(
-        f"{location!r} is not a whole tar: at byte {position}: {detail}. Was it cut short while it was copied or written? Copy or "
-        "make it again"
-    )
-
-
-def _check_member(member: tarfile.TarInfo, location: str) -> None:
-    try:
-        member.name.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"{location!r} holds the member {member.name!r}, whose name is not UTF-8: rename it and pack it again"
-        ) from error
-    if not member.isreg() or member.sparse is not None:
-        raise InputError(
-            f"{location!r}: the member {member.name!r} is a link or a sparse file, not an image's bytes; pack it again with "
-            "tar --dereference --hard-dereference"
-        )
 
 
 # --- Parquet ---------------------------------------------------------------------------------------------------------
@@ -280,10 +239,23 @@ class ImagesInParquet(_Archives):
     the file, counted from 0, and ``uri`` the path of the file followed by that row.
     """
 
+    _unit = "rows"
+
     def refs(self) -> Iterator[ImageRef]:
         """List the images, file by file, and drop whatever is cached of earlier reading."""
         _ROW_GROUPS.clear()
         return super().refs()
+
+    def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
+        """Name the option only where it helps: where ids come from paths, and these differ."""
+        if self.ids == "name" and self._path_id(first) != self._path_id(second):
+            return "make ids of whole paths with --ids path, or give each row an id of its own in a column 'image_id'"
+        return "remove one of them, or give each row an id of its own in a column 'image_id'"
+
+    def _path_id(self, ref: ImageRef) -> str:
+        """Return the id of an image with ``ids="path"``."""
+        refs = replace(self, ids="path")._refs_in(_file_of(ref), NotTaken())
+        return next(other.image_id for other in refs if other.offset == ref.offset)
 
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
         """Sort by file and row, so that a row group is read once."""

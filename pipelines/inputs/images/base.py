@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from itertools import pairwise
+from typing import ClassVar, NamedTuple
 
 from pipelines.inputs.images.selection import NotTaken
+from schemas.errors import InputError
 
-__all__ = ["IdRule", "ImageRef", "ImageSource"]
-
-IdRule = Literal["name", "path"]
-"""How image ids are made from paths: from the file name or the whole relative path, without extension."""
+__all__ = ["ImageRef", "ImageSource"]
 
 
 class ImageRef(NamedTuple):
@@ -40,6 +39,7 @@ class ImageSource(ABC):
     """
 
     not_taken: NotTaken | None = None
+    _unit: ClassVar[str] = "files"
 
     @property
     @abstractmethod
@@ -57,6 +57,26 @@ class ImageSource(ABC):
         Raises:
             InputError: the source does not exist or is damaged, or a folder or pattern holds no images.
         """
+
+    def check_ids(self, refs: Iterable[ImageRef]) -> None:
+        """Check that every image has an id of its own.
+
+        Args:
+            refs: references, sorted by image id.
+
+        Raises:
+            InputError: two images have one id; the message says what keeps them apart.
+        """
+        for first, second in pairwise(refs):
+            if first.image_id == second.image_id:
+                raise InputError(
+                    f"image id {first.image_id!r} belongs to two {self._unit}, {first.uri!r} and {second.uri!r}: "
+                    f"{self.advice_apart(first, second)}"
+                )
+
+    def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
+        """Return what keeps two images apart that have one id, as the end of a message."""
+        return "remove one, or give each an id of its own"
 
     @abstractmethod
     def read(self, ref: ImageRef) -> bytes:

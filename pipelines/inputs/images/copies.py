@@ -139,6 +139,10 @@ class CopiedImages(ImageSource):
         """List the source."""
         return self._images.refs()
 
+    def check_ids(self, refs: Iterable[ImageRef]) -> None:
+        """As the source."""
+        self._images.check_ids(refs)
+
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one image: its copy, or if that is not what was written, from the source."""
         copy = self._copies.get(ref.uri)

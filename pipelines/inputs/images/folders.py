@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from pathlib import PurePosixPath
 
 from pyarrow import fs
 
-from pipelines.inputs.images.base import IdRule, ImageRef, ImageSource
+from pipelines.inputs.ids import IdRule, id_of_path
+from pipelines.inputs.images.base import ImageRef, ImageSource
 from pipelines.inputs.images.selection import NotTaken, crosses_folders, is_image
 from pipelines.inputs.stores import read_object
 from pipelines.inputs.tables import read_rows
@@ -60,8 +60,7 @@ class ImagesInFolder(ImageSource):
             if matches(path) if matches else is_image(path):
                 _check_name(path, self.folder)
                 has_images = True
-                pure = PurePosixPath(path)
-                image_id = pure.stem if self.ids == "name" else str(pure.with_suffix(""))
+                image_id = id_of_path(path, self.ids)
                 check_image_id(image_id, place=f"{self.location!r}, file {path!r}", advice=_RENAME)
                 yield ImageRef(image_id, path, size, version=version)
             elif matches:
@@ -71,6 +70,12 @@ class ImagesInFolder(ImageSource):
         if not has_images:
             raise left_out.no_images(self.location)
         self._note(left_out)
+
+    def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
+        """Name the option only where it helps: not for names that differ in the extension alone."""
+        if self.ids == "name" and id_of_path(first.uri, "path") != id_of_path(second.uri, "path"):
+            return "rename one, choose the files with a pattern or a table, or make ids of whole paths with --ids path"
+        return "rename one, or choose the files with a pattern or a table"
 
     @property
     def parallel_reads(self) -> int:

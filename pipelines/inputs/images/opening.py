@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from pipelines.inputs.columns import check_columns
 from pipelines.inputs.files import kind_of, locate
+from pipelines.inputs.ids import IdRule, check_id_rule
 from pipelines.inputs.images.archives import archive_kind, archives_in, holds_image_bytes, open_archives
-from pipelines.inputs.images.base import IdRule, ImageSource
+from pipelines.inputs.images.base import ImageSource
 from pipelines.inputs.images.folders import TABLE_COLUMNS, ImagesInFolder, ImageTable
 from pipelines.inputs.tables import is_table
 from schemas.errors import InputError, UsageError
@@ -43,8 +44,7 @@ def open_images(
             to something that is not a table.
         InputError: the location does not exist, or is a compressed tar.
     """
-    if ids not in ("name", "path"):
-        raise UsageError(f"--ids is {ids!r}, expected 'name' or 'path'")
+    check_id_rule(ids)
     check_columns(columns or {}, TABLE_COLUMNS)
     source = _open(locate(location), ids)
     if isinstance(source, ImageTable):

@@ -242,6 +242,16 @@ def test_an_unknown_image(regions, photos_here, tmp_path, image, message):
     assert not (tmp_path / "out.png").exists()
 
 
+def test_two_pictures_of_one_id(regions, photos_here, tmp_path):
+    (photos_here / "more").mkdir()
+    (photos_here / "more" / "cat.jpg").write_bytes(b"another")
+    with pytest.raises(InputError, match=r"image id 'cat' belongs to two files, 'cat.*' and 'more/cat.jpg': .*--ids path"):
+        draw_view(regions, open_images(photos_here), "cat", str(tmp_path / "out.png"))
+    with pytest.raises(InputError, match=r"'nowhere' is not among the images in '.*'(?!.*--ids)"):
+        draw_view(regions, open_images(photos_here, ids="path"), "nowhere", str(tmp_path / "out.png"))
+    assert not (tmp_path / "out.png").exists()
+
+
 def test_a_picture_of_another_size(regions, photos_here, tmp_path):
     Image.new("RGB", (480, 640)).save(photos_here / "cat.png")
     with pytest.raises(InputError, match=r"'cat' is 480×640 pixels, its regions are those of a picture of 640×480"):

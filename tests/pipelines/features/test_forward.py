@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from extractors import Description, Extractor
-from pipelines.features.forward import Tally, extract_shard, merge_rows, refuse_duplicates
+from pipelines.features.forward import Tally, extract_shard, merge_rows
 from pipelines.inputs.images import ImageRef
-from schemas.errors import DatasetError, InputError, UsageError
+from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.kinds import features_schema
 
@@ -248,14 +248,6 @@ def test_several_columns_are_taken_by_name():
         tally=Tally(),
     )
     assert pa.concat_tables(tables).to_pylist() == [{**expected_rows({"a": 9})[0], "count": 3}]
-
-
-def test_duplicates_are_refused_with_both_files():
-    refs = [ImageRef("a", "x/a.jpg"), ImageRef("b", "x/b.jpg"), ImageRef("b", "y/b.png")]
-    with pytest.raises(InputError, match=r"'b' belongs to two files, 'x/b.jpg' and 'y/b.png': rename one.*--ids path"):
-        refuse_duplicates(refs)
-    refuse_duplicates(refs[:2])
-    refuse_duplicates([])
 
 
 def in_parts(ids: list[str], generator: random.Random) -> list[pa.Table]:
