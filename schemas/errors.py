@@ -5,11 +5,17 @@ one paragraph that says what was expected, what was found (with ``!r``), where (
 Beam as text, so it never depends on attributes of the exception.
 """
 
+from schemas.escapes import escape_text
+
 __all__ = ["CommittedError", "DatasetError", "ImagepivotError", "InputError", "OtherDatasetError", "UsageError"]
 
 
 class ImagepivotError(Exception):
     """Base of all errors that a user can fix. The command ends with exit code 1."""
+
+    def __str__(self) -> str:
+        """Return the message; control characters of data in it are escapes."""
+        return escape_text(super().__str__(), lines=True)
 
 
 class UsageError(ImagepivotError):

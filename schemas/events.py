@@ -8,7 +8,6 @@ Without `start` nothing changes, and `emit` says so.
 from __future__ import annotations
 
 import io
-import json
 import logging
 import math
 import os
@@ -18,6 +17,8 @@ import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
+
+from schemas.escapes import to_json
 
 __all__ = ["emit", "finish", "line", "record", "start", "started"]
 
@@ -31,7 +32,7 @@ _STATUS = {0: "done", 3: "failures", **dict.fromkeys((129, 130, 141, 143), "stop
 def line(event: str, **fields: Any) -> str:
     """Return an event as one line of JSON, with the time; numbers that JSON does not know become null."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return json.dumps(_plain({"time": now, "event": event, **fields}), default=str)
+    return to_json(_plain({"time": now, "event": event, **fields}), default=str, ensure_ascii=True)
 
 
 def _plain(value: Any) -> Any:

@@ -22,11 +22,15 @@ from pipelines.commands.groups import GROUPS, prepare
 from pipelines.commands.options import console, notes
 from pipelines.commands.process import BROKEN_PIPE, ask_what_to_leave
 from schemas import events
+from schemas.escapes import escape_text
 from train.commands import figures
 from train.voice import Voice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rich.console import ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
     from pipelines.datasets.pictures import Picture
     from schemas.parameters import TextRecipe
@@ -98,10 +102,21 @@ def main() -> None:
     voice = Voice()
     voice.lower()
     logging.basicConfig(level=logging.ERROR)
-    Console.on_broken_pipe = _end_of_pipe  # type: ignore[method-assign]  # Typer and `train` have consoles of their own.
+    # Typer and `train` have consoles of their own.
+    Console.on_broken_pipe = _end_of_pipe  # type: ignore[method-assign]
+    Console.render = _render_escaped  # type: ignore[method-assign]
     if wants_events(sys.argv[1:]):
         events.start()  # Before the words are parsed, so that wrong usage is an event as well.
     sys.exit(run(voice.once(app)))
+
+
+_render = Console.render
+
+
+def _render_escaped(self: Console, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+    """Render as rich does; whatever a console prints, control characters of data are escapes."""
+    for segment in _render(self, renderable, options):
+        yield segment if segment.control else segment._replace(text=escape_text(segment.text, lines=True))
 
 
 def _end_of_pipe(self: Console) -> None:

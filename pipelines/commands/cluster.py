@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +12,7 @@ from pipelines.commands.configuration import NUMBERS
 from pipelines.commands.options import BEAM, AsJson, accelerator_of, console, execution_of
 from pipelines.commands.text import captions_job, encode_job, vocabulary_job
 from schemas.errors import UsageError
+from schemas.escapes import to_json
 
 if TYPE_CHECKING:
     from pipelines.estimates.estimate import Estimate, Work
@@ -96,7 +96,7 @@ def cluster(
     )
     estimate = Estimate(work, on, Prices.read(prices) if prices else None)
     if as_json:
-        typer.echo(json.dumps(_to_json(estimate, graph, execution), ensure_ascii=False, indent=2))
+        typer.echo(to_json(_to_json(estimate, graph, execution), indent=2))
         return
     print_plan(estimate, graph, execution.runner, console)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ from rich.markup import escape
 from pipelines.commands.configuration import Config
 from pipelines.commands.options import AsJson, console, notes, remark
 from schemas.errors import DatasetError
+from schemas.escapes import to_json
 
 __all__ = ["app"]
 
@@ -35,13 +35,13 @@ def inspect(
     opened = open_dataset(dataset)
     if failures and as_json:
         for row in opened.failures().to_pylist():
-            typer.echo(json.dumps(row, ensure_ascii=False))
+            typer.echo(to_json(row))
     elif failures and opened.manifest.failed:
         console.print(failures_table(opened))
     elif failures:
         console.print(f"{escape(dataset)}: nothing failed", highlight=False, soft_wrap=True)
     elif as_json:
-        typer.echo(json.dumps(describe_json(opened, rows=rows), ensure_ascii=False, indent=2))
+        typer.echo(to_json(describe_json(opened, rows=rows), indent=2))
     else:
         console.print(describe(opened, rows=rows))
 
@@ -69,7 +69,7 @@ def validate(
         _repair(dataset)
     problems = problems_of(dataset)
     if as_json:
-        typer.echo(json.dumps({"dataset": dataset, "holds": not problems, "problems": problems}, ensure_ascii=False, indent=2))
+        typer.echo(to_json({"dataset": dataset, "holds": not problems, "problems": problems}, indent=2))
         raise typer.Exit(1 if problems else 0)
     for problem in problems:
         notes.print(f"[red]{escape(problem)}[/red]", highlight=False, soft_wrap=True)

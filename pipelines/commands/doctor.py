@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +27,7 @@ from pipelines.commands.options import (
     flags_of,
 )
 from schemas.errors import UsageError
+from schemas.escapes import to_json
 
 if TYPE_CHECKING:
     from pipelines.doctor.findings import Diagnosis, Finding
@@ -149,7 +149,7 @@ def doctor(
     )
     diagnosis = _collected(examine(job), show=not as_json)
     if as_json:
-        typer.echo(json.dumps(diagnosis.to_json(), ensure_ascii=False, indent=2))
+        typer.echo(to_json(diagnosis.to_json(), indent=2))
     if not diagnosis.works:
         raise typer.Exit(1)
 

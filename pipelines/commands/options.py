@@ -14,6 +14,7 @@ from pipelines.commands import completion
 from pipelines.commands.configuration import BEAM_FLAGS, COMMAS, NUMBERS, PAIRS
 from schemas import events
 from schemas.errors import UsageError
+from schemas.escapes import escape_text
 from schemas.keys import ShardsRequest, check_shards_request
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ Portions = Annotated[
 def remark(text: str, style: str = "yellow") -> None:
     """Say something on standard error, in a style of rich's, or as an event."""
     if not events.emit("remark", message=text):
-        notes.print(Text(text, style=style), soft_wrap=True)
+        notes.print(Text(escape_text(text, lines=True), style=style), soft_wrap=True)
 
 
 def several(text: str) -> tuple[str, ...]:

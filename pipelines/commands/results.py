@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from pipelines.commands.options import console, remark
 from schemas import events
+from schemas.escapes import to_json
 
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
@@ -70,7 +70,7 @@ def print_extractors(*, as_json: bool) -> None:
 
     catalogue = [entry.to_json() for entry in entries()]
     if as_json:
-        typer.echo(json.dumps(catalogue, indent=2))
+        typer.echo(to_json(catalogue, indent=2))
         return
     for entry in catalogue:
         table = named_table(entry.pop("name"))

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.datasets.comparison import Comparison, VectorDifference
-from pipelines.datasets.value_tables import add_values, named_table
+from pipelines.datasets.value_tables import add_values, cell, named_table
 from schemas.fingerprints import canonical_json
 
 __all__ = ["comparison_table"]
@@ -41,12 +41,12 @@ def _overview(comparison: Comparison) -> Table:
         ("in both, with a difference", comparison.differing),
     ):
         more = ", ..." if sample.count > len(sample.first) else ""
-        table.add_row(label, f"{sample.count:,}", Text(", ".join(sample.first) + more))
+        table.add_row(label, f"{sample.count:,}", cell(", ".join(sample.first) + more))
     for name, count in comparison.columns.items():
         if count:
-            table.add_row(f"  {name} differs", f"{count:,}", "")
+            table.add_row(cell(f"  {name} differs"), f"{count:,}", "")
     if comparison.incomparable:
-        table.add_row("values not compared", "", Text(comparison.incomparable, style="yellow"))
+        table.add_row("values not compared", "", cell(comparison.incomparable, "yellow"))
     return table
 
 
@@ -81,7 +81,7 @@ def _parameter_table(comparison: Comparison) -> Table:
     table.add_column("A", overflow="fold")
     table.add_column("B", overflow="fold")
     for parameter in comparison.parameters:
-        table.add_row(Text(parameter.path), *(Text(_short(value)) for value in (parameter.a, parameter.b)))
+        table.add_row(cell(parameter.path), *(cell(_short(value)) for value in (parameter.a, parameter.b)))
     return table
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple, TypeAlias
 
 from PIL import Image, ImageDraw, ImageFont
 
+from schemas.escapes import escape_text
+
 __all__ = ["LabelledBox", "colour_of", "draw_boxes"]
 
 _LEAST_SIDE = 800  # Smaller pictures are enlarged to this many pixels on their longer side, so that labels are readable.
@@ -54,7 +56,9 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
     pen = ImageDraw.Draw(canvas)
     width = max(2, round(max(size) / 400))
     font = ImageFont.load_default(max(13, round(max(size) / 60)))
-    scaled = [box._replace(xyxy=_within((value * scale for value in box.xyxy), size)) for box in boxes]
+    scaled = [
+        LabelledBox(_within((value * scale for value in box.xyxy), size), escape_text(box.label), box.group) for box in boxes
+    ]
     for box in reversed(scaled):
         pen.rectangle(box.xyxy, outline=colour_of(box.group), width=width)
     taken: list[_Place] = []

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.datasets.region_names import RegionNames, named_regions
-from pipelines.datasets.value_tables import add_values, named_table
+from pipelines.datasets.value_tables import add_values, cell, named_table
 from schemas.dataset import Dataset
+from schemas.escapes import escape_text
 from schemas.fingerprints import canonical_json
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
@@ -70,7 +71,7 @@ def _overview(dataset: Dataset) -> Table:
         add_values(table, {f"from {entry.get('name', '')}": rest})
     if len(manifest.inputs) > _MOST_INPUTS:
         table.add_row("from", f"{len(manifest.inputs) - _MOST_INPUTS} more files, all in the manifest")
-    table.add_row("made with", Text(", ".join(f"{name} {version}" for name, version in manifest.libraries.items())))
+    table.add_row("made with", cell(", ".join(f"{name} {version}" for name, version in manifest.libraries.items())))
     return table
 
 
@@ -90,7 +91,7 @@ def _columns(dataset: Dataset) -> Table:
     for heading in ("name", "type", "what it is"):
         table.add_column(heading, overflow="fold")
     for column in described_columns(dataset):
-        table.add_row(*(Text(column[name]) for name in ("name", "type", "description")))
+        table.add_row(*(cell(column[name]) for name in ("name", "type", "description")))
     return table
 
 
@@ -139,7 +140,7 @@ def _captions_table(statistics: Mapping[str, Any]) -> Table:
         table.add_column(heading, justify="right")
     for key, counts in sorted(statistics["captions"].items()):
         portion, split, language = key.split("/")
-        table.add_row(*map(Text, (portion, split, language)), f"{counts['captions']:,}", f"{counts['tokens']:,}")
+        table.add_row(*map(cell, (portion, split, language)), f"{counts['captions']:,}", f"{counts['tokens']:,}")
     return table
 
 
@@ -148,7 +149,7 @@ def _vocabulary_table(statistics: Mapping[str, Any]) -> Table:
     table = Table(title="statistics", title_justify="left", title_style="bold")
     table.add_column("")
     for heading in (*languages, "sum", "union"):
-        table.add_column(heading, justify="right")
+        table.add_column(cell(heading), justify="right")
     tokens = [f"{statistics['tokens'][language]:,}" for language in languages]
     table.add_row("tokens in the vocabulary", *tokens, f"{statistics['sum']:,}", f"{statistics['union']:,}")
     for name, label in (
@@ -159,12 +160,12 @@ def _vocabulary_table(statistics: Mapping[str, Any]) -> Table:
         table.add_row(label, *(f"{statistics[name][language]:,}" for language in languages), end_section=name == "occurrences")
     for row in languages[:-1]:
         overlap = (statistics["jaccard"].get(f"{row}/{column}") for column in languages)
-        table.add_row(f"Jaccard with {row}", *("" if value is None else f"{value:.4f}" for value in overlap), style="dim")
+        table.add_row(cell(f"Jaccard with {row}"), *("" if value is None else f"{value:.4f}" for value in overlap), style="dim")
     splits = sorted({split for shares in statistics["unknown"].values() for split in shares})
     table.add_section()
     for split in splits:
         shares = (statistics["unknown"].get(language, {}).get(split) for language in languages)
-        table.add_row(f"<unk> in {split}", *("" if share is None else f"{share:.2%}" for share in shares))
+        table.add_row(cell(f"<unk> in {split}"), *("" if share is None else f"{share:.2%}" for share in shares))
     return table
 
 
@@ -172,7 +173,7 @@ def _word_vectors_table(statistics: Mapping[str, Any]) -> Table:
     table = Table(title="statistics", title_justify="left", title_style="bold")
     table.add_column("")
     for language in statistics:
-        table.add_column(language, justify="right", overflow="fold")
+        table.add_column(cell(language), justify="right", overflow="fold")
     of_languages = tuple(statistics.values())
     table.add_row("words in the file", *(f"{one['file_words']:,}" for one in of_languages))
     for name, label in (("types", "words of the vocabulary"), ("occurrences", "their occurrences")):
@@ -183,7 +184,8 @@ def _word_vectors_table(statistics: Mapping[str, Any]) -> Table:
     table.add_row("in lower case only", *(f"{one['types_in_lower_case']:,}" for one in of_languages), style="dim")
     table.add_section()
     missing = (sorted(one["most_frequent_missing"].items(), key=lambda item: (-item[1], item[0])) for one in of_languages)
-    table.add_row("without, most frequent", *(Text("\n".join(f"{token} {count:,}" for token, count in one)) for one in missing))
+    listed = ("\n".join(f"{escape_text(token)} {count:,}" for token, count in one) for one in missing)
+    table.add_row("without, most frequent", *map(Text, listed))
     return table
 
 
@@ -192,7 +194,7 @@ def _token_features_table(statistics: Mapping[str, Any]) -> Table:
     table.add_column("")
     of_languages = [counts for _, counts in sorted(statistics.items())]
     for language in sorted(statistics):
-        table.add_column(language, justify="right")
+        table.add_column(cell(language), justify="right")
     for name, label in (("captions", "captions"), ("tokens", "tokens"), ("sub_words", "sub-words")):
         table.add_row(label, *(f"{counts[name]:,}" for counts in of_languages))
     table.add_row(
@@ -211,7 +213,7 @@ def _failures(dataset: Dataset) -> Table:
         table.add_column(heading, overflow="fold")
     for entry in failures_by_reason(dataset):
         first = entry["first"]
-        table.add_row(entry["reason"], f"{entry['inputs']:,}", Text(first["uri"] or first["key"]), Text(first["message"]))
+        table.add_row(*map(cell, (entry["reason"], f"{entry['inputs']:,}", first["uri"] or first["key"], first["message"])))
     table.caption = f"all of them: imagepivot inspect {escape(dataset.folder.location)} --failures"
     return table
 
@@ -231,7 +233,7 @@ def failures_table(dataset: Dataset) -> Table:
     for heading in ("key", "reason", "uri", "message"):
         table.add_column(heading, overflow="fold")
     for row in dataset.failures().to_pylist():
-        table.add_row(*(Text(row[name]) for name in ("key", "reason", "uri", "message")))
+        table.add_row(*(cell(row[name]) for name in ("key", "reason", "uri", "message")))
     return table
 
 
@@ -246,8 +248,8 @@ def _sample(dataset: Dataset, rows: int) -> Table:
     for name in rest:
         table.add_column(name, overflow="fold")
     for row in first_rows(dataset, rows):
-        key = [Text("\n".join((row["image_id"], *(str(row[name]) for name in together[1:]))))] if together else []
-        table.add_row(*key, *(Text(_value(row[name])) for name in rest))
+        key = [Text("\n".join(escape_text(str(row[name])) for name in together))] if together else []
+        table.add_row(*key, *(cell(_value(row[name])) for name in rest))
     return table
 
 
@@ -262,8 +264,8 @@ def _sample_regions(dataset: Dataset, rows: int) -> Table:
             f"{region.text}  ({', '.join(f'{value:.0f}' for value in region.xyxy)})" for region in named_regions(row, names)
         ]
         more = [f"and {len(regions) - _MOST_REGIONS} more"] if len(regions) > _MOST_REGIONS else []
-        size, shown = f"{row['width']}×{row['height']}", "\n".join(regions[:_MOST_REGIONS] + more)
-        table.add_row(Text(row["image_id"]), size, str(row["num_regions"]), Text(shown))
+        size, shown = f"{row['width']}×{row['height']}", "\n".join(map(escape_text, regions[:_MOST_REGIONS] + more))
+        table.add_row(cell(row["image_id"]), size, str(row["num_regions"]), Text(shown))
     return table
 
 

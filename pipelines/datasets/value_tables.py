@@ -8,9 +8,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from schemas.escapes import escape_text
 from schemas.fingerprints import canonical_json
 
-__all__ = ["add_values", "named_table", "value_rows"]
+__all__ = ["add_values", "cell", "named_table", "value_rows"]
 
 
 def value_rows(name: str, value: Any, *, empty: str = "none", depth: int = 0) -> Iterator[tuple[str, str]]:
@@ -42,7 +43,7 @@ def _text(value: Any, empty: str) -> str:
 
 def named_table(title: str) -> Table:
     """Return an empty table of names and values; no value is cut, however narrow the terminal is."""
-    table = Table(title=Text(title), title_justify="left", show_header=False, title_style="bold")
+    table = Table(title=cell(title), title_justify="left", show_header=False, title_style="bold")
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     return table
@@ -52,4 +53,9 @@ def add_values(table: Table, values: Mapping[str, Any], *, empty: str = "none") 
     """Add rows for named values, see `value_rows`."""
     for name, value in values.items():
         for label, text in value_rows(name, value, empty=empty):
-            table.add_row(Text(label), Text(text))
+            table.add_row(cell(label), cell(text))
+
+
+def cell(text: str, style: str = "") -> Text:
+    """Return text of data for a table: it is no markup, and control characters are escapes before the table is laid out."""
+    return Text(escape_text(text), style=style)

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from schemas import events
+from schemas.escapes import escape_text
 from train.commands.options import (
     AllowMissingFeatures,
     Captions,
@@ -128,5 +129,5 @@ def figures(
     console.print(f"examples: {escape(drawn.rule)}", highlight=False, soft_wrap=True)
     for ranking in drawn.rankings:
         place = f"{ranking.example} {ranking.caption.key.language} rank {ranking.rank:,} of {ranking.images:,}"
-        console.print(escape(f"{place}: {ranking.caption.text}"), highlight=False, soft_wrap=True)
+        console.print(escape(f"{place}: {escape_text(ranking.caption.text)}"), highlight=False, soft_wrap=True)
     console.print(f"written: {escape(', '.join(f'{output}/{name}' for name in drawn.names))}", highlight=False, soft_wrap=True)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from schemas import events
 from schemas.arguments import key_value_pairs
+from schemas.escapes import escape_text
 
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
@@ -111,7 +112,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def remark(text: str, style: str = "yellow") -> None:
     """Say something on standard error, in a style of rich's, or as an event."""
     if not events.emit("remark", message=text):
-        notes.print(Text(text, style=style), soft_wrap=True)
+        notes.print(Text(escape_text(text, lines=True), style=style), soft_wrap=True)
 
 
 def record_written(manifests: Sequence[Manifest]) -> None:

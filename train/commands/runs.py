@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from schemas import events
+from schemas.escapes import escape_text, to_json
 from train.commands.options import (
     AllowMissingFeatures,
     AsJson,
@@ -89,7 +89,7 @@ def evaluate(
     for left_out in dict.fromkeys(score.left_out for score in scores if score.left_out is not None):
         remark(left_out.remark)
     if as_json:
-        typer.echo(json.dumps(evaluation_report(scores), indent=2))
+        typer.echo(to_json(evaluation_report(scores), indent=2))
         return
     title = escape(run[0] if len(run) == 1 else f"mean scores of {', '.join(run)}")
     for table in (score_table(scores, title=title), average_table(scores), across_table(scores)):
@@ -118,7 +118,7 @@ def compare(
         picture_place(output)  # A name that it cannot have shows before anything is read.
     comparison = compare_runs(runs)
     if as_json:
-        typer.echo(json.dumps(comparison.to_dict(), ensure_ascii=False, indent=2))
+        typer.echo(to_json(comparison.to_dict(), indent=2))
     else:
         from train.reports.comparison_tables import comparison_tables
 
@@ -232,11 +232,11 @@ def search(
         hits = searching.search(job, tokenize=context.obj, report_unknown=_report_unknown, count=count)
     events.record(counts={"hits": len(hits)})
     if as_json:
-        typer.echo(json.dumps([{"image_id": hit.image_id, "score": hit.score} for hit in hits], ensure_ascii=False, indent=2))
+        typer.echo(to_json([{"image_id": hit.image_id, "score": hit.score} for hit in hits], indent=2))
         return
     table = Table("", "image", "score", box=None)
     for number, hit in enumerate(hits, start=1):
-        table.add_row(str(number), escape(hit.image_id), f"{hit.score:.3f}")
+        table.add_row(str(number), escape(escape_text(hit.image_id)), f"{hit.score:.3f}")
     console.print(table)
 
 

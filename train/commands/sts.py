@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from schemas import events
+from schemas.escapes import to_json
 from train.commands.options import AsJson, Device, LogJson, console, notes, remark
 
 __all__ = ["app"]
@@ -80,7 +80,7 @@ def sts(
         result = measure(job, tokenize=context.obj, count=count)
     events.record(counts={"pairs": sum(map(len, result.data)), "systems": len(result.systems)})
     if as_json:
-        typer.echo(json.dumps(sts_report(result), ensure_ascii=False, indent=2))
+        typer.echo(to_json(sts_report(result), indent=2))
     else:
         for number, table in enumerate(sts_tables(result)):
             console.print(*([] if number == 0 else [""]), table, sep="\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -10,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from schemas.errors import UsageError
+from schemas.escapes import to_json
 
 __all__ = ["Tagged", "build", "dump", "override", "parse"]
 
@@ -141,10 +141,10 @@ def _similar(key: str, prefix: str, known: Collection[str], keys: Sequence[str])
 def dump(value: Any) -> str:
     """Return a value as TOML on one line, with inline tables."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {dump(item)}" for key, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{to_json(key)} = {dump(item)}" for key, item in value.items()) + " }"
     if isinstance(value, tuple):
         return "[" + ", ".join(map(dump, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)  # Strings, numbers and booleans look the same in JSON and TOML.
+    return to_json(value)  # Strings, numbers and booleans look the same in JSON and TOML.
 
 
 def _convert(value: Any, hint: Any, key: str, keys: Sequence[str]) -> Any:

@@ -15,6 +15,7 @@ from textwrap import shorten
 from typing import Any, TypeVar
 
 from schemas.errors import ImagepivotError
+from schemas.escapes import to_json
 from schemas.storage import Folder
 from train.jobs import DivergedError
 
@@ -112,7 +113,7 @@ def write_failure(path: Path, failure: Failure, context: Mapping[str, Any]) -> N
         context: what else to say, e.g. the configuration.
     """
     content = {"kind": failure.kind, "reason": failure.reason, **context}
-    Folder(str(path.parent)).write(path.name, (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode())
+    Folder(str(path.parent)).write(path.name, (to_json(content, indent=2) + "\n").encode())
 
 
 def read_failure(path: Path) -> tuple[Failure, dict[str, Any]] | None:

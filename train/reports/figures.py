@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import UsageError
+from schemas.escapes import to_json
 from schemas.storage import Folder
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, TrainingData, open_data
@@ -216,7 +216,7 @@ def _write(
         # Of a run in another folder the file is the same.
         "refused": {name: why.replace(repr(run.folder.location), "the run") for name, why in figures.refused.items()},
     }
-    folder.write(_DATA, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+    folder.write(_DATA, (to_json(content, indent=1) + "\n").encode())
     return Figures((*drawings, _DATA), figures.refused, figures.rule, figures.rankings, figures.map, figures.attention)
 
 

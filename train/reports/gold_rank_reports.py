@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
 from rich.table import Table
 from rich.text import Text
 
+from schemas.escapes import escape_text, to_json
 from schemas.storage import Folder
 from train.reports.gold_published import GOLD_COLUMNS
 from train.reports.gold_ranks import GoldRanks, RankedCaption, Tally
@@ -19,7 +19,7 @@ _NAME = "gella2017-table-3"
 
 def write_gold_ranks(ranks: GoldRanks, output: str) -> list[str]:
     """Write the ranks into a folder as ``gella2017-table-3.md`` and ``.json``, and return these names."""
-    plain = json.dumps(ranks.to_dict(), ensure_ascii=False, indent=2) + "\n"
+    plain = to_json(ranks.to_dict(), indent=2) + "\n"
     contents = {f"{_NAME}.md": gold_rank_markdown(ranks), f"{_NAME}.json": plain}
     for name, content in contents.items():
         Folder(output).write(name, content.encode())
@@ -37,7 +37,7 @@ def gold_rank_markdown(ranks: GoldRanks) -> str:
         parts += ["", f"## {title}", "", *(_rows(lines) if captions else ["None."])]
     lines = [["language", "row", "captions", "median rank", "better than OE", "worse"], ["---"] * 2 + ["---:"] * 4]
     parts += ["", "## Table 3: all captions", "", *_rows([*lines, *map(_tally_texts, ranks.tallies)])]
-    return "\n".join(parts) + "\n"
+    return escape_text("\n".join(parts), lines=True) + "\n"
 
 
 def gold_rank_tables(ranks: GoldRanks) -> list[Table]:

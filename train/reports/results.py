@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import DatasetError
+from schemas.escapes import to_json
 from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_json
 from schemas.storage import Folder
@@ -63,7 +64,7 @@ def finished_runs(output: str, preset: str) -> list[Path]:
 def write_result(path: Path, result: dict[str, Any]) -> None:
     """Write a result, whole or not at all, with a digest of it."""
     result = {**result, _DIGEST: sha256_of_json(result)}
-    text = json.dumps(result, ensure_ascii=False, indent=2) + "\n"
+    text = to_json(result, indent=2) + "\n"
     Folder(str(path.parent)).write(path.name, text.encode())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
+from rich.markup import escape
 from rich.table import Table
 
 from train.evaluation.averaging import Average, averages
@@ -28,7 +29,7 @@ def score_table(scores: Sequence[Score], *, title: str) -> Table:
         for name, direction in (("image", score.retrieval.image_to_text), ("text", score.retrieval.text_to_image)):
             chances = score.chance["image_to_text" if name == "image" else "text_to_image"]
             cells = _cells(direction.recalls, chances)
-            captions = f"{score.language} {score.portion}" if name == "image" else f"[dim]{score.split}[/dim]"
+            captions = escape(f"{score.language} {score.portion}") if name == "image" else f"[dim]{escape(score.split)}[/dim]"
             table.add_row(captions, f"{direction.queries:,} {name}s", *cells, str(direction.median_rank))
     return table
 
@@ -46,10 +47,10 @@ def average_table(scores: Sequence[Score]) -> Table | None:
         group, following = (score.split, score.portion), [(other.split, other.portion) for other in scores[number + 1 :]]
         retrieval = score.retrieval
         recalls = retrieval.image_to_text.recalls, retrieval.text_to_image.recalls
-        _add_means(table, f"{score.portion} {score.language} [dim]{score.split}[/dim]", recalls, retrieval)
+        _add_means(table, f"{escape(f'{score.portion} {score.language}')} [dim]{escape(score.split)}[/dim]", recalls, retrieval)
         if group in means and group not in following:
             average = means[group]
-            name = f"{score.portion} [bold]mean[/bold] [dim]{score.split}[/dim]"
+            name = f"{escape(score.portion)} [bold]mean[/bold] [dim]{escape(score.split)}[/dim]"
             _add_means(table, name, (average.image_to_text, average.text_to_image), average)
     return table
 
@@ -68,10 +69,12 @@ def across_table(scores: Sequence[Score]) -> Table | None:
         for language, found in score.across_languages.items():
             if group != (score.portion, score.split):
                 group = score.portion, score.split
-                table.add_row(*(f"[dim]{name}[/dim]" for name in group))
+                table.add_row(*(f"[dim]{escape(name)}[/dim]" for name in group))
             direction = found.direction
             cells = _cells(direction.recalls, found.chance)
-            table.add_row(f"  {score.language} to {language}", f"{direction.queries:,}", *cells, str(direction.median_rank))
+            table.add_row(
+                escape(f"  {score.language} to {language}"), f"{direction.queries:,}", *cells, str(direction.median_rank)
+            )
     return table
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from schemas.escapes import to_json
 from schemas.storage import Folder
 from train.evaluation.correlations import Correlation
 from train.evaluation.sts_scoring import StsResult, StsSystem
@@ -71,7 +71,7 @@ def write_sts(result: StsResult, output: str) -> list[str]:
         DatasetError: a file cannot be written.
     """  # fmt: skip
     contents = {
-        "sts.json": json.dumps(sts_report(result), ensure_ascii=False, indent=2) + "\n",
+        "sts.json": to_json(sts_report(result), indent=2) + "\n",
         "sts.csv": _csv(_numbers(result)),
         "sts-pairs.csv": _csv(_pairs(result)),
     }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from textwrap import wrap
 
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from schemas.escapes import escape_text, to_json
 from schemas.storage import Folder
 from train.reports.score_tables import plain_table
 from train.reports.sts_published import TASKS
@@ -26,7 +26,7 @@ def write_sts_rows(rows: StsRows, output: str) -> list[str]:
     name = f"{rows.paper.paper}-table-{rows.paper.table}"
     contents = {
         f"{name}.md": sts_row_markdown(rows),
-        f"{name}.json": json.dumps(rows.to_dict(), ensure_ascii=False, indent=2) + "\n",
+        f"{name}.json": to_json(rows.to_dict(), indent=2) + "\n",
     }
     for file, content in contents.items():
         Folder(output).write(file, content.encode())
@@ -43,7 +43,7 @@ def sts_row_markdown(rows: StsRows) -> str:
         lines.append([_name(row), _runs(row), *texts])
     title = f"# {rows.paper.paper}, table {rows.paper.table}: semantic textual similarity"
     parts = [title, "", *(f"- {note}" for note in _notes(rows)), "", *(f"| {' | '.join(line)} |" for line in lines)]
-    return "\n".join(parts) + "\n"
+    return escape_text("\n".join(parts), lines=True) + "\n"
 
 
 def sts_row_tables(rows: StsRows) -> list[Table]:

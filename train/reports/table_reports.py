@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from schemas.escapes import escape_text
 from train.reports.published import Measures, PublishedRow, presets_of_paper, rows_of_paper
 from train.reports.results import DIRECTIONS, MEASURES
 from train.reports.row_statements import FailedRun, RowStatement, read_row
@@ -151,7 +152,7 @@ class Report:
         if self.failed:
             lines = ([run.preset, str(run.seed), run.failure.kind, _cell(run.failure.reason)] for run in self.failed)
             parts += ["", "## Runs that failed", "", *_markdown(["preset", "seed", "kind", "reason"], lines, left=4)]
-        return "\n".join(parts) + "\n"
+        return escape_text("\n".join(parts), lines=True) + "\n"
 
     def to_tables(self) -> list[Table]:
         """Return the report as tables for a terminal of 80 columns: each row of a paper takes a line for each direction."""

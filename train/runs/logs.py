@@ -17,7 +17,6 @@ time.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,6 +26,7 @@ from types import TracebackType
 from typing import Any
 
 from schemas.errors import ImagepivotError, UsageError
+from schemas.escapes import to_json
 from schemas.filesystems import storage_errors
 from schemas.storage import Folder
 from train.runs.history import LOG, numbers_in, parse_entries, read_history
@@ -117,7 +117,7 @@ class RunLog:
         Raises:
             DatasetError: the disk is full, or something else keeps the file from being written.
         """
-        line = json.dumps({"event": event, "step": step, **values}, ensure_ascii=False) + "\n"
+        line = to_json({"event": event, "step": step, **values}) + "\n"
         with storage_errors(self._path):
             write_all(self._file, line.encode())
         if self._events is not None:

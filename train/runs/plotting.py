@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from schemas.escapes import escape_text
 from schemas.storage import Folder
 
 __all__ = [
@@ -133,8 +134,11 @@ def running_mean(values: Sequence[float]) -> list[float]:
 
 
 def plain(text: str) -> str:
-    """Return a label for matplotlib, which takes dollars for mathematics, and hides what begins with an underscore."""
-    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
+    """Return a label for matplotlib, which takes dollars for mathematics, and hides what begins with an underscore.
+
+    Control characters are escapes; line feeds stay.
+    """
+    return (" " if text.startswith("_") else "") + escape_text(text, lines=True).replace("$", r"\$")
 
 
 def mark_empty(panel: Axes) -> None:

@@ -1,0 +1,48 @@
+r"""Escapes for text that is shown: characters of data that command a terminal, or reorder what people read, become visible.
+
+Data may hold any text: ids, captions, tokens, names of files. What is printed, logged, raised or drawn passes through
+`escape_text`, and JSON through `to_json`, which writes the same characters as JSON's own escapes: parsed, the values are those of
+the data.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+__all__ = ["escape_text", "to_json"]
+
+# C1, line and paragraph separators, embeddings, overrides and isolates of directions (UAX #9), halves of surrogate pairs.
+_BEYOND_ASCII = "\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_UNSAFE = re.compile(f"[\x00-\x1f{_BEYOND_ASCII}]")
+_UNSAFE_IN_LINES = re.compile(f"[\x00-\x09\x0b-\x1f{_BEYOND_ASCII}]")
+_UNSAFE_IN_JSON = re.compile(f"[{_BEYOND_ASCII}]")
+
+
+def escape_text(text: str, *, lines: bool = False) -> str:
+    r"""Return text with control characters and directional overrides as escapes, as Python writes them.
+
+    >>> print(escape_text("a\x1b[31mb\u202ec"))
+    a\x1b[31mb\u202ec
+
+    Marks that a script needs stay: joiners, variation selectors, left-to-right and right-to-left marks.
+
+    Args:
+        text: the text.
+        lines: keep line feeds.
+    """
+    if text.isprintable():
+        return text
+    return (_UNSAFE_IN_LINES if lines else _UNSAFE).sub(lambda match: repr(match[0])[1:-1], text)
+
+
+def to_json(value: Any, **options: Any) -> str:
+    """Return a value as JSON that is safe to print: non-ASCII text stays readable, what `escape_text` escapes is escaped.
+
+    Args:
+        value: the value.
+        options: options of `json.dumps`.
+    """
+    text = json.dumps(value, **{"ensure_ascii": False, **options})
+    return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
