@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.keys import shard_of
 from schemas.kinds import numpy_type
 from train.data.captions import labels_of, no_captions
 from train.data.features import ImageFeatures, check_memory, missing_images, read_features
@@ -124,6 +125,14 @@ class PairSource:
             tables.append(table.filter(pc.is_valid(found)))
             positions.append(pc.drop_null(found).to_numpy())
         return pa.concat_tables(tables), np.concatenate(positions)
+
+    def pairs_by_shard(self, captions: pa.Table) -> np.ndarray:
+        """Return the number of captions whose images are in each shard of features, int64 ``[num_shards]``."""
+        counts = captions["image_id"].value_counts()
+        shards = [shard_of(image_id, self.features.num_shards) for image_id in counts.field("values").to_pylist()]
+        pairs = np.zeros(self.features.num_shards, np.int64)
+        np.add.at(pairs, shards, counts.field("counts").to_numpy())
+        return pairs
 
     def without_missing(self, captions: pa.Table, allowed: bool) -> tuple[tuple[LeftOut, ...], pa.Table]:
         """Return which images of captions lack features, by split, and the captions of all others."""

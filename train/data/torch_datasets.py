@@ -110,6 +110,10 @@ class PairStream(IterableDataset[Pair]):
     nothing to do. Captions with the same number of shards as the features are read with them; others are looked up, which takes
     longer. The number of pairs is ``num_pairs``; there is no ``len``, because the last batch of each worker may be short.
 
+    Processes that train together get the same number of pairs in every epoch, ``num_pairs // world_size``, and thus of batches.
+    Each takes its stretch of the shards in their order, and two neighbours share a shard. The pairs that are left over, fewer
+    than there are processes, are dropped: the last in the order of the epoch.
+
     Args:
         captions: as in `PairDataset`.
         features: as in `PairDataset`.
@@ -122,7 +126,7 @@ class PairStream(IterableDataset[Pair]):
             `set_epoch` sets.
         seed: seed of the order.
         rank: number of this process among those that train together, from 0.
-        world_size: number of processes that train together; each takes shards of its own.
+        world_size: number of processes that train together, at most the number of shards.
         allow_missing_features: as in `PairDataset`.
 
     Raises:
@@ -154,6 +158,12 @@ class PairStream(IterableDataset[Pair]):
         shards = (source.captions_of(number, ()) for number in range(source.captions.num_shards))
         self.left_out, kept = source.without_missing(pa.concat_tables(shards), allow_missing_features)
         self.num_pairs = len(kept)
+        self._counts = source.pairs_by_shard(kept) if world_size > 1 else None
+        if self._counts is not None and not world_size <= min(len(self._counts), self.num_pairs):
+            raise UsageError(
+                f"world_size is {world_size}, and there are {self.num_pairs:,} pairs in {len(self._counts)} shards of features: "
+                "start at most as many processes, or make the features again with more shards"
+            )
         self._shuffle, self._seed = shuffle, seed
         self._rank, self._world_size = rank, world_size
         # In shared memory, so that workers that live through several epochs see it.
@@ -169,10 +179,18 @@ class PairStream(IterableDataset[Pair]):
         epoch, shards = int(self._epoch), np.arange(self._source.features.num_shards)
         if self._shuffle:
             shards = np.random.default_rng((self._seed, epoch)).permutation(shards)
-        for shard in shards[self._rank * workers + number :: self._world_size * workers].tolist():
-            yield from self._pairs_of(shard, epoch)
+        if self._counts is None:
+            for shard in shards[number::workers].tolist():
+                yield from self._pairs_of(shard, epoch, slice(None))
+            return
+        share = self.num_pairs // self._world_size
+        start, stop = (self._rank * share + share * part // workers for part in (number, number + 1))
+        ends = np.cumsum(self._counts[shards])
+        for shard, begin, end in zip(shards.tolist(), (ends - self._counts[shards]).tolist(), ends.tolist(), strict=True):
+            if max(begin, start) < min(end, stop):
+                yield from self._pairs_of(shard, epoch, slice(max(begin, start) - begin, min(end, stop) - begin))
 
-    def _pairs_of(self, shard: int, epoch: int) -> Iterator[Pair]:
+    def _pairs_of(self, shard: int, epoch: int, part: slice) -> Iterator[Pair]:
         source = self._source
         images = source.images_of(shard)
         kept, positions = source.captions_beside(shard, images["image_id"])
@@ -181,7 +199,7 @@ class PairStream(IterableDataset[Pair]):
         order = np.arange(len(rows))
         if self._shuffle:
             order = np.random.default_rng((self._seed, epoch, shard)).permutation(order)
-        for row in order.tolist():
+        for row in order[part].tolist():
             yield rows[row] | {name: _value(column, int(positions[row])) for name, column in columns.items()}
 
 

@@ -268,15 +268,35 @@ def test_a_stream_of_a_shard_reads_only_captions_that_can_belong_to_it(toy, resh
     assert read == [(kind, number) for shard in range(6) for kind, number in (("features", shard), ("encoded", shard % 3))]
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world_size", [2, 5])
-def test_processes_that_train_together_share_the_shards(toy, world_size):
-    parts = [
-        keys(PairStream(toy.captions, toy.features, shuffle=True, rank=rank, world_size=world_size))
-        for rank in range(world_size)
-    ]
-    assert Counter(key for part in parts for key in part) == Counter(list(joined(toy.captions, toy.features)))
+def test_processes_that_train_together_get_the_same_number_of_pairs(toy, resharded, world_size, shuffle, workers):
+    everything = joined(toy.captions, resharded[6], portion=["comparable"])
+    share = len(everything) // world_size
+    for epoch in (0, 1):
+        parts = []
+        for rank in range(world_size):
+            arguments = {"shuffle": shuffle, "portions": ["comparable"], "rank": rank, "world_size": world_size}
+            stream = PairStream(toy.captions, resharded[6], **arguments)
+            stream.set_epoch(epoch)
+            parts.append(loaded(stream, workers))
+            assert stream.num_pairs == len(everything)
+        assert [len(part) for part in parts] == [share] * world_size
+        drawn = [key for part in parts for key in part]
+        assert len(set(drawn)) == len(drawn) == len(everything) - len(everything) % world_size
+        assert set(drawn) <= set(everything)
+        alone = PairStream(toy.captions, resharded[6], shuffle=shuffle, portions=["comparable"])
+        alone.set_epoch(epoch)
+        assert drawn == keys(alone)[: len(drawn)] or workers
+
+
+def test_more_processes_than_shards_or_pairs_are_refused(toy):
     with pytest.raises(UsageError, match="rank is 2 of 2 processes, expected 0 to 1"):
         PairStream(toy.captions, toy.features, rank=2, world_size=2)
+    message = r"world_size is 4, and there are [\d,]+ pairs in 3 shards of features: start at most as many processes"
+    with pytest.raises(UsageError, match=message):
+        PairStream(toy.captions, toy.features, rank=0, world_size=4)
 
 
 # --- with a DataLoader -----------------------------------------------------------------------------------------------
