@@ -6,6 +6,10 @@ A rank is the number of wrong items before the right one, plus one. Equal scores
 same score comes before the right one, so that a model with equal scores for everything ranks last rather than, by the order of the
 rows, first. A score that is not a number counts in the same way.
 
+Scores count as equal if they differ by rounding only: by at most `EQUAL_WITHIN` times the greater of 1 and the right score. The sum
+of a product depends on the shape of a tile and on the number of threads, so that equal captions differ in the last bits. Float32
+scores of unit vectors are within 1e-7 of one another then; scores of other models are further apart.
+
 Image to text: an image has one or more captions, of which the best-ranked counts, as in Karpathy and Fei-Fei 2015 and later work;
 the others are neither right nor wrong. Text to image: each caption is a query of its own.
 """
@@ -24,6 +28,7 @@ from train.devices import upload
 
 __all__ = [
     "CUTOFFS",
+    "EQUAL_WITHIN",
     "Direction",
     "Ranks",
     "Retrieval",
@@ -39,6 +44,9 @@ Scores = Callable[[slice, Tensor], Tensor]
 ``[rows, columns]``; a higher score means more alike. It is asked for each score once."""
 
 CUTOFFS = (1, 5, 10)
+
+EQUAL_WITHIN = 8 * torch.finfo(torch.float32).eps
+"""Difference up to which scores are equal, 9.5e-7: eight times the distance of neighbouring float32 values at 1."""
 
 _SCORES_AT_ONCE = 1 << 26  # 256 MiB in float32.
 
@@ -191,12 +199,14 @@ def ranks_between(
     sizes = len(row_images), len(owner)
     ranks = torch.zeros(sum(sizes), dtype=torch.int64, device=device)  # From 0, and of columns in the order of their images.
     row_ranks, column_ranks = ranks.split(sizes)
-    best_of_rows: list[Tensor] = []  # By strip: the greatest score of each row with its own image.
-    best_of_columns: list[Tensor] = []
+    bounds_of_rows: list[
+        Tensor
+    ] = []  # By strip: the least score that counts as equal to each row's greatest with its own image.
+    bounds_of_columns: list[Tensor] = []
 
     def compare(a: int, b: int, tile: Tensor) -> None:
-        row_ranks[strips[a][0]] += (~(tile < best_of_rows[a][:, None])).sum(1)
-        column_ranks[strips[b][1]] += (~(tile < best_of_columns[b])).sum(0)
+        row_ranks[strips[a][0]] += (~(tile < bounds_of_rows[a][:, None])).sum(1)
+        column_ranks[strips[b][1]] += (~(tile < bounds_of_columns[b])).sum(0)
 
     for number, (rows, columns) in enumerate(strips):
         tile = scores(rows, here[columns])
@@ -207,22 +217,28 @@ def ranks_between(
         left = first_row[owner[columns]][right] - rows.start + number_of_partner
         left, right = upload(left, device), upload(right, device)
         own = tile[left, right]
-        for places, size, best, of_part, part in (
-            (left, tile.shape[0], best_of_rows, row_ranks, rows),
-            (right, tile.shape[1], best_of_columns, column_ranks, columns),
+        for places, size, bounds, of_part, part in (
+            (left, tile.shape[0], bounds_of_rows, row_ranks, rows),
+            (right, tile.shape[1], bounds_of_columns, column_ranks, columns),
         ):
             # A score that is not a number loses against every other.
             worst = tile.new_full((size,), -torch.inf)
-            best.append(worst.scatter_reduce(0, places, own.nan_to_num(nan=-torch.inf), "amax"))
+            best = worst.scatter_reduce(0, places, own.nan_to_num(-torch.inf, torch.inf, -torch.inf), "amax")
+            bounds.append(_least_equal(best))
             # Items of the same image do not count against each other.
             of_part[part] -= torch.zeros(size, dtype=torch.int64, device=device).index_add(
-                0, places, (~(own < best[number][places])).long()
+                0, places, (~(own < bounds[number][places])).long()
             )
         compare(number, number, tile)
     for a, b in permutations(range(len(strips)), 2):
         compare(a, b, scores(strips[a][0], here[strips[b][1]]))
     row_ranks, column_ranks = (ranks.cpu() + 1).mul_(torch.cat((in_columns[row_images] > 0, in_rows[owner] > 0))).split(sizes)
     return row_ranks, torch.empty_like(column_ranks).index_copy(0, order, column_ranks)
+
+
+def _least_equal(scores: Tensor) -> Tensor:
+    """Return the least score that is equal to each score but for rounding."""
+    return scores - (EQUAL_WITHIN * scores.abs().clamp(min=1)).where(scores.isfinite(), 0.0)
 
 
 def _strips(rows: Sequence[int], columns: Sequence[int], scores_at_once: int) -> list[tuple[slice, slice]]:

@@ -80,6 +80,53 @@ def test_a_model_with_equal_scores_ranks_last():
     assert ranks.text_to_image.tolist() == [6] * 12
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("scores_at_once", [300, 5_000, 10**6])
+@pytest.mark.parametrize(("images", "captions_each", "width"), [(83, 5, 64), (90, 1, 64), (91, 5, 1024), (11, 5, 300)])
+@pytest.mark.parametrize("alike", ["texts", "images"])
+def test_equal_inputs_rank_last_for_any_tiles_and_threads(alike, images, captions_each, width, scores_at_once, threads):
+    generator = torch.Generator().manual_seed(images)
+    left, right = (torch.randn(count, width, generator=generator) for count in (images, images * captions_each))
+    (right if alike == "texts" else left)[:] = 1.0
+    left, right = (torch.nn.functional.normalize(vectors) for vectors in (left, right))
+    # As of an encoder, whose last bits depend on the batch.
+    left, right = (vectors * (1 + 2e-7 * torch.rand(len(vectors), 1, generator=generator)) for vectors in (left, right))
+    owner = torch.arange(len(right)) // captions_each
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        ranks = ranks_of(between(left, right), images, owner, scores_at_once=scores_at_once)
+    finally:
+        torch.set_num_threads(before)
+    if alike == "texts":
+        assert ranks.image_to_text.tolist() == [(images - 1) * captions_each + 1] * images
+    else:
+        assert ranks.text_to_image.tolist() == [images] * len(right)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1000.0, -1000.0])
+@pytest.mark.parametrize("scores_at_once", [30, 10**6])
+def test_rounding_of_scores_changes_no_rank(scores_at_once, scale):
+    generator = torch.Generator().manual_seed(3)
+    exact = torch.randint(-40, 41, (20, 60), generator=generator) / 40
+    owner = torch.arange(60) // 3
+    # Each tile rounds in its own way, by up to three values of float32 around the score.
+    noise = 3 * torch.finfo(torch.float32).eps
+
+    def scores(rows: slice, columns: torch.Tensor) -> torch.Tensor:
+        tile = exact[rows][:, columns]
+        return scale * (tile + noise * (2 * torch.rand(tile.shape, generator=generator) - 1) * tile.abs().clamp(min=0.1))
+
+    ranks = ranks_of(scores, 20, owner, scores_at_once=scores_at_once)
+    assert (ranks.image_to_text.tolist(), ranks.text_to_image.tolist()) == plain_ranks((scale * exact).tolist(), owner.tolist())
+
+
+def test_infinite_scores_are_equal_to_their_like_only():
+    scores = torch.tensor([[torch.inf, 1.0, -torch.inf], [torch.inf, 2.0, -torch.inf], [0.0, 1.0, -torch.inf]])
+    ranks = ranks_of(lambda rows, columns: scores[rows][:, columns], 3, torch.arange(3))
+    assert (ranks.image_to_text.tolist(), ranks.text_to_image.tolist()) == ([1, 2, 3], [2, 1, 3])
+
+
 @pytest.mark.parametrize("scores_at_once", [1, 100])
 def test_scores_that_are_not_numbers_rank_last(scores_at_once):
     images, captions = torch.eye(3), torch.eye(3)
