@@ -18,7 +18,7 @@ __all__ = ["DivergedError", "Result", "TrainJob"]
 
 
 class DivergedError(ImagepivotError):
-    """The loss or its gradient is no longer a finite number."""
+    """A loss, gradient or weight is no longer finite."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import isfinite, isnan, nan
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from train.jobs import DivergedError, Result, TrainJob
 from train.material import TrainingMaterial, open_material
 from train.models.catalogue import build_model
 from train.models.word_tables import begin_with, freeze_words
-from train.objectives.terms import Objective, per_query, terms_of
+from train.objectives.terms import Objective, terms_of
 from train.progress import Report
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
 from train.runs.logs import CONFIG, CURVES, LOG, METRICS, RunLog
@@ -38,6 +39,7 @@ from train.runs.run import Run, open_run
 from train.runs.starting import provenance, start_model
 from train.runs.stopwatch import Stopwatch
 from train.schedules import learning_rate, steps_in_all, steps_per_epoch, stop_reason
+from train.steps import Step, find_divergence
 from train.supply import Supply
 
 __all__ = ["Remark", "train"]
@@ -78,7 +80,7 @@ def train(
         UsageError: the job does not fit this host or its data, or ``output`` holds a run and ``resume`` is not set.
         DatasetError: a dataset is missing, of the wrong kind, or does not belong with the others, or ``output`` holds another
             run; nothing was trained.
-        DivergedError: the loss is no longer a finite number.
+        DivergedError: a loss, gradient or weight is no longer finite. The checkpoints are those of earlier steps.
         KeyboardInterrupt: Ctrl-C was pressed; ``last.pt`` holds the step at whose end the training stopped. SIGTERM and SIGHUP stop
             it in the same way, and then do what they did before. A second signal is not waited for.
     """
@@ -140,30 +142,6 @@ def _held(folder: Folder, processes: Processes) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class _Step:
-    """What a step did.
-
-    Attributes:
-        batches: its batches.
-        losses: the objective of each batch, and the losses that it is the weighted sum of, by name.
-        norm: norm of the gradient before it was clipped.
-    """
-
-    batches: tuple[Batch, ...]
-    losses: tuple[tuple[Tensor, Mapping[str, Tensor]], ...]
-    norm: Tensor
-
-    @property
-    def loss(self) -> Tensor:
-        """The objective, the sum over the batches."""
-        return torch.stack([loss for loss, _ in self.losses]).sum()
-
-    def per_query(self) -> tuple[float, dict[str, float]]:
-        """Return objective and losses as means over their queries; the last batch of an epoch may be smaller."""
-        return per_query((batch, *losses) for batch, losses in zip(self.batches, self.losses, strict=True))
-
-
 class _Loop:
     """A training under way.
 
@@ -194,6 +172,7 @@ class _Loop:
         self.device = device
         self.watch = watch
         self.standing = Standing()
+        self.kept_step = 0  # Of last.pt.
         self.stopwatch = Stopwatch()
         self.supply = Supply(material, material.sampler(config, job.seed), processes, device)
         self.epoch_steps = steps_per_epoch(config.schedule, self.supply.epoch_steps)
@@ -226,6 +205,7 @@ class _Loop:
             restore_optimizer(self.optimizer, before.optimizer, source)
             restore_sampler(self.supply, before.sampler, source)
             self.standing = replace(before.standing, stopped="")
+            self.kept_step = self.standing.step
             say(_kept(self.standing.step))
         else:
             say("stopped before the first checkpoint: nothing is kept")
@@ -278,8 +258,8 @@ class _Loop:
             step = self.standing.step
             evaluates = step % evaluate_every == 0 or bool(stop_reason(self.standing, schedule, epoch_steps))
             saves = evaluates or step % self.job.save_every == 0
-            if saves or step % _LOG_EVERY == 0:
-                self._check_finite(done)
+            if saves or step % _LOG_EVERY == 0 or self.device.type == "cpu":
+                self._check_finite(done, weights=saves)
             if log is not None and step % _LOG_EVERY == 0:
                 self._log_step(log, done)
             if evaluates:
@@ -287,7 +267,7 @@ class _Loop:
                 self._stop_if_over()
             asked = self.processes.greatest(interruption.received)
             if asked:
-                self._check_finite(done)
+                self._check_finite(done, weights=True)
             if saves or asked:
                 self._save(LAST)
             if evaluates and self.standing.stale == 0:
@@ -303,7 +283,7 @@ class _Loop:
                 break
         return self.standing
 
-    def _step(self) -> _Step:
+    def _step(self) -> Step:
         """Train on the batches of a step: their gradients add up, as those of the queries of a batch do."""
         config, epoch = self.config, self.supply.epoch
         for group in self.optimizer.param_groups:
@@ -324,9 +304,9 @@ class _Loop:
         self.optimizer.step()
         self.standing = replace(self.standing, step=self.standing.step + 1)
         self.stopwatch.count(sum(batch.pairs for batch in batches))
-        return _Step(tuple(batches), tuple(losses), norm)
+        return Step(tuple(batches), tuple(losses), norm)
 
-    def _evaluate(self, log: RunLog | None, done: _Step) -> None:
+    def _evaluate(self, log: RunLog | None, done: Step) -> None:
         """Measure recalls on the validation split; only the first process does, and tells the others the score."""
         score = 0.0
         if log is not None:
@@ -335,28 +315,36 @@ class _Loop:
             results = validation.retrieval
             monitored = self.config.schedule.monitor or self.config.data.languages
             score = sum(results[language].sum_of_recalls for language in monitored)
+            if not all(map(isfinite, (validation.loss or 0.0, *validation.terms.values()))):
+                score = nan
+        score = self.processes.agree(score, self.device)
+        if isnan(score):  # In all processes.
+            raise self._diverged("the loss on the validation split is not finite")
+        if log is not None:
             by_language = {language: retrieval.to_dict() for language, retrieval in results.items()}
             log.write("evaluation", self.standing.step, {"score": score, **by_language})
             if validation.loss is not None:
                 log.write("validation", self.standing.step, {"loss": validation.loss, "terms": dict(validation.terms)})
-        self.standing = self.standing.evaluated(self.processes.agree(score, self.device))
+        self.standing = self.standing.evaluated(score)
         if log is not None:
             scores = {language: retrieval.sum_of_recalls for language, retrieval in results.items()}
             self.watch(replace(self._report(done.per_query()[0], scores), validation_loss=validation.loss))
 
-    def _check_finite(self, done: _Step) -> None:
-        """Stop a training that has diverged.
+    def _check_finite(self, done: Step, *, weights: bool) -> None:
+        """Stop a training that has diverged, before anything of it is written; a GPU is waited for."""
+        moments = (value for state in self.optimizer.state.values() for value in state.values())
+        if finding := find_divergence(done, (*self.model.state_dict().values(), *moments) if weights else ()):
+            raise self._diverged(finding)
 
-        Called before anything is written rather than at every step: on a GPU it waits for the step to end.
-        """
-        if not torch.isfinite(done.loss + done.norm):
-            raise DivergedError(
-                f"the loss is {float(done.loss)} and the norm of its gradient {float(done.norm)} at step {self.standing.step}: the "
-                "training has diverged. Lower optimizer.learning_rate, or look for features that are not finite; the last "
-                "checkpoint is kept"
-            )
+    def _diverged(self, finding: str) -> DivergedError:
+        rate, kept = self.optimizer.param_groups[0]["lr"], self.kept_step
+        where = f"into another folder; {LAST} keeps step {kept:,}" if kept else "again; no checkpoint was written"
+        return DivergedError(
+            f"{finding} at step {self.standing.step:,}, with a learning rate of {rate:g}: the training has diverged. Lower "
+            f"optimizer.learning_rate, or look at odd features if any were reported, and train {where}"
+        )
 
-    def _log_step(self, log: RunLog, done: _Step) -> None:
+    def _log_step(self, log: RunLog, done: Step) -> None:
         loss, terms = done.per_query()
         log.write(
             "step",
@@ -381,6 +369,8 @@ class _Loop:
         self.standing = replace(self.standing, stopped=reason)
 
     def _save(self, name: str) -> None:
+        if name == LAST:
+            self.kept_step = self.standing.step
         if not self.processes.is_first:
             return
         checkpoint = replace(self.start, model=self.model.state_dict(), standing=replace(self.standing, stopped=""))

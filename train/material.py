@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError
+from schemas.errors import DatasetError, UsageError
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import SPECIALS, Vocabulary
 from train.config.sections import Config
@@ -19,6 +19,7 @@ from train.data.batches import CaptionBatch
 from train.data.captions import Captions, labels_of, no_captions
 from train.data.corpus import Corpus
 from train.data.norms import OddFeatures, odd_features
+from train.data.pairs import ByImage
 from train.data.sampling import Batch, ImageSampler, Sampler, TaskSampler
 from train.data.splits import LeftOut, TrainingData, open_data
 from train.data.token_features import check_token_features
@@ -284,13 +285,30 @@ def frequent_tokens(captions: Captions, min_count: int, *, together: bool) -> di
 
 
 def build_sampler(config: Config, captions: Captions, seed: int) -> Sampler:
-    """Build the sampler that a configuration describes."""
+    """Build the sampler that a configuration describes.
+
+    Raises:
+        UsageError: there is nothing to train on, or only captions of a single image, so that no batch has negatives.
+    """
     schedule, loss = config.schedule, config.loss
+    _check_negatives(captions, together=schedule.batches == "images")
     if schedule.batches == "tasks":
         return TaskSampler(
             captions, schedule.batch_size, seed=seed, c2c_probability=loss.c2c_probability, bucket=schedule.bucket
         )
     return ImageSampler(captions, schedule.batch_size, seed=seed)
+
+
+def _check_negatives(captions: Captions, *, together: bool) -> None:
+    """Check that there are captions of several images: in all languages ``together``, or in each."""
+    counts = ByImage.of(captions).counts > 0  # [I, L]
+    names = captions.language_names
+    for of_images, name in [(counts.all(1), " and ".join(names))] if together else zip(counts.T, names, strict=True):
+        if of_images.sum() == 1:
+            raise UsageError(
+                f"split {captions.split!r} has captions in {name} of a single image: batches would have no negatives, so that "
+                "nothing would be learned. Give captions of two images or more"
+            )
 
 
 def _batch(captions: Captions, rows: np.ndarray) -> CaptionBatch:

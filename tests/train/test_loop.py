@@ -1,3 +1,4 @@
+import json
 import re
 from dataclasses import replace
 
@@ -6,19 +7,20 @@ import pytest
 import torch
 
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, ImagepivotError, UsageError
+from schemas.errors import DatasetError, UsageError
 from schemas.storage import Folder
 from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, lasting_log, weights
+from train import loop, schedules
 from train.config.sections import from_toml
 from train.data.corpus import Corpus
 from train.distributed import Processes
 from train.evaluation.evaluating import evaluate
-from train.jobs import TrainJob
+from train.jobs import DivergedError, TrainJob
 from train.loop import train
-from train.material import open_material
+from train.material import Material, open_material
 from train.models.catalogue import build_model
 from train.objectives.terms import Objective, terms_of
-from train.runs.checkpoints import LAST, Standing, read_checkpoint
+from train.runs.checkpoints import BEST, LAST, Standing, read_checkpoint
 from train.runs.run import open_run
 
 # --- learning --------------------------------------------------------------------------------------------------------
@@ -244,11 +246,52 @@ def test_a_kind_that_gains_nothing_is_not_compiled(toy):
         TrainJob(scan, toy, "run", compile=True)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(train_toy, tmp_path):
+def test_weights_that_are_not_finite_end_the_run_at_their_step(train_toy, tmp_path):
+    expected = r"weights are not finite at step 1, with a learning rate of 1e\+38: the training has diverged\. .* no checkpoint"
+    config = CONFIG.replace("learning_rate = 0.01", "learning_rate = 1e38")
+    with pytest.raises(DivergedError, match=expected):
+        train_toy(config.replace("evaluate_every = 17", "evaluate_every = 1"))
     with pytest.raises(
-        ImagepivotError, match=r"the loss is nan and the norm of its gradient nan at step 10: the training has diverged"
+        DivergedError, match=r"the loss is nan and the norm of its gradient nan at step 2, with a learning rate"
     ):
-        train_toy(CONFIG.replace("learning_rate = 0.01", "learning_rate = 1e38"))
+        train_toy(config, "late")
+    # The advice: the same folder, with a lower rate.
+    assert train_toy(CONFIG).standing.step == 44
+    assert not list(tmp_path.glob("late/*.pt"))
+
+
+def test_a_run_that_diverges_keeps_its_last_checkpoints_and_a_log_of_json(train_toy, tmp_path, monkeypatch):
+    train_toy(CONFIG.replace("max_steps = 44", "max_steps = 17"), "short")
+    rate = schedules.learning_rate
+    monkeypatch.setattr(
+        loop, "learning_rate", lambda config, *, step, **at: rate(config, step=step, **at) * 1e40 ** (step >= 17)
+    )
+    expected = r"at step 19, with a learning rate of 1e\+38: .* train into another folder; last\.pt keeps step 17"
+    with pytest.raises(DivergedError, match=expected):
+        train_toy()
+    for name in (LAST, BEST):
+        assert_equal(*(read_checkpoint(Folder(str(tmp_path / run)), name).model for run in ("run", "short")))
+    for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
+    with pytest.raises(DivergedError, match=expected):
+        train_toy(resume=True)
+    monkeypatch.undo()
+    assert train_toy(resume=True).standing.step == 44
+
+
+def test_a_validation_loss_that_is_not_finite_ends_the_run(toy, tmp_path):
+    class Spoilt(Material):
+        def evaluate(self, model, config, terms):
+            return replace(super().evaluate(model, config, terms), loss=float("inf"))
+
+    config = from_toml(CONFIG, "test")
+    material = Spoilt(**vars(open_material(config, toy, seed=0)))
+    with pytest.raises(
+        DivergedError, match=r"the loss on the validation split is not finite at step 17, with a learning rate of"
+    ):
+        train(TrainJob(config, None, str(tmp_path / "run"), device="cpu", curves=False), material=material)
+    assert not list(tmp_path.glob("run/*.pt"))
+    assert events(tmp_path / "run", "validation") == []
 
 
 # --- images without features -----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError
+from schemas.errors import DatasetError, UsageError
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import Vocabulary
 from tests.train.trainings import CONFIG as TRAINED
@@ -115,6 +115,28 @@ def test_samplers(toy):
     sampler = build_sampler(pivot, material.training.captions, 0)
     assert isinstance(sampler, ImageSampler)
     assert len(sampler.next().images) == 5
+
+
+@pytest.mark.parametrize("batches", ["tasks", "images"])
+def test_captions_of_a_single_image_are_no_training(new_captions, batches):
+    config = from_toml(
+        f"""
+    [data]
+    portions = {{ en = ["comparable"], de = ["comparable"] }}
+    [schedule]
+    batches = "{batches}"
+    batch_size = 2
+    """,
+        "test",
+    )
+    rows = [
+        ("a", "en", "comparable", 0, [1, 5, 2]),
+        ("a", "de", "comparable", 0, [1, 6, 2]),
+        ("b", "en", "comparable", 0, [1, 2]),
+    ]
+    with pytest.raises(UsageError, match=r"split 'train' has captions in (de|en and de) of a single image: .* no negatives"):
+        build_sampler(config, new_captions(rows, ("en", "de")), 0)
+    build_sampler(config, new_captions([*rows, ("b", "de", "comparable", 0, [1, 2])], ("en", "de")), 0)
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ class DataConfig:
             to training captions only; the stopping criterion uses all captions.
         images: ``all``; ``half``: a random half, the same one for every language; ``disjoint``: a separate half for each of two
             languages. Halves are drawn with the run's seed, from the training images only.
-        split: the split to train on.
+        split: the split to train on, or several, e.g. ``["train", "restval"]`` of COCO.
         validation_split: the split that the stopping criterion is measured on.
         l2_features: divide each image feature by its Euclidean norm.
         min_count: occurrences that a token needs in the training captions, as drawn, to have a word vector; rarer ones are read as
@@ -50,7 +50,7 @@ class DataConfig:
     portions: Mapping[str, tuple[str, ...]]
     captions_per_image: Literal["all", "one"] = "all"
     images: Literal["all", "half", "disjoint"] = "all"
-    split: str = "train"
+    split: str | tuple[str, ...] = "train"
     validation_split: str = "val"
     l2_features: bool = False
     min_count: int = 0
@@ -62,6 +62,9 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         not_negative("data", self, "min_count")
+        splits = (self.split,) if isinstance(self.split, str) else self.split
+        require(bool(splits), "data.split is empty: name the split to train on, or several, e.g. ['train', 'restval']")
+        require(len(set(splits)) == len(splits), f"data.split is {list(splits)}: name each once")
         require(bool(self.portions), "data.portions names no language: give at least one, e.g. { en = ['comparable'] }")
         for language, portions in self.portions.items():
             require(bool(portions), f"data.portions.{language} is empty: name at least one portion, or leave {language} out")
@@ -150,7 +153,8 @@ class ScheduleConfig:
         batches: ``tasks``: each batch is one task, either images against the captions in one language, or captions in two languages
             against each other (Kádár et al. 2018, figure 2); ``images``: each batch is distinct images with one caption in every
             language (Gella et al. 2017, section 4).
-        batch_size: pairs per batch; for batches of ``images``, images per batch.
+        batch_size: pairs per batch; for batches of ``images``, images per batch. At least 2: the others of a batch are the
+            negatives.
         bucket: for ``tasks``, put captions of similar length into a batch, which then takes fewer time steps; see
             `train.data.ShuffledRows`.
         accumulate: number of batches whose gradients are added up for a step, after which steps, epochs, learning rates and
@@ -163,7 +167,7 @@ class ScheduleConfig:
         decay: how the learning rate falls: in ``steps``, as the next two keys say; or as a ``cosine`` from its value at the first
             step to 0 at the last.
         decay_epochs: number of epochs after which the learning rate falls, again and again; 0 means never.
-        decay_factor: factor by which the learning rate falls.
+        decay_factor: factor by which the learning rate falls, at most 1.
         rate_warmup_steps: number of initial steps over which the learning rate grows linearly to its value; 0 means none.
     """
 
@@ -185,6 +189,14 @@ class ScheduleConfig:
         positive("schedule", self, "batch_size", "accumulate", "decay_factor")
         not_negative("schedule", self, "evaluate_every", "patience", "max_epochs", "max_steps", "decay_epochs")
         not_negative("schedule", self, "rate_warmup_steps")
+        require(
+            self.batch_size > 1,
+            "schedule.batch_size is 1: a batch of one has no negatives, so that nothing would be learned. Give 2 or more",
+        )
+        require(
+            self.decay_factor <= 1,
+            f"schedule.decay_factor is {self.decay_factor}: the learning rate would grow. Give at most 1, e.g. 0.1",
+        )
         require(
             bool(self.patience or self.max_epochs or self.max_steps),
             "schedule.patience, max_epochs and max_steps are all 0: training would never end. Give one of them",

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
+from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from schemas.errors import UsageError
@@ -83,7 +84,8 @@ def build(cls: type[T], table: Mapping[str, Any], prefix: str = "") -> T:
     """Build a dataclass from a table.
 
     Args:
-        cls: a dataclass whose fields are dataclasses, numbers, strings, booleans, tuples, literals, or mappings with string keys.
+        cls: a dataclass whose fields are dataclasses, numbers, strings, booleans, tuples, literals, or mappings with string keys;
+            or values of which there may be a list, such as ``str | tuple[str, ...]``.
         table: table of a TOML file.
         prefix: prefix of keys in messages, e.g. ``loss.``.
 
@@ -152,6 +154,8 @@ def _convert(value: Any, hint: Any, key: str, keys: Sequence[str]) -> Any:
     if is_dataclass(hint) and isinstance(hint, type):
         return _built(hint, _expect(value, dict, key), f"{key}.", keys)
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is UnionType:  # A value, or a list of such values.
+        return _convert(value, arguments[isinstance(value, list)], key, keys)
     if origin is Literal:
         if value not in arguments:
             raise UsageError(f"{key} is {value!r}, expected one of {', '.join(map(repr, arguments))}")

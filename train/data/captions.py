@@ -27,7 +27,7 @@ _LABELS = ("split", "language", "portion")
 
 @dataclass(frozen=True)
 class Captions:
-    """Captions of one split, sorted by image id, language, portion and index, whatever the number of shards.
+    """Captions of one split or several, sorted by image id, language, portion and index, whatever the number of shards.
 
     Attributes:
         token_ids: int32 ``[T]``, all captions one after the other, including ``<start>`` and ``<end>``.
@@ -39,7 +39,7 @@ class Captions:
         image_ids: ``[I]``, ascending.
         language_names: in the requested order.
         portion_names: in the requested order.
-        split: the split.
+        split: the split; several with commas between them, for messages.
         vectors: vectors of the tokens, for a model that reads them in place of words; None if there are none.
     """
 
@@ -109,15 +109,15 @@ class Captions:
 def read_captions(
     dataset: Dataset,
     *,
-    split: str,
+    split: str | Sequence[str],
     languages: Sequence[str] | None = None,
     portions: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
 ) -> Captions:
-    """Read the captions of a split.
+    """Read the captions of a split, or of several as if they were one.
 
     Args:
         dataset: a dataset of kind ``encoded``.
-        split: the split.
+        split: the split, or several.
         languages: languages to read; all of the split by default.
         portions: portions to read, either for all languages or by language, in which case its keys are the languages; all by
             default.
@@ -131,9 +131,13 @@ def read_captions(
             f"{dataset.folder.location!r} holds {dataset.kind}, expected encoded captions: run 'imagepivot encode' on them "
             "and give its output"
         )
-    selection = _Selection(split, _chosen_portions(dataset, split, languages, portions))
+    splits = (split,) if isinstance(split, str) else tuple(split)
+    selection = _Selection(splits, _chosen_portions(dataset, splits, languages, portions))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         parts = list(pool.map(lambda number: _read_shard(dataset, number, selection), range(dataset.num_shards)))
+    for number, name in enumerate(splits):
+        if len(splits) > 1 and not any(number in part.splits for part in parts):
+            raise DatasetError(no_captions(dataset, f"split {name!r} in these languages and portions"))
     captions = _joined(parts, selection)
     check_token_ids(dataset, captions.token_ids, captions.lengths)
     _check_complete(captions, selection, dataset)
@@ -174,9 +178,9 @@ def check_token_ids(dataset: Dataset, token_ids: np.ndarray, lengths: np.ndarray
 
 @dataclass(frozen=True)
 class _Selection:
-    """The captions to read: a split, and the portions of each language."""
+    """The captions to read: splits, and the portions of each language."""
 
-    split: str
+    splits: tuple[str, ...]
     portions: Mapping[str, tuple[str, ...]]
 
     @property
@@ -199,7 +203,7 @@ class _Selection:
 
 def _chosen_portions(
     dataset: Dataset,
-    split: str,
+    splits: Sequence[str],
     languages: Sequence[str] | None,
     portions: Sequence[str] | Mapping[str, Sequence[str]] | None,
 ) -> dict[str, tuple[str, ...]]:
@@ -216,13 +220,15 @@ def _chosen_portions(
     else:
         chosen = {} if languages is None else dict.fromkeys(languages, ())
         for other, language, portion in sorted(labels_of(dataset)):
-            if other == split and (languages is None or language in chosen) and (portions is None or portion in portions):
-                chosen[language] = (*chosen.get(language, ()), portion)
+            if other in splits and (languages is None or language in chosen) and (portions is None or portion in portions):
+                chosen[language] = tuple(dict.fromkeys((*chosen.get(language, ()), portion)))
     if not chosen:
-        raise DatasetError(no_captions(dataset, f"split {split!r}" + "".join(f", portion {name!r}" for name in portions or ())))
+        raise DatasetError(
+            no_captions(dataset, f"split {','.join(splits)!r}" + "".join(f", portion {name!r}" for name in portions or ()))
+        )
     for language, names in chosen.items():
         if not names:
-            raise DatasetError(no_captions(dataset, f"split {split!r}, language {language!r}"))
+            raise DatasetError(no_captions(dataset, f"split {','.join(splits)!r}, language {language!r}"))
     return chosen
 
 
@@ -242,6 +248,7 @@ class _Part:
     indices: np.ndarray
     lengths: np.ndarray
     token_ids: np.ndarray
+    splits: frozenset[int]
 
 
 def _read_shard(dataset: Dataset, number: int, selection: _Selection) -> _Part:
@@ -251,7 +258,8 @@ def _read_shard(dataset: Dataset, number: int, selection: _Selection) -> _Part:
     keep = np.zeros(table.num_rows, bool)
     for language, portion in selection.pairs:
         keep |= (languages == language) & (portions == portion)
-    keep &= _codes(table["split"], (selection.split,)) == 0
+    splits = _codes(table["split"], selection.splits)
+    keep &= splits >= 0
     mask = pa.array(keep)
     images = _whole(table["image_id"].filter(mask)).dictionary_encode()
     tokens = _whole(table["token_ids"].filter(mask))
@@ -263,6 +271,7 @@ def _read_shard(dataset: Dataset, number: int, selection: _Selection) -> _Part:
         indices=table["index"].to_numpy()[keep],
         lengths=np.diff(tokens.offsets.to_numpy()).astype(np.int64),
         token_ids=tokens.flatten().to_numpy(),
+        splits=frozenset(np.unique(splits[keep]).tolist()),
     )
 
 
@@ -298,7 +307,7 @@ def _joined(parts: Sequence[_Part], selection: _Selection) -> Captions:
         image_ids=tuple(names[order].tolist()),
         language_names=selection.language_names,
         portion_names=selection.portion_names,
-        split=selection.split,
+        split=",".join(selection.splits),
     )
     return captions.select(np.argsort(images, kind="stable"))
 
@@ -307,7 +316,7 @@ def _check_complete(captions: Captions, selection: _Selection, dataset: Dataset)
     for language, portion in selection.pairs:
         if not np.any((captions.languages == language) & (captions.portions == portion)):
             names = f"language {captions.language_names[language]!r}, portion {captions.portion_names[portion]!r}"
-            raise DatasetError(no_captions(dataset, f"split {selection.split!r}, {names}"))
+            raise DatasetError(no_captions(dataset, f"split {captions.split!r}, {names}"))
 
 
 def no_captions(dataset: Dataset, labels: str) -> str:

@@ -87,7 +87,7 @@ class TrainingData:
     """Captions and the features of their images.
 
     Attributes:
-        captions: captions of one split; each of ``image_ids`` has at least one.
+        captions: captions of one split or several; each of ``image_ids`` has at least one.
         features: features of the images, in the order of ``captions.image_ids``.
         vocabulary: the vocabulary that the captions were encoded with; None if it was not requested.
         fingerprints: fingerprints of the sources: ``captions``, ``features``, ``vocabulary`` and ``extractor``, and with vectors of
@@ -107,7 +107,7 @@ def open_data(
     features: str,
     vocabulary: str | None = None,
     *,
-    split: str,
+    split: str | Sequence[str],
     languages: Sequence[str] | None = None,
     portions: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     captions_per_image: Literal["all", "one"] = "all",
@@ -120,13 +120,15 @@ def open_data(
     token_features: str = "",
     token_width: int = 0,
 ) -> TrainingData:
-    """Read the captions of a split and the features of their images. Everything is checked before the features are read.
+    """Read the captions of a split, or of several, and the features of their images.
+
+    Everything is checked before the features are read.
 
     Args:
         captions: folder of the encoded captions.
         features: folder of the features.
         vocabulary: folder of the vocabulary that the captions must have been encoded with.
-        split: the split.
+        split: the split, or several.
         languages: as in `read_captions`.
         portions: as in `read_captions`.
         captions_per_image: ``one`` draws one caption for each image and language.

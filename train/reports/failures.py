@@ -24,7 +24,7 @@ __all__ = ["FAILURE_KINDS", "Failure", "attempt", "failure_of", "read_failure", 
 T = TypeVar("T")
 
 FAILURE_KINDS = {
-    "diverged": "the loss or its gradient is no longer a finite number",
+    "diverged": "a loss, gradient or weight is no longer finite",
     "memory": "memory ran out, that of the machine or of the GPU",
     "killed": "the process of the run was killed, or crashed",
     "disk": "the disk is full, or its quota used up",

@@ -147,7 +147,7 @@ def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[str]:
     labels = labels_of(captions)
     available = {(language, portion) for split, language, portion in labels if split in TEST_SPLITS}
     # By features, split and language, of all rows: each split is read once.
-    portions_read: dict[str, dict[str, dict[str, set[str]]]] = {}
+    portions_read: dict[str, dict[str | tuple[str, ...], dict[str, set[str]]]] = {}
     for task in {task.preset: task for task in tasks if not task.members}.values():
         data = task.config.data
         needed = {(language, portion) for language, portions in data.portions.items() for portion in portions}
@@ -175,7 +175,7 @@ def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[str]:
                 remarks.append(lacking.remark)
             if looks:
                 odd = odd_features(
-                    split, read_features(features, chosen.image_ids, memory_map=job.memory_map), chosen.image_ids
+                    chosen.split, read_features(features, chosen.image_ids, memory_map=job.memory_map), chosen.image_ids
                 )
                 remarks += [odd.remark] if odd is not None else []
     return remarks

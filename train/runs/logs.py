@@ -115,9 +115,11 @@ class RunLog:
             values: plain values, for JSON; may be nested.
 
         Raises:
+            ValueError: a number is not finite, which JSON cannot hold.
             DatasetError: the disk is full, or something else keeps the file from being written.
         """
-        line = to_json({"event": event, "step": step, **values}) + "\n"
+        line = to_json({"event": event, "step": step, **values}, allow_nan=False) + "
+"
         with storage_errors(self._path):
             write_all(self._file, line.encode())
         if self._events is not None:

@@ -37,7 +37,7 @@ def test_every_key_is_read_and_written():
     portions = { de = ["a", "b"], pt-BR = ["c"] }
     captions_per_image = "one"
     images = "half"
-    split = "s"
+    split = ["s", "t"]
     validation_split = "v"
     l2_features = true
     min_count = 3
@@ -210,6 +210,15 @@ def test_a_file_extends_a_preset(tmp_path):
         (SMALL + "[optimizer]\nbetas = [0.9, 1]", "optimizer.betas is .0.9, 1.0., expected 0 to less than 1"),
         (SMALL + "[schedule]\nmonitor = ['de']", "schedule.monitor names de, but the languages are en"),
         (SMALL + "[schedule]\npatience = 0", "training would never end"),
+        (SMALL + "[schedule]\nbatch_size = 1", "schedule.batch_size is 1: a batch of one has no negatives"),
+        (
+            SMALL + "[schedule]\ndecay_factor = 10",
+            "schedule.decay_factor is 10.0: the learning rate would grow. Give at most 1",
+        ),
+        (SMALL + "split = []", "data.split is empty: name the split to train on"),
+        (SMALL + "split = ['train', 'train']", r"data.split is .'train', 'train'.: name each once"),
+        (SMALL + "split = 3", "data.split is 3, expected a string"),
+        (SMALL + "split = ['train', 3]", r"data.split.1. is 3, expected a string"),
         (SMALL + "[schedule]\nmax_steps = -1", "schedule.max_steps is -1, expected 0 or more"),
         ("loss = 3\n" + SMALL, "loss is 3, expected a table"),
         ("", "data is missing"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,14 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from tests.train.trainings import CONFIG, assert_equal, weights
+from train.config.sections import from_toml
 from train.data.captions import labels_of, read_captions
+from train.evaluation.scoring import EvaluateJob, evaluate_run
+from train.jobs import TrainJob
+from train.loop import train
+from train.runs.checkpoints import BEST
+from train.runs.run import open_run
 
 KEY = ("image_id", "language", "portion", "index")
 PORTIONS = {"en": ("comparable", "translation"), "fr": ("translation",)}
@@ -58,6 +66,41 @@ def test_the_number_of_shards_makes_no_difference(toy, new_dataset, tmp_path: Pa
     captions = [read_captions(open_dataset(each), split="train", portions=PORTIONS) for each in (path, toy.captions)]
     assert found_rows(captions[0]) == found_rows(captions[1])
     assert captions[0].image_ids == captions[1].image_ids
+
+
+def divided(toy, new_dataset, folder: Path) -> str:
+    """Write the captions with half of the training images in the split ``restval``, as COCO's, and return the folder."""
+    dataset = open_dataset(toy.captions)
+    rows = dataset.table().to_pylist()
+    rows = [row | ({"split": "restval"} if "train-020" <= row["image_id"] < "u" else {}) for row in rows]
+    manifest = dataset.manifest
+    new_dataset(folder, "encoded", rows, parameters=manifest.parameters, inputs=manifest.inputs)
+    return str(folder)
+
+
+def test_several_splits_are_read_as_if_they_were_one(toy, new_dataset, tmp_path):
+    encoded = open_dataset(divided(toy, new_dataset, tmp_path / "encoded"))
+    captions = read_captions(encoded, split=("train", "restval"), portions=PORTIONS)
+    expected = read_captions(open_dataset(toy.captions), split="train", portions=PORTIONS)
+    assert captions.split == "train,restval"
+    assert found_rows(replace(captions, split="train")) == found_rows(expected)
+    assert captions.image_ids == expected.image_ids
+    assert read_captions(encoded, split=("restval", "train")).portion_names == ("comparable", "translation")
+    with pytest.raises(
+        DatasetError, match=r"no captions of split 'test2015' in these languages and portions\. It has: restval: de"
+    ):
+        read_captions(encoded, split=("train", "test2015"), portions=PORTIONS)
+
+
+def test_a_training_on_several_splits_is_that_on_one(toy, new_dataset, tmp_path, finished_run):
+    folder = divided(toy, new_dataset, tmp_path / "encoded")
+    config = from_toml(CONFIG.replace("[data]", '[data]\nsplit = ["train", "restval"]'), "test")
+    train(TrainJob(config, replace(toy, captions=folder), str(tmp_path / "run"), device="cpu", curves=False))
+    assert_equal(weights(tmp_path / "run", BEST), weights(finished_run[0], BEST))
+    job = EvaluateJob(str(tmp_path / "run"), folder, toy.features, ("test",), device="cpu")
+    assert open_run(tmp_path / "run").config.data.split == ("train", "restval")
+    same = EvaluateJob(str(finished_run[0]), toy.captions, toy.features, ("test",), device="cpu")
+    assert evaluate_run(job) == evaluate_run(same)
 
 
 def test_row_groups_with_dictionaries_of_their_own(toy, new_dataset, tmp_path: Path, monkeypatch):
