@@ -118,8 +118,7 @@ class RunLog:
             ValueError: a number is not finite, which JSON cannot hold.
             DatasetError: the disk is full, or something else keeps the file from being written.
         """
-        line = to_json({"event": event, "step": step, **values}, allow_nan=False) + "
-"
+        line = to_json({"event": event, "step": step, **values}, allow_nan=False) + "\n"
         with storage_errors(self._path):
             write_all(self._file, line.encode())
         if self._events is not None:
