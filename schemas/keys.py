@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -26,6 +28,7 @@ __all__ = [
     "check_language",
     "check_shards",
     "check_shards_request",
+    "normalization_hint",
     "shard_name",
     "shard_of",
 ]
@@ -97,6 +100,34 @@ def check_image_id(image_id: object, *, place: str, advice: str = "take it out o
         )
     advice = LONE_CR if "\r" in image_id else advice
     raise InputError(f"{place}: the image id {image_id!r} has the control character {match[0]!r}; {advice}")
+
+
+def normalization_hint(missing: Iterable[str], present: Iterable[str]) -> str:
+    r"""Return why ids seem to be missing, if others differ from them in Unicode normalization alone; empty otherwise.
+
+    >>> normalization_hint(["b", "caf\xe9"], ["cafe\u0301"]).partition(".")[0]
+    "Unicode normalization differs: 'caf\\xe9' (NFC) is 'cafe\\u0301' (NFD) there"
+
+    Args:
+        missing: ids that were looked for and not found.
+        present: the ids among which they were looked for.
+    """
+    sought = {unicodedata.normalize("NFC", image_id): image_id for image_id in missing if not image_id.isascii()}
+    if not sought:
+        return ""
+    for other in present:
+        image_id = sought.get(unicodedata.normalize("NFC", other))
+        if image_id is not None and image_id != other:
+            forms = f"{image_id!a} ({_form(image_id)}) is {other!a} ({_form(other)}) there"
+            return (
+                f"Unicode normalization differs: {forms}. Give names of files and ids of tables the same form before the datasets "
+                "are made, in Python with unicodedata.normalize('NFC', image_id)"
+            )
+    return ""
+
+
+def _form(text: str) -> str:
+    return next((form for form in ("NFC", "NFD") if unicodedata.is_normalized(form, text)), "mixed")
 
 
 @lru_cache(maxsize=1024)

@@ -103,6 +103,7 @@ def test_pages_with_snippets() -> None:
         "docs/plans.md": 1,
         "docs/python.md": 11,
         "docs/scaling.md": 1,
+        "docs/troubleshooting.md": 1,
     }
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from pipelines.datasets.comparison import Comparison, VectorDifference
 from pipelines.datasets.value_tables import add_values, cell, named_table
 from schemas.fingerprints import canonical_json
+from schemas.keys import normalization_hint
 
 __all__ = ["comparison_table"]
 
@@ -42,6 +43,8 @@ def _overview(comparison: Comparison) -> Table:
     ):
         more = ", ..." if sample.count > len(sample.first) else ""
         table.add_row(label, f"{sample.count:,}", cell(", ".join(sample.first) + more))
+    if hint := normalization_hint(comparison.missing_in_b.first, comparison.missing_in_a.first):
+        table.add_row("", "", cell(hint, "yellow"))
     for name, count in comparison.columns.items():
         if count:
             table.add_row(cell(f"  {name} differs"), f"{count:,}", "")

@@ -15,6 +15,7 @@ import extractors
 from pipelines.inputs.ids import IdRule
 from pipelines.inputs.images import ImageSource, open_images
 from schemas.errors import InputError
+from schemas.keys import normalization_hint
 
 __all__ = ["Picture", "alike", "decoded_pictures", "read_pictures"]
 
@@ -93,8 +94,10 @@ def decoded_pictures(images: ImageSource, image_ids: Sequence[str]) -> dict[str,
 
 
 def alike(image_id: str, known: Iterable[str]) -> str:
-    """Return the end of a message: similar ids, or examples of ids."""
+    """Return the end of a message: the id in another Unicode normalization, similar ids, or examples of ids."""
     ids = sorted(known)
+    if hint := normalization_hint([image_id], ids):
+        return f": {hint}"
     without_extension = PurePosixPath(image_id).stem
     close = [without_extension] if without_extension in ids else difflib.get_close_matches(image_id, ids, n=3)
     if close:

@@ -4,7 +4,16 @@ from collections import Counter
 import pytest
 
 from schemas.errors import InputError, UsageError
-from schemas.keys import MAX_SHARDS, CaptionKey, check_image_id, check_language, check_shards, shard_name, shard_of
+from schemas.keys import (
+    MAX_SHARDS,
+    CaptionKey,
+    check_image_id,
+    check_language,
+    check_shards,
+    normalization_hint,
+    shard_name,
+    shard_of,
+)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 16, 64, 1000, MAX_SHARDS])
@@ -88,6 +97,27 @@ def test_check_image_id_refuses_each_control_character(code):
 def test_check_image_id_refuses(image_id, message):
     with pytest.raises(InputError, match=message):
         check_image_id(image_id, place="here")
+
+
+@pytest.mark.parametrize(
+    ("missing", "present", "words"),
+    [
+        (["x", "caf\u00e9"], ["y", "cafe\u0301"], r"'caf\xe9' (NFC) is 'cafe\u0301' (NFD) there"),
+        (["cafe\u0301"], ["caf\u00e9"], r"'cafe\u0301' (NFD) is 'caf\xe9' (NFC) there"),
+        (["\ud55c"], ["\u1112\u1161\u11ab"], r"'\ud55c' (NFC) is '\u1112\u1161\u11ab' (NFD) there"),
+        (["\u00e9e\u0301"], ["\u00e9\u00e9"], r"'\xe9e\u0301' (mixed) is '\xe9\xe9' (NFC) there"),
+    ],
+)
+def test_normalization_hint_names_both_forms(missing, present, words):
+    assert normalization_hint(missing, present).startswith(f"Unicode normalization differs: {words}. Give ")
+
+
+@pytest.mark.parametrize(
+    ("missing", "present"),
+    [([], ["a"]), (["a"], ["b", "caf\u00e9"]), (["caf\u00e9"], ["cafe", "Caf\u00e9", "caf\u00e8"]), (["caf\u00e9"], [])],
+)
+def test_normalization_hint_is_empty_for_other_ids(missing, present):
+    assert normalization_hint(missing, present) == ""
 
 
 @pytest.mark.parametrize("shards", [1, 2, 99_999])

@@ -147,7 +147,7 @@ class PairSource:
             rows = captions.filter(pc.and_(of_split, lacks))
             if not len(rows):
                 continue
-            left_out.append(LeftOut.of(split, sorted(pc.unique(rows["image_id"]).to_pylist()), len(rows)))
+            left_out.append(LeftOut.of(split, sorted(pc.unique(rows["image_id"]).to_pylist()), len(rows), self.features))
             if not allowed:
                 whole = captions.filter(of_split)
                 raise lacking(self.features, left_out[0], images=len(pc.unique(whole["image_id"])), captions=len(whole))

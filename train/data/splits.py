@@ -12,6 +12,7 @@ import numpy as np
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
+from schemas.keys import normalization_hint
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import Vocabulary
 from train.data.captions import Captions, read_captions
@@ -46,6 +47,7 @@ class LeftOut:
         captions: number of their captions.
         first: the first five of their ids.
         sha256: SHA-256 of all their ids, one per line.
+        hint: why they seem to lack features, if ids differ in Unicode normalization; not part of `to_dict`.
     """
 
     split: str
@@ -53,18 +55,21 @@ class LeftOut:
     captions: int
     first: tuple[str, ...]
     sha256: str
+    hint: str = ""
 
     @classmethod
-    def of(cls, split: str, image_ids: Sequence[str], captions: int) -> LeftOut:
+    def of(cls, split: str, image_ids: Sequence[str], captions: int, features: Dataset) -> LeftOut:
         """Describe images that lack features.
 
         Args:
             split: the split.
             image_ids: the images, ascending.
             captions: number of their captions.
+            features: dataset of features that lacks them.
         """
         digest = sha256_of_bytes("".join(f"{image_id}\n" for image_id in image_ids).encode())
-        return cls(split, len(image_ids), captions, tuple(image_ids[:_NAMED]), digest)
+        hint = normalization_hint(image_ids, features.image_ids())
+        return cls(split, len(image_ids), captions, tuple(image_ids[:_NAMED]), digest, hint)
 
     @property
     def names(self) -> str:
@@ -75,11 +80,11 @@ class LeftOut:
     def remark(self) -> str:
         """What was left out, in one sentence."""
         counts = f"{self.captions:,} captions of {self.images:,} images without features"
-        return f"left out of split {self.split!r}: {counts}: {self.names}"
+        return f"left out of split {self.split!r}: {counts}: {self.names}{self.hint and f': {self.hint}'}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return {**vars(self), "first": list(self.first)}
+        return {name: value for name, value in vars(self).items() if name != "hint"} | {"first": list(self.first)}
 
 
 @dataclass(frozen=True)
@@ -259,7 +264,7 @@ def check_images(captions: Captions, features: Dataset, *, allow_missing_feature
     if not len(missing):
         return None
     count = int(np.isin(captions.images, missing).sum())
-    left_out = LeftOut.of(captions.split, [captions.image_ids[n] for n in missing.tolist()], count)
+    left_out = LeftOut.of(captions.split, [captions.image_ids[n] for n in missing.tolist()], count, features)
     if allow_missing_features:
         return left_out
     raise lacking(features, left_out, images=len(captions.image_ids), captions=len(captions))
@@ -278,11 +283,11 @@ def lacking(features: Dataset, left_out: LeftOut, *, images: int, captions: int)
         f" ({features.manifest.failed:,} images failed there, see 'imagepivot inspect')" if features.manifest.failed else ""
     )
     empty = ", counting those in which no region was found" if features.kind == "regions" else ""
+    advice = left_out.hint or "Extract the features of these images, check that both datasets are of the same images"
     return DatasetError(
         f"{features.folder.location!r} lacks the features of {left_out.images:,} of {images:,} images of split "
-        f"{left_out.split!r}{empty}, with {left_out.captions:,} of {captions:,} captions: {left_out.names}{failed}. Extract the "
-        "features of these images, check that both datasets are of the same images, or leave these captions out with "
-        "--allow-missing-features (allow_missing_features=True)"
+        f"{left_out.split!r}{empty}, with {left_out.captions:,} of {captions:,} captions: {left_out.names}{failed}. "
+        f"{advice}, or leave these captions out with --allow-missing-features (allow_missing_features=True)"
     )
 
 
@@ -296,9 +301,10 @@ def without_images(captions: Captions, features: Dataset) -> Captions:
     kept = captions.select(~np.isin(captions.images, missing))
     for language, portion in np.unique(np.stack([captions.languages, captions.portions]), axis=1).T:
         if not np.any((kept.languages == language) & (kept.portions == portion)):
+            hint = normalization_hint([captions.image_ids[n] for n in missing.tolist()], features.image_ids())
             raise DatasetError(
                 f"{features.folder.location!r} has features of no image that has a caption in "
-                f"{captions.language_names[language]} {captions.portion_names[portion]} of split {captions.split!r}: check that "
-                "both datasets are of the same images"
+                f"{captions.language_names[language]} {captions.portion_names[portion]} of split {captions.split!r}: "
+                f"{hint or 'check that both datasets are of the same images'}"
             )
     return kept.compact()

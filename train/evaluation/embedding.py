@@ -21,6 +21,7 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
+from schemas.keys import normalization_hint
 from schemas.manifest import Manifest
 from schemas.output import Output
 from schemas.parameters import EmbeddingModel, FeaturesParameters
@@ -239,12 +240,13 @@ def _check_images(features: Dataset, captions: Dataset, split: str, allow_missin
     if not missing:
         return
     found = f"{len(missing):,} of {len(ids):,} images of split {split!r}: {_names(missing)}"
+    hint = normalization_hint(missing, features.image_ids())
     if not allow_missing:
         raise DatasetError(
-            f"{features.folder.location!r} lacks the features of {found}. Extract them, or embed the other images with "
+            f"{features.folder.location!r} lacks the features of {found}. {hint or 'Extract them'}, or embed the other images with "
             "--allow-missing-features (allow_missing_features=True)"
         )
-    remark(f"not embedded for lack of features: {found}")
+    remark(f"not embedded for lack of features: {found}{hint and f': {hint}'}")
 
 
 def _mention_empty(features: Dataset, remark: Remark) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from pipelines.running.progress import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
+from schemas.keys import normalization_hint
 
 __all__ = ["check_images", "feature_column", "rows_of", "write_array", "write_ids"]
 
@@ -44,23 +45,25 @@ def rows_of(image_ids: Sequence[str]) -> dict[str, list[int]]:
     return rows
 
 
-def check_images(dataset: Dataset, image_ids: Iterable[str], *, wanted_by: str) -> None:
+def check_images(dataset: Dataset, image_ids: Iterable[str], *, wanted_by: str, advice: str) -> None:
     """Check that a dataset has a row for each image.
 
     Args:
         dataset: features or regions.
         image_ids: the images.
         wanted_by: the list or split that names the images, for the message.
+        advice: how to do without them, for the message.
 
     Raises:
         DatasetError: it lacks some; the message says how many and names the first.
     """
-    wanted = set(image_ids)
-    missing = sorted(wanted - set(dataset.image_ids()))
+    wanted, present = set(image_ids), dataset.image_ids()
+    missing = sorted(wanted - set(present))
     if missing:
+        hint = normalization_hint(missing, present) or f"make their features first, or {advice}"
         raise DatasetError(
             f"{len(missing):,} of {len(wanted):,} images of {wanted_by} have no row in {dataset.folder.location!r}, e.g. "
-            f"{', '.join(map(repr, missing[:5]))}: make their features first, or choose other splits with --splits"
+            f"{', '.join(map(repr, missing[:5]))}: {hint}"
         )
 
 

@@ -51,7 +51,7 @@ class MuliseraLayout:
         if len(orders) != len(self.lists):
             raise UsageError("two of the lists are for the same split: give each split one list")
         for split, image_ids in orders.items():
-            check_images(dataset, image_ids, wanted_by=f"split {split!r}")
+            check_images(dataset, image_ids, wanted_by=f"split {split!r}", advice="take them out of the list")
         names = [f"{split}-{_FEATURE}.npy" for split in orders]
         with staging.files(names) as files:
             for path, image_ids in zip(files, orders.values(), strict=True):

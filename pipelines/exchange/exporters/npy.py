@@ -42,7 +42,7 @@ class NpyLayout:
         column = feature_column(dataset)
         if self.lists:
             image_ids = read_ids(local_file(self.lists[0]), "name")
-            check_images(dataset, image_ids, wanted_by=repr(self.lists[0]))
+            check_images(dataset, image_ids, wanted_by=repr(self.lists[0]), advice="take them out of the list")
         else:
             image_ids = dataset.image_ids()
         rows = rows_of(image_ids)

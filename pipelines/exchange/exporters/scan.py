@@ -87,7 +87,7 @@ class ScanLayout(CaptionChoice):
             if name in parts:
                 raise UsageError(f"two splits would both be called {name!r}: give them different --split-names")
             image_ids, captions = _even(table.filter(pc.equal(table["split"], split)), split, self.captions_per_image)
-            check_images(dataset, image_ids, wanted_by=f"split {split!r}")
+            check_images(dataset, image_ids, wanted_by=f"split {split!r}", advice="choose other splits with --splits")
             if name == "dev" and captions.num_rows < _DEV_CAPTIONS:
                 note(
                     f"split 'dev' has {captions.num_rows:,} captions: the loaders of VSE++ and SCAN set its length to "

@@ -21,6 +21,7 @@ from pipelines.exchange.exporters.staging import Staging
 from pipelines.running.progress import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
+from schemas.keys import normalization_hint
 
 __all__ = ["WebdatasetLayout"]
 
@@ -56,24 +57,26 @@ class WebdatasetLayout(CaptionChoice):
     ) -> list[Path]:
         """Write one tar per shard."""
         feature_column(dataset)
-        captions_of = _by_image(read_captions(self, "text", "tokens")) if self.captions else None
+        captions = read_captions(self, "text", "tokens") if self.captions else None
+        captions_of = None if captions is None else _by_image(captions)
         names = [f"part-{number:05d}.tar" for number in range(dataset.num_shards)]
-        left_out = 0
+        left_out = []
         with staging.files(names, obsolete="part-*.tar") as files:
             for path, number in zip(files, range(dataset.num_shards), strict=True):
                 with path.open("wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
                     for row in _rows(dataset, number):
-                        captions = None if captions_of is None else captions_of(row["image_id"])
-                        if captions_of is not None and not captions:
-                            left_out += 1
+                        of_image = None if captions_of is None else captions_of(row["image_id"])
+                        if captions_of is not None and not of_image:
+                            left_out.append(row["image_id"])
                             continue
-                        for name, data in _sample(dataset, row, captions):
+                        for name, data in _sample(dataset, row, of_image):
                             info = tarfile.TarInfo(f"{row['image_id']}.{name}")  # Its defaults: no time, no owner, mode 644.
                             info.size = len(data)
                             tar.addfile(info, io.BytesIO(data))
                         meter.add(images=1)
-        if left_out:
-            note(f"{left_out:,} images without a chosen caption were left out")
+        if captions is not None and left_out:
+            hint = normalization_hint(left_out, pc.unique(captions["image_id"]).to_pylist())
+            note(f"{len(left_out):,} images without a chosen caption were left out{hint and f': {hint}'}")
         return staging.paths(names)
 
 

@@ -1,0 +1,93 @@
+"""Datasets whose ids differ in Unicode normalization alone: wherever they are joined, the message names that as the cause."""
+
+import unicodedata
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from schemas.errors import DatasetError
+from schemas.features import FeatureSpec
+from schemas.vocabulary import Vocabulary
+from tests.builders import write_rows
+from train.data.splits import open_data
+from train.evaluation import embedding
+
+NAMES = ["caf\u00e9", "M\u00fcnchen", "\ud55c"]
+NFD = [unicodedata.normalize("NFD", name) for name in NAMES]
+CAUSE = "Unicode normalization differs: "
+
+
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory):
+    """Captions in NFC; features, pictures and a list of the same images in NFD."""
+    folder = tmp_path_factory.mktemp("unlike")
+    key = {"language": "en", "portion": "comparable", "index": 0, "split": "train"}
+    captions = [{"image_id": name, **key, "text": "a", "tokens": ["a"]} for name in NAMES]
+    write_rows(folder / "captions", "captions", captions, parameters={"text": {"recipe": "raw"}})
+    vocabulary = Vocabulary.from_counts({"en": {"a": 3}}, min_count=1)
+    words = write_rows(folder / "vocabulary", "vocabulary", vocabulary.to_table().to_pylist(), parameters={})
+    ids = vocabulary.encode(["a"])
+    encoded = [{"image_id": name, **key, "token_ids": ids, "length": len(ids)} for name in NAMES]
+    write_rows(
+        folder / "encoded",
+        "encoded",
+        encoded,
+        parameters={"vocabulary_size": len(vocabulary), "text": {"recipe": "raw"}},
+        inputs=({"name": "vocabulary", "fingerprint": words.fingerprint},),
+    )
+    for name, image_ids in {"features": NFD, "composed": NAMES}.items():
+        rows = [{"image_id": image_id, "feature": np.zeros(4, np.float32)} for image_id in image_ids]
+        write_rows(folder / name, "features", rows, FeatureSpec("toy", (4,)))
+    (folder / "photos").mkdir()
+    for name in NFD:
+        Image.new("RGB", (20, 10)).save(folder / "photos" / f"{name}.png")
+    (folder / "list.txt").write_text("".join(f"{name}.png\n" for name in NAMES), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export features {out}/x --format scan --captions captions --language en",
+        "export features {out}/x --format npy --lists list.txt",
+        "export features {out}/x --format webdataset --captions captions --language en",
+        "view features photos --image café -o {out}/a.png",
+        "view composed photos --image café -o {out}/a.png",
+        "diff features composed",
+    ],
+)
+def test_commands_name_unicode_normalization(line, imagepivot, unlike, tmp_path):
+    done = imagepivot(*line.format(out=tmp_path).split(), cwd=unlike, code=(0, 1))
+    words = " ".join((done.stdout + done.stderr).replace("│", " ").split())
+    assert CAUSE in words
+    assert "make their features first" not in words
+
+
+def test_training_names_unicode_normalization(unlike):
+    with pytest.raises(DatasetError, match=rf"lacks the features of 3 of 3 images .*{CAUSE}'M\\xfcnchen' \(NFC\) is "):
+        open_data(f"{unlike}/encoded", f"{unlike}/features", split="train")
+    with pytest.raises(DatasetError, match=f"features of no image that has a caption .*{CAUSE}"):
+        open_data(f"{unlike}/encoded", f"{unlike}/features", split="train", allow_missing_features=True)
+
+
+def test_embed_names_unicode_normalization(unlike):
+    features, captions = (embedding.open_dataset(f"{unlike}/{name}") for name in ("features", "encoded"))
+    with pytest.raises(DatasetError, match=CAUSE):
+        embedding._check_images(features, captions, "train", False, print)
+    remarks = []
+    embedding._check_images(features, captions, "train", True, remarks.append)
+    assert CAUSE in remarks[0]
+
+
+def test_the_advice_works(imagepivot, unlike, tmp_path):
+    """Renamed as the message says, the pictures are found."""
+    (tmp_path / "photos").mkdir()
+    for path in (unlike / "photos").iterdir():
+        (tmp_path / "photos" / unicodedata.normalize("NFC", path.name)).write_bytes(path.read_bytes())
+    message = imagepivot("view", "composed", "photos", "--image", NAMES[0], "-o", tmp_path / "a.png", cwd=unlike, code=1).stderr
+    assert CAUSE in message
+    message = imagepivot(
+        "view", "composed", tmp_path / "photos", "--image", NAMES[0], "-o", tmp_path / "a.png", cwd=unlike, code=1
+    ).stderr
+    assert "does not say what its features were made of" in message
