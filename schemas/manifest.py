@@ -126,6 +126,15 @@ class Manifest:
         return next((entry.get("fingerprint") for entry in self.inputs if entry.get("name") == name), None)
 
     @property
+    def content_sha256(self) -> str:
+        """Digest of the digests of all shards, hexadecimal.
+
+        The fingerprint of features and regions is that of the feature space, which stays while images are added or change. A
+        consumer that keeps or continues a result compares this digest, too.
+        """
+        return sha256_of_json([shard.sha256 for shard in self.shards])
+
+    @property
     def rows(self) -> int:
         """Number of rows of all shards."""
         return sum(shard.rows for shard in self.shards)

@@ -55,6 +55,7 @@ class Output:
         files: content, by name, of files besides the shards that are known before the run. They are not part of the identity: a
             dataset that lacks nothing but these gets them, and its shards stay.
         other_files: regular expression of the names of all files besides the shards that a run of this kind may write.
+        sources: datasets that the listings are of, for messages; empty where they are of images.
     """
 
     folder: Folder
@@ -63,6 +64,7 @@ class Output:
     states: tuple[str, ...] | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     other_files: str = ""
+    sources: tuple[str, ...] = ()
 
     @property
     def shards(self) -> int:

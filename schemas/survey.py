@@ -353,6 +353,13 @@ class Survey:
     def _refuse_changed(self) -> None:
         footers = {number: self.footer(number) for number in self.usable()}
         changed = sum(footer is not None and not self._is_unchanged(number, footer) for number, footer in footers.items())
+        if changed and self._output.sources:
+            sources = " and ".join(map(repr, self._output.sources))
+            raise DatasetError(
+                f"{self._output.folder.location!r} was not made from what {sources} holds now: of {changed} of "
+                f"{self._output.shards} shards the content is another (Manifest.content_sha256), or was not noted by an earlier "
+                "version; nothing was written. Give --overwrite to make it again, or choose another folder"
+            )
         if changed:
             raise DatasetError(
                 f"{self._output.folder.location!r} was made from other images: in {changed} of {self._output.shards} shards some "

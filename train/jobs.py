@@ -36,6 +36,7 @@ class TrainJob:
         compile: compile model and loss, which needs a GPU, and a kind of model that gains by it.
         resume: continue from the last checkpoint in ``output`` if there is one. Configuration, seed, precision and data must be
             the same; ``max_steps``, ``max_epochs`` and ``patience`` may differ.
+        allow_changed_content: resume a run although its datasets hold other content than before, e.g. updated features.
         save_every: steps between two checkpoints; one is also written after each evaluation.
         tensorboard: also write events for TensorBoard.
         curves: draw ``curves.png`` at the end, and at evaluations as long as that takes a hundredth of the time.
@@ -63,6 +64,7 @@ class TrainJob:
     memory_map: str | None = None
     allow_missing_features: bool = False
     start_from: str = ""
+    allow_changed_content: bool = False
 
     def __post_init__(self) -> None:
         datasets = {} if self.corpus is None else {**vars(self.corpus)}

@@ -34,7 +34,7 @@ from train.progress import Report
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
 from train.runs.logs import CONFIG, CURVES, LOG, METRICS, RunLog
 from train.runs.restoring import restore_model, restore_optimizer, restore_sampler
-from train.runs.resuming import check_same_run, checkpoint_to_resume
+from train.runs.resuming import check_same_run, checkpoint_to_resume, contents_since
 from train.runs.run import Run, open_run
 from train.runs.starting import provenance, start_model
 from train.runs.stopwatch import Stopwatch
@@ -73,13 +73,13 @@ def train(
         job: what to train.
         watch: receives a report every few steps and after each evaluation.
         remark: receives a sentence about the captions that are left out, for each split that lacks features, about features of
-            zeros or of wild norms, and about the words and weights that were taken from elsewhere.
+            zeros or of wild norms, about the words and weights that were taken from elsewhere, and about content that has changed.
         material: what to train on, instead of the job's corpus.
 
     Raises:
         UsageError: the job does not fit this host or its data, or ``output`` holds a run and ``resume`` is not set.
         DatasetError: a dataset is missing, of the wrong kind, or does not belong with the others, or ``output`` holds another
-            run; nothing was trained.
+            run, or one of content that has changed since; nothing was trained.
         DivergedError: a loss, gradient or weight is no longer finite. The checkpoints are those of earlier steps.
         KeyboardInterrupt: Ctrl-C was pressed; ``last.pt`` holds the step at whose end the training stopped. SIGTERM and SIGHUP stop
             it in the same way, and then do what they did before. A second signal is not waited for.
@@ -105,14 +105,16 @@ def train(
             standing=Standing(),
             left_out={left_out.split: left_out.to_dict() for left_out in material.left_out},
             started_from={} if source is None else provenance(source),
+            contents=material.contents,
         )
+        remarks = []
         if before is not None:
-            check_same_run(before, start, folder)
-            start = replace(start, started_from=before.started_from)
+            remarks = check_same_run(before, start, folder, allow_changed_content=job.allow_changed_content)
+            start = replace(start, started_from=before.started_from, contents=contents_since(before, start))
         loop = _Loop(job, material, start, processes, device, watch)
         taken = loop.begin(before, source)
         if processes.is_first:
-            remarks = [*taken, *(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)]
+            remarks += [*taken, *(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)]
             for sentence in filter(None, remarks):
                 remark(sentence)
         with held_back() as interruption, loop.supply.reading():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +35,7 @@ __all__ = [
     "Material",
     "TrainingMaterial",
     "build_sampler",
+    "contents_of",
     "frequent_tokens",
     "inputs_of",
     "open_material",
@@ -63,6 +64,10 @@ class TrainingMaterial(Protocol):
         """What tells other ``captions``, ``features``, ``vocabulary`` and ``extractor`` from these, and if any ``word_vectors``, or
         ``token_features`` and ``token_model``.
         """
+
+    @property
+    def contents(self) -> Mapping[str, str]:
+        """What tells other content from this where ``fingerprints`` are the same, by name; may be empty."""
 
     @property
     def word_vectors(self) -> WordVectors | None:
@@ -98,6 +103,7 @@ class Material:
         captions_parameters: parameters of the encoded captions.
         dimensions: languages and sizes.
         word_vectors: the pretrained vectors of words that the model begins with; None if it draws them.
+        contents: as `contents_of` returns them.
     """
 
     training: TrainingData
@@ -106,6 +112,7 @@ class Material:
     captions_parameters: Mapping[str, Any]
     dimensions: Dimensions
     word_vectors: WordVectors | None = None
+    contents: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
@@ -215,7 +222,13 @@ def open_material(
             token_width=config.model.token_width,
         ),
         word_vectors=words,
+        contents=contents_of(corpus),
     )
+
+
+def contents_of(corpus: Corpus) -> dict[str, str]:
+    """Return `schemas.manifest.Manifest.content_sha256` of each dataset of a corpus, by name."""
+    return {name: open_dataset(location).manifest.content_sha256 for name, location in vars(corpus).items() if location}
 
 
 def validation_portions(config: Config, location: str) -> dict[str, tuple[str, ...]]:

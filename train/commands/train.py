@@ -53,6 +53,10 @@ def train(
     precision: Precision = "fp32",
     compile: Annotated[bool, typer.Option("--compile", help="Compile model and loss; needs a GPU; not for SCAN.")] = False,  # noqa: A002
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUTPUT, if there is one.")] = False,
+    allow_changed_content: Annotated[
+        bool,
+        typer.Option("--allow-changed-content", help="Resume although datasets, such as features, were updated since."),
+    ] = False,
     start_from: Annotated[
         str,
         typer.Option(
@@ -80,7 +84,8 @@ def train(
 
     Training stops early by the sum of recalls on the validation split. OUTPUT then holds best.pt, last.pt, config.toml,
     log.jsonl, and made of the latter metrics.csv and curves.png. Ctrl-C stops after the current step and saves it; pressed again,
-    it stops at once. A run that was stopped continues with --resume, on a CPU to the same weights.
+    it stops at once. A run that was stopped continues with --resume, on a CPU to the same weights, unless
+    the content of its datasets has changed.
     """
     from train.config.presets import preset_names
     from train.config.sections import resolve, to_toml
@@ -115,6 +120,7 @@ def train(
         memory_map=memory_map or None,
         allow_missing_features=allow_missing_features,
         start_from=start_from,
+        allow_changed_content=allow_changed_content,
     )
     with leaving(Left("stopped before training began; nothing was changed")), ProgressLine(notes, log_json=log_json) as watch:
         standing = loop.train(job, watch, remark).standing

@@ -20,7 +20,7 @@ from torch import Tensor
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
+from schemas.fingerprints import Identity, sha256_of_json
 from schemas.keys import normalization_hint
 from schemas.manifest import Manifest
 from schemas.output import Output
@@ -62,7 +62,7 @@ class EmbedJob:
         features: folder of image features; no images are embedded if empty.
         captions: folder of encoded captions; no captions are embedded if empty.
         device: a name that `train.devices.resolve_device` knows.
-        overwrite: replace datasets with another fingerprint.
+        overwrite: replace datasets with another fingerprint, or of inputs whose content has changed.
         splits: only captions of these splits, and only images that have one; all if empty.
         languages: only captions in these languages; all that the run knows if empty.
         allow_missing_features: embed the images of ``splits`` that have features where others lack them, instead of raising an
@@ -144,7 +144,8 @@ def embed_run(
 ) -> list[Manifest]:
     """Embed images and captions with the model of an open run, one output shard per input shard.
 
-    If an earlier call was stopped, this one continues from there. Captions in languages that the model does not know are left
+    If an earlier call was stopped, this one continues from there. Embeddings of other content than the inputs hold now, with the
+    same fingerprints or not, are replaced only by `overwrite`. Captions in languages that the model does not know are left
     out and counted, as is what was not selected. Another selection makes another dataset, with another fingerprint.
 
     Args:
@@ -167,7 +168,8 @@ def embed_run(
     Raises:
         UsageError: the run does not know a language, or its model makes no vectors.
         DatasetError: an input is of the wrong kind, or has another vocabulary or extractor than the run was trained with; there
-            are no such captions; images of ``splits`` lack features; or the output holds something that must not be lost.
+            are no such captions; images of ``splits`` lack features; or the output holds something that must not be lost,
+                such as embeddings of other content.
     """
     check_vectors(run)
     images = open_dataset(features) if features else None
@@ -292,13 +294,25 @@ def _write(run: Run, digest: str, task: _Task, *, name: str, overwrite: bool) ->
         inputs=tuple({"name": source.kind, "fingerprint": source.fingerprint} for source in task.sources),
         shards=task.sources[0].num_shards,
     )
-    output = Output(folder=Folder(task.location), identity=identity)
+    listings = _listings(task.sources)
+    locations = tuple(source.folder.location for source in task.sources)
+    output = Output(folder=Folder(task.location), identity=identity, listings=listings, sources=locations)
 
     def make_shard(number: int, shard: ShardWriter) -> None:
-        columns, shard.statistics = task.rows(number)
+        columns, statistics = task.rows(number)
+        shard.statistics = {**statistics, "listing": listings[number]}
         shard.write(pa.table(columns, schema=output.schema))
 
     return write_dataset(output, make_shard, overwrite=overwrite, libraries=("torch",))
+
+
+def _listings(sources: Sequence[Dataset]) -> tuple[str, ...]:
+    """Return a digest of what each shard is made from: a shard of the first dataset, and the whole of the others."""
+    first, *others = (source.manifest for source in sources)
+    if not others:
+        return tuple(shard.sha256 for shard in first.shards)
+    contents = [other.content_sha256 for other in others]
+    return tuple(sha256_of_json([shard.sha256, *contents]) for shard in first.shards)
 
 
 def _image_rows(

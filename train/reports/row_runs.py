@@ -42,6 +42,7 @@ class Task:
         job: the job that the task belongs to.
         corpus: what the run is trained on.
         fingerprints: fingerprints of what it is trained on.
+        contents: content of what it is trained on, see `train.material.contents_of`.
         members: of an ensemble, the tasks whose runs are scored together; then ``config`` is that of the first.
     """
 
@@ -51,6 +52,7 @@ class Task:
     job: TablesJob
     corpus: Corpus
     fingerprints: Mapping[str, str]
+    contents: Mapping[str, str]
     members: tuple[Task, ...] = ()
 
     @property
@@ -74,7 +76,8 @@ class Task:
         made_of: dict[str, Any] = {"config": to_toml(self.config)}
         if self.members:
             made_of = {"members": {member.preset: to_toml(member.config) for member in self.members}}
-        return {**made_of, "fingerprints": dict(self.fingerprints), "precision": self.job.precision, "seed": self.seed}
+        made_of |= {"fingerprints": dict(self.fingerprints), "contents": dict(self.contents)}
+        return {**made_of, "precision": self.job.precision, "seed": self.seed}
 
     def is_done(self) -> bool:
         """Return whether the result exists.
@@ -116,7 +119,10 @@ class Task:
 
     def _differing(self, stored: Mapping[str, Any]) -> list[str]:
         """Return what a result, or a failure, was made of that this task has not."""
-        return [name for name, value in self.identity.items() if _with_new_keys(name, stored.get(name)) != value]
+        identity = self.identity
+        if "contents" not in stored:
+            del identity["contents"]  # An earlier version did not note it.
+        return [name for name, value in identity.items() if _with_new_keys(name, stored.get(name)) != value]
 
 
 def _with_new_keys(name: str, value: Any) -> Any:

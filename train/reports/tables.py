@@ -28,10 +28,11 @@ from train.data.splits import TEST_SPLITS, check_images, without_images
 from train.devices import resolve_device
 from train.evaluation.scoring import portions_in
 from train.loop import Remark
-from train.material import validation_portions
+from train.material import contents_of, validation_portions
 from train.reports.failures import Failure, attempt
 from train.reports.parallel import run_parallel
 from train.reports.published import ENSEMBLES, rows_of_paper
+from train.reports.results import read_result
 from train.reports.row_needs import FURTHER
 from train.reports.row_runs import Task, train_and_measure
 from train.reports.row_statements import FailedRun
@@ -70,7 +71,7 @@ def run_tables(
         job: the rows, and how to train them.
         watch: is called for every run that has ended; those that had ended before come first.
         remark: receives a sentence about the captions that are left out, for each split that lacks features, and about features of
-            zeros or of wild norms.
+            zeros or of wild norms; and about results that do not tell the content of their datasets.
 
     Returns:
         The runs that failed.
@@ -79,7 +80,7 @@ def run_tables(
         ImagepivotError: an argument or the data is wrong, or an existing result is from something else; nothing was trained.
     """
     tasks = list(_tasks(job))
-    for sentence in (*what_is_left_out(job.left_out()), *_check_data(tasks, job)):
+    for sentence in (*what_is_left_out(job.left_out()), *_of_unknown_content(tasks), *_check_data(tasks, job)):
         remark(sentence)
     with hold(Folder(job.output)):
         return tuple(_failed(tasks, job, watch))
@@ -89,12 +90,13 @@ def _tasks(job: TablesJob) -> Iterator[Task]:
     """Yield the tasks: all rows with one seed first, so that a table that is stopped early has no gaps; ensembles last."""
     corpora = job.corpora()
     fingerprints = {preset: _fingerprints(corpus, job) for preset, corpus in corpora.items()}
+    contents = {preset: contents_of(corpus) for preset, corpus in corpora.items()}
     tasks: dict[tuple[str, int], Task] = {}
     for seed in range(job.seeds):
         for preset, corpus in corpora.items():
             members = tuple(tasks[member, seed] for member in ENSEMBLES.get(preset, ()))
             config = members[0].config if members else resolve(preset, job.overrides)
-            tasks[preset, seed] = Task(preset, seed, config, job, corpus, fingerprints[preset], members)
+            tasks[preset, seed] = Task(preset, seed, config, job, corpus, fingerprints[preset], contents[preset], members)
     yield from sorted(tasks.values(), key=lambda task: bool(task.members))
 
 
@@ -111,6 +113,17 @@ def _fingerprints(corpus: Corpus, job: TablesJob) -> dict[str, str]:
         ids = sorted(open_dataset(corpus.features).image_ids())
         fingerprints["images"] = sha256_of_bytes("".join(f"{image_id}\n" for image_id in ids).encode())
     return fingerprints
+
+
+def _of_unknown_content(tasks: Sequence[Task]) -> list[str]:
+    """Say how many results do not tell the content that they were measured on."""
+    count = sum(task.result.exists() and "contents" not in read_result(task.result) for task in tasks)
+    if not count:
+        return []
+    return [
+        f"{count:,} results come from an earlier version, which did not note the content of the datasets: whether that has changed "
+        "since is not known"
+    ]
 
 
 def _failed(tasks: Sequence[Task], job: TablesJob, watch: Callable[[Done], None]) -> Iterator[FailedRun]:

@@ -86,6 +86,8 @@ class Checkpoint:
         sampler: state of the sampler; None in ``best.pt``.
         left_out: by split, the images that lacked features and were left out; see `train.data.LeftOut`.
         started_from: the run that its initial weights come from, see `train.runs.starting.Start`; empty if they were drawn.
+        contents: `schemas.manifest.Manifest.content_sha256` of the datasets that it was trained on, by name, with those until a
+            step where they have changed; empty in checkpoints of earlier versions.
     """
 
     config: str
@@ -101,6 +103,7 @@ class Checkpoint:
     sampler: Mapping[str, Any] | None = None
     left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     started_from: Mapping[str, Any] = field(default_factory=dict)
+    contents: Mapping[str, str] = field(default_factory=dict)
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
@@ -213,7 +216,7 @@ def _upgraded(content: dict[str, Any], location: str) -> dict[str, Any]:
 def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
     """Check the types of everything in a checkpoint, and return it."""
     known = {item.name for item in fields(Checkpoint)}
-    needed = known - {"optimizer", "sampler", "left_out", "started_from"}
+    needed = known - {"optimizer", "sampler", "left_out", "started_from", "contents"}
     if problems := [f"{name} is missing" for name in sorted(needed - content.keys())]:
         raise damaged(location, problems[0])
     if unknown := sorted(map(str, content.keys() - known)):
@@ -233,6 +236,8 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
         raise damaged(location, "model does not map names to tensors")
     if not _maps(content["fingerprints"], str) or set(content["fingerprints"]) - _OPTIONAL != set(_FINGERPRINTS):
         raise damaged(location, f"fingerprints are not those of {', '.join(_FINGERPRINTS)}")
+    if not _maps(content.setdefault("contents", {}), str):
+        raise damaged(location, f"contents are {content['contents']!r}")
     tokens = content["tokens"]
     if not isinstance(tokens, tuple) or not all(isinstance(token, str) for token in tokens):
         raise damaged(location, "tokens are not text")

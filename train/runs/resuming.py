@@ -7,7 +7,7 @@ from schemas.storage import Folder
 from train.config.sections import differences, from_toml
 from train.runs.checkpoints import BEST, LAST, Checkpoint, damaged, read_checkpoint
 
-__all__ = ["check_same_run", "checkpoint_to_resume"]
+__all__ = ["check_same_run", "checkpoint_to_resume", "contents_since"]
 
 
 def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
@@ -42,13 +42,17 @@ def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
     return checkpoint
 
 
-def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder) -> None:
+def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_changed_content: bool = False) -> list[str]:
     """Check that a run was begun with the same configuration, seed, precision and data as it would be resumed with.
 
     Args:
         old: checkpoint of the run in the folder.
         new: checkpoint of the run that would continue it.
         folder: folder of the run.
+        allow_changed_content: datasets may hold other content than before, if their fingerprints are the same.
+
+    Returns:
+        Sentences about content that has changed, or of which that is not known.
 
     Raises:
         DatasetError: something differs, which the message names.
@@ -79,3 +83,37 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder) -> None:
             f"{folder.location!r} holds another run ({'; '.join(changes[:3])}), which cannot be resumed with these values. Give "
             "those that it was begun with, or choose another folder; nothing was changed"
         )
+    return _check_content(old, new, folder, allow_changed_content)
+
+
+def contents_since(old: Checkpoint, new: Checkpoint) -> dict[str, str]:
+    """Return the contents of a run that is resumed: those of now, and those until then that have changed since."""
+    before = {f"{name} until step {old.standing.step}": digest for name, (digest, _) in _changed(old, new).items()}
+    return {**old.contents, **before, **new.contents}
+
+
+def _changed(old: Checkpoint, new: Checkpoint) -> dict[str, tuple[str, str]]:
+    """Return by name the datasets whose content has changed: the digest that it had, and the one that it has."""
+    both = sorted(old.contents.keys() & new.contents.keys())
+    return {name: (old.contents[name], new.contents[name]) for name in both if old.contents[name] != new.contents[name]}
+
+
+def _check_content(old: Checkpoint, new: Checkpoint, folder: Folder, allow_changed: bool) -> list[str]:
+    step = f"step {old.standing.step:,}"
+    if new.contents and not old.contents:
+        return [
+            f"{folder.location!r} comes from an earlier version, which did not note the content of its datasets: whether that has "
+            f"changed since {step} is not known"
+        ]
+    changed = _changed(old, new)
+    if not changed:
+        return []
+    digests = "; ".join(f"{name}: was {was[:12]}..., now {now[:12]}..." for name, (was, now) in changed.items())
+    sentence = f"the content of {' and '.join(changed)} has changed since {step} (Manifest.content_sha256 of {digests})"
+    if not allow_changed:
+        raise DatasetError(
+            f"{folder.location!r} cannot be resumed: {sentence}. Give the datasets as they were, delete the run to train it again, "
+            "or continue it on the new content with imagepivot train --resume --allow-changed-content "
+            "(allow_changed_content=True); nothing was changed"
+        )
+    return [f"{sentence}: scores of earlier evaluations, the best one included, are of the content before"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from schemas.dataset import open_dataset
+from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
+from schemas.fingerprints import sha256_of_json
 from schemas.manifest import MANIFEST_NAME
 from schemas.validation import validate
+from tests.train.conftest import write_dataset
 from train.data.batches import CaptionBatch
 from train.evaluation.embedding import EmbedJob, embed, embed_run
 from train.evaluation.searching import embed_gallery, read_gallery
@@ -30,6 +33,24 @@ def folder(write_run) -> str:
 @pytest.fixture
 def run(folder):
     return open_run(folder)
+
+
+def listing_of(source: Dataset) -> str:
+    """The sum of the digests of the source's files, modulo 2**256."""
+    files = sorted(Path(source.folder.location).glob("part-*.parquet"))
+    return f"{sum(int(hashlib.sha256(path.read_bytes()).hexdigest(), 16) for path in files) % (1 << 256):064x}"
+
+
+@pytest.fixture
+def changed(toy, tmp_path) -> str:
+    """The toy's features with the same fingerprint: some other images, and other vectors of the same."""
+    rows = open_dataset(toy.features).table().to_pylist()[5:]
+    rows += [{"image_id": f"new-{n}", "feature": rows[n]["feature"]} for n in range(3)]
+    for row in rows:
+        row["feature"] = [value + 0.5 for value in row["feature"]]
+    fingerprint = write_dataset(tmp_path / "changed", "features", rows, parameters={}, spec=FeatureSpec("toy", (8,)))
+    assert fingerprint == open_dataset(toy.features).fingerprint
+    return str(tmp_path / "changed")
 
 
 @pytest.fixture
@@ -61,7 +82,8 @@ def test_every_caption_of_a_known_language_has_its_embedding(run, toy, job):
     assert {(row["image_id"], row["language"], row["portion"], row["index"]): row["split"] for row in keys} == {
         key: row["split"] for key, row in known.items()
     }
-    assert manifest.statistics == {"captions": len(known), "captions_left_out": len(rows) - len(known)}
+    listing = listing_of(open_dataset(toy.captions))
+    assert manifest.statistics == {"captions": len(known), "captions_left_out": len(rows) - len(known), "listing": listing}
     for row, embedding in zip(keys, written.numpy("embedding"), strict=True):
         ids = np.array(known[row["image_id"], row["language"], row["portion"], row["index"]]["token_ids"])
         with torch.no_grad():
@@ -110,6 +132,54 @@ def test_another_model_is_another_dataset(run, write_run, job):
     assert weights_digest(other.model.state_dict()) != weights_digest(run.model.state_dict())
     with pytest.raises(DatasetError, match="holds another dataset"):
         embed_run(other, job.output, name=job.name, features=job.features)
+
+
+def test_embeddings_of_content_that_changed_are_not_kept(run, job, changed):
+    embed(job)
+    before = open_dataset(f"{job.output}/images").image_ids()
+    message = r"images' was not made from what '.*changed' holds now: of 3 of 3 shards the content is another"
+    with pytest.raises(DatasetError, match=message):
+        embed(replace(job, features=changed))
+    assert open_dataset(f"{job.output}/images").image_ids() == before
+    embed(replace(job, features=changed, overwrite=True))
+    written, features = open_dataset(f"{job.output}/images"), open_dataset(changed)
+    assert written.image_ids() == features.image_ids() != before
+    with torch.no_grad():
+        expected = run.model.encode_images(ImageBatch(torch.from_numpy(features.numpy()))).values
+    np.testing.assert_allclose(written.numpy(), expected.numpy(), atol=1e-6)
+
+
+def test_a_stopped_embedding_does_not_go_on_with_other_content(job, changed):
+    embed(job)
+    for name in ("_manifest.json", "part-00002-of-00003.parquet"):
+        Path(job.output, "images", name).unlink()
+    with pytest.raises(DatasetError, match="of 2 of 3 shards the content is another"):
+        embed(replace(job, features=changed))
+
+
+def test_embeddings_chosen_by_captions_depend_on_all_captions(toy, job, tmp_path):
+    chosen = replace(job, splits=("test",), allow_missing_features=True)
+    embed(chosen)
+    encoded = open_dataset(toy.captions)
+    rows, manifest = encoded.table().to_pylist(), encoded.manifest
+    rows = [row for row in rows if row["image_id"] != "test-000"]
+    write_dataset(tmp_path / "fewer", "encoded", rows, parameters=manifest.parameters, inputs=manifest.inputs)
+    with pytest.raises(DatasetError, match=r"images' was not made from what '.*features' and '.*fewer' holds now: of 3 of 3"):
+        embed(replace(chosen, captions=str(tmp_path / "fewer")))
+
+
+def test_embeddings_of_earlier_versions_can_be_read_and_are_made_again(job):
+    embed(job)
+    images = open_dataset(f"{job.output}/images")
+    rows, manifest = images.table().to_pylist(), images.manifest
+    shutil.rmtree(images.folder.location)
+    write_dataset(images.folder.local_path, "features", rows, parameters=manifest.parameters, inputs=manifest.inputs)
+    assert open_dataset(f"{job.output}/images").fingerprint == manifest.fingerprint
+    with pytest.raises(
+        DatasetError, match=r"of 3 of 3 shards the content is another .*, or was not noted by an earlier version"
+    ):
+        embed(job)
+    assert embed(replace(job, overwrite=True))[0] == manifest
 
 
 def test_a_job_needs_something_to_embed_and_a_known_device():
@@ -193,11 +263,18 @@ def test_only_some_splits_and_languages(run, toy, job, tmp_path):
     assert set(found) == expected
     for key, embedding in found.items():
         np.testing.assert_allclose(embedding, everything[key], atol=1e-6)
-    assert captions.statistics == {"captions": len(expected), "captions_left_out": len(source) - len(expected)}
+    left_out, listing = len(source) - len(expected), listing_of(open_dataset(toy.captions))
+    assert captions.statistics == {"captions": len(expected), "captions_left_out": left_out, "listing": listing}
     # Images follow their splits, not the languages of their captions.
     dataset = open_dataset(f"{chosen.output}/images")
     assert set(dataset.image_ids()) == {row["image_id"] for row in source if row["split"] in ("val", "test")}
-    assert images.statistics == {"images": 21, "images_left_out": 40}
+    captions_digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(Path(toy.captions).glob("part-*"))]
+    listings = [
+        sha256_of_json([hashlib.sha256(path.read_bytes()).hexdigest(), sha256_of_json(captions_digests)])
+        for path in sorted(Path(toy.features).glob("part-*"))
+    ]
+    listing = f"{sum(int(digest, 16) for digest in listings) % (1 << 256):064x}"
+    assert images.statistics == {"images": 21, "images_left_out": 40, "listing": listing}
     before = open_dataset(f"{job.output}/images")
     for row in dataset:
         np.testing.assert_allclose(row["feature"], before.get(row["image_id"])["feature"], atol=1e-6)

@@ -9,11 +9,13 @@ import pytest
 from rich.console import Console
 
 from schemas.errors import DatasetError, UsageError
+from schemas.storage import Folder
 from tests.train.runs.test_history import HISTORY, retrieval
 from tests.train.trainings import CONFIG, ENGLISH, events
 from train.reports.comparison import MEASURES, SUM, ComparedRun, Comparison, SeedGroup, compare_runs
 from train.reports.comparison_plots import picture_place, plot_comparison
 from train.reports.comparison_tables import comparison_tables
+from train.runs.checkpoints import read_checkpoint, write_checkpoint
 from train.runs.history import History
 
 
@@ -129,6 +131,24 @@ def test_a_copy_without_its_last_checkpoint_or_log(copied_run, finished_run, tmp
     comparison = compare_runs([str(finished_run[0]), str(copied_run)])
     assert comparison.differences == {}
     assert comparison.runs[1].history == History(())
+
+
+def test_runs_of_other_content_differ_and_are_no_group(copied_run, finished_run, tmp_path):
+    def write(name: str, **changes) -> str:
+        shutil.copytree(copied_run, tmp_path / name)
+        for file in ("best.pt", "last.pt"):
+            checkpoint = read_checkpoint(Folder(str(copied_run)), file)
+            write_checkpoint(Folder(str(tmp_path / name)), file, replace(checkpoint, **changes))
+        return str(tmp_path / name)
+
+    contents = dict(read_checkpoint(Folder(str(copied_run)), "last.pt").contents)
+    updated = write("updated", seed=1, contents={**contents, "features": "f" * 64})
+    comparison = compare_runs([str(finished_run[0]), updated])
+    assert comparison.differences == {"seed": (0, 1), "content: features": (contents["features"][:12], "f" * 12)}
+    assert comparison.groups == ()
+    earlier = compare_runs([str(finished_run[0]), write("earlier", seed=1, contents={})])
+    assert earlier.differences == {"seed": (0, 1)}  # Of the content of an earlier version nothing is known.
+    assert len(earlier.groups) == 1
 
 
 def test_what_is_no_run(finished_run, copied_run, tmp_path):

@@ -406,6 +406,26 @@ def test_several_runs_at_a_time_give_the_same_results(finished, toy_2016, tmp_pa
     assert front_door_log.read_text() == "[]\n" * 2  # Each process imports it before anything of ours.
 
 
+def test_results_of_changed_content_are_not_kept(toy_2016, new_dataset, tmp_path):
+    job = job_of(toy_2016, tmp_path / "o", seeds=1, rows=("vse-en",))
+    run(job)
+    features = open_dataset(toy_2016.features)
+    rows = [{**row, "feature": [value + 1 for value in row["feature"]]} for row in features.table().to_pylist()]
+    new_dataset(tmp_path / "changed", "features", rows, parameters={}, spec=features.spec)
+    changed = replace(job, corpus=replace(toy_2016, features=str(tmp_path / "changed")))
+    path = tmp_path / "o/results/gella2017/vse-en/seed-0.json"
+    before = path.read_bytes()
+    with pytest.raises(DatasetError, match="was measured with other contents: nothing was trained"):
+        run(changed)
+    assert path.read_bytes() == before
+    earlier = json.loads(before)
+    del earlier["contents"], earlier["sha256"]
+    path.write_text(json.dumps(earlier))
+    remarks = []
+    assert run_tables(changed, remark=remarks.append) == ()
+    assert [remark.partition(",")[0] for remark in remarks] == ["1 results come from an earlier version"]
+
+
 def test_a_damaged_run_is_a_failure_of_its_row(toy_2016, tmp_path):
     damaged = tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0"
     damaged.mkdir(parents=True)

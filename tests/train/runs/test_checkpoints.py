@@ -27,6 +27,7 @@ CHECKPOINT = Checkpoint(
     standing=Standing(step=7, best_score=12.5, best_step=3, stale=2, stopped="steps"),
     left_out={"train": {"images": 2, "first": ["a", "b"]}},
     started_from={"run": "runs/first", "weights_sha256": "a" * 64, "words": {"sentences.0": [3, 5]}},
+    contents={"captions": "c" * 64, "features": "e" * 64},
     optimizer={"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.999)}]},
     sampler={"step": 2**40, "languages": {"en": {"epoch": 1, "position": 2}}},
 )
@@ -52,6 +53,7 @@ def test_a_checkpoint_survives_a_round_trip(folder):
         "dimensions",
         "left_out",
         "started_from",
+        "contents",
     ):
         assert getattr(stored, name) == getattr(CHECKPOINT, name), name
     assert stored.model["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -154,6 +156,7 @@ def test_a_flipped_bit_is_found(folder, parts, part, bit):
         ({"dimensions": {"languages": ("en",), "vocabulary_size": 5, "feature_shape": (-2,)}}, r"feature_shape is \(-2,\)"),
         ({"dimensions": {"languages": ("en",), "vocabulary_size": 5, "feature_shape": ()}}, r"feature_shape is \(\)"),
         ({"left_out": {"train": 3}}, "left_out is "),
+        ({"contents": {"features": 3}}, r"contents are \{'features': 3\}"),
         ({"more": 1}, "'more' is unknown"),
         ({"version": "1"}, "version is '1'"),
     ],

@@ -1,3 +1,4 @@
+import hashlib
 import os
 import signal
 import subprocess
@@ -8,11 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.fingerprints import sha256_of_json
 from schemas.output import hold
 from schemas.storage import Folder
+from tests.train.conftest import write_dataset
 from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, PARALLEL, assert_equal, contents, lasting_log, weights
+from train.config.sections import from_toml
+from train.jobs import TrainJob
+from train.loop import train
 from train.runs.checkpoints import BEST, LAST, read_checkpoint, write_checkpoint
+from train.runs.run import open_run
 
 KILLED = """
 import os, signal, sys
@@ -185,6 +193,55 @@ def test_a_checkpoint_that_cannot_be_resumed_is_refused(train_toy, copied_run, l
 def test_a_folder_in_use_is_refused(train_toy, tmp_path):
     with hold(Folder(str(tmp_path / "run"))), pytest.raises(DatasetError, match="is in use: another run is writing it"):
         train_toy()
+
+
+def with_other_features(corpus, folder):
+    """The features with the same fingerprint and other vectors, as ``features --update`` leaves them."""
+    features = open_dataset(corpus.features)
+    rows = [{**row, "feature": [value + 1 for value in row["feature"]]} for row in features.table().to_pylist()]
+    fingerprint = write_dataset(folder, "features", rows, parameters={}, spec=features.spec)
+    assert fingerprint == features.fingerprint
+    return replace(corpus, features=str(folder))
+
+
+def test_data_whose_content_has_changed_is_refused(toy, train_toy, copied_run, tmp_path):
+    before = contents(copied_run)
+    other = with_other_features(toy, tmp_path / "other")
+    digests = [
+        sha256_of_json([hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(Path(folder).glob("part-*"))])[:12]
+        for folder in (toy.features, other.features)
+    ]
+    message = (
+        r"cannot be resumed: the content of features has changed since step 44 \(Manifest.content_sha256 of features: was "
+        rf"{digests[0]}\.\.\., now {digests[1]}\.\.\.\)\. .* --allow-changed-content \(allow_changed_content=True\)"
+    )
+    with pytest.raises(DatasetError, match=message):
+        train_toy(corpus=other, resume=True)
+    assert contents(copied_run) == before
+
+
+def test_changed_content_is_trained_on_where_it_is_allowed(toy, tmp_path, train_toy):
+    train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"))
+    other, remarks = with_other_features(toy, tmp_path / "other"), []
+    job = TrainJob(from_toml(CONFIG, "test"), other, str(tmp_path / "run"), device="cpu", curves=False, resume=True)
+    assert train(replace(job, allow_changed_content=True), remark=remarks.append).standing.step == 44
+    assert [remark.partition(" (")[0] for remark in remarks] == ["the content of features has changed since step 20"]
+    was, now = (open_dataset(corpus.features).manifest.content_sha256 for corpus in (toy, other))
+    stored = read_checkpoint(Folder(str(tmp_path / "run")), LAST).contents
+    assert (stored["features"], stored["features until step 20"]) == (now, was)
+    train(job)  # From here on it is a run of the new content.
+    assert read_checkpoint(Folder(str(tmp_path / "run")), LAST).contents == stored
+
+
+def test_a_checkpoint_without_contents_is_resumed_with_a_remark(toy, copied_run):
+    for name in (LAST, BEST):
+        stored = torch.load(copied_run / name, weights_only=True)
+        del stored["contents"]
+        torch.save(stored, copied_run / name)
+    job, remarks = TrainJob(from_toml(CONFIG, "test"), toy, str(copied_run), device="cpu", curves=False, resume=True), []
+    assert train(job, remark=remarks.append).standing.step == 44
+    assert [remark.partition(", which")[0] for remark in remarks] == [f"{str(copied_run)!r} comes from an earlier version"]
+    assert open_run(copied_run).step == 17
 
 
 @pytest.mark.parametrize("name", ["captions", "features", "vocabulary", "extractor"])
