@@ -14,13 +14,15 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from schemas.escapes import to_json
 
-__all__ = ["emit", "finish", "line", "record", "start", "started"]
+__all__ = ["emit", "finish", "line", "record", "remark", "show_remarks", "start", "started"]
+
+_show: Callable[[str], None] = logging.getLogger("schemas").warning
 
 _STDERR = 2
 _CHUNK = 1 << 16
@@ -69,6 +71,17 @@ def emit(event: str, **fields: Any) -> bool:
         return False
     _log.write(line(event, **fields))
     return True
+
+
+def remark(message: str) -> None:
+    """Say something besides the result of a command; from Python it goes to the log, as a warning."""
+    _show(message)
+
+
+def show_remarks(show: Callable[[str], None]) -> None:
+    """Let a function show what `remark` says from now on."""
+    global _show
+    _show = show
 
 
 def record(**fields: Any) -> None:

@@ -14,9 +14,10 @@ from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, sha256_of_file
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest
 from schemas.output import hold
+from schemas.own_names import is_like_shard, is_own, is_temporary
 from schemas.records import Record, read_record, read_sources, record_name, write_record
 from schemas.shards import read_footer, shard_entry
-from schemas.storage import TEMPORARY_MARK, Folder
+from schemas.storage import Folder
 from schemas.vocabulary import TEXT_NAMES, Vocabulary
 
 __all__ = ["Repair", "repair"]
@@ -33,11 +34,13 @@ class Repair:
         deleted: names of files that were deleted because they were damaged, or belong to a shard that was.
         missing: names of files that have to be made again; with any, the folder is not a dataset until the command that made it
             has run again.
+        left_alone: names of files of other tools, which stay.
     """
 
     mended: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    left_alone: tuple[str, ...] = ()
 
 
 def repair(path: str | os.PathLike[str]) -> Repair:
@@ -79,8 +82,10 @@ class _Repairer:
         self._missing: list[str] = []
 
     def run(self) -> Repair:
+        listed = [entry.path for entry in self._manifest.files] if self._manifest is not None else []
+        others = [name for name in sorted(self._sizes) if name not in listed and not is_own(name) and not is_like_shard(name)]
         for name in sorted(self._sizes):
-            if TEMPORARY_MARK in name:
+            if is_temporary(name):
                 self._delete(name)
         shards = self._shards()
         whole = [name for name in shards if self._is_whole(name)]
@@ -103,7 +108,7 @@ class _Repairer:
         if self._manifest is None or self._missing:
             self._missing.append(MANIFEST_NAME)
             self._delete(MANIFEST_NAME)
-        return Repair(tuple(self._mended), tuple(self._deleted), tuple(self._missing))
+        return Repair(tuple(self._mended), tuple(self._deleted), tuple(self._missing), tuple(others))
 
     def _shards(self) -> list[str]:
         if self._manifest is not None:

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from schemas import events
 from schemas.errors import DatasetError, OtherDatasetError, UsageError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes, sha256_of_file
-from schemas.manifest import MANIFEST_NAMES, TASKS_NAME, Manifest, newer
-from schemas.output import LOCK_NAME, PROBE_NAME, PUBLISHING_NAME, Output
+from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, TASKS_NAME, Manifest, newer
+from schemas.output import PROBE_NAME, Output
+from schemas.own_names import is_control_file, is_like_shard, is_of_shard, is_temporary, left_alone
 from schemas.records import Record, read_record, read_sources, record_name, write_record
 from schemas.remote_jobs import JOB_NAME, refuse_job
-from schemas.shards import FOREIGN, Footer, inspect_shard
-from schemas.storage import TEMPORARY_MARK
-from schemas.summary import SUMMARY_NAME, is_summarised
+from schemas.shards import FOREIGN, Footer, inspect_shard, read_footer
+from schemas.summary import is_summarised
 
 __all__ = ["Survey", "Update", "difference"]
-
-_SHARD_NAMES = re.compile(
-    r"(failures/)?part-\d{5}-of-\d{5}\.parquet|(_failures|\.records)/part-\d{5}-of-\d{5}\.jsonl"  # "failures/": version 1.
-    + f"|{re.escape(SUMMARY_NAME)}"
-)
-_NAMED = (*MANIFEST_NAMES, TASKS_NAME, JOB_NAME, LOCK_NAME, PUBLISHING_NAME, PROBE_NAME)
-_OWN_NAMES = re.compile("|".join((*map(re.escape, _NAMED), rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d+")))
 
 
 @dataclass(frozen=True)
@@ -72,6 +65,7 @@ class Survey:
         only: Collection[int] | None = None,
     ) -> None:
         self._output = output
+        self._is_partial = only is not None
         self._verify = verify
         self._update = update
         self._retry_failed = retry_failed
@@ -133,12 +127,13 @@ class Survey:
             overwrite: replace whatever dataset is there.
 
         Raises:
-            DatasetError: the folder holds foreign files; or a dataset, complete or not, of another fingerprint; or shards that
-                were made from other inputs, and nothing says what to do with them; or a job on other machines is writing it.
+            DatasetError: the folder holds foreign files and no dataset, or foreign files that look like shards; or a dataset,
+                complete or not, of another fingerprint; or shards that were made from other inputs, and nothing says what to do
+                with them; or a job on other machines is writing it.
         """
         folder = self._output.folder
-        listed = self._files_of_manifest()
-        foreign = sorted(name for name in self._sizes if name not in listed and self._is_foreign(name))
+        others = self.left_alone()
+        foreign = sorted(set(self._foreign) - set(others))
         if foreign:
             raise DatasetError(
                 f"{folder.location!r} holds files that do not belong to a dataset, e.g. {foreign[0]!r}: nothing was written. "
@@ -146,6 +141,8 @@ class Survey:
             )
         if JOB_NAME in self._sizes:
             refuse_job(folder)
+        if others and not self._is_partial:
+            events.remark(left_alone(folder.location, others))
         if overwrite:
             return
         if isinstance(self._manifest, DatasetError):
@@ -156,6 +153,11 @@ class Survey:
                 self._refuse_other(self._inspect(name))
         if self._update is None:
             self._refuse_changed()
+
+    def left_alone(self) -> list[str]:
+        """Return the names of files of other tools beside a dataset, sorted; none where there is no dataset."""
+        others = sorted(name for name in self._foreign if not is_like_shard(name))
+        return others if others and self._holds_dataset() else []
 
     def clear(self, kept: frozenset[int]) -> None:
         """Delete what does not belong to the dataset, and write the files that are known before the run.
@@ -172,8 +174,8 @@ class Survey:
         self.uncommit(kept)
         gone = []
         for name in self._sizes:
-            stale = _SHARD_NAMES.fullmatch(name) and name not in stay
-            left = TEMPORARY_MARK in name or name in (PROBE_NAME, TASKS_NAME)
+            stale = is_of_shard(name) and name not in stay
+            left = is_temporary(name) or name in (PROBE_NAME, TASKS_NAME)
             if stale or left or (name in old and not self._output.is_other_file(name)):
                 gone.append(name)
         folder.map(folder.delete, gone)
@@ -324,10 +326,21 @@ class Survey:
         with self._output.folder.open(name) as file:
             return sha256_of_file(file)
 
+    @cached_property
+    def _foreign(self) -> list[str]:
+        listed = self._files_of_manifest()
+        return [name for name in self._sizes if name not in listed and self._is_foreign(name)]
+
     def _is_foreign(self, name: str) -> bool:
-        if _SHARD_NAMES.fullmatch(name):
+        if is_of_shard(name):
             return name.endswith(".parquet") and self._inspect(name) is FOREIGN
-        return not (_OWN_NAMES.fullmatch(name) or self._output.is_other_file(name))
+        return not (is_control_file(name) or self._output.is_other_file(name))
+
+    def _holds_dataset(self) -> bool:
+        """Whether the folder holds a manifest or a shard of ours, of whatever dataset, or what tasks and jobs leave before."""
+        if not self._stored.keys().isdisjoint((MANIFEST_NAME, TASKS_NAME, JOB_NAME)) or isinstance(self._manifest, Manifest):
+            return True
+        return any(name.startswith("part-") and read_footer(self._output.folder, name) is not None for name in self._stored)
 
     def _files_of_manifest(self) -> set[str]:
         """Return the names of the files besides shards that the manifest in the folder lists, whatever dataset it is of."""

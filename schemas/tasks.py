@@ -15,9 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from schemas import events
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import TASKS_NAME, Manifest
 from schemas.output import Output, hold
+from schemas.own_names import left_alone
 from schemas.publishing import publishing
 from schemas.storage import Folder
 from schemas.stores import ANY
@@ -188,6 +190,8 @@ def commit_tasks(path: str | os.PathLike[str]) -> Manifest:
         output = plan.output(folder)
         survey = Survey(output)
         manifest = survey.complete()
+        if others := survey.left_alone():
+            events.remark(left_alone(folder.location, others))
         if manifest is None:
             _refuse_unfinished(output, survey, plan.tasks)
             manifest = _commit(output, survey, plan)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from schemas import events
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.failures import failures_name, read_failures
@@ -20,6 +21,7 @@ from schemas.keys import shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images
 from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
 from schemas.output import LOCK_NAME, PUBLISHING_NAME
+from schemas.own_names import is_like_shard, is_own, left_alone
 from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
 from schemas.records import read_sources, record_name
 from schemas.remote_jobs import JOB_NAME
@@ -27,18 +29,23 @@ from schemas.shards import Footer, read_footer, sha256_of_footer
 from schemas.summary import SUMMARY_NAME
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
 
-__all__ = ["validate"]
+__all__ = ["STRAY", "validate"]
+
+STRAY = "lies in the folder but is not in the manifest"
+"""What `validate` says after the name of such a file."""
 
 
-def validate(path: str | os.PathLike[str]) -> list[str]:
+def validate(path: str | os.PathLike[str], *, strict: bool = False, remark: Callable[[str], None] = events.remark) -> list[str]:
     """Check a dataset against every promise of the format.
 
-    The checks cover manifest and fingerprint; presence, size and digest of every file, and that the folder holds no other file;
+    The checks cover manifest and fingerprint; presence, size and digest of every file, and that the folder holds no other shard;
     footers; schema; row counts; order and uniqueness of keys; shard assignment; values (ids within their range, finite features,
     ...); failures and their reasons. One shard is in memory at a time.
 
     Args:
         path: the dataset's folder.
+        strict: take files of other tools in the folder for broken promises, too.
+        remark: receives a sentence about files of other tools, if there are any.
 
     Returns:
         The broken promises, one sentence each; empty if the dataset is valid.
@@ -47,8 +54,12 @@ def validate(path: str | os.PathLike[str]) -> list[str]:
         DatasetError: the folder holds no dataset, or its manifest is unusable.
     """
     dataset = open_dataset(path)
-    stray, broken = list(_stray_files(dataset)), _broken_files(dataset)
-    problems = [*stray, *broken.values()]
+    stray = _stray_files(dataset)
+    others = [] if strict else [name for name in stray if not is_own(name) and not is_like_shard(name)]
+    if others:
+        remark(left_alone(dataset.folder.location, others))
+    broken = _broken_files(dataset)
+    problems = [f"{name} {STRAY}" for name in stray if name not in others] + [*broken.values()]
     reasons: Counter[str] = Counter()
     for number, entry in enumerate(dataset.manifest.shards):
         if entry.path not in broken:  # What is known to be damaged is not even parsed.
@@ -65,7 +76,7 @@ def _listed(dataset: Dataset) -> list[FileEntry]:
     return [*dataset.manifest.shards, *dataset.manifest.failures, *dataset.manifest.files]
 
 
-def _stray_files(dataset: Dataset) -> Iterator[str]:
+def _stray_files(dataset: Dataset) -> list[str]:
     manifest = dataset.manifest
     known = {
         *MANIFEST_NAMES[: 3 - manifest.version],
@@ -75,8 +86,7 @@ def _stray_files(dataset: Dataset) -> Iterator[str]:
         SUMMARY_NAME,
         *(record_name(shard.path) for shard in manifest.shards),
     }
-    for name in sorted(set(dataset.folder.names()) - known - {entry.path for entry in _listed(dataset)}):
-        yield f"{name} lies in the folder but is not in the manifest"
+    return sorted(set(dataset.folder.names()) - known - {entry.path for entry in _listed(dataset)})
 
 
 def _broken_files(dataset: Dataset) -> dict[str, str]:

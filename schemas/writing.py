@@ -25,11 +25,12 @@ from schemas.fingerprints import Identity, sha256_of_bytes, sum_digests
 from schemas.kinds import group_rows, holds_vectors, is_vector
 from schemas.manifest import FileEntry, Manifest, ShardEntry
 from schemas.output import PROBE_NAME, Output, hold
+from schemas.own_names import is_temporary
 from schemas.publishing import Attempt, LostError, publish_manifest, publishing
 from schemas.records import Record, Sources, read_record, record_name
 from schemas.remote_jobs import JOB_NAME
 from schemas.shards import Footer, entry_of, footer_metadata, inspect_shard, shard_entry
-from schemas.storage import TEMPORARY_MARK, Folder, Tagged
+from schemas.storage import Folder, Tagged
 from schemas.summary import write_summary
 from schemas.survey import Survey, Update
 
@@ -325,7 +326,7 @@ def _commit(output: Output, libraries: Mapping[str, str], files: tuple[str, ...]
     left = [
         name
         for name in sorted(stored)
-        if TEMPORARY_MARK in name or name == PROBE_NAME or name in beside or (output.is_other_file(name) and name not in files)
+        if is_temporary(name) or name == PROBE_NAME or name in beside or (output.is_other_file(name) and name not in files)
     ]
     folder.map(folder.delete, left)
     if not folder.is_local:

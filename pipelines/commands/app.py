@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from pipelines.commands import build, cluster, demo
 from pipelines.commands.endings import run, wants_events
 from pipelines.commands.groups import GROUPS, prepare
-from pipelines.commands.options import console, notes
+from pipelines.commands.options import console, notes, remark
 from pipelines.commands.process import BROKEN_PIPE, ask_what_to_leave
 from schemas import events
 from schemas.escapes import escape_text
@@ -102,6 +102,7 @@ def main() -> None:
     voice = Voice()
     voice.lower()
     logging.basicConfig(level=logging.ERROR)
+    events.show_remarks(remark)
     # Typer and `train` have consoles of their own.
     Console.on_broken_pipe = _end_of_pipe  # type: ignore[method-assign]
     Console.render = _render_escaped  # type: ignore[method-assign]

@@ -56,6 +56,9 @@ def validate(
             help="First write anew what the rest determines, and delete what the command that made it must make again.",
         ),
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Take files of other tools in the folder for breaches, too.")
+    ] = False,
     as_json: AsJson = False,
     config: Config = "",
 ) -> None:
@@ -63,28 +66,39 @@ def validate(
 
     With --repair, damaged shards are deleted, and the same command as before makes them again, and only them.
     """
+    from schemas.validation import STRAY
     from schemas.validation import validate as problems_of
 
     if mend:
         _repair(dataset)
-    problems = problems_of(dataset)
+    remarks: list[str] = []
+    problems = problems_of(dataset, strict=strict, remark=remarks.append)
     if as_json:
-        typer.echo(to_json({"dataset": dataset, "holds": not problems, "problems": problems}, indent=2))
+        found = {"dataset": dataset, "holds": not problems, "problems": problems, "remarks": remarks}
+        typer.echo(to_json(found, indent=2))
         raise typer.Exit(1 if problems else 0)
+    for text in remarks:
+        remark(text)
     for problem in problems:
         notes.print(f"[red]{escape(problem)}[/red]", highlight=False, soft_wrap=True)
     if problems:
-        raise DatasetError(f"{dataset!r} breaks {len(problems)} promises of the format: make it again, or copy it again")
+        damaged = sum(not problem.endswith(STRAY) for problem in problems)
+        advice = "copy it again, mend it with --repair, or make it again with --overwrite"
+        advice = advice if damaged else "delete these files, or move them elsewhere"
+        raise DatasetError(f"{dataset!r} breaks {len(problems)} promises of the format: {advice}")
     console.print(f"{escape(dataset)}: everything holds", highlight=False)
 
 
 def _repair(dataset: str) -> None:
+    from schemas.own_names import left_alone
     from schemas.repairing import repair
 
     done = repair(dataset)
     for verb, names in (("written anew", done.mended), ("deleted", done.deleted)):
         for name in names:
             remark(f"{verb}: {name}")
+    if done.left_alone:
+        remark(left_alone(dataset, done.left_alone))
     if done.missing:
         raise DatasetError(
             f"{dataset!r} lacks {len(done.missing)} files now, e.g. {done.missing[0]!r}: run the command that made it again "

@@ -16,7 +16,8 @@ from schemas.errors import CommittedError, DatasetError, ImagepivotError, UsageE
 from schemas.interruption import DetachedError
 from schemas.manifest import Manifest
 from schemas.output import Output
-from schemas.storage import TEMPORARY_MARK, Folder
+from schemas.own_names import is_temporary
+from schemas.storage import Folder
 from schemas.survey import Update
 from schemas.writing import complete_dataset
 
@@ -168,4 +169,4 @@ def _delete_temporaries(folder: Folder, *, elsewhere: bool) -> None:
     if not folder.is_local and not elsewhere:
         return
     with contextlib.suppress(ImagepivotError):  # The next run into the folder does it.
-        folder.map(folder.delete, [name for name in folder.names() if TEMPORARY_MARK in name])
+        folder.map(folder.delete, [name for name in folder.names() if is_temporary(name)])

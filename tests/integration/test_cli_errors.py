@@ -334,6 +334,22 @@ def test_an_output_folder_with_other_files(fails, made, tmp_path):
     assert [path.name for path in (tmp_path / "o").iterdir()] == ["thesis.docx"]
 
 
+def test_files_of_other_tools_beside_a_dataset(fails, made, imagepivot, tmp_path):
+    folder = tmp_path / "c"
+    shutil.copytree(made / "captions", folder)
+    (folder / "index.json").write_text("{}")  # litdata's index_parquet_dataset writes it.
+    note = f"left alone in '{folder}', because it is not of the dataset: 'index.json'"
+    done = imagepivot("validate", folder)
+    assert ("everything holds" in done.stdout, note in done.stderr) == (True, True)
+    fails("validate", folder, "--strict", says="breaks 1 promises of the format: delete these files, or move them elsewhere")
+    assert note in imagepivot("validate", folder, "--repair").stderr
+    path = next(folder.glob("part-*"))
+    path.unlink()
+    done = imagepivot(*captions(made / "table.tsv", folder))
+    assert (done.returncode, path.exists(), note in done.stderr) == (0, True, True)
+    assert (folder / "index.json").read_text() == "{}"
+
+
 def test_an_output_that_is_a_file(fails, made, tmp_path):
     (tmp_path / "o").write_text("precious")
     one_line(fails(*captions(made / "table.tsv", tmp_path / "o"), says="cannot use"))

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import schemas.output
+from schemas import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
@@ -280,19 +281,14 @@ def refuse(output, match, *, overwrite=False):
 @pytest.mark.parametrize(
     "name",
     [
-        "notes.txt",
-        "thesis/chapter.tex",
         "part-00000.parquet",
         "part-0-of-1.parquet",
         "part-00000-of-00003.parquet.bak",
-        "_failures/notes",
         "deeper/part-00000-of-00003.parquet",
-        "_truecaser/readme",
-        ".hidden",
-        "_manifest.json.old",
+        "mine.parquet",
     ],
 )
-def test_foreign_files_are_refused(copy_toy, name, overwrite):
+def test_foreign_files_that_look_like_shards_are_refused(copy_toy, name, overwrite):
     toy = copy_toy("features")
     (toy.path / name).parent.mkdir(exist_ok=True)
     (toy.path / name).write_bytes(b"mine")
@@ -301,6 +297,58 @@ def test_foreign_files_are_refused(copy_toy, name, overwrite):
         rf"holds files that do not belong to a dataset, e.g. '{name}': nothing was written\. Choose a new",
         overwrite=overwrite,
     )
+
+
+OTHERS = (
+    *("index.json", "notes.txt", "thesis/chapter.tex", "_failures/notes", "_truecaser/readme", ".DS_Store"),
+    *("_manifest.json.old", "notes.tmp-old/x", "data.tmp-7", "_SUCCESS"),
+)
+"""Files of other tools, and of people; litdata writes ``index.json``, macOS ``.DS_Store``, Spark ``_SUCCESS``."""
+
+
+@pytest.fixture
+def remarks(monkeypatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr(events, "_show", said.append)
+    return said
+
+
+@pytest.mark.parametrize("state", ["missing", "without manifest", "overwrite"])
+def test_files_of_other_tools_beside_a_dataset_are_left_alone(copy_toy, remarks, state):
+    toy = copy_toy("features")
+    for name in OTHERS:
+        (toy.path / name).parent.mkdir(exist_ok=True)
+        (toy.path / name).write_bytes(b"theirs")
+    if state == "missing":
+        (toy.path / SHARD(1)).unlink()
+    elif state == "without manifest":
+        (toy.path / "_manifest.json").unlink()
+    prepare(toy.output, overwrite=state == "overwrite")
+    for number in set(range(3)) - Survey(toy.output).finished():
+        toy.write_shard(number)
+    manifest = toy.commit()
+    assert {name: (toy.path / name).read_bytes() for name in OTHERS} == dict.fromkeys(OTHERS, b"theirs")
+    assert remarks == [f"left alone in {str(toy.path)!r}, because it is not of the dataset: '.DS_Store' and 9 more"]
+    assert validate(toy.path) == []
+    assert open_dataset(toy.path).manifest == manifest
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_folder_with_other_files_and_no_dataset_is_refused(new_features, name, overwrite):
+    toy = new_features()
+    (toy.path / name).parent.mkdir(parents=True)
+    (toy.path / name).write_bytes(b"mine")
+    refuse(toy.output, rf"holds files that do not belong to a dataset, e.g. '{name}'", overwrite=overwrite)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_manifest_of_another_program_is_no_dataset(new_features, overwrite):
+    toy = new_features()
+    toy.path.mkdir(parents=True)
+    (toy.path / "manifest.json").write_text('{"name": "an extension of a browser", "version": "1"}')
+    (toy.path / "icon.png").write_bytes(b"mine")
+    refuse(toy.output, r"holds files that do not belong to a dataset, e.g. 'icon.png'", overwrite=overwrite)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -468,9 +516,9 @@ def test_a_refused_run_leaves_the_folders_that_were_there(tmp_path):
 
 def test_a_refused_overwrite_leaves_no_lock(copy_toy):
     toy = copy_toy("features")
-    (toy.path / "notes.txt").write_bytes(b"mine")
+    (toy.path / "notes.parquet").write_bytes(b"mine")
     before = tree(toy.path)
-    with pytest.raises(DatasetError, match=r"notes\.txt"), hold(toy.output.folder):
+    with pytest.raises(DatasetError, match=r"notes\.parquet"), hold(toy.output.folder):
         prepare(toy.output, overwrite=True)
     assert tree(toy.path) == before
 

@@ -100,6 +100,17 @@ def test_temporary_files_are_deleted(copy_toy, toys):
     assert tree(toy.path) == tree(toys["captions"].path)
 
 
+def test_files_of_other_tools_stay(copy_toy):
+    toy = copy_toy("captions")
+    others = {"index.json": b"{}", "notes.tmp-7": b"mine", "sub/.DS_Store": b"\x00"}
+    for name, data in others.items():
+        (toy.path / name).parent.mkdir(exist_ok=True)
+        (toy.path / name).write_bytes(data)
+    before = tree(toy.path)
+    assert repair(toy.path) == Repair(left_alone=("index.json", "notes.tmp-7", "sub/.DS_Store"))
+    assert tree(toy.path) == before
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(DatasetError, match="is not a dataset"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.output import Output, hold
@@ -370,6 +371,19 @@ def test_foreign_files_are_refused(toy):
     with pytest.raises(DatasetError, match=r"holds files that do not belong to a dataset, e\.g\. 'notes\.txt'"):
         run(toy, 0)
     assert tree(toy.path) == {"notes.txt": b"mine"}
+
+
+def test_files_of_other_tools_are_left_alone(toy, monkeypatch):
+    remarks = []
+    monkeypatch.setattr(events, "_show", remarks.append)
+    run(toy, 0)
+    toy.output.folder.write("index.json", b"{}")
+    for index in (1, 2):
+        run(toy, index)
+    commit_tasks(toy.path)
+    assert (toy.path / "index.json").read_bytes() == b"{}"
+    assert remarks == [f"left alone in {str(toy.path)!r}, because it is not of the dataset: 'index.json'"]
+    assert validate(toy.path) == []
 
 
 def test_a_task_with_other_versions_is_refused(toy):

@@ -132,11 +132,28 @@ def test_an_empty_shard_file(copy_toy):
     assert complains(toy, rf"{FIRST} has 0 bytes, the manifest says {size:,}")
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "part-00000-of-00004.parquet", "_failures/notes.txt", ".part-1.tmp-7"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("part-00000-of-00004.parquet", "copies/part-00000-of-00003.parquet", "copy.parquet", "part-0.csv", ".part-1.tmp-7"),
+        *("_failures/part-00000-of-00004.jsonl", ".records/part-00000-of-00004.jsonl", "_vocabulary.txt", "_tasks.json"),
+    ],
+)
 def test_an_extra_file(copy_toy, name):
     toy = copy_toy("features")
+    (toy.path / name).parent.mkdir(exist_ok=True)
     (toy.path / name).write_bytes(b"")
     assert complains(toy, rf"{re.escape(name)} lies in the folder but is not in the manifest")
+
+
+@pytest.mark.parametrize("name", ["index.json", ".DS_Store", "_failures/notes.txt", "notes/a.txt", "_SUCCESS"])
+def test_a_file_of_another_tool_is_a_remark(copy_toy, name):
+    toy, remarks = copy_toy("features"), []
+    (toy.path / name).parent.mkdir(exist_ok=True)
+    (toy.path / name).write_bytes(b"{}")
+    assert validate(toy.path, remark=remarks.append) == []
+    assert remarks == [f"left alone in {str(toy.path)!r}, because it is not of the dataset: {name!r}"]
+    assert validate(toy.path, strict=True) == [f"{name} lies in the folder but is not in the manifest"]
 
 
 def test_a_missing_shard(copy_toy):

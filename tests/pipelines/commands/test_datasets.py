@@ -62,7 +62,12 @@ def test_all_failures(call, folder, tmp_path):
 
 
 def test_validate_as_json(call, folder):
-    assert json.loads(call("validate", folder, "--json")[1]) == {"dataset": str(folder), "holds": True, "problems": []}
+    assert json.loads(call("validate", folder, "--json")[1]) == {
+        "dataset": str(folder),
+        "holds": True,
+        "problems": [],
+        "remarks": [],
+    }
     path = next(folder.glob("part-*"))
     data = bytearray(path.read_bytes())
     data[8] ^= 1
