@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --progress-bar off
 REQUIREMENTS = --constraint constraints.txt --editable '.[dev]'
 
-.PHONY: help setup lock demo test cluster cluster-test container-test quick check format benchmarks speed gpu clean
+.PHONY: help setup lock demo test cluster cluster-test container-test quick check format benchmarks speed gpu letters clean
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -59,6 +59,9 @@ gpu: $(STAMP)  ## Measure what only a GPU can tell, in at most an hour; without 
 
 speed: $(STAMP)  ## Measure every extractor on this processor for the table of docs/speed.md, on an idle machine.
 	$(BIN)/python tests/benchmarks/bench_speed.py --write docs/speed.md
+
+letters:  ## Write pipelines/text/letter_table.py again; needs Perl 5.36, which has Unicode 14.0.
+	perl pipelines/text/letter_table.pl
 
 clean:  ## Remove what was built; the virtual environment too.
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

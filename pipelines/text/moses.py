@@ -2,17 +2,18 @@
 
 The reference is the output of ``lowercase.perl``, ``normalize-punctuation.perl -l LANGUAGE`` and ``tokenizer.perl -l LANGUAGE``
 at Moses commit 3a0631a (2017-12-12), with which the ``tok`` files of Multi30K were made. Newer versions of Moses tokenize some
-lines differently. The rules and character lists come from sacremoses. Where the two differ, this module follows the Perl; and
-it applies only the rules that can match, since applying rules is most of the cost.
+lines differently. The rules of the normalizer and the abbreviations come from sacremoses. Where the two differ, this module
+follows the Perl; and it applies only the rules that can match, since applying rules is most of the cost.
+
+Letters, digits, case and white space are those of Unicode 14.0 (Perl 5.36), from `pipelines.text.letter_table`, whatever the
+version of Python. Unlike sacremoses, the Perl splits words of Indic scripts at virama and nukta, which are not alphabetic, and
+does not split runs of Han, kana and Hangul.
 
 The text that a function takes is one caption: a line without its line end, so split files on LF only. Language tags are
 BCP 47, and their primary subtag selects the rules: ``pt-BR`` is handled as ``pt``.
 
 Known differences from the Perl, none of which occurs on Multi30K:
 
-* Letters are those of sacremoses' tables, which agree with Perl up to U+052F. Beyond that, the tables lack scripts and letters
-  added to Unicode since about 2018 and the case of Georgian, Han and Hangul are letters for ``zh``, ``ja`` and ``ko`` only, and
-  Indic virama and nukta count as letters.
 * The nonbreaking prefixes of es, is, it, nl, sk, sv and ta differ in a few entries, and sacremoses has lists for some languages
   for which Moses falls back to English.
 * Text that contains Moses' own placeholder ``DOTMULTI``.
@@ -23,8 +24,9 @@ import functools
 import re
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Literal
 
+from pipelines.text.letter_table import ALPHABETIC, DECIMAL, LOWER_CASE, LOWER_OFFSETS, NUMERIC, WHITE_SPACE
 from schemas.errors import UsageError
 from schemas.parameters import TextRecipe
 
@@ -47,9 +49,16 @@ MOSES_COMMIT = "3a0631a"
 
 _Rule = tuple[re.Pattern[str], str]
 
+_BLANK = re.compile(f"[{WHITE_SPACE}]*")
 # Python counts U+001C..U+001F as white space and Perl does not, so they must be removed before text is split.
 _JUNK = re.compile(r"[\x00-\x08\x0e-\x1f]")
-_SEPARATORS = frozenset("\x1c\x1d\x1e\x1f")
+_WORD = re.compile(rf"[^{WHITE_SPACE}\x1c-\x1f]+")
+_BEYOND_LATIN = re.compile("[^\0-\u024f]")
+_BEYOND_BMP = re.compile("[^\0-\uffff]")
+# Up to here, Unicode has assigned every code point, and its stability policy keeps their case: `str` may do the work.
+_LATIN = "\u024f"
+_DOTS = re.compile(r"\.{2,}")
+_DOTS_MARKER = re.compile("(?:DOT)+MULTI")
 
 # Every rule of the normalizer needs one of these to match; most captions contain none.
 _NORMALIZABLE = re.compile("[\r()%:;`\"„“”–—´‘’‚…«»\xa0]|  |''")
@@ -159,14 +168,34 @@ def prepare(text: str, language: str, recipe: Recipe) -> list[str]:
     if recipe.normalize:
         text = normalize_punctuation(text, language)
     if recipe.tokenizer == "whitespace":
-        return text.split()
+        return _split_words(text, _bound(text))
     return split_tokens(tokenize(text, language))
 
 
 def lower(text: str) -> str:
     """Return the text in lower case as Perl's ``lc`` makes it: character by character, so capital sigma becomes σ, never ς."""
-    # Capital sigma is the only character for which Python looks at the neighbours.
-    return text.replace("Σ", "σ").lower()
+    if _bound(text) <= _LATIN:
+        return text.lower()
+    lower_case = _lower_case()
+    return "".join(map(lower_case.get, text, text))
+
+
+def _bound(text: str) -> str:
+    """Return the last character of the smallest range that holds the text, of four, for which there are faster ways."""
+    if text.isascii():
+        return "\x7f"
+    if _BEYOND_LATIN.search(text) is None:
+        return _LATIN
+    return "\uffff" if _BEYOND_BMP.search(text) is None else "\U0010ffff"
+
+
+@functools.cache
+def _lower_case() -> dict[str, str]:
+    """Return the lower case of each character that has one."""
+    lower_case = {"İ": "i̇"}
+    for first, last, step, offset in LOWER_OFFSETS:
+        lower_case.update((chr(code), chr(code + offset)) for code in range(first, last + 1, step))
+    return lower_case
 
 
 def normalize_punctuation(text: str, language: str) -> str:
@@ -191,19 +220,25 @@ def tokenize(text: str, language: str, escape: bool = True) -> str:
         language: BCP 47 tag; see `prefix_language` for languages without abbreviations of their own.
         escape: whether ``& | < > ' " [ ]`` become entities, as Moses does by default.
     """
-    if not text or (text.isspace() and _SEPARATORS.isdisjoint(text)):
+    if _BLANK.fullmatch(text):
         return text
     if not text.isprintable():
         text = _JUNK.sub("", text)
-    rules = _tokenizer_rules(_primary(language))
-    text = rules.tokenize(" ".join(text.split()))
+    bound = _bound(text)
+    rules = _tokenizer_rules(_primary(language), bound)
+    text = rules.tokenize(" ".join(_split_words(text, bound)))
     return _escape(text) if escape else text
 
 
 def split_tokens(line: str) -> list[str]:
     """Return the tokens of a tokenized line: its non-empty parts between ASCII spaces. A blank line has none."""
     # Only a blank line, which the tokenizer prints unchanged, can hold other white space.
-    return [] if line.isspace() else [token for token in line.split(" ") if token]
+    return [] if _BLANK.fullmatch(line) else [token for token in line.split(" ") if token]
+
+
+def _split_words(text: str, bound: str) -> list[str]:
+    """Split a text within a bound at white space, including U+001C..U+001F."""
+    return text.split() if bound <= _LATIN else _WORD.findall(text)
 
 
 def prefix_language(language: str) -> str:
@@ -250,18 +285,11 @@ def _normalizer_rules(language: str) -> tuple[_Rule, ...]:
 
 
 @functools.cache
-def _tokenizer_rules(language: str) -> "_TokenizerRules":
-    """Collect the rules for a primary subtag, once per process because the character lists are large."""
-    from sacremoses import MosesTokenizer
+def _tokenizer_rules(language: str, bound: str) -> "_TokenizerRules":
+    """Collect the rules for a primary subtag and for text within a bound, once per process."""
     from sacremoses.corpus import NonbreakingPrefixes
 
-    moses = MosesTokenizer(lang=language)
-    if language == "en":
-        apostrophes = moses.ENGLISH_SPECIFIC_APOSTROPHE
-    elif language in _SPLITS_CONTRACTIONS_LEFT:
-        apostrophes = moses.FR_IT_SPECIFIC_APOSTROPHE
-    else:
-        apostrophes = [moses.NON_SPECIFIC_APOSTROPHE]
+    letter, digit, number, lower_case = (_within(bound, content) for content in (ALPHABETIC, DECIMAL, NUMERIC, LOWER_CASE))
     prefixes: set[str] = set()
     numeric: set[str] = set()
     for entry in NonbreakingPrefixes().words(prefix_language(language)):
@@ -270,55 +298,88 @@ def _tokenizer_rules(language: str) -> "_TokenizerRules":
     if prefix_language(language) == "en":
         prefixes.discard("Rs")  # added to Moses after the commit
     return _TokenizerRules(
-        moses=moses,
-        apostrophes=tuple(apostrophes),
+        special=re.compile(rf"([^{letter}{digit} .'`,\-])"),
+        commas=(
+            (re.compile(f"([^{number}]),"), r"\1 , "),
+            (re.compile(f",([^{number}])"), r" , \1"),
+            (re.compile(f"([{number}]),$"), r"\1 , "),
+        ),
+        apostrophes=_apostrophe_rules(language, letter, number),
         prefixes=frozenset(prefixes - numeric),
         numeric_prefixes=frozenset(numeric),
-        letters=frozenset(moses.IsAlpha),
-        lower_case=frozenset(moses.IsLower),
+        letter=re.compile(f"[{letter}]"),
+        lower_case=re.compile(f"[{lower_case}]"),
     )
+
+
+def _within(bound: str, content: str) -> str:
+    """Cut the content of a character class at a bound: `re` tests non-BMP ranges one by one."""
+    cut = re.sub(f"[^\0-{bound}].*", "", content)
+    return cut + bound if cut.endswith("-") else cut
+
+
+def _apostrophe_rules(language: str, letter: str, number: str) -> tuple[_Rule, ...]:
+    """Compile the substitutions around apostrophes in their order, for a primary subtag and the content of two classes."""
+    if language == "en":
+        rules = [
+            (f"([^{letter}])'([^{letter}])", r"\1 ' \2"),
+            (f"([^{letter}{number}])'([{letter}])", r"\1 ' \2"),
+            (f"([{letter}])'([^{letter}])", r"\1 ' \2"),
+            (f"([{letter}])'([{letter}])", r"\1 '\2"),
+            (f"([{number}])'(s)", r"\1 '\2"),
+        ]
+    elif language in _SPLITS_CONTRACTIONS_LEFT:
+        rules = [
+            (f"([^{letter}])'([^{letter}])", r"\1 ' \2"),
+            (f"([^{letter}])'([{letter}])", r"\1 ' \2"),
+            (f"([{letter}])'([^{letter}])", r"\1 ' \2"),
+            (f"([{letter}])'([{letter}])", r"\1' \2"),
+        ]
+    else:
+        rules = [("'", " ' ")]
+    return tuple((re.compile(pattern), replacement) for pattern, replacement in rules)
 
 
 @dataclass(frozen=True)
 class _TokenizerRules:
-    """Tokenizer of one language: the rules of sacremoses, each applied only if it can match.
+    """Tokenizer of one language, which applies each rule only if it can match.
 
     Attributes:
-        moses: tokenizer of sacremoses, which owns the patterns.
+        special: a character that becomes a token of its own, as a group.
+        commas: substitutions around commas, in order.
         apostrophes: substitutions around apostrophes, in order.
         prefixes: words that keep their full stop.
         numeric_prefixes: words that keep their full stop before a number.
-        letters: characters that are letters.
-        lower_case: characters that are lower-case letters.
+        letter: an alphabetic character.
+        lower_case: a lower-case character.
     """
 
-    moses: Any
+    special: re.Pattern[str]
+    commas: tuple[_Rule, ...]
     apostrophes: tuple[_Rule, ...]
     prefixes: frozenset[str]
     numeric_prefixes: frozenset[str]
-    letters: frozenset[str]
-    lower_case: frozenset[str]
+    letter: re.Pattern[str]
+    lower_case: re.Pattern[str]
 
     def tokenize(self, text: str) -> str:
         """Return the tokenized line, not escaped, for a text whose only white space is single spaces between words."""
-        moses = self.moses
-        pattern, replacement = moses.PAD_NOT_ISALNUM
-        text = pattern.sub(replacement, text)
+        text = " ".join(self.special.split(text))
         if ".." in text:
-            text = moses.replace_multidots(text)
+            text = _DOTS.sub(lambda dots: f" {'DOT' * len(dots[0])}MULTI ", text)
         if "," in text:
-            for pattern, replacement in (moses.COMMA_SEPARATE_1, moses.COMMA_SEPARATE_2, moses.COMMA_SEPARATE_3):
+            for pattern, replacement in self.commas:
                 text = pattern.sub(replacement, text)
         if "'" in text:
             for pattern, replacement in self.apostrophes:
                 text = pattern.sub(replacement, text)
-        words = text.split()
+        words = [word for word in text.split(" ") if word]
         if "." in text:
             self._split_full_stops(words)
         text = " ".join(words)
         if text.endswith(".'"):
             text = text[:-2] + " . ' "
-        return moses.restore_multidots(text) if "MULTI" in text else text
+        return _DOTS_MARKER.sub(lambda marker: "." * (len(marker[0]) // 3 - 1), text) if "MULTI" in text else text
 
     def _split_full_stops(self, words: list[str]) -> None:
         """Split the full stop off each word that ends in one, in place, unless it belongs to the word."""
@@ -326,12 +387,12 @@ class _TokenizerRules:
             if not word.endswith(".") or word == ".":
                 continue
             stem = word[:-1]
-            following = words[i + 1][0] if i + 1 < len(words) else ""
+            following = words[i + 1] if i + 1 < len(words) else ""
             if (
-                following in self.lower_case
+                self.lower_case.match(following)
                 or stem in self.prefixes
-                or ("." in stem and not self.letters.isdisjoint(stem))
-                or (stem in self.numeric_prefixes and "0" <= following <= "9")
+                or ("." in stem and self.letter.search(stem))
+                or (stem in self.numeric_prefixes and "0" <= following[:1] <= "9")
             ):
                 continue
             words[i] = stem + " ."

@@ -12,10 +12,10 @@ text after it) are handled as Moses does; tokens that the tokenizer escaped hold
 """
 
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipelines.text.letter_table import CASED
 from pipelines.text.moses import lower
 from schemas.errors import InputError
 
@@ -26,9 +26,8 @@ TENTHS = 10
 
 _SENTENCE_END = frozenset({".", ":", "?", "!"})
 _DELAYED_START = frozenset({"(", "[", '"', "'", "&apos;", "&quot;", "&#91;", "&#93;"})
-_CASED = frozenset({"Ll", "Lu", "Lt"})
 
-_ASCII_LETTER = re.compile("[A-Za-z]")
+_CASED = re.compile(f"[{CASED}]")
 _TAG = re.compile("<[^ ][^>]*>")
 # The text before a "<" or ">", else a whole word: a word that contains one outside a tag is cut before it.
 _WORD = re.compile("[^ <>]+|[^ ]+")
@@ -134,7 +133,7 @@ def count_forms(tokens: Sequence[str], possibly_use_first_token: bool = False) -
     for word in words[start:]:
         first = first or previous in _SENTENCE_END
         previous = word
-        if _has_case(word):
+        if _CASED.search(word):  # A letter of the category Lu, Ll or Lt.
             if not first:
                 yield word, TENTHS
             elif possibly_use_first_token:
@@ -219,13 +218,6 @@ def _split_tags(line: str, factors: bool) -> tuple[list[str], list[str]]:
             words.append(word[0])
             tags.append("")
     return words, tags
-
-
-def _has_case(word: str) -> bool:
-    """Return whether a word has an upper-case, lower-case or title-case letter: Unicode category Lu, Ll or Lt."""
-    if _ASCII_LETTER.search(word):
-        return True
-    return not word.isascii() and any(unicodedata.category(character) in _CASED for character in word)
 
 
 def _parse_line(line: str) -> dict[str, int]:

@@ -1,4 +1,5 @@
 import gzip
+import json
 import random
 import shutil
 from collections import Counter
@@ -116,6 +117,17 @@ def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, prepared):
         assert counts == {"captions": len(texts), "tokens": tokens}
     assert sum(counts["captions"] for counts in statistics["captions"].values()) == 200
     assert statistics["images"] == {split: len({row[0] for row in rows if row[3] == split}) for split in ("train", "val")}
+
+
+def test_letters_beyond_those_of_sacremoses_stay_in_words(tmp_path):
+    # Moses' Perl scripts print these lines as they are.
+    texts = ["𝐀 𝐛𝐢𝐠 𝐝𝐨𝐠 runs", "𝓱𝓮𝓵𝓵𝓸 there", "ꟑꟑ ꟶꟶ", "ᲀᲁᲂ", "ꭠꭡ"]
+    lines = [json.dumps({"image_id": f"i{number}", "text": text}) + "\n" for number, text in enumerate(texts)]
+    (tmp_path / "letters.jsonl").write_text("".join(lines))
+    source = open_source("table", str(tmp_path / "letters.jsonl"))
+    prepare_captions(CaptionsJob(source=source, output=str(tmp_path / "captions"), shards=1), ONE)
+    table = open_dataset(str(tmp_path / "captions")).table().sort_by("image_id")
+    assert table["tokens"].to_pylist() == [text.split(" ") for text in texts]
 
 
 def test_a_selection_leaves_the_rest_out(rows, table, tmp_path):
