@@ -148,6 +148,8 @@ def _features(
             values["images"],
             ids=values["ids"],
             columns=parse_columns(values["columns"]) if values["columns"] else None,
+            delimiter=values["delimiter"],
+            quoting=values["quoting"],
             allow_private_addresses=values["allow_private_addresses"],
         )
     job = job_of(source, values)

@@ -13,6 +13,7 @@ from pipelines.commands.options import (
     AllowPrivateAddresses,
     Check,
     Columns,
+    Delimiter,
     Detach,
     Device,
     Gpu,
@@ -22,6 +23,7 @@ from pipelines.commands.options import (
     MaxFailures,
     Overwrite,
     Precision,
+    Quoting,
     Shards,
     SharedDisk,
     StartTimeout,
@@ -104,6 +106,8 @@ def features(
     ids: Ids = "name",
     allow_private_addresses: AllowPrivateAddresses = False,
     columns: Columns = "",
+    delimiter: Delimiter = "",
+    quoting: Quoting = "auto",
     min_regions: Annotated[
         int | None, typer.Option("--min-regions", help="Fewest regions of an image; 36 by default.", rich_help_panel=_REGIONS)
     ] = None,
@@ -239,6 +243,8 @@ def features(
         images,
         ids=ids,
         columns=parse_columns(columns) if columns else None,
+        delimiter=delimiter,
+        quoting=quoting,
         allow_private_addresses=allow_private_addresses,
     )
     job = job_of(source, context.params)

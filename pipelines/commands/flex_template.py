@@ -53,6 +53,7 @@ _PATTERNS = {
     "device": r"(auto|cpu|cuda|cuda:[0-9]+)",
     "precision": r"(fp32|tf32|bf16|fp16)",
     "gpu": r"[a-z0-9-]+",
+    "delimiter": r'(tab|[^\s"])',
     "shards": r"([0-9]+|auto|like:\S.*)",
 }
 """What the values of options may be whose annotation does not say it."""

@@ -27,6 +27,7 @@ __all__ = [
     "AsJson",
     "Check",
     "Columns",
+    "Delimiter",
     "Detach",
     "Device",
     "Gpu",
@@ -40,6 +41,7 @@ __all__ = [
     "Overwrite",
     "Portions",
     "Precision",
+    "Quoting",
     "Shards",
     "SharedDisk",
     "StartTimeout",
@@ -169,6 +171,20 @@ AllowPrivateAddresses = Annotated[
     ),
 ]
 Columns = Annotated[str, typer.Option("--columns", help="Columns of a table: OURS=THEIRS, e.g. [i]image_id=file[/i]."), PAIRS]
+Delimiter = Annotated[
+    str,
+    typer.Option(
+        "--delimiter", help="Character between the values of CSV or TSV, e.g. [i];[/i] or [i]tab[/i]; found if not given."
+    ),
+]
+Quoting = Annotated[
+    Literal["auto", "rfc4180", "none"],
+    typer.Option(
+        "--quoting",
+        help="Quotes of CSV or TSV: as in RFC 4180, but [i]auto[/i] refuses a value that looks like rows; [i]none[/i]: ordinary "
+        "characters.",
+    ),
+]
 Languages = Annotated[str, typer.Option("--languages", help="Only these, e.g. [i]en,de[/i]; all by default."), COMMAS]
 Portions = Annotated[
     str, typer.Option("--portions", help="Only these: [i]translation[/i], [i]comparable[/i]; all by default."), COMMAS

@@ -12,6 +12,7 @@ from pipelines.commands.options import (
     BEAM,
     Check,
     Columns,
+    Delimiter,
     Detach,
     Device,
     Ids,
@@ -22,6 +23,7 @@ from pipelines.commands.options import (
     Overwrite,
     Portions,
     Precision,
+    Quoting,
     Shards,
     SharedDisk,
     StartTimeout,
@@ -71,6 +73,8 @@ def captions(
     portions: Portions = "",
     splits: Annotated[str, typer.Option("--splits", help="Only these, as the source names them; all by default."), COMMAS] = "",
     columns: Columns = "",
+    delimiter: Delimiter = "",
+    quoting: Quoting = "auto",
     language: Annotated[
         str, typer.Option("--language", help="Language of the captions if the source does not state it.")
     ] = "en",
@@ -299,7 +303,15 @@ def captions_job(values: Mapping[str, Any]) -> CaptionsJob:
 
     columns = parse_columns(values["columns"]) if values["columns"] else None
     return CaptionsJob(
-        source=open_source(values["format"], values["source"], language=values["language"], columns=columns, ids=values["ids"]),
+        source=open_source(
+            values["format"],
+            values["source"],
+            language=values["language"],
+            columns=columns,
+            ids=values["ids"],
+            delimiter=values["delimiter"],
+            quoting=values["quoting"],
+        ),
         output=values["output"],
         selection=Selection(*(several(values[name]) for name in ("languages", "portions", "splits"))),
         recipe=values["recipe"],

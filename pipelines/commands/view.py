@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.commands.configuration import Config
-from pipelines.commands.options import AllowPrivateAddresses, Columns, Ids, console
+from pipelines.commands.options import AllowPrivateAddresses, Columns, Delimiter, Ids, Quoting, console
 
 __all__ = ["app"]
 
@@ -30,6 +30,8 @@ def view(
     ids: Ids = "name",
     allow_private_addresses: AllowPrivateAddresses = False,
     columns: Columns = "",
+    delimiter: Delimiter = "",
+    quoting: Quoting = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     config: Config = "",
 ) -> None:
@@ -48,6 +50,8 @@ def view(
             images,
             ids=ids,
             columns=parse_columns(columns) if columns else None,
+            delimiter=delimiter,
+            quoting=quoting,
             allow_private_addresses=allow_private_addresses,
         ),
         image_id=image,

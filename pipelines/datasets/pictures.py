@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 import extractors
+from pipelines.inputs.dialects import Quoting
 from pipelines.inputs.ids import IdRule
 from pipelines.inputs.images import ImageSource, open_images
 from schemas.errors import InputError
@@ -40,6 +41,8 @@ def read_pictures(
     *,
     ids: IdRule = "name",
     columns: Mapping[str, str] | None = None,
+    delimiter: str = "",
+    quoting: Quoting = "auto",
     allow_private_addresses: bool = False,
     longer_side: int = _LONGER_SIDE,
 ) -> dict[str, Picture]:
@@ -50,6 +53,8 @@ def read_pictures(
         image_ids: the pictures.
         ids: as for `open_images`.
         columns: as for `open_images`.
+        delimiter: as for `open_images`.
+        quoting: as for `open_images`.
         allow_private_addresses: as for `open_images`.
         longer_side: larger pictures are reduced to this many pixels on their longer side.
 
@@ -57,7 +62,14 @@ def read_pictures(
         InputError: the location does not exist, has no image of an id, or one cannot be read.
     """
     pictures = {}
-    images = open_images(location, ids=ids, columns=columns, allow_private_addresses=allow_private_addresses)
+    images = open_images(
+        location,
+        ids=ids,
+        columns=columns,
+        delimiter=delimiter,
+        quoting=quoting,
+        allow_private_addresses=allow_private_addresses,
+    )
     for image_id, picture in decoded_pictures(images, image_ids).items():
         size_wh = picture.size
         picture.thumbnail((longer_side, longer_side), Image.Resampling.LANCZOS)

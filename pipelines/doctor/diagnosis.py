@@ -19,6 +19,7 @@ from schemas.locations import absolute_location, is_remote
 
 if TYPE_CHECKING:
     from extractors import ExtractorRequest
+    from pipelines.inputs.dialects import Quoting
     from pipelines.inputs.images import IdRule
     from pipelines.running.execution import Execution
 
@@ -38,6 +39,8 @@ class DoctorJob:
         images: images that a run would read, of which a few are read; empty for none.
         ids: as `pipelines.inputs.images.open_images` takes it.
         columns: for a table of images, our name of a column -> the table's name.
+        delimiter: for a table of images, as for `open_images`.
+        quoting: for a table of images, as for `open_images`.
         allow_private_addresses: as `pipelines.inputs.images.open_images` takes it.
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``; None where it is not asked for.
         measure: measure for some seconds how fast images are read, decoded and computed, and write more to the locations.
@@ -52,6 +55,8 @@ class DoctorJob:
     images: str = ""
     ids: IdRule = "name"
     columns: Mapping[str, str] | None = None
+    delimiter: str = ""
+    quoting: Quoting = "auto"
     allow_private_addresses: bool = False
     device: str | None = None
     measure: bool = False
@@ -116,7 +121,14 @@ def _rates(job: DoctorJob, check: ModelCheck) -> Iterator[Finding]:
     if job.images:
         from pipelines.inputs.images import open_images
 
-        images = open_images(job.images, ids=job.ids, columns=job.columns, allow_private_addresses=job.allow_private_addresses)
+        images = open_images(
+            job.images,
+            ids=job.ids,
+            columns=job.columns,
+            delimiter=job.delimiter,
+            quoting=job.quoting,
+            allow_private_addresses=job.allow_private_addresses,
+        )
     return check.rates(images, whole=job.measure)
 
 

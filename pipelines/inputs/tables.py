@@ -4,15 +4,16 @@ lines, plain or ``.gz``, or Parquet.
 * Every value is taken exactly as written: nothing is trimmed, and "NA", "None" or "null" are ordinary values. Only a byte order
   mark at the start of the file is dropped, and CR LF counts as LF, within quoted values as well; see `schemas.text`.
 * CSV and TSV have a header line and are quoted as in RFC 4180: a value that *begins* with ``"`` ends at the closing ``"``, may
-  contain line ends and delimiters, and writes a quote as ``""``. Completely empty lines are skipped.
+  contain line ends and delimiters, and writes a quote as ``""``. Completely empty lines are skipped. A value that looks
+  like rows is an error unless the quoting is stated: an ordinary quote at the start of a value takes in the rows below it.
+  `pipelines.inputs.dialects` says how the delimiter is found.
 * A JSON line is an object. The first line determines which of our columns exist; a later line with others is an error.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -21,16 +22,17 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, find_delimiter, header_lines, split_rows
 from pipelines.inputs.files import open_seekable, read_lines, without_gz
 from schemas.errors import InputError, UsageError
 from schemas.storage import Folder
-from schemas.text import LONE_CR
 
-__all__ = ["Batch", "Column", "Row", "is_table", "read_batches", "read_rows", "type_of"]
+__all__ = ["Batch", "Column", "Row", "check_dialect", "delimiter_of", "is_table", "read_batches", "read_rows", "type_of"]
 
 _BATCH_ROWS = 2048
 _BUFFER_BYTES = 1 << 18
 _TEXT_TYPES = ("csv", "tsv", "jsonl", "ndjson")
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 Row: TypeAlias = tuple[str, dict[str, Any]]
 """The place of a row, e.g. "row 3 (line 4)", and the values of those of our columns that the table has."""
@@ -92,6 +94,7 @@ def read_batches(
     required: tuple[str, ...],
     renamed: Mapping[str, str] | None = None,
     part: tuple[int, int] | None = None,
+    dialect: Dialect = AUTO_DIALECT,
 ) -> Iterator[Batch]:
     """Read a table, some thousand rows at a time. What comes before an error is yielded before the error is raised.
 
@@ -102,18 +105,19 @@ def read_batches(
         required: the columns that it must have.
         renamed: our name of a column -> the table's name, where they differ.
         part: one of the ranges of `pipelines.inputs.splitting`; None for the whole table. Places count from its start.
+        dialect: delimiter and quoting, of CSV and TSV.
 
     Raises:
         InputError: the table lacks a column or is damaged.
         UsageError: the extension is unknown.
     """
-    table = _Table(folder, name, columns, required, dict(renamed or {}), part)
+    table = _Table(folder, name, columns, required, dict(renamed or {}), part, dialect)
     kind = type_of(name)
     if kind == "parquet":
         return table.parquet_batches()
     if kind in ("jsonl", "ndjson"):
         return table.json_batches()
-    return table.csv_batches(delimiter="," if kind == "csv" else "\t")
+    return table.csv_batches()
 
 
 def read_rows(
@@ -123,10 +127,29 @@ def read_rows(
     columns: tuple[str, ...],
     required: tuple[str, ...],
     renamed: Mapping[str, str] | None = None,
+    dialect: Dialect = AUTO_DIALECT,
 ) -> Iterator[Row]:
     """Yield the rows of a table one by one, each with its place; arguments and errors are those of `read_batches`."""
-    batches = read_batches(folder, name, columns=columns, required=required, renamed=renamed)
+    batches = read_batches(folder, name, columns=columns, required=required, renamed=renamed, dialect=dialect)
     return (row for batch in batches for row in batch)
+
+
+def delimiter_of(
+    folder: Folder, name: str, *, required: tuple[str, ...], renamed: Mapping[str, str], dialect: Dialect = AUTO_DIALECT
+) -> str:
+    """Return the delimiter that `read_batches` reads a CSV or TSV file with."""
+    table = _Table(folder, name, required, required, dict(renamed), None, dialect)
+    return table.delimiter(header_lines(enumerate(read_lines(folder, name), start=1)))
+
+
+def check_dialect(name: str, dialect: Dialect) -> None:
+    """Check that a delimiter and a quoting are stated of CSV and TSV only.
+
+    Raises:
+        UsageError: they are stated of another file.
+    """
+    if dialect != AUTO_DIALECT and type_of(name) not in _DELIMITERS:
+        raise UsageError(f"--delimiter and --quoting are for CSV and TSV, but the table is {name!r}: leave them out")
 
 
 def is_table(name: str) -> bool:
@@ -162,6 +185,7 @@ class _Table:
     required: tuple[str, ...]
     renamed: dict[str, str]
     part: tuple[int, int] | None
+    dialect: Dialect
 
     @property
     def location(self) -> str:
@@ -185,61 +209,69 @@ class _Table:
                 )
         return resolved
 
-    def csv_batches(self, *, delimiter: str) -> Iterator[Batch]:
+    def delimiter(self, head: Iterable[tuple[int, str]]) -> str:
+        """Return the delimiter of CSV or TSV, given its `header_lines`."""
+        wanted = {self.renamed.get(ours, ours) for ours in {*self.required, *self.renamed}}
+        return self.dialect.delimiter or find_delimiter([line for _, line in head], _DELIMITERS[type_of(self.name)], wanted)
+
+    def csv_batches(self) -> Iterator[Batch]:
         location = self.location
-        reader = csv.reader((line + "\n" for line in self._lines(bool)), delimiter=delimiter, strict=True)
-        first, _, failure = self._some_rows(reader, 0, 1)
-        if failure is not None:
-            raise failure
-        if not first:
+        numbered = enumerate(self._lines(header_lines), start=1)
+        head = list(header_lines(numbered))
+        if not head:
             raise InputError(f"{location!r} is empty: expected a line with the names of the columns")
-        header = first[0]
+        delimiter = self.delimiter(head)
+        rows = split_rows(chain(head[-1:], numbered), delimiter, self.dialect.quoting, location)
+        header = next(rows)[1]
+        if len(header) == 1:
+            raise InputError(
+                f"{location!r} has a single column, {header[0]!r}, with {delimiter!r} as the delimiter: name the right one, e.g. "
+                "--delimiter ':'"
+            )
         names = self._resolve(header)
         positions = {ours: header.index(theirs) for ours, theirs in names.items()}
         done, ended = 1, False  # The header is row 0.
         while not ended:
-            rows, lines, failure = self._some_rows(reader, done, _BATCH_ROWS, width=len(header))
-            ended = len(rows) < _BATCH_ROWS
-            if rows:
-                values = list(zip(*rows, strict=True))
-                columns = {ours: values[position] for ours, position in positions.items()}
-                yield Batch(location, columns, len(rows), partial(_row_and_line, done, lines), names)
+            lines, values, failure = self._some_rows(rows, done, delimiter, len(header))
+            ended = len(values) < _BATCH_ROWS
+            if values:
+                transposed = list(zip(*values, strict=True))
+                columns = {ours: transposed[position] for ours, position in positions.items()}
+                yield Batch(location, columns, len(values), partial(_row_and_line, done, lines), names)
             if failure is not None:
                 raise failure
-            done += len(rows)
+            done += len(values)
         if done == 1 and self.part is None:
             raise InputError(
                 f"{location!r} has no rows below its header: check the program that wrote it, or name another file"
             )
 
     def _some_rows(
-        self, reader: Any, first: int, count: int, width: int | None = None
-    ) -> tuple[list[list[str]], list[int], InputError | None]:
-        """Return the next rows that are not empty, the line that each begins in, and the error that follows them."""
-        rows: list[list[str]] = []
+        self, rows: Iterator[tuple[int, list[str]]], first: int, delimiter: str, width: int
+    ) -> tuple[list[int], list[list[str]], InputError | None]:
+        """Return the next rows, the line that each begins in, and the error that follows them."""
         lines: list[int] = []
+        values: list[list[str]] = []
         failure: InputError | None = None
-        line = reader.line_num + 1
         try:
-            while len(rows) < count and (row := next(reader, None)) is not None:
-                if row:
-                    rows.append(row)
-                    lines.append(line)
-                line = reader.line_num + 1
-        except csv.Error as error:
-            place = _row_and_line(first, [*lines, line], len(rows))
-            failure = InputError(f"{self.location!r}, {place}: {_csv_advice(str(error))}")
-            failure.__cause__ = error
-        except InputError as error:  # A line that is not UTF-8, or the file is cut short.
+            for line, row in islice(rows, _BATCH_ROWS):
+                lines.append(line)
+                values.append(row)
+        except InputError as error:  # Quotes that do not match, a line that is not UTF-8, or the file is cut short.
             failure = error
-        if width is not None and set(map(len, rows)) - {width}:
-            wrong = next(number for number, row in enumerate(rows) if len(row) != width)
+        if set(map(len, values)) - {width}:
+            wrong = next(number for number, row in enumerate(values) if len(row) != width)
+            advice = "a delimiter or line end inside a value needs quotes around the value"
+            if self.dialect.quoting == "none":
+                advice = (
+                    "without quoting, no value can hold a delimiter or line end: leave out --quoting none if values are quoted"
+                )
             failure = InputError(
-                f"{self.location!r}, {_row_and_line(first, lines, wrong)}: {len(rows[wrong])} columns, expected the {width} of the "
-                "header; a delimiter or line end inside a value needs quotes around the value"
+                f"{self.location!r}, {_row_and_line(first, lines, wrong)}: {len(values[wrong])} columns, expected the {width} of "
+                f"the header, with {delimiter!r} as the delimiter; {advice}"
             )
-            del rows[wrong:]
-        return rows, lines, failure
+            del values[wrong:]
+        return lines, values, failure
 
     def json_batches(self) -> Iterator[Batch]:
         columns: dict[str, str] = {}
@@ -251,7 +283,7 @@ class _Table:
             return Batch(self.location, values, len(rows), partial(_line, list(lines)), columns)
 
         try:
-            for number, line in enumerate(self._lines(str.strip), start=1):
+            for number, line in enumerate(self._lines(_first_object), start=1):
                 if not line.strip():
                     continue
                 row = self._json_row(line, number)
@@ -274,15 +306,15 @@ class _Table:
         if not columns:
             raise InputError(f"{self.location!r} is empty: expected one JSON object per line")
 
-    def _lines(self, is_row: Callable[[str], object]) -> Iterator[str]:
-        """Yield the lines of the table, or of a part of it: first the first row of the table, then the lines of the part."""
+    def _lines(self, head: Callable[[Iterable[tuple[int, str]]], Iterable[tuple[int, str]]]) -> Iterator[str]:
+        """Yield the lines of the table, or of a part of it, after those at its head that say what the columns are."""
         if self.part is None:
             return read_lines(self.folder, self.name)
         start, stop = self.part
         lines = read_lines(self.folder, self.name, start=start, stop=stop)
         if not start:
             return lines
-        return chain(islice(filter(is_row, read_lines(self.folder, self.name)), 1), lines)
+        return chain((line for _, line in head(enumerate(read_lines(self.folder, self.name)))), lines)
 
     def _json_row(self, line: str, number: int) -> dict[str, Any]:
         try:
@@ -326,6 +358,10 @@ class _Table:
                 ) from error
 
 
+def _first_object(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    return islice(((number, line) for number, line in lines if line.strip()), 1)
+
+
 def _row_and_line(first: int, lines: Sequence[int], number: int) -> str:
     return f"row {first + number} (line {lines[number]})"
 
@@ -336,13 +372,3 @@ def _line(lines: Sequence[int], number: int) -> str:
 
 def _row(first: int, number: int) -> str:
     return f"row {first + number}"
-
-
-def _csv_advice(error: str) -> str:
-    """Return what Python's reader of CSV found wrong, with advice."""
-    if error.startswith("new-line character"):
-        return f"a CR outside quotes, without the LF of a line end; {LONE_CR}"
-    return (
-        f"{error}. A value that begins with a quote must end with one, and a quote or line end inside a value needs quotes around "
-        "the value (RFC 4180)"
-    )

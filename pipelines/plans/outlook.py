@@ -148,7 +148,7 @@ def _counted(step: Step, parameter: str, location: str) -> int | None:
 
         values = step.values
         columns = parse_columns(values["columns"]) if values.get("columns") else None
-        options = {name: values[name] for name in ("language", "ids") if name in values}
+        options = {name: values[name] for name in ("language", "ids", "delimiter", "quoting") if name in values}
         source = open_source(values["format"], location, columns=columns, **options)
         selection = Selection(*(tuple(_several(values.get(name, ""))) for name in ("languages", "portions", "splits")))
         return sum(table.num_rows for part in source.parts(selection) for table in source.tables(part, selection))
@@ -158,7 +158,8 @@ def _counted(step: Step, parameter: str, location: str) -> int | None:
 
         columns = parse_columns(step.values["columns"]) if step.values.get("columns") else None
         try:
-            return sum(1 for _ in open_images(location, ids=step.values.get("ids", "name"), columns=columns).refs())
+            options = {name: step.values[name] for name in ("ids", "delimiter", "quoting") if name in step.values}
+            return sum(1 for _ in open_images(location, columns=columns, **options).refs())
         except InputError:
             return None  # Of a step that has not drawn them yet.
     return None

@@ -60,7 +60,7 @@ def block_forms(block: pa.Table, recipe: Recipe, splits: frozenset[str]) -> dict
     for language, split, text in rows:
         if split in splits:
             counter = forms.setdefault(language, Counter())
-            for form, weight in count_forms(prepare(text, language, recipe)):
+            for form, weight in count_forms(prepare(text or "", language, recipe)):
                 counter[form] += weight
     return forms
 
@@ -82,7 +82,7 @@ def tokenize_captions(
         InputError: a language has no truecaser.
     """
     texts, languages = table["text"].to_pylist(), table["language"].to_pylist()
-    lines = [prepare(text, language, recipe) for text, language in zip(texts, languages, strict=True)]
+    lines = [prepare(text or "", language, recipe) for text, language in zip(texts, languages, strict=True)]
     if recipe.truecase:
         models = _require_models(set(languages), models or {})
         lines = [truecase(tokens, models[language]) for tokens, language in zip(lines, languages, strict=True)]
@@ -112,12 +112,13 @@ def _require_models(languages: set[str], models: Mapping[str, TruecaseModel]) ->
 
 
 def _empty_caption(row: Mapping[str, Any]) -> dict[str, str]:
+    caption = "the missing caption (null)" if row["text"] is None else f"the caption {row['text']!r}"
     return {
         "key": str(key_of(row)),
         "uri": "",
         "stage": "prepare",
         "reason": "empty_caption",
-        "message": f"the caption {row['text']!r} of split {row['split']!r} holds no token",
+        "message": f"{caption} of split {row['split']!r} holds no token",
     }
 
 

@@ -28,7 +28,7 @@ __all__ = ["PICTURES", "app"]
 
 PICTURES = "imagepivot.pictures"
 """Where in `typer.Context.meta` the mounting application puts a function of type `ReadPictures`, which also takes the options
-``ids``, ``columns`` and ``allow_private_addresses`` as keyword arguments."""
+``ids``, ``columns``, ``delimiter``, ``quoting`` and ``allow_private_addresses`` as keyword arguments."""
 
 app = typer.Typer()
 
@@ -55,6 +55,13 @@ def figures(
     columns: Annotated[
         str, typer.Option("--columns", help="Columns of a table of images: OURS=THEIRS, e.g. [i]image_id=file[/i].")
     ] = "",
+    delimiter: Annotated[
+        str, typer.Option("--delimiter", help="Character between the values of CSV or TSV, e.g. [i];[/i]; found if not given.")
+    ] = "",
+    quoting: Annotated[
+        Literal["auto", "rfc4180", "none"],
+        typer.Option("--quoting", help="Quotes of a CSV or TSV table of images, as for features."),
+    ] = "auto",
     allow_private_addresses: Annotated[
         bool, typer.Option("--allow-private-addresses", help="A table's http addresses may lead to private and local networks.")
     ] = False,
@@ -118,7 +125,8 @@ def figures(
     )
     read = context.meta.get(PICTURES)
     if read is not None:
-        read = partial(read, ids=ids, columns=columns, allow_private_addresses=allow_private_addresses)
+        table = {"columns": columns, "delimiter": delimiter, "quoting": quoting}
+        read = partial(read, ids=ids, **table, allow_private_addresses=allow_private_addresses)
     with Counter(notes, "figures", unit="vectors", log_json=log_json) as count:
         drawn = draw_figures(job, read, count)
     events.record(counts={"figures": len(drawn.names) - 1})

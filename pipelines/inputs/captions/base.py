@@ -60,7 +60,7 @@ class RawCaption(NamedTuple):
         portion: `COMPARABLE`, `TRANSLATION`, or as a table names it.
         index: position among the image's captions of this language and portion; -1: they are numbered in order of appearance.
         split: name of the split in the source.
-        text: the sentence, exactly as it is in the file.
+        text: the sentence, exactly as it is in the file; None where a table has null.
     """
 
     image_id: str
@@ -68,7 +68,7 @@ class RawCaption(NamedTuple):
     portion: str
     index: int  # type: ignore[assignment]  # hides `tuple.index`, which a row of captions has no use for
     split: str
-    text: str
+    text: str | None
 
 
 @dataclass(frozen=True, order=True)
@@ -315,7 +315,10 @@ def check_text(text: object, *, place: str) -> str:
         InputError: it is missing, not a string, or contains half a surrogate pair.
     """
     if not isinstance(text, str):
-        raise InputError(f"{place}: the text of the caption is {text!r}, expected a string; correct the row or remove it")
+        advice = "correct the row or remove it"
+        if isinstance(text, list):
+            advice = "write a row for each caption of the list, e.g. with pandas: table.explode('text')"
+        raise InputError(f"{place}: the text of the caption is {text!r}, expected a string; {advice}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -21,11 +21,11 @@ __all__ = ["image_ids", "indices", "labels", "texts"]
 _NO_ID = f"^$|[{CONTROLS}]"
 
 
-def texts(column: Column) -> pa.Array | None:
-    """Return the strings of a column; None if a value is missing, no string, or has half a surrogate pair."""
+def texts(column: Column, *, nullable: bool = False) -> pa.Array | None:
+    """Return the strings of a column; None if a value is no string, has half a surrogate pair, or is missing and must not be."""
     if isinstance(column, pa.Array):
-        return _strings(column)
-    if set(map(type, column)) - {str}:
+        return None if column.null_count and not nullable else _strings(column)
+    if set(map(type, column)) - ({str, type(None)} if nullable else {str}):
         return None
     try:
         return pa.array(column, pa.string())
@@ -35,7 +35,7 @@ def texts(column: Column) -> pa.Array | None:
 
 def _strings(column: pa.Array) -> pa.Array | None:
     dtype = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if column.null_count or not (pa.types.is_string(dtype) or pa.types.is_large_string(dtype)):
+    if not (pa.types.is_string(dtype) or pa.types.is_large_string(dtype)):
         return None
     try:
         strings = column.cast(pa.string())

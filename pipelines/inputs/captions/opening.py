@@ -12,6 +12,7 @@ from pipelines.inputs.captions.multi30k import Multi30kSource
 from pipelines.inputs.captions.scan import ScanSource
 from pipelines.inputs.captions.table import TABLE_COLUMNS, TableSource
 from pipelines.inputs.columns import check_columns
+from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, Quoting
 from pipelines.inputs.files import kind_of, locate
 from pipelines.inputs.ids import IdRule, check_id_rule
 from schemas.errors import InputError, UsageError
@@ -29,6 +30,8 @@ def open_source(
     language: str = "en",
     columns: Mapping[str, str] | None = None,
     ids: IdRule = "name",
+    delimiter: str = "",
+    quoting: Quoting = "auto",
 ) -> CaptionSource:
     """Open a collection of captions.
 
@@ -38,9 +41,11 @@ def open_source(
         language: language of the captions if the files do not say it.
         columns: for a table, our name of a column -> the table's name.
         ids: for formats that name files of images, how image ids are made from their paths.
+        delimiter: for CSV and TSV, the character between two values; empty: found in the file.
+        quoting: for CSV and TSV, the meaning of ``"``, see `pipelines.inputs.dialects.Quoting`.
 
     Raises:
-        UsageError: format, language, columns or ids do not go together.
+        UsageError: format, language, columns, ids or dialect do not go together.
         InputError: `path` does not exist, or does not hold what the format expects.
     """
     if format not in FORMATS:
@@ -51,6 +56,9 @@ def open_source(
     check_id_rule(ids)
     if ids != "name" and format in ("scan", "table"):
         raise UsageError(f"--ids {ids} was given for the format {format!r}, which has ids and not paths: leave it out")
+    dialect = Dialect(delimiter, quoting)
+    if dialect != AUTO_DIALECT and format != "table":
+        raise UsageError(f"--delimiter or --quoting was given for the format {format!r}: only a 'table' has them")
     language = check_language(language)
     if format == "multi30k" and language != "en":
         raise UsageError(
@@ -69,4 +77,4 @@ def open_source(
         case "scan":
             return ScanSource.open(location, language=language)
         case _:
-            return TableSource.open(location, language=language, columns=columns or {})
+            return TableSource.open(location, language=language, columns=columns or {}, dialect=dialect)

@@ -31,9 +31,10 @@ from pipelines.inputs.captions.base import (
     tables_of,
 )
 from pipelines.inputs.captions.checking import image_ids, indices, labels, texts
+from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
 from pipelines.inputs.files import inventory, kind_of, list_files
-from pipelines.inputs.splitting import ranges_of
-from pipelines.inputs.tables import Batch, read_batches, type_of
+from pipelines.inputs.splitting import Range, ranges_of
+from pipelines.inputs.tables import Batch, check_dialect, read_batches, type_of
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_image_id, check_language
 from schemas.storage import Folder
@@ -56,38 +57,45 @@ class TableSource(CaptionSource):
         name: the file.
         language: language of all captions if the table has no such column.
         columns: pairs (our name, the table's name) of columns, where they differ.
+        dialect: delimiter and quoting, of CSV and TSV.
     """
 
     folder: Folder
     name: str
     language: str
     columns: tuple[tuple[str, str], ...] = ()
+    dialect: Dialect = AUTO_DIALECT
 
     @classmethod
-    def open(cls, location: str, *, language: str, columns: Mapping[str, str]) -> TableSource:
+    def open(cls, location: str, *, language: str, columns: Mapping[str, str], dialect: Dialect = AUTO_DIALECT) -> TableSource:
         """Open the file.
 
         Raises:
             InputError: it is a folder.
-            UsageError: its extension is unknown.
+            UsageError: its extension is unknown, or a dialect is stated of a file that has none.
         """
         if kind_of(location) == "folder":
             listed = ", ".join(map(repr, list_files(Folder(location))[:10])) or "no files"
             raise InputError(f"{location!r} is a folder, expected one table; it holds {listed}: name the file to read")
         folder, (name,) = find_files(location, ".*", hint="table")
         type_of(name)
-        return cls(folder, name, language, tuple(sorted(columns.items())))
+        check_dialect(name, dialect)
+        return cls(folder, name, language, tuple(sorted(columns.items())), dialect)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the default language and the names of the table's columns."""
-        return {"default_language": self.language, "columns": dict(self.columns)}
+        """Return the default language, the names of the table's columns, and what is stated of its dialect."""
+        stated = {"delimiter": self.dialect.delimiter} if self.dialect.delimiter else {}
+        stated |= {"quoting": "none"} if self.dialect.quoting == "none" else {}
+        return {"default_language": self.language, "columns": dict(self.columns), **stated}
 
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part, the file, or its ranges if it is large.
 
         What a selection names, only the whole file can tell, so that one worker reads all of it.
         """
-        ranges = ranges_of(self.folder, self.name) if selection == EVERYTHING else []
+        ranges: list[Range] = []
+        if selection == EVERYTHING:
+            ranges = ranges_of(self.folder, self.name, required=_REQUIRED, renamed=self.columns, dialect=self.dialect)
         return [Part(name=self.name, range=part) for part in ranges] or [Part(name=self.name)]
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
@@ -115,6 +123,7 @@ class TableSource(CaptionSource):
             required=_REQUIRED,
             renamed=dict(self.columns),
             part=(start, stop) if part.range else None,
+            dialect=self.dialect,
         ):
             whole = self._table(batch)
             for table in tables_of(self._captions(batch)) if whole is None else (whole,):
@@ -131,7 +140,7 @@ class TableSource(CaptionSource):
     def _table(self, batch: Batch) -> pa.Table | None:
         """Return the captions of some rows; None if a value is out of the ordinary."""
         given = batch.columns
-        columns = {"image_id": image_ids(given["image_id"]), "text": texts(given["text"])}
+        columns = {"image_id": image_ids(given["image_id"]), "text": texts(given["text"], nullable=True)}
         for ours, default in (("language", self.language), ("portion", COMPARABLE), ("split", _SPLIT)):
             if ours in given:
                 columns[ours] = labels(given[ours], partial(_check_kind, ours=ours))
@@ -152,7 +161,7 @@ class TableSource(CaptionSource):
     def _caption(self, values: dict[str, Any], *, place: str) -> RawCaption:
         """Check the values of one row."""
         for ours, value in values.items():
-            if value is None:
+            if value is None and ours != "text":
                 raise InputError(f"{place}: {ours!r} is missing; fill it in or remove the row")
         image_id = values["image_id"]
         if type(image_id) is int:  # Some tables store COCO's image numbers. A bool is not one.
@@ -166,7 +175,7 @@ class TableSource(CaptionSource):
             portion=_check_kind(values.get("portion", COMPARABLE), ours="portion", place=place),
             index=_check_index(values["index"], place=place) if "index" in values else -1,
             split=_check_kind(values.get("split", _SPLIT), ours="split", place=place),
-            text=check_text(values["text"], place=place),
+            text=None if values["text"] is None else check_text(values["text"], place=place),
         )
 
 

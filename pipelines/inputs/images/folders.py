@@ -12,11 +12,12 @@ from itertools import islice
 
 from pyarrow import fs
 
+from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
 from pipelines.inputs.ids import IdRule, id_of_path
 from pipelines.inputs.images.base import ImageRef, ImageSource
 from pipelines.inputs.images.selection import NotTaken, crosses_folders, is_image
 from pipelines.inputs.stores import read_object
-from pipelines.inputs.tables import read_rows
+from pipelines.inputs.tables import Row, read_rows
 from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, versions_of
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.filesystems import filesystem_of, storage_errors
@@ -99,12 +100,14 @@ class ImageTable(ImageSource):
         name: file name of the table.
         access: what may be fetched from web servers, and how long it may take.
         columns: pairs (our name, the table's name) of columns, where they differ.
+        dialect: delimiter and quoting, of CSV and TSV.
     """
 
     folder: Folder
     name: str
     access: WebAccess = PUBLIC_ACCESS
     columns: tuple[tuple[str, str], ...] = ()
+    dialect: Dialect = AUTO_DIALECT
 
     @property
     def location(self) -> str:
@@ -127,14 +130,12 @@ class ImageTable(ImageSource):
 
     @property
     def _first_addresses(self) -> tuple[str, ...]:
-        return _first_addresses(self.folder, self.name, self.columns)
+        return _first_addresses(self.folder, self.name, self.columns, self.dialect)
 
     def refs(self) -> Iterator[ImageRef]:
         """List the images by reading the table row by row; of local images, size and modification time are looked up."""
         tells_versions = self.tells_versions
-        for place, row in read_rows(
-            self.folder, self.name, columns=TABLE_COLUMNS, required=TABLE_COLUMNS, renamed=dict(self.columns)
-        ):
+        for place, row in _rows(self.folder, self.name, self.columns, self.dialect):
             image_id, uri = row["image_id"], row["uri"]
             if not isinstance(uri, str) or not uri or image_id is None or image_id == "":
                 raise InputError(f"{self.location!r}, {place}: image_id {image_id!r} with uri {uri!r}; expected both")
@@ -186,10 +187,14 @@ class ImageTable(ImageSource):
             )
 
 
+def _rows(folder: Folder, name: str, columns: tuple[tuple[str, str], ...], dialect: Dialect) -> Iterator[Row]:
+    return read_rows(folder, name, columns=TABLE_COLUMNS, required=TABLE_COLUMNS, renamed=dict(columns), dialect=dialect)
+
+
 @lru_cache(maxsize=64)
-def _first_addresses(folder: Folder, name: str, columns: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+def _first_addresses(folder: Folder, name: str, columns: tuple[tuple[str, str], ...], dialect: Dialect) -> tuple[str, ...]:
     """Return the addresses in the first rows of a table."""
-    rows = read_rows(folder, name, columns=TABLE_COLUMNS, required=TABLE_COLUMNS, renamed=dict(columns))
+    rows = _rows(folder, name, columns, dialect)
     return tuple(row["uri"] for _, row in islice(rows, _FIRST_ROWS) if isinstance(row["uri"], str))
 
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipelines.inputs.columns import check_columns
+from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, Quoting
 from pipelines.inputs.files import kind_of, locate
 from pipelines.inputs.ids import IdRule, check_id_rule
 from pipelines.inputs.images.archives import archive_kind, archives_in, holds_image_bytes, open_archives
 from pipelines.inputs.images.base import ImageSource
 from pipelines.inputs.images.folders import TABLE_COLUMNS, ImagesInFolder, ImageTable
-from pipelines.inputs.tables import is_table
+from pipelines.inputs.tables import check_dialect, is_table
 from schemas.errors import InputError, UsageError
 from schemas.storage import Folder
 
@@ -25,6 +26,8 @@ def open_images(
     *,
     ids: IdRule = "name",
     columns: Mapping[str, str] | None = None,
+    delimiter: str = "",
+    quoting: Quoting = "auto",
     allow_private_addresses: bool = False,
 ) -> ImageSource:
     """Open a collection of images.
@@ -36,22 +39,28 @@ def open_images(
             ``s3://``.
         ids: how image ids are made from paths.
         columns: for a table, our name of a column -> the table's name.
+        delimiter: for CSV and TSV, the character between two values; empty: found in the file.
+        quoting: for CSV and TSV, the meaning of ``"``, see `pipelines.inputs.dialects.Quoting`.
         allow_private_addresses: for a table: fetch from web servers at private, loopback and other addresses that are not public,
             too, and through proxies.
 
     Raises:
-        UsageError: ``ids`` is neither ``name`` nor ``path``, ``columns`` are not those of a table, or private addresses are allowed
-            to something that is not a table.
+        UsageError: ``ids`` is neither ``name`` nor ``path``, ``columns`` are not those of a table, or a dialect is stated or
+            private addresses are allowed of something that is not a table.
         InputError: the location does not exist, or is a compressed tar.
     """
     check_id_rule(ids)
     check_columns(columns or {}, TABLE_COLUMNS)
+    dialect = Dialect(delimiter, quoting)
     source = _open(locate(location), ids)
     if isinstance(source, ImageTable):
+        check_dialect(source.name, dialect)
         access = replace(source.access, allow_private_addresses=allow_private_addresses)
-        return replace(source, columns=tuple(sorted((columns or {}).items())), access=access)
+        return replace(source, columns=tuple(sorted((columns or {}).items())), dialect=dialect, access=access)
     if columns:
         raise UsageError(f"columns {dict(columns)!r} were given for {source.location!r}: only a table of addresses has columns")
+    if dialect != AUTO_DIALECT:
+        raise UsageError(f"--delimiter or --quoting was given for {source.location!r}: only a table of addresses has them")
     if allow_private_addresses:
         raise UsageError(
             f"--allow-private-addresses is for a table of addresses, but {source.location!r} is none: leave it out"

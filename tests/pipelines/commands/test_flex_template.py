@@ -83,6 +83,8 @@ def test_defaults_match_their_patterns(command):
         ("weights", ("gs://b/w.pth", "/opt/imagepivot/weights/w.pth", "default", "random:0"), ("w.pth", "random:", "")),
         ("languages", ("en", "en,de"), ("en, de", ",en", "en,")),
         ("columns", ("image_id=file", "image_id=file,text=caption"), ("image_id", "=x", "a=b,c")),
+        ("delimiter", (";", "|", "tab"), ("", ";;", '"')),
+        ("quoting", ("auto", "rfc4180", "none"), ("minimal", "")),
         ("shards", ("64", "auto", "like:gs://b/captions"), ("-1", "many", "like:")),
         ("score_threshold", ("0.2", "1"), (".2", "-1", "x")),
         ("shared_disk", ("true", "false"), ("True", "1", "yes")),

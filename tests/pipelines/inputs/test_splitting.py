@@ -134,3 +134,26 @@ def test_rows_of_parquet_are_placed_in_the_file(tmp_path):
     source = open_source("table", write(tmp_path / "a.parquet", rows))
     with pytest.raises(InputError, match="row 121: the image id is empty"):
         [list(source.read(part, EVERYTHING)) for part in source.parts(EVERYTHING)]
+
+
+@pytest.mark.parametrize("start", ["", "sep=;\n", "\n\nsep=;\n\n"])
+@pytest.mark.parametrize("options", [{}, {"delimiter": ";"}, {"quoting": "none"}])
+def test_ranges_have_the_delimiter_of_the_head_of_the_table(tmp_path, start, options):
+    rows = rows_of(seed=8)
+    quote = '"' if options.get("quoting") == "none" else ""
+    lines = [f"{row['image_id']};{quote}{row['text']}, {quote}" for row in rows]
+    (tmp_path / "a.csv").write_text(start + "image_id;text\n" + "\n".join(lines))
+    source = open_source("table", tmp_path / "a.csv", **options)
+    parts = source.parts(EVERYTHING)
+    assert len(parts) > 10
+    read = [f"{row.image_id};{row.text}" for part in parts for row in source.read(part, EVERYTHING)]
+    assert read == lines
+    (tmp_path / "a.csv").write_text(start + "image_id;text\n" + "\n".join([*lines, '9;"a"']))
+    assert (len(source.parts(EVERYTHING)) > 1) is ("quoting" in options)
+
+
+def test_a_quote_behind_a_delimiter_of_several_bytes_counts(tmp_path):
+    rows = [f"{row['image_id']}¦{row['text']}" for row in rows_of(seed=9)]
+    for shift in range(7):
+        (tmp_path / "a.csv").write_text("image_id¦text\n" + "x" * shift + "\n".join([*rows, '9¦"a"']))
+        assert open_source("table", tmp_path / "a.csv", delimiter="¦").parts(EVERYTHING) == [Part("a.csv")]

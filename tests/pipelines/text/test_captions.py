@@ -155,6 +155,22 @@ def test_captions_without_tokens_are_failures_which_the_meter_counts(rows, tmp_p
     assert validate(tmp_path / "c") == []
 
 
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_null_captions_are_failures_and_nothing_after_them_is_lost(tmp_path, recipe):
+    texts = ["a dog", None, "the cat", None, "ein Hund"]
+    lines = [{"image_id": str(n), "text": text, "language": "de" if n > 2 else "en"} for n, text in enumerate(texts)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    manifest = prepare_captions(job_of(tmp_path / "t.jsonl", tmp_path / "c", recipe=recipe), ONE)
+    dataset = open_dataset(tmp_path / "c")
+    assert (manifest.rows, manifest.failed) == (3, 2)
+    assert set(dataset.failures()["reason"].to_pylist()) == {"empty_caption"}
+    assert sorted(dataset.table()["text"].to_pylist()) == sorted(filter(None, texts))
+    message = "the missing caption (null) of split 'train' holds no token"
+    failures = {row["key"]: row["message"] for row in dataset.failures().to_pylist()}
+    assert failures == {"1/en/comparable/0": message, "3/de/comparable/0": message}
+    assert validate(tmp_path / "c") == []
+
+
 def test_finished_shards_are_kept(table, prepared, tmp_path):
     shutil.copytree(prepared, tmp_path / "c")
     before = snapshot(tmp_path / "c")

@@ -82,17 +82,28 @@ def test_every_option_reaches_the_job(command, asked):
 
 def test_pictures_are_read_by_the_function_of_the_application(command, asked):
     calls = []
-    options = ["--ids", "path", "--columns", "image_id=file", "--allow-private-addresses"]
+    options = [
+        "--ids",
+        "path",
+        "--columns",
+        "image_id=file",
+        "--delimiter",
+        ";",
+        "--quoting",
+        "none",
+        "--allow-private-addresses",
+    ]
     command("r", "o", "--captions", "c", "--features", "f", *options, read=lambda *given, **more: calls.append((given, more)))
     asked[0][1]("photos", ["a", "b"])
-    more = {"ids": "path", "columns": "image_id=file", "allow_private_addresses": True}
+    more = {"ids": "path", "columns": "image_id=file", "delimiter": ";", "quoting": "none", "allow_private_addresses": True}
     assert calls == [(("photos", ["a", "b"]), more)]
 
 
 @pytest.mark.slow
 def test_figures_of_a_run(command, write_run, toy, tmp_path):
     def read(location, image_ids, **options):
-        assert (location, options) == ("photos", {"ids": "name", "columns": "", "allow_private_addresses": False})
+        table = {"columns": "", "delimiter": "", "quoting": "auto"}
+        assert (location, options) == ("photos", {"ids": "name", **table, "allow_private_addresses": False})
         return {name: (np.zeros((8, 8, 3), np.uint8), (8, 8)) for name in image_ids}
 
     data = ["--captions", toy.captions, "--features", toy.features, "--split", "test", "--device", "cpu", "--examples", 1]

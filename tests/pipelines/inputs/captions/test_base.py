@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 
@@ -188,3 +189,23 @@ def test_parts_are_ordered_and_picklable():
 def _only(source):
     (part,) = source.parts(EVERYTHING)
     return part, EVERYTHING
+
+
+@pytest.mark.parametrize("format_", ["multi30k", "karpathy", "coco", "scan"])
+def test_a_caption_may_have_any_length(tmp_path, format_):
+    text = "abcd é" * 50_000
+    entry = {"filename": "1.jpg", "split": "train", "sentences": [{"raw": text}]}
+    annotation = {"image_id": 1, "caption": text}
+    files = {
+        "multi30k": {"task1/raw/train.en": text, "task1/image_splits/train.txt": "1.jpg"},
+        "karpathy": {"dataset.json": json.dumps({"images": [entry]})},
+        "coco": {"captions_train.json": json.dumps({"images": [{"id": 1, "file_name": "1.jpg"}], "annotations": [annotation]})},
+        "scan": {"train_caps.txt": text, "train_ids.txt": "1"},
+    }
+    for name, content in files[format_].items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content + "\n")
+    source = open_source(format_, tmp_path)
+    captions = [(row.image_id, row.text) for part in source.parts(EVERYTHING) for row in source.read(part, EVERYTHING)]
+    assert captions == [("1", text)]

@@ -11,6 +11,7 @@ import pickle
 import random
 import tracemalloc
 
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -199,7 +200,11 @@ def test_csv_without_a_last_line_end_and_with_lines_before_the_header(tmp_path):
         ("image_id,text,split\n1,a,\n", r"row 1 \(line 2\): 'split' is '', expected a name"),
         ("image_id,text,portion\n1,a,\x07\n", r"'portion' is '\\x07', expected a name"),
         (b"image_id,text\n1,a\n2,caf\xe9\n", r"a.csv' is not UTF-8: line 3, column 6 \(byte 6 of the line\) is the byte 0xe9"),
-        (b"image_id,text\n1,a\n" + b"2,\x22" + b"x\n" * 100_000, r"row 2 \(line 3\): field larger than field limit"),
+        (b"image_id,text\n1,a\n" + b"2,\x22" + b"x\n" * 100_000, r"row 2 \(line 3\): unexpected end of data"),
+        (
+            'image_id,text\n1,a\n2,"' + "x\n3,y" * 1_000,
+            r"row 2 \(line 3\): a value in quotes holds .* the 100 lines .* 100 rows",
+        ),
     ],
 )
 def test_broken_csv(tmp_path, text, message):
@@ -241,7 +246,10 @@ GOOD = '{"image_id": "1", "text": "a"}\n'
         (GOOD + '{"text": "b"}\n', r"line 2: lacks 'image_id', unlike the first line"),
         (GOOD + '{"image_id": "2", "text": "b", "split": "val"}\n', r"line 2: has 'split', unlike the first line"),
         (GOOD + '{"image_id": null, "text": "b"}\n', r"line 2: 'image_id' is missing"),
-        (GOOD + '{"image_id": "2", "text": null}\n', r"line 2: 'text' is missing; fill it in or remove the row"),
+        (
+            GOOD + '{"image_id": "2", "text": ["a", "b"]}\n',
+            r"line 2: the text of the caption is \['a', 'b'\], expected a string; write a row",
+        ),
         (GOOD + '{"image_id": "2", "text": 5}\n', r"line 2: the text of the caption is 5, expected a string"),
         (GOOD + '{"image_id": true, "text": "b"}\n', r"line 2: the image id is True, expected a string"),
         (GOOD + '{"image_id": 1.5, "text": "b"}\n', r"line 2: the image id is 1.5, expected a string"),
@@ -274,8 +282,8 @@ def test_parquet_types(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"text": ["a", None]}, r"a.parquet', row 2: 'text' is missing"),
-        ({"image_id": ["1", None]}, r"row 2: 'image_id' is missing"),
+        ({"text": [["a", "b", "c"], ["d"]]}, r"row 1: the text of the caption is \['a', 'b', 'c'\], .*explode"),
+        ({"image_id": ["1", None]}, r"a.parquet', row 2: 'image_id' is missing"),
         ({"image_id": ["1", ""]}, r"row 2: the image id is empty"),
         ({"text": [b"a", b"b"]}, r"row 1: the text of the caption is b'a', expected a string"),
         ({"text": [{"raw": "a"}, {"raw": "b"}]}, r"row 1: the text of the caption is {'raw': 'a'}"),
@@ -292,10 +300,10 @@ def test_broken_parquet_rows(tmp_path, columns, message):
 
 
 def test_row_numbers_go_on_over_batches(tmp_path):
-    texts = ["a"] * 9_000
-    texts[8_500] = None
-    pq.write_table(pa.table({"image_id": ["1"] * 9_000, "text": texts}), tmp_path / "a.parquet", row_group_size=1_000)
-    with pytest.raises(InputError, match=r"a.parquet', row 8501: 'text' is missing"):
+    ids = ["1"] * 9_000
+    ids[8_500] = None
+    pq.write_table(pa.table({"image_id": ids, "text": ["a"] * 9_000}), tmp_path / "a.parquet", row_group_size=1_000)
+    with pytest.raises(InputError, match=r"a.parquet', row 8501: 'image_id' is missing"):
         _read(open_source("table", tmp_path / "a.parquet"))
 
 
@@ -427,3 +435,189 @@ def test_photographs(photos):
     )
     assert {row.language for row in rows} == {"cs", "de", "en", "fr"}
     assert {row.image_id for row in rows} <= {path.stem for path in (photos / "images").iterdir()}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_null_caption_is_a_row_without_text(tmp_path, name):
+    texts = ["a", None, "b", None, None, "c"]
+    if name == "a.parquet":
+        pq.write_table(pa.table({"image_id": list("123456"), "text": texts}), tmp_path / name)
+        source = open_source("table", tmp_path / name)
+    else:
+        lines = (json.dumps({"image_id": str(n), "text": text}) for n, text in enumerate(texts, start=1))
+        source = _text_table(tmp_path / name, "\n".join(lines))
+    assert [(row.image_id, row.text) for row in _read(source)] == list(zip("123456", texts, strict=True))
+
+
+def test_a_null_caption_beside_values_that_are_read_one_by_one(tmp_path):
+    source = _text_table(tmp_path / "a.jsonl", '{"image_id": 1, "text": null}\n{"image_id": "2", "text": "b"}\n')
+    assert [(row.image_id, row.text) for row in _read(source)] == [("1", None), ("2", "b")]
+
+
+LONG = "abcd " * 40_000
+VERY_LONG = 'é,"\t' * 50_000
+
+
+@pytest.mark.parametrize("text", [LONG, VERY_LONG])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_value_may_have_any_length(tmp_path, name, text):
+    row = {"image_id": "1" * 200_000, "text": text, "language": "en", "portion": "comparable", "index": 0, "split": "train"}
+    path = _save(tmp_path / name.lower(), [row], COLUMNS)
+    assert _read(open_source("table", path)) == [RawCaption(**row)]
+
+
+def test_a_long_value_without_quotes(tmp_path):
+    assert [row.text for row in _read(_text_table(tmp_path / "a.csv", f"image_id,text\n1,{LONG}\n"))] == [LONG]
+
+
+# --- dialects --------------------------------------------------------------------------------------------------------
+
+OPEN_QUOTE = 'image_id\ttext\ni1\t"A sign that opens\n' + "".join(f"i{n}\ta boy number {n}\n" for n in range(2, 9))
+QUOTES = OPEN_QUOTE + 'i9\tcloses"\ni10\tlast\n'
+"""A value that begins with an ordinary quote, and a later one that ends with one."""
+
+
+def _pandas(path, **options):
+    frame = pandas.read_csv(path, dtype=str, keep_default_na=False, **options)
+    return list(zip(frame["image_id"], frame["text"], strict=True))
+
+
+@pytest.mark.parametrize("kind", ["tsv", "csv"])
+def test_a_value_that_takes_in_rows_is_an_error_that_names_the_quoting(tmp_path, kind):
+    text = QUOTES if kind == "tsv" else QUOTES.replace("\t", ",")
+    delimiter = "\t" if kind == "tsv" else ","
+    path = tmp_path / f"a.{kind}"
+    message = (
+        r"row 1 \(line 2\): a value in quotes holds the delimiter '(\\t|,)' and a line end, and the 9 lines of this row would be "
+        r"9 rows without the quotes: give --quoting none .*, or --quoting rfc4180 if the value is right"
+    )
+    with pytest.raises(InputError, match=message):
+        _read(_text_table(path, text))
+    lines = [(row.image_id, row.text) for row in _read(open_source("table", path, quoting="none"))]
+    assert len(lines) == 10
+    assert lines == _pandas(path, sep=delimiter, quoting=csv.QUOTE_NONE)
+    assert (lines[0], lines[8]) == (("i1", '"A sign that opens'), ("i9", 'closes"'))
+    values = [(row.image_id, row.text) for row in _read(open_source("table", path, quoting="rfc4180"))]
+    assert len(values) == 2
+    assert values == _pandas(path, sep=delimiter)
+
+
+def test_lines_without_as_many_values_do_not_hide_that_a_value_takes_in_rows(tmp_path):
+    text = QUOTES.replace("a boy number 5", "a boy\tnumber 5").replace("i7\t", "\ni7\t")
+    with pytest.raises(InputError, match=r"row 1 \(line 2\): .* 10 lines .* 8 rows"):
+        _read(_text_table(tmp_path / "a.tsv", text))
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["Two dogs, a cat,\nand a bird", "a dog\nruns", "one\n\ntwo, three", "a, b\nc, d, e\nf", 'He said "hi",\nand\nleft'],
+)
+def test_prose_over_several_lines_is_read(tmp_path, value):
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([("image_id", "text"), ("1", value), ("2", "b")])
+    source = _text_table(tmp_path / "a.csv", text.getvalue())
+    assert [(row.image_id, row.text) for row in _read(source)] == [("1", value), ("2", "b")]
+    assert _pandas(tmp_path / "a.csv") == [("1", value), ("2", "b")]
+
+
+@pytest.mark.parametrize("quoting", ["auto", "rfc4180", "none"])
+@pytest.mark.parametrize(
+    ("name", "delimiter", "stated"),
+    [
+        ("a.csv", ";", ""),
+        ("a.csv", "|", ""),
+        ("a.csv", "\t", ""),
+        ("a.tsv", ",", ""),
+        ("a.tsv", ";", ""),
+        ("a.csv", ":", ":"),
+        ("a.csv.gz", "¦", "¦"),
+        ("a.csv", "\t", "tab"),
+        ("a.tsv", "\t", r"\t"),
+    ],
+)
+def test_delimiters(tmp_path, name, delimiter, stated, quoting):
+    rows = [("image_id", "split", "text"), ("1", "train", "a, b"), ("2", "val", "c' d\" e"), ("3", "test", "")]
+    text = "\r\n".join(delimiter.join(row) for row in rows) if delimiter != "," else "image_id,split,text\n1,train,a\n"
+    data = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    read = [
+        (row.image_id, row.split, row.text)
+        for row in _read(open_source("table", tmp_path / name, delimiter=stated, quoting=quoting))
+    ]
+    assert read == (rows[1:] if delimiter != "," else [("1", "train", "a")])
+    frame = pandas.read_csv(
+        tmp_path / name, sep=delimiter, dtype=str, keep_default_na=False, engine="python", quoting=csv.QUOTE_NONE
+    )
+    assert read == list(frame.itertuples(index=False, name=None))
+
+
+@pytest.mark.parametrize("line", ["sep=;", '"sep=;"', "\ufeffsep=;", "\n\nsep=;\n"])
+@pytest.mark.parametrize("stated", ["", ";"])
+def test_a_sep_line_names_the_delimiter(tmp_path, line, stated):
+    path = tmp_path / "a.csv"
+    path.write_text(f'{line}\nimg;caption\n1;"a; b"\n2;c, d\n')
+    source = open_source("table", path, columns={"image_id": "img", "text": "caption"}, delimiter=stated)
+    assert [(row.image_id, row.text) for row in _read(source)] == [("1", "a; b"), ("2", "c, d")]
+
+
+def test_a_delimiter_is_found_by_columns_with_other_names(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("img|caption\n1|a, b\n")
+    with pytest.raises(InputError, match=r"has no column 'image_id'; its columns are 'img', 'caption': name them"):
+        _read(open_source("table", path))
+    source = open_source("table", path, columns={"image_id": "img", "text": "caption"})
+    assert [(row.image_id, row.text) for row in _read(source)] == [("1", "a, b")]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (
+            "image_id:text\n1:a\n",
+            {},
+            r"has a single column, 'image_id:text', with ',' as the delimiter: name .* --delimiter ':'",
+        ),
+        ("image_id,text\n1,a\n", {"delimiter": ";"}, r"has a single column, 'image_id,text', with ';' as the delimiter"),
+        ("image_id;text\n1;a;b\n", {}, r"row 1 \(line 2\): 3 columns, expected the 2 of the header, with ';' as the delimiter"),
+        ('image_id,text\n1,"a,b"\n', {"quoting": "none"}, r"3 columns, .*: leave out --quoting none if values are quoted"),
+        ('image_id,text\n1,"a" b\n', {}, r"if quotes are ordinary characters in this file, give --quoting none"),
+        ("image_id,text\n1,a\rb\n", {"quoting": "none"}, r"row 1 \(line 2\): a CR outside quotes"),
+    ],
+)
+def test_dialects_that_do_not_fit(tmp_path, text, options, message):
+    (tmp_path / "a.csv").write_text(text, newline="")
+    with pytest.raises(InputError, match=message):
+        _read(open_source("table", tmp_path / "a.csv", **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delimiter": "ab"}, r"--delimiter is 'ab', expected one character, e\.g\. ';' or 'tab'"),
+        ({"delimiter": '"'}, r"--delimiter is '\"', expected one character"),
+        ({"quoting": "minimal"}, r"--quoting is 'minimal', expected one of auto, rfc4180, none"),
+    ],
+)
+def test_invalid_dialects(tmp_path, options, message):
+    (tmp_path / "a.csv").touch()
+    with pytest.raises(UsageError, match=message):
+        open_source("table", tmp_path / "a.csv", **options)
+
+
+@pytest.mark.parametrize("options", [{"delimiter": ";"}, {"quoting": "none"}])
+def test_only_csv_and_tsv_have_a_dialect(tmp_path, options):
+    for name in ("a.jsonl", "a.parquet"):
+        (tmp_path / name).touch()
+        with pytest.raises(UsageError, match=rf"--delimiter and --quoting are for CSV and TSV, but the table is '{name}'"):
+            open_source("table", tmp_path / name, **options)
+    with pytest.raises(UsageError, match=r"--delimiter or --quoting was given for the format 'coco': only a 'table' has them"):
+        open_source("coco", tmp_path, **options)
+
+
+def test_parameters_name_a_dialect_that_changes_rows_only(tmp_path):
+    (tmp_path / "a.csv").touch()
+    plain = {"default_language": "en", "columns": {}}
+    assert open_source("table", tmp_path / "a.csv").parameters() == plain
+    assert open_source("table", tmp_path / "a.csv", quoting="rfc4180").parameters() == plain
+    stated = open_source("table", tmp_path / "a.csv", delimiter="tab", quoting="none")
+    assert stated.parameters() == {**plain, "delimiter": "\t", "quoting": "none"}

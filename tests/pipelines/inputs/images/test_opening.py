@@ -226,6 +226,27 @@ def test_only_a_table_has_columns(tree, columns, message):
         open_images(tree, columns=columns)
 
 
+def test_a_table_of_images_has_a_dialect(tree):
+    (tree / "t.csv").write_text('image_id;uri\n"one;x/c.png\ntwo;b.jpg\nthree";b.jpg\n')
+    with pytest.raises(InputError, match=r"row 1 \(line 2\): a value in quotes holds the delimiter ';' and a line end"):
+        list(open_images(tree / "t.csv").refs())
+    ids = [ref.image_id for ref in open_images(tree / "t.csv", quoting="none").refs()]
+    assert ids == ['"one', "two", 'three"']
+    (tree / "t.csv").write_text("image_id:uri\none:b.jpg\n")
+    source = open_images(tree / "t.csv", delimiter=":")
+    assert [(ref.image_id, ref.uri) for ref in source.refs()] == [("one", "b.jpg")]
+    assert source.listed_locations() == [str(tree / "b.jpg")]
+    assert pickle.loads(pickle.dumps(source)) == source
+
+
+@pytest.mark.parametrize("options", [{"delimiter": ";"}, {"quoting": "none"}])
+def test_only_a_table_of_text_has_a_dialect(tree, options):
+    with pytest.raises(UsageError, match=r"--delimiter or --quoting was given for .*: only a table of addresses has them"):
+        open_images(tree, **options)
+    with pytest.raises(UsageError, match=r"--delimiter and --quoting are for CSV and TSV, but the table is 't.jsonl'"):
+        open_images(write_table(tree / "t.jsonl"), **options)
+
+
 def test_numbers_are_image_ids_as_text(tmp_path):
     pq.write_table(pa.table({"image_id": [7, 0], "uri": ["a", "b"]}), tmp_path / "t.parquet")
     assert [ref.image_id for ref in open_images(tmp_path / "t.parquet").refs()] == ["7", "0"]

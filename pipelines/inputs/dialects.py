@@ -1,0 +1,162 @@
+"""Dialects of CSV and TSV: the delimiter between values, and the quoting of values.
+
+A file states neither. The delimiter is that of a ``sep=`` line (Excel writes one above the header), else the one of the file's
+extension. If the header then lacks a required column, it is the one of ``,``, tab, ``;`` and ``|`` that separates all of them.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from schemas.errors import InputError, UsageError
+from schemas.text import LONE_CR
+
+__all__ = ["AUTO_DIALECT", "Dialect", "Quoting", "find_delimiter", "header_lines", "split_rows"]
+
+Quoting: TypeAlias = Literal["auto", "rfc4180", "none"]
+"""``rfc4180``: a value that begins with ``"`` ends at the closing ``"``; ``auto``: the same, but a value that looks like
+rows, by its line ends and delimiters, is an error; ``none``: a quote is an ordinary character."""
+
+_CHECKED_LINES = 100
+_DELIMITERS = (",", "\t", ";", "|")
+_SEP_LINE = re.compile(r'"?sep=(.)"?')
+
+csv.field_size_limit(sys.maxsize)  # Of the whole process: by default a value may have 131,072 characters.
+
+
+@dataclass(frozen=True)
+class Dialect:
+    r"""The delimiter and the quoting of a CSV or TSV file.
+
+    Attributes:
+        delimiter: the character between two values, a tab also as ``tab`` or ``\t``; empty: found in the file.
+        quoting: the meaning of ``"``, see `Quoting`.
+
+    Raises:
+        UsageError: the delimiter is not one character that can separate values, or the quoting is unknown.
+
+    >>> Dialect("tab", "none")
+    Dialect(delimiter='\t', quoting='none')
+    """
+
+    delimiter: str = ""
+    quoting: Quoting = "auto"
+
+    def __post_init__(self) -> None:
+        delimiter = {"tab": "\t", "\\t": "\t"}.get(self.delimiter, self.delimiter)
+        if len(delimiter) > 1 or delimiter in ('"', "\r", "\n"):
+            raise UsageError(f"--delimiter is {self.delimiter!r}, expected one character, e.g. ';' or 'tab'")
+        object.__setattr__(self, "delimiter", delimiter)
+        if self.quoting not in get_args(Quoting):
+            raise UsageError(f"--quoting is {self.quoting!r}, expected one of {', '.join(get_args(Quoting))}")
+
+
+AUTO_DIALECT = Dialect()
+
+
+def header_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield the ``sep=`` line of a table, if it has one, and its header, of lines with their numbers; empty lines are skipped."""
+    for number, line in lines:
+        if line:
+            yield number, line
+            if not _SEP_LINE.fullmatch(line):
+                return
+
+
+def find_delimiter(head: Sequence[str], default: str, wanted: Collection[str]) -> str:
+    """Return the delimiter of a table.
+
+    Args:
+        head: its `header_lines`, without their numbers.
+        default: the delimiter of its extension.
+        wanted: names of columns that it must have.
+    """
+    if len(head) > 1 and (match := _SEP_LINE.fullmatch(head[0])):
+        return match[1]
+    headers = {delimiter: _split(head[-1], delimiter) for delimiter in (default, *_DELIMITERS)} if head else {}
+    complete = [delimiter for delimiter, header in headers.items() if set(wanted) <= set(header)]
+    if default in complete or not headers:
+        return default
+    if len(complete) == 1:
+        return complete[0]
+    # A column is missing, which is an error that lists the columns: of one that is several, each by itself.
+    return max(headers, key=lambda delimiter: len(headers[delimiter])) if len(headers[default]) == 1 else default
+
+
+def _split(line: str, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([line], delimiter=delimiter, strict=True), [])
+    except csv.Error:
+        return []
+
+
+def split_rows(
+    numbered: Iterable[tuple[int, str]], delimiter: str, quoting: Quoting, location: str
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows that are not empty, each with the number of the line that it begins in; the header is row 0.
+
+    Args:
+        numbered: the lines from the header on, with their numbers.
+        delimiter: the character between two values.
+        quoting: the meaning of ``"``.
+        location: the file, for messages.
+
+    Raises:
+        InputError: quotes do not match, or a value in quotes looks like rows although `quoting` is ``auto``.
+    """
+    count = width = first = 0
+    lines: list[str] = []  # Of the row that is being read.
+
+    def check() -> None:
+        if quoting == "auto" and len(lines) > 1:
+            _check_lines(lines, delimiter, width, place=f"{location!r}, row {count} (line {first})")
+
+    def stream() -> Iterator[str]:
+        nonlocal first
+        for number, line in numbered:
+            if not lines:
+                first = number
+            lines.append(line)
+            if len(lines) == _CHECKED_LINES:  # The quote may be open to the end of a large file.
+                check()
+            yield line + "\n"
+
+    reader = csv.reader(
+        stream(), delimiter=delimiter, quoting=csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL, strict=True
+    )
+    try:
+        for row in reader:
+            if row:
+                check()
+                yield first, row
+                width = width or len(row)
+                count += 1
+            lines.clear()
+    except csv.Error as error:
+        raise InputError(f"{location!r}, row {count} (line {first}): {_csv_advice(str(error))}") from error
+
+
+def _check_lines(lines: Sequence[str], delimiter: str, width: int, *, place: str) -> None:
+    """Check that a row over several lines is not several rows: three quarters of its lines have as many values as the header."""
+    rows = sum(line.count(delimiter) + 1 == width for line in lines)
+    if 4 * rows >= 3 * len(lines):
+        raise InputError(
+            f"{place}: a value in quotes holds the delimiter {delimiter!r} and a line end, and the {len(lines)} lines of this row "
+            f"would be {rows} rows without the quotes: give --quoting none if quotes are ordinary characters in this file, or "
+            "--quoting rfc4180 if the value is right"
+        )
+
+
+def _csv_advice(error: str) -> str:
+    """Return what Python's reader of CSV found wrong, with advice."""
+    if error.startswith("new-line character"):
+        return f"a CR outside quotes, without the LF of a line end; {LONE_CR}"
+    return (
+        f"{error}. A value that begins with a quote must end with one, and a quote or line end inside a value needs quotes around "
+        "the value (RFC 4180); if quotes are ordinary characters in this file, give --quoting none"
+    )
