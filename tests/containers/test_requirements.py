@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from tests.containers.images import ROOT
 
 FILES = ("torch.txt", "requirements.txt")
-ENVIRONMENT = {"python_version": "3.11", "platform_system": "Linux"}
+ENVIRONMENT = {"python_version": "3.11", "python_full_version": "3.11.14", "platform_system": "Linux"}
 
 
 def pins(name: str) -> dict[str, str]:

@@ -224,7 +224,7 @@ def test_what_is_sent_to_a_process_is_what_preprocess_does(name):
 
 
 def test_processes_decode_only_where_threads_would_not_do():
-    on_gpu, sendable = {"on_gpu": True}, {"preprocessor": CROP}
+    on_gpu, sendable = {"on_gpu": True}, {"preprocessor": property(lambda _: CROP)}
     assert decoding_processes(type("Elsewhere", (Means,), on_gpu)(), 64) is None  # It has nothing that could be sent.
     assert decoding_processes(type("Sendable", (Means,), sendable)(), 64) is None  # The model needs the cores.
     extractor = type("Both", (Means,), on_gpu | sendable)()
