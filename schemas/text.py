@@ -13,10 +13,13 @@ from pathlib import Path
 from schemas.errors import DatasetError, InputError
 from schemas.locations import check_regular
 
-__all__ = ["HEAD", "LONE_CR", "decode_line", "decode_text", "mark_length", "not_utf8", "read_text"]
+__all__ = ["HEAD", "LONE_CR", "MARK", "decode_line", "decode_text", "mark_length", "not_utf8", "read_text"]
 
 HEAD = 4
 """Number of bytes at the start of a file that `mark_length` looks at."""
+
+MARK = "\ufeff"
+"""The byte order mark, which is dropped at the start of a file."""
 
 LONE_CR = "if lines end in CR alone, as on old Macs, convert the file: tr '\\r' '\\n' < OLD > NEW"
 """Advice for a CR where there must be none."""

@@ -46,19 +46,20 @@ def import_(
         Locations | None, typer.Option("--sizes", help="npy: width and height of the images [N, 2] for each file.")
     ] = None,
     id_rule: Annotated[
-        Literal["name", "path", "exact"],
+        Literal["name", "path", "exact"] | None,
         typer.Option(
             "--id-rule",
-            help="Image id of a list entry: the file [i]name[/i] or whole [i]path[/i] without extension, or [i]exact[/i]"
-            "ly the entry.",
+            help="Image id of an entry: the file [i]name[/i] or whole [i]path[/i] without extension, or [i]exact[/i]ly the entry; "
+            "name when not given, path for HDF5 groups, as exported where export says so.",
         ),
-    ] = "name",
+    ] = None,
     repeats: Annotated[
         int, typer.Option("--repeats", help="npy, hdf5: how many times in a row each image occurs; VSE++: 5.")
     ] = 1,
     max_regions: Annotated[
-        int, typer.Option("--max-regions", help="npy, tsv: greatest number of regions stored per image.")
-    ] = 36,
+        int | None,
+        typer.Option("--max-regions", help="npy, tsv: greatest number of regions stored per image; 36, or as exported."),
+    ] = None,
     array: Annotated[
         str, typer.Option("--array", help="hdf5: path of the array, or of a group with one array per image.")
     ] = "",

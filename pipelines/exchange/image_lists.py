@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -13,13 +14,14 @@ from schemas.keys import check_image_id
 from schemas.locations import is_remote, local_path
 from schemas.text import read_text
 
-__all__ = ["IdRule", "expand_ids", "local_file", "make_image_id", "read_ids"]
+__all__ = ["IdRule", "ImageIds", "expand_ids", "local_file", "make_image_id", "match_ids", "needs_exact_rule", "read_ids"]
 
 IdRule = Literal["name", "path", "exact"]
 """The part of a list entry that is the image id: ``name``: its last component, ``path``: all of it, both without ``#N`` and the
 extension of an image; ``exact``: the entry unchanged."""
 
 _EXTENSION = re.compile(f"({'|'.join(map(re.escape, sorted(EXTENSIONS)))})$", re.IGNORECASE)
+_WITH_FOLDERS: tuple[IdRule, ...] = ("exact", "path")
 _CAPTION = re.compile(r"#\d+$")
 
 
@@ -54,22 +56,97 @@ def make_image_id(text: str, rule: IdRule, *, place: str) -> str:
     Raises:
         InputError: the id would be empty, or `schemas.keys.check_image_id` refuses it.
     """
-    image_id = text if rule == "exact" else _EXTENSION.sub("", _CAPTION.sub("", text.strip()))
-    image_id = image_id.rpartition("/")[2] if rule == "name" else image_id
+    image_id = _cut(text, rule)
     if not image_id:
         raise InputError(f"{place}: {text!r} is not an image id, expected an id or file name of an image")
     return check_image_id(image_id, place=place)
 
 
+def _cut(text: str, rule: IdRule) -> str:
+    if rule == "exact":
+        return text
+    path = _EXTENSION.sub("", _CAPTION.sub("", text.strip()))
+    return path.rpartition("/")[2] if rule == "name" else path
+
+
+def needs_exact_rule(image_ids: Iterable[str]) -> bool:
+    """Return True if the rule ``name`` would change one of the image ids of a list."""
+    return any(_cut(image_id, "name") != image_id for image_id in image_ids)
+
+
+class ImageIds:
+    """Reader of the image ids of all sources of an import: different entries have different ids.
+
+    Entries that differ only in their caption number, as ``1.jpg#0`` and ``1.jpg#1``, name one image.
+
+    Args:
+        rule: the part of an entry that is the image id.
+    """
+
+    def __init__(self, rule: IdRule) -> None:
+        self.rule = rule
+        self._entries: dict[str, str] = {}
+
+    def read(self, entry: str, *, place: str) -> str:
+        """Return the image id of an entry.
+
+        Raises:
+            InputError: it is not an image id, or another entry has the same id.
+        """
+        image_id = make_image_id(entry, self.rule, place=place)
+        if self.rule != "exact":
+            image = _CAPTION.sub("", entry)
+            other = self._entries.setdefault(image_id, image)
+            if other != image:
+                kept_apart = _cut(other, "path") != _cut(image, "path")
+                raise InputError(
+                    f"{place}: {other!r} and {image!r} would both be the image {image_id!r}: give --id-rule "
+                    f"{'path' if kept_apart else 'exact'} to keep them apart"
+                )
+        return image_id
+
+    def read_list(self, path: Path) -> list[str]:
+        """Read the image ids of a text file, one per line.
+
+        Raises:
+            InputError: it is not UTF-8, a line is not an image id, or two different lines have the same id.
+        """
+        return [self.read(line, place=f"{path.name}, line {number}") for number, line in enumerate(_lines(path), 1)]
+
+
 def read_ids(path: Path, rule: IdRule) -> list[str]:
-    """Read the image ids of a text file, one per line.
+    """Read the image ids of one text file, see `ImageIds.read_list`."""
+    return ImageIds(rule).read_list(path)
+
+
+def match_ids(path: Path, image_ids: Collection[str]) -> list[str]:
+    """Read a list of images of a dataset: each line is an image id or, where the dataset has none, the path of an image file.
+
+    Args:
+        path: the list.
+        image_ids: the ids of the dataset.
 
     Raises:
-        InputError: it is not UTF-8, or a line is not an image id.
+        InputError: it is not UTF-8, a line is not an image id, or two different lines name one image.
     """
+    listed, images = [], dict[str, str]()
+    for number, line in enumerate(_lines(path), 1):
+        place = f"{path.name}, line {number}"
+        usual: IdRule = "name"
+        rule = next((rule for rule in _WITH_FOLDERS if _cut(line, rule) in image_ids), usual)
+        image_id, image = make_image_id(line, rule, place=place), _CAPTION.sub("", line)
+        if images.setdefault(image_id, image) != image:
+            raise InputError(
+                f"{place}: {images[image_id]!r} and {image!r} are both the image {image_id!r} of the dataset, which tells "
+                "no folders or extensions apart: list the ids of its images"
+            )
+        listed.append(image_id)
+    return listed
+
+
+def _lines(path: Path) -> list[str]:
     text = read_text(path)
-    lines = text.removesuffix("\n").split("\n") if text else []
-    return [make_image_id(line, rule, place=f"{path.name}, line {number}") for number, line in enumerate(lines, 1)]
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def expand_ids(ids: list[str], rows: int, repeats: int, *, list_name: str, array_name: str) -> list[str]:

@@ -6,6 +6,7 @@ gathered from the files a few rows at a time: memory holds a few megabytes and t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from schemas.writing import ShardWriter, write_dataset
 __all__ = ["ImportJob", "format_of", "import_features"]
 
 _EXTENSIONS = {".npy": "npy", ".tsv": "tsv", ".h5": "hdf5", ".hdf5": "hdf5"}
+_UNSUPPORTED = {".npz": "npz archives", ".lmdb": "LMDB", ".mdb": "LMDB"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BLOCK_BYTES = 8 << 20
 
@@ -39,8 +41,13 @@ def format_of(location: str) -> str:
     """Return the format of a file by its extension.
 
     Raises:
-        UsageError: the extension is unknown.
+        UsageError: the extension is unknown, or that of a format that is not supported.
     """
+    for extension, name in _UNSUPPORTED.items():
+        if location.lower().rstrip("/").endswith(extension) or os.path.exists(f"{location}/data{extension}"):  # noqa: PTH110
+            raise UsageError(
+                f"{location!r}: import does not support {name} yet; write the features as {', '.join(LAYOUTS)} first"
+            )
     for extension, name in _EXTENSIONS.items():
         if location.lower().endswith(extension):
             return name

@@ -52,18 +52,25 @@ class KarpathyNumbers:
         """Read the numbers of a ``dataset_*.json``, plain or ``.gz``; none if the location is empty.
 
         Raises:
-            InputError: there is no such file, it is of another kind, has no such numbers, or has one twice.
+            InputError: there is no such file, it is of another kind, has no such numbers, has one twice, or two images
+                of one name.
         """
         if not location:
             return cls(key)
         path = local_file(location)
         folder = Folder(str(path.parent))
         image_ids: dict[int, str] = {}
+        positions: dict[str, int] = {}
         for position, image in enumerate(iter_json(folder, path.name, prefix="images.item"), start=1):
             place = f"{str(path)!r}, image number {position}"
             if not isinstance(image, dict) or "filename" not in image:
                 raise InputError(f"{place}: no 'filename' in it; is it a 'dataset_*.json' of Karpathy's splits?")
             image_id = image_id_of(image["filename"], place=place)
+            if (other := positions.setdefault(image_id, position)) != position:
+                raise InputError(
+                    f"{place}: {image['filename']!r} would be the image {image_id!r}, as image number {other} is: give each "
+                    "a file name of its own, here and in the captions"
+                )
             for number in _numbers(image, key, place):
                 if image_ids.setdefault(number, image_id) != image_id:
                     raise InputError(

@@ -12,8 +12,9 @@ from pipelines.running.progress import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 from schemas.keys import normalization_hint
+from schemas.text import MARK
 
-__all__ = ["check_images", "feature_column", "rows_of", "write_array", "write_ids"]
+__all__ = ["check_images", "feature_column", "rows_of", "write_array", "write_ids", "write_lines"]
 
 _BATCH_BYTES = 8 << 20
 
@@ -71,13 +72,22 @@ def write_ids(path: Path, image_ids: Sequence[str]) -> None:
     """Write image ids, one per line.
 
     Raises:
-        DatasetError: an id contains a line break.
+        DatasetError: an id is empty or contains a line break.
     """
-    broken = next((image_id for image_id in image_ids if len(image_id.splitlines()) != 1), None)
+    broken = next((image_id for image_id in image_ids if not image_id or "\n" in image_id or "\r" in image_id), None)
     if broken is not None:
-        raise DatasetError(f"image id {broken!r} contains a line break: this layout lists one id per line and cannot hold it")
+        flaw = "contains a line break" if broken else "is empty"
+        raise DatasetError(f"image id {broken!r} {flaw}: this layout lists one id per line and cannot hold it")
+    write_lines(path, image_ids)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines that `schemas.text` reads back unchanged."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{image_id}\n" for image_id in image_ids)
+        for number, line in enumerate(lines):
+            if number == 0 and line.startswith(MARK):
+                file.write(MARK)  # Readers take the first one for the byte order mark of the file.
+            file.write(f"{line}\n")
 
 
 def write_array(

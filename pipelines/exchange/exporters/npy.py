@@ -9,7 +9,8 @@ from typing import ClassVar
 from pipelines.exchange.exporters.arrays import check_images, feature_column, rows_of, write_array, write_ids
 from pipelines.exchange.exporters.base import Note
 from pipelines.exchange.exporters.staging import Staging
-from pipelines.exchange.image_lists import local_file, read_ids
+from pipelines.exchange.image_lists import local_file, match_ids
+from pipelines.exchange.sidecars import options_for
 from pipelines.running.progress import Meter
 from schemas.dataset import Dataset
 from schemas.errors import UsageError
@@ -20,6 +21,8 @@ __all__ = ["NpyLayout"]
 @dataclass(frozen=True)
 class NpyLayout:
     """``features.npy`` as stored and ``ids.txt``; for regions also ``boxes.npy`` and ``sizes.npy`` (width, height).
+
+    ``features.import.json`` holds the options that ``import`` needs, see `pipelines.exchange.sidecars`.
 
     Attributes:
         lists: at most one text file with image ids or file names, for the order of the rows; the dataset's own order when empty.
@@ -40,15 +43,18 @@ class NpyLayout:
     ) -> list[Path]:
         """Write two files, or four for regions."""
         column = feature_column(dataset)
+        image_ids = dataset.image_ids()
         if self.lists:
-            image_ids = read_ids(local_file(self.lists[0]), "name")
+            image_ids = match_ids(local_file(self.lists[0]), set(image_ids))
             check_images(dataset, image_ids, wanted_by=repr(self.lists[0]), advice="take them out of the list")
-        else:
-            image_ids = dataset.image_ids()
         rows = rows_of(image_ids)
         dtype = dataset.spec.dtype if dataset.spec is not None else "float32"
         names = ["features.npy", "ids.txt", *(["boxes.npy", "sizes.npy"] if dataset.kind == "regions" else [])]
-        with staging.files(names) as files:
+        regions = dataset.spec.shape[0] if dataset.kind == "regions" and dataset.spec is not None else None
+        options = options_for(image_ids, regions=regions, ids="ids.txt")
+        if regions is not None:
+            options |= {"boxes": "boxes.npy", "sizes": "sizes.npy"}
+        with staging.files(names, options={"features.npy": options}) as files:
             write_array(files[0], dataset, column, rows, dtype=dtype, l2=self.l2, meter=meter)
             write_ids(files[1], image_ids)
             if dataset.kind == "regions":

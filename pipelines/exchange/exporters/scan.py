@@ -15,10 +15,11 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.exchange.exporters.arrays import check_images, feature_column, rows_of, write_array, write_ids
+from pipelines.exchange.exporters.arrays import check_images, feature_column, rows_of, write_array, write_ids, write_lines
 from pipelines.exchange.exporters.base import Note, check_choice, split_name
 from pipelines.exchange.exporters.captions import CaptionChoice, read_captions
 from pipelines.exchange.exporters.staging import Staging
+from pipelines.exchange.sidecars import options_for
 from pipelines.running.progress import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
@@ -68,13 +69,14 @@ class ScanLayout(CaptionChoice):
         column = feature_column(dataset)
         parts = self._parts(dataset, note)
         names = [f"{name}_{ending}" for name in parts for ending in ("ims.npy", "caps.txt", "ids.txt")]
-        with staging.files(names) as files:
+        listed = {image_id for image_ids, _ in parts.values() for image_id in image_ids}
+        options = {f"{name}_ims.npy": options_for(listed, ids=f"{name}_ids.txt") for name in parts}
+        with staging.files(names, options=options) as files:
             for number, (image_ids, captions) in enumerate(parts.values()):
                 images, lines, ids = files[3 * number : 3 * number + 3]
                 write_array(images, dataset, column, rows_of(image_ids), dtype="float32", l2=self.l2, meter=meter)
-                with lines.open("w", encoding="utf-8", newline="\n") as file:
-                    for chunk in _lines(captions, self.text).chunks:
-                        file.writelines(f"{line}\n" for line in chunk.to_pylist())
+                texts = _lines(captions, self.text)
+                write_lines(lines, (line for chunk in texts.chunks for line in chunk.to_pylist()))
                 write_ids(ids, image_ids)
         return staging.paths(names)
 
@@ -92,6 +94,10 @@ class ScanLayout(CaptionChoice):
                 note(
                     f"split 'dev' has {captions.num_rows:,} captions: the loaders of VSE++ and SCAN set its length to "
                     f"{_DEV_CAPTIONS:,} and fail behind the last one, change that line of their data.py"
+                )
+            if self.text == "text" and (broken := pc.sum(pc.match_substring_regex(captions["text"], r"[\r\n]")).as_py()):
+                note(
+                    f"{broken:,} captions of split {split!r} hold line ends, which became spaces: this layout has one per line"
                 )
             parts[name] = image_ids, captions
         return parts

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pipelines.exchange.sidecars import sidecar_name, write_sidecar
 from schemas.errors import DatasetError
 from schemas.filesystems import storage_errors
 from schemas.locations import target_path
@@ -32,37 +34,46 @@ class Staging:
         target_path(self.location)
 
     @contextlib.contextmanager
-    def files(self, names: Sequence[str], *, obsolete: str = "") -> Iterator[list[Path]]:
+    def files(
+        self, names: Sequence[str], *, options: Mapping[str, Mapping[str, Any]] | None = None, obsolete: str = ""
+    ) -> Iterator[list[Path]]:
         """Yield temporary files that get their names when the block succeeds and are deleted when it fails.
 
         Args:
             names: names of the files.
+            options: options for the import of a file, by its name, which its sidecar stores; the others have no sidecar.
             obsolete: pattern of further files that an earlier export left and that would be read together with these.
 
         Raises:
             DatasetError: a file already exists, or the folder cannot be written.
         """
-        folder = target_path(self.location)
+        folder, options = target_path(self.location), {name: values for name, values in (options or {}).items() if values}
         with storage_errors(self.location):
-            others = sorted({path.name for path in folder.glob(obsolete)} - set(names)) if obsolete else []
-            existing = [name for name in names if (folder / name).exists()] + others
+            named = [*names, *map(sidecar_name, options)]
+            others = sorted({path.name for path in folder.glob(obsolete)} - set(named)) if obsolete else []
+            others += [name for name in map(sidecar_name, names) if (folder / name).exists() and name not in named]
+            existing = [name for name in named if (folder / name).exists()] + others
             if existing and not self.overwrite:
                 raise DatasetError(
                     f"{self.location!r} holds {existing[0]!r} already: nothing was written. Choose another folder, or give "
                     "--overwrite to replace the existing files"
                 )
             folder.mkdir(parents=True, exist_ok=True)
-            temporary = [folder / f".{name}{TEMPORARY_MARK}{os.getpid()}" for name in names]
+            temporary = {name: folder / f".{name}{TEMPORARY_MARK}{os.getpid()}" for name in named}
             try:
-                yield temporary
-                for path, name in zip(temporary, names, strict=True):
+                for name, values in options.items():
+                    write_sidecar(temporary[sidecar_name(name)], values)
+                yield [temporary[name] for name in names]
+                for name, path in temporary.items():
                     path.replace(folder / name)
                 for name in others:
                     (folder / name).unlink()
             finally:
-                for path in temporary:
+                for path in temporary.values():
                     path.unlink(missing_ok=True)
 
     def paths(self, names: Sequence[str]) -> list[Path]:
-        """Return the files' final paths."""
-        return [target_path(self.location) / name for name in names]
+        """Return the final paths of the files and of their sidecars."""
+        folder = target_path(self.location)
+        sidecars = [name for name in map(sidecar_name, names) if (folder / name).is_file()]
+        return [folder / name for name in (*names, *sidecars)]

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pipelines.exchange.exporters.base import Note, check_choice
 from pipelines.exchange.exporters.staging import Staging
+from pipelines.exchange.sidecars import options_for
 from pipelines.exchange.tsv_columns import BOTTOM_UP, LXMERT
 from pipelines.running.progress import Meter
 from schemas.dataset import Dataset
@@ -55,7 +56,9 @@ class TsvLayout:
         """Write one file; the dataset must hold regions."""
         if dataset.kind != "regions":
             raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions: a tsv holds boxes")
-        with staging.files(["regions.tsv"]) as (path,), path.open("wb") as file:
+        regions = dataset.spec.shape[0] if dataset.spec is not None else None
+        options = options_for(dataset.image_ids(), regions=regions)
+        with staging.files(["regions.tsv"], options={"regions.tsv": options}) as (path,), path.open("wb") as file:
             for batch in dataset.batches(batch_size=_BATCH_ROWS):
                 for row in range(batch.num_rows):
                     file.write(_line(batch, row, _COLUMNS[self.columns]))
@@ -79,7 +82,8 @@ def _line(batch: pa.RecordBatch, row: int, columns: Sequence[str]) -> bytes:
             fields.append(str(batch.column(_NUMBERS[name])[row].as_py()).encode())
         else:
             image_id = batch.column("image_id")[row].as_py()
-            if any(character in image_id for character in '\t\r\n"'):
-                raise DatasetError(f"image id {image_id!r} holds a tab, a line break or a quote: a tsv cannot hold it")
+            if not image_id or any(character in image_id for character in '\t\r\n"'):
+                flaw = "holds a tab, a line break or a quote" if image_id else "is empty"
+                raise DatasetError(f"image id {image_id!r} {flaw}: a tsv cannot hold it")
             fields.append(image_id.encode())
     return b"\t".join(fields) + b"\n"

@@ -7,7 +7,7 @@ import json
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,7 +60,7 @@ class WebdatasetLayout(CaptionChoice):
         captions = read_captions(self, "text", "tokens") if self.captions else None
         captions_of = None if captions is None else _by_image(captions)
         names = [f"part-{number:05d}.tar" for number in range(dataset.num_shards)]
-        left_out = []
+        left_out, num_images = [], 0
         with staging.files(names, obsolete="part-*.tar") as files:
             for path, number in zip(files, range(dataset.num_shards), strict=True):
                 with path.open("wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -73,7 +73,10 @@ class WebdatasetLayout(CaptionChoice):
                             info = tarfile.TarInfo(f"{row['image_id']}.{name}")  # Its defaults: no time, no owner, mode 644.
                             info.size = len(data)
                             tar.addfile(info, io.BytesIO(data))
+                        num_images += 1
                         meter.add(images=1)
+        if captions is not None and (missing := pc.count_distinct(captions["image_id"]).as_py() - num_images):
+            note(f"{missing:,} images with a chosen caption have no row in {dataset.folder.location!r}: they were left out")
         if captions is not None and left_out:
             hint = normalization_hint(left_out, pc.unique(captions["image_id"]).to_pylist())
             note(f"{len(left_out):,} images without a chosen caption were left out{hint and f': {hint}'}")
@@ -92,12 +95,18 @@ def _rows(dataset: Dataset, number: int) -> Iterator[dict[str, Any]]:
                 row[column.name] = value.values.to_numpy(zero_copy_only=False) if vector else value.as_py()
                 if column.name in shapes:
                     row[column.name] = row[column.name].reshape(shapes[column.name])
-            if "." in row["image_id"] or str(PurePosixPath(row["image_id"])) != row["image_id"].lstrip("/"):
+            if not _is_sample_name(row["image_id"]):
                 raise DatasetError(
                     f"image id {row['image_id']!r} holds a dot or is not a relative path: WebDataset ends the name of a sample at "
-                    "the first dot, so that this layout cannot hold it"
+                    "the first dot behind its last slash, so that this layout cannot hold it"
                 )
             yield row
+
+
+def _is_sample_name(image_id: str) -> bool:
+    """Return True for a path below the folder of the reader, whose last component has no dot."""
+    *folders, name = image_id.split("/")
+    return "" not in (*folders, name) and not {".", ".."} & set(folders) and "." not in name
 
 
 def _sample(dataset: Dataset, row: dict[str, Any], captions: list[dict[str, Any]] | None) -> Iterator[tuple[str, bytes]]:

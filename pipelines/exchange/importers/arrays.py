@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pipelines.exchange.image_lists import IdRule, expand_ids, local_file, read_ids
+from pipelines.exchange.image_lists import IdRule, ImageIds, expand_ids, local_file
 from pipelines.exchange.importers.base import check_options, describe_file, pad_regions
 from pipelines.exchange.karpathy_numbers import KarpathyKey, KarpathyNumbers, check_karpathy
+from pipelines.exchange.sidecars import apply_sidecars
 from schemas.errors import InputError, UsageError
 from schemas.kinds import REGIONS
 
@@ -32,9 +33,9 @@ class NpyImport:
         ids: text file with the image ids of each array; if there are none, they are looked for beside the arrays.
         boxes: npy file ``[N, R, 4]`` for each array, which makes its rows ``[N, R, D]`` regions.
         sizes: npy file ``[N, 2]`` for each array with width and height of the images; 0 is stored if there are none.
-        id_rule: the part of a list entry that is the image id.
+        id_rule: the part of a list entry that is the image id; ``name`` if neither this nor a sidecar says otherwise.
         repeats: how many times in a row each image occurs; identical copies become one row.
-        max_regions: greatest number of regions that are stored per image.
+        max_regions: greatest number of regions that are stored per image; 36 if neither this nor a sidecar says otherwise.
         karpathy: a ``dataset_*.json`` of Karpathy's splits, where the ids are its numbers; they become the names of its images.
         karpathy_key: what the numbers count, see `pipelines.exchange.karpathy_numbers`.
     """
@@ -45,9 +46,9 @@ class NpyImport:
     ids: tuple[str, ...] = ()
     boxes: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
-    id_rule: IdRule = "name"
+    id_rule: IdRule | None = None
     repeats: int = 1
-    max_regions: int = REGIONS
+    max_regions: int | None = None
     karpathy: str = ""
     karpathy_key: KarpathyKey = "imgid"
 
@@ -114,16 +115,19 @@ class ArrayFiles:
             ImagepivotError: a file is missing, or they do not belong together.
         """
         paths = [local_file(location) for location in layout.sources]
+        values = [_map(path) for path in paths]
+        layout = apply_sidecars(layout, paths)
         lists = [local_file(location) for location in layout.ids] or [guess_ids(path) for path in paths]
         extras = {name: [local_file(location) for location in getattr(layout, name)] for name in ("boxes", "sizes")}
-        maps = {name: [_map(path) for path in files] for name, files in {"values": paths, **extras}.items()}
-        _check_values(paths, maps["values"])
+        maps = {"values": values, **{name: [_map(path) for path in files] for name, files in extras.items()}}
+        _check_values(paths, values)
         if layout.boxes:
-            _check_regions(paths, extras, maps, layout.max_regions)
+            _check_regions(paths, extras, maps, layout.max_regions or REGIONS)
         numbers = KarpathyNumbers.open(layout.karpathy, layout.karpathy_key)
         image_ids: list[str] = []
-        for path, list_path, array in zip(paths, lists, maps["values"], strict=True):
-            entries = enumerate(read_ids(list_path, layout.id_rule), start=1)
+        reader = ImageIds(layout.id_rule or "name")
+        for path, list_path, array in zip(paths, lists, values, strict=True):
+            entries = enumerate(reader.read_list(list_path), start=1)
             ids = [numbers.image_id(entry, place=f"{list_path.name}, line {line}") for line, entry in entries]
             image_ids += expand_ids(ids, len(array), layout.repeats, list_name=list_path.name, array_name=path.name)
         groups = zip(paths, lists, *(files for files in extras.values() if files), strict=True)
@@ -138,7 +142,7 @@ class ArrayFiles:
     def shape(self) -> tuple[int, ...]:
         """Shape of one row; for regions with the greatest number that is stored."""
         shape = self.maps["values"][0].shape[1:]
-        return (self.layout.max_regions, *shape[1:]) if self.layout.boxes else shape
+        return (self.layout.max_regions or REGIONS, *shape[1:]) if self.layout.boxes else shape
 
     @property
     def dtype(self) -> np.dtype:
@@ -153,7 +157,7 @@ class ArrayFiles:
     @property
     def parameters(self) -> dict[str, Any]:
         """The rules for image ids."""
-        return {"id_rule": self.layout.id_rule, **self.numbers.parameters}
+        return {"id_rule": self.layout.id_rule or "name", **self.numbers.parameters}
 
     def place(self, row: int) -> str:
         """Return file and row, counted from 0."""
@@ -165,7 +169,7 @@ class ArrayFiles:
         values = self._take("values", rows)
         if not self.layout.boxes:
             return {"feature": values}
-        regions = self.layout.max_regions
+        regions = self.shape[0]
         boxes = self._take("boxes", rows).astype(np.float32)
         used: np.ndarray = np.any(values, axis=2) | np.any(boxes, axis=2)
         # Regions after the last one that is not all zero are padding.
@@ -210,7 +214,7 @@ def _flaw(path: Path, error: Exception) -> str:
     with path.open("rb") as file:
         head = file.read(len(np.lib.format.MAGIC_PREFIX))
     if head.startswith(b"PK"):
-        return "it is an npz archive, take the npy array out of it"
+        return "it is an npz archive, which import does not support yet; save its array with numpy.save"
     if head != np.lib.format.MAGIC_PREFIX:
         return "the file is empty" if not head else "it is a file of another kind"
     if "Python objects" in str(error):

@@ -85,23 +85,23 @@ class ImportLayout(Protocol):
         """
 
 
-def check_options(sources: Sequence[str], id_rule: IdRule, **counts: int) -> None:
+def check_options(sources: Sequence[str], id_rule: IdRule | None, **counts: int | None) -> None:
     """Check the options that several layouts have.
 
     Args:
         sources: the files with the features.
-        id_rule: the part of a list entry that is the image id.
-        counts: options that must be 1 or more, by name.
+        id_rule: the part of a list entry that is the image id; None if unset.
+        counts: options that must be 1 or more, by name; None if unset.
 
     Raises:
         UsageError: an option has an impossible value.
     """
     if not sources:
         raise UsageError("no files are given: give at least one to import")
-    if id_rule not in get_args(IdRule):
+    if id_rule is not None and id_rule not in get_args(IdRule):
         raise UsageError(f"--id-rule is {id_rule!r}, expected one of {', '.join(get_args(IdRule))}")
     for option, count in counts.items():
-        if count < 1:
+        if count is not None and count < 1:
             raise UsageError(f"--{option.replace('_', '-')} is {count}, expected 1 or more")
 
 

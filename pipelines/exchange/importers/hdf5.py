@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pipelines.exchange.image_lists import IdRule, expand_ids, local_file, make_image_id, read_ids
+from pipelines.exchange.image_lists import IdRule, ImageIds, expand_ids, local_file
 from pipelines.exchange.importers.base import check_options, describe_file
 from pipelines.exchange.karpathy_numbers import KarpathyKey, KarpathyNumbers, check_karpathy
 from schemas.errors import InputError, UsageError
@@ -25,10 +25,10 @@ class Hdf5Import:
     Attributes:
         sources: the file, exactly one.
         ids: text file with the image ids of ``array``, at most one.
-        array: path of the array ``[N, ...]`` within the file; or of a group that holds one array per image, named by its id (the
-            root group when empty).
+        array: path of the array ``[N, ...]`` within the file; or of a group that holds one array per image, whose path within the
+            group is its id (the root group when empty).
         id_array: path of an array with the image ids of ``array``, in place of ``ids``.
-        id_rule: the part of an id that is the image id.
+        id_rule: the part of an id that is the image id; ``path`` for arrays in groups of groups and ``name`` otherwise if unset.
         repeats: how many times in a row each image occurs; identical copies become one row.
         karpathy: a ``dataset_*.json`` of Karpathy's splits, where the ids are its numbers; they become the names of its images.
         karpathy_key: what the numbers count, see `pipelines.exchange.karpathy_numbers`.
@@ -40,7 +40,7 @@ class Hdf5Import:
     ids: tuple[str, ...] = ()
     array: str = ""
     id_array: str = ""
-    id_rule: IdRule = "name"
+    id_rule: IdRule | None = None
     repeats: int = 1
     karpathy: str = ""
     karpathy_key: KarpathyKey = "imgid"
@@ -65,6 +65,7 @@ class Hdf5File:
         contents: the open file.
         list_path: the list of image ids, if there is one.
         names: paths of the arrays if there is one per image; empty for one array of all images.
+        id_rule: the rule that the image ids were read by.
         image_ids: image id of each row, or of each array by name.
         shape: shape of the feature of one image.
         dtype: type of the array or arrays.
@@ -75,6 +76,7 @@ class Hdf5File:
     contents: _Contents
     list_path: Path | None
     names: Sequence[str]
+    id_rule: IdRule
     image_ids: Sequence[str]
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -92,27 +94,29 @@ class Hdf5File:
         list_path = local_file(layout.ids[0]) if layout.ids else None
         numbers = KarpathyNumbers.open(layout.karpathy, layout.karpathy_key)
         node = contents.node(layout.array or "/")
+        contents.check_flat_rows(node.parent if isinstance(node, h5py.Dataset) else node)
         if not isinstance(node, h5py.Dataset):
             if layout.id_array or list_path is not None:
                 raise UsageError(
                     f"--ids and --id-array name the ids of one array: name the array with --array. {contents.summary()}"
                 )
-            names = [name for name, item in node.items() if isinstance(item, h5py.Dataset)]
-            shape, dtype = _check_arrays(contents, layout.array, node, names)
-            place = contents.path.name
-            ids = [make_image_id(name, layout.id_rule, place=place) for name in names]
-            image_ids = [numbers.image_id(text, place=place) for text in ids]
-            return cls(layout, contents, list_path, names, image_ids, shape, dtype, numbers)
+            names, shape, dtype = _arrays(h5py, contents, layout.array, node)
+            reader = ImageIds(layout.id_rule or ("path" if any("/" in name for name in names) else "name"))
+            places = [contents.place(name) for name in names]
+            ids = [reader.read(name, place=place) for name, place in zip(names, places, strict=True)]
+            image_ids = [numbers.image_id(text, place=place) for text, place in zip(ids, places, strict=True)]
+            return cls(layout, contents, list_path, names, reader.rule, image_ids, shape, dtype, numbers)
         array_name = contents.place(layout.array)
         if len(node.shape) < 2 or not all(node.shape):
             raise InputError(
                 f"{array_name} has shape {node.shape}, expected an array [N, D] with one row per image and no zero dimension"
             )
         list_name = list_path.name if list_path is not None else contents.place(layout.id_array)
-        entries = enumerate(_ids(contents, layout, list_path))
+        reader = ImageIds(layout.id_rule or "name")
+        entries = enumerate(_ids(contents, layout, list_path, reader))
         ids = [numbers.image_id(entry, place=f"{list_name}, entry {number}") for number, entry in entries]
         image_ids = expand_ids(ids, len(node), layout.repeats, list_name=list_name, array_name=array_name)
-        return cls(layout, contents, list_path, (), image_ids, tuple(node.shape[1:]), node.dtype, numbers)
+        return cls(layout, contents, list_path, (), reader.rule, image_ids, tuple(node.shape[1:]), node.dtype, numbers)
 
     @property
     def kind(self) -> str:
@@ -129,7 +133,7 @@ class Hdf5File:
     def parameters(self) -> dict[str, Any]:
         """The arrays of the file, and the rules for image ids."""
         arrays = {"array": self.layout.array or "/", "id_array": self.layout.id_array}
-        return {**arrays, "id_rule": self.layout.id_rule, **self.numbers.parameters}
+        return {**arrays, "id_rule": self.id_rule, **self.numbers.parameters}
 
     def place(self, row: int) -> str:
         """Return file, array and row, counted from 0."""
@@ -175,6 +179,18 @@ class _Contents:
         names = sorted(self.file)
         return f"{self.path.name} holds {', '.join(map(repr, names[:5]))}{', ...' if len(names) > 5 else ''}"
 
+    def check_flat_rows(self, group: Any) -> None:
+        """Refuse a group with the adaptive regions of bottom-up-attention, whose arrays hold the rows of several images in a run.
+
+        Raises:
+            InputError: it has ``pos_boxes``, the first and last row of each image.
+        """
+        if "pos_boxes" in group:
+            raise InputError(
+                f"{self.path.name} holds 'pos_boxes': its arrays have one row per region, not per image, which import does not "
+                "support yet; import the tsv files that it was made of"
+            )
+
     def node(self, name: str) -> Any:
         """Return an array or group by its path."""
         try:
@@ -190,9 +206,9 @@ def _h5py() -> Any:
         raise UsageError("reading HDF5 needs h5py, which is not installed: pip install 'imagepivot[hdf5]'") from None
 
 
-def _ids(contents: _Contents, layout: Hdf5Import, list_path: Path | None) -> list[str]:
+def _ids(contents: _Contents, layout: Hdf5Import, list_path: Path | None, reader: ImageIds) -> list[str]:
     if list_path is not None:
-        return read_ids(list_path, layout.id_rule)
+        return reader.read_list(list_path)
     if not layout.id_array:
         raise UsageError(
             f"the ids of {contents.place(layout.array)} are not known: give --id-array or --ids. {contents.summary()}"
@@ -200,20 +216,48 @@ def _ids(contents: _Contents, layout: Hdf5Import, list_path: Path | None) -> lis
     node, place = contents.node(layout.id_array), contents.place(layout.id_array)
     if not hasattr(node, "shape") or node.ndim != 1 or node.dtype.kind not in "iuSO":
         raise InputError(f"{place} is not a list of image ids, expected strings or whole numbers [N]")
-    texts = [value.decode() if isinstance(value, bytes) else str(value) for value in node[()].tolist()]
-    return [make_image_id(text, layout.id_rule, place=f"{place}, row {row}") for row, text in enumerate(texts)]
+    ids = []
+    for row, value in enumerate(node[()].tolist()):
+        row_place = f"{place}, row {row}"
+        try:
+            text = value.decode() if isinstance(value, bytes) else str(value)
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{row_place}: {value!r} is not UTF-8: write the ids as UTF-8, or give a list with --ids"
+            ) from error
+        ids.append(reader.read(text, place=row_place))
+    return ids
 
 
-def _check_arrays(contents: _Contents, path: str, group: Any, names: Sequence[str]) -> tuple[tuple[int, ...], np.dtype]:
-    """Check that the arrays of a group have one shape and type, and return both."""
-    if not names:
-        raise InputError(f"{contents.place(path)} holds no datasets, expected one per image. {contents.summary()}")
-    first = group[names[0]]
-    for name in names:
-        array = group[name]
+def _arrays(h5py: Any, contents: _Contents, path: str, group: Any) -> tuple[list[str], tuple[int, ...], np.dtype]:
+    """Return the paths of all arrays in a group and its groups, and their shape and type, which must be one."""
+    names: list[str] = []
+    first: Any = None
+    for name, array in _walk(h5py, contents, group, (group,)):
+        first = array if first is None else first
         if array.shape != first.shape or array.dtype != first.dtype or not array.shape or not all(array.shape):
             raise InputError(
-                f"{contents.place(name)} is {array.dtype} {array.shape}, {contents.place(names[0])} is {first.dtype} "
-                f"{first.shape}: expected arrays of one shape, one per image; an array for all images is named with --array"
+                f"{contents.place(name)} is {array.dtype} {array.shape}, {contents.place((names or [name])[0])} is {first.dtype} "
+                f"{first.shape}: expected arrays of one shape, one per image; an array for all images is named with --array, "
+                "and so is the group with the arrays"
             )
-    return tuple(first.shape), first.dtype
+        names.append(name)
+    if first is None:
+        raise InputError(f"{contents.place(path)} holds no datasets, expected one per image. {contents.summary()}")
+    return names, tuple(first.shape), first.dtype
+
+
+def _walk(h5py: Any, contents: _Contents, group: Any, parents: tuple[Any, ...], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and array of every link to an array, also where several lead to one array."""
+    for name, item in group.items():
+        if item is None:
+            raise InputError(
+                f"{contents.place(path + name)} is a link to something that does not exist: copy the file it leads to beside this "
+                "one, or delete the link"
+            )
+        if isinstance(item, h5py.Dataset):
+            yield path + name, item
+        elif isinstance(item, h5py.Group):
+            if item in parents:
+                raise InputError(f"{contents.place(path + name)} is a link to a group around it: delete the link")
+            yield from _walk(h5py, contents, item, (*parents, item), f"{path}{name}/")

@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pipelines.exchange.image_lists import IdRule, local_file, make_image_id
+from pipelines.exchange.image_lists import IdRule, ImageIds, local_file
 from pipelines.exchange.importers.base import check_options
 from pipelines.exchange.karpathy_numbers import KarpathyKey, KarpathyNumbers, check_karpathy
+from pipelines.exchange.sidecars import apply_sidecars
 from pipelines.exchange.tsv_columns import BOTTOM_UP, LXMERT
 from schemas.errors import InputError
 from schemas.kinds import REGIONS
@@ -59,8 +60,8 @@ class TsvImport:
 
     Attributes:
         sources: the tsv files.
-        id_rule: the part of an id in the file that is the image id.
-        max_regions: greatest number of regions that are stored per image.
+        id_rule: the part of an id in the file that is the image id; ``name`` if neither this nor a sidecar says otherwise.
+        max_regions: greatest number of regions that are stored per image; 36 if neither this nor a sidecar says otherwise.
         karpathy: a ``dataset_*.json`` of Karpathy's splits, where the ids are its numbers; they become the names of its images.
         karpathy_key: what the numbers count, see `pipelines.exchange.karpathy_numbers`.
     """
@@ -68,8 +69,8 @@ class TsvImport:
     format: ClassVar[str] = "tsv"
 
     sources: tuple[str, ...]
-    id_rule: IdRule = "name"
-    max_regions: int = REGIONS
+    id_rule: IdRule | None = None
+    max_regions: int | None = None
     karpathy: str = ""
     karpathy_key: KarpathyKey = "imgid"
 
@@ -90,9 +91,11 @@ class TsvFiles:
     """
 
     def __init__(self, layout: TsvImport) -> None:
-        self._layout = layout
-        self._numbers = KarpathyNumbers(layout.karpathy_key)
-        self._paths: list[Path] = []
+        self._paths = [local_file(location) for location in layout.sources]
+        layout = apply_sidecars(layout, self._paths)
+        self._max_regions = layout.max_regions or REGIONS
+        self._ids = ImageIds(layout.id_rule or "name")
+        self._numbers = KarpathyNumbers.open(layout.karpathy, layout.karpathy_key)
         self._columns: list[list[str]] = []
         self._inputs: list[dict[str, Any]] = []
         self._lines: list[_Line] = []
@@ -108,16 +111,14 @@ class TsvFiles:
             ImagepivotError: a file is missing or damaged, or the files do not belong together.
         """
         files = cls(layout)
-        files._numbers = KarpathyNumbers.open(layout.karpathy, layout.karpathy_key)
-        files._paths = [local_file(location) for location in layout.sources]
         for number, path in enumerate(files._paths):
             files._scan(number, path)
         if not files._lines:
             raise InputError(f"{files._paths[0].name} holds no images, expected one per line")
         most, place = files._most
-        if most > layout.max_regions:
+        if most > files._max_regions:
             raise InputError(
-                f"{place}: an image with {most} regions, at most {layout.max_regions} are stored: give --max-regions {most}"
+                f"{place}: an image with {most} regions, at most {files._max_regions} are stored: give --max-regions {most}"
             )
         if not files._width:
             raise InputError(f"{files._paths[0].name} holds no regions at all, so the size of a feature is unknown")
@@ -154,7 +155,8 @@ class TsvFiles:
         if row["num_regions"] > self._most[0]:
             self._most = (row["num_regions"], self._place(entry))
         self._lines.append(entry)
-        self._image_ids.append(self._numbers.image_id(row["image_id"], place=self._place(entry)))
+        place = self._place(entry)
+        self._image_ids.append(self._numbers.image_id(self._ids.read(row["image_id"], place=place), place=place))
 
     def _parse(self, entry: _Line, line: bytes) -> dict[str, Any]:
         place, names = self._place(entry), self._columns[entry.file]
@@ -163,7 +165,7 @@ class TsvFiles:
             raise InputError(f"{place} has {len(parts)} columns, expected {len(names)} ({', '.join(names)})")
         fields = dict(zip(names, parts, strict=True))
         try:
-            image_id = make_image_id(fields["image_id"].decode(), self._layout.id_rule, place=place)
+            image_id = fields["image_id"].decode()
             width, height, boxes = (int(fields[name]) for name in ("image_w", "image_h", "num_boxes"))
         except ValueError as error:
             raise InputError(f"{place}: width, height and num_boxes must be numbers and the image id UTF-8: {error}") from error
@@ -190,7 +192,7 @@ class TsvFiles:
     @property
     def shape(self) -> tuple[int, ...]:
         """Greatest number of regions, and values per region."""
-        return (self._layout.max_regions, self._width)
+        return (self._max_regions, self._width)
 
     @property
     def dtype(self) -> np.dtype:
@@ -211,7 +213,7 @@ class TsvFiles:
     def parameters(self) -> dict[str, Any]:
         """The rules for image ids, and the numbering of labels if there are any."""
         labelled = any("class_ids" in names for names in self._columns)
-        return {"id_rule": self._layout.id_rule, **self._numbers.parameters} | ({"labels": "from 1"} if labelled else {})
+        return {"id_rule": self._ids.rule, **self._numbers.parameters} | ({"labels": "from 1"} if labelled else {})
 
     def place(self, row: int) -> str:
         """Return file and line, counted from 1."""
@@ -219,7 +221,7 @@ class TsvFiles:
 
     def columns(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
         """Read lines again."""
-        regions = self._layout.max_regions
+        regions = self._max_regions
         columns: dict[str, np.ndarray] = {}
         for name in ("width", "height", "num_regions"):
             columns[name] = np.zeros(len(rows), np.int32)
@@ -243,7 +245,8 @@ class TsvFiles:
 
 
 def _is_header(line: bytes) -> bool:
-    return line.split(b"\t", 1)[0] in (b"image_id", b"img_id")
+    parts = line.rstrip(b"\r\n").split(b"\t")
+    return parts[0] in (b"image_id", b"img_id") and b"num_boxes" in parts  # The id of an image may be "image_id".
 
 
 def _columns_of(line: bytes, path: Path) -> list[str]:

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import tarfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from pipelines.exchange.importers import NpyImport, TsvImport
 from pipelines.exchange.importing import ImportJob, import_features
 from schemas import kinds
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
 from tests.builders import write_rows
 
@@ -133,8 +134,12 @@ def test_scan_files_pair_images_with_their_captions(tmp_path, features, captions
                 assert image.tobytes() == values[image_id].tobytes()
                 expected = f"Ein Hund , {image_id} {index}" if text == "text" else f"ein hund {image_id} {index}"
                 assert caption == expected
-    assert len(notes) == 1
-    assert "split 'dev' has 10 captions" in notes[0]
+    ends = [note for note in notes if note.endswith("hold line ends, which became spaces: this layout has one per line")]
+    assert [note.split(" hold")[0] for note in ends] == (
+        ["20 captions of split 'train'", "10 captions of split 'val'"] if text == "text" else []
+    )
+    (other,) = (note for note in notes if note not in ends)
+    assert "split 'dev' has 10 captions" in other
 
 
 def test_scan_of_regions_and_l2(tmp_path, regions, captions):
@@ -231,7 +236,8 @@ def test_mulisera_goes_back_to_the_same_bytes(tmp_path):
     path, values = make_features(tmp_path / "half", dtype="float16")
     (tmp_path / "train.txt").write_text("".join(f"{image_id}.jpg\n" for image_id in IMAGES), encoding="utf-8")
     list_ = str(tmp_path / "train.txt")
-    (array,) = export_dataset(ExportJob(MuliseraLayout((list_,)), str(path), str(tmp_path / "out")))
+    array, ids = export_dataset(ExportJob(MuliseraLayout((list_,)), str(path), str(tmp_path / "out")))
+    assert (array.name, ids.name) == ("train-resnet50-avgpool.npy", "train-resnet50-avgpool.ids")
     import_features(ImportJob(NpyImport((str(array),), (list_,)), output=str(tmp_path / "back"), name="toy", shards=1))
     for image_id, value in values.items():
         assert open_dataset(tmp_path / "back").get(image_id)["feature"].tobytes() == value.tobytes()
@@ -281,10 +287,11 @@ def test_npy_in_the_order_of_a_list_whatever_the_batches(tmp_path, features, mon
 def test_regions_as_npy_go_back(tmp_path, regions):
     path, rows = regions
     written = export_dataset(ExportJob(NpyLayout(), str(path), str(tmp_path / "out")))
-    array, _, boxes, sizes = map(str, written)
+    array, _, boxes, sizes, _ = map(str, written)
     files = NpyImport((array,), boxes=(boxes,), sizes=(sizes,), max_regions=REGIONS)
     job = ImportJob(files, str(tmp_path / "back"), "toy", shards=SHARDS)
     import_features(job)
+    assert import_features(replace(job, files=NpyImport((array,)))).fingerprint == open_dataset(tmp_path / "back").fingerprint
     back = open_dataset(tmp_path / "back", kind="regions")
     for image_id, row in rows.items():
         imported = back.get(image_id)
@@ -314,7 +321,7 @@ TSV_LXMERT = [
 @pytest.mark.parametrize("columns", ["bottom-up", "lxmert"])
 def test_a_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns, request):
     path, rows = regions
-    (file,) = export_dataset(ExportJob(TsvLayout(columns), str(path), str(tmp_path / "out")))
+    file, _ = export_dataset(ExportJob(TsvLayout(columns), str(path), str(tmp_path / "out")))
     request.addfinalizer(partial(csv.field_size_limit, csv.field_size_limit(sys.maxsize)))
     fields = TSV if columns == "bottom-up" else TSV_LXMERT
     with file.open(encoding="utf-8") as stream:
@@ -338,7 +345,7 @@ def test_a_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns, reque
 
 def test_a_tsv_with_classes_goes_back_to_the_same_dataset(tmp_path, regions):
     path, _ = regions
-    (file,) = export_dataset(ExportJob(TsvLayout("lxmert"), str(path), str(tmp_path / "out")))
+    file, _ = export_dataset(ExportJob(TsvLayout("lxmert"), str(path), str(tmp_path / "out")))
     import_features(ImportJob(TsvImport((str(file),), max_regions=REGIONS), str(tmp_path / "back"), "toy", shards=SHARDS))
     for shard in range(SHARDS):
         assert open_dataset(tmp_path / "back").shard(shard).equals(open_dataset(path).shard(shard))
@@ -399,6 +406,25 @@ def test_webdataset_takes_the_chosen_split_only(tmp_path, features, captions):
     assert notes == ["4 images without a chosen caption were left out"]
 
 
+def test_webdataset_names_images_without_a_row(tmp_path, features):
+    captions = make_captions(tmp_path / "more", extra=[])
+    few, _ = make_features(tmp_path / "few", images=["30", "9"])
+    notes = []
+    export_dataset(ExportJob(WebdatasetLayout(str(captions)), str(few), str(tmp_path / "out")), note=notes.append)
+    assert notes == [f"4 images with a chosen caption have no row in {str(few)!r}: they were left out"]
+
+
+def test_webdataset_holds_dots_in_folders(tmp_path):
+    """Its readers split a name as `^((?:.*/|)[^.]+)[.]([^/]*)$`."""
+    image_id = "v1.2/train 2014/Bild"
+    path, values = make_features(tmp_path / "features", images=[image_id])
+    export_dataset(ExportJob(WebdatasetLayout(), str(path), str(tmp_path / "out")))
+    members = [(tar, member) for tar in map(tarfile.open, (tmp_path / "out").iterdir()) for member in tar]
+    ((tar, member),) = members
+    assert re.fullmatch(r"((?:.*/|)[^.]+)[.]([^/]*)", member.name).groups() == (image_id, "feature.npy")
+    assert np.load(io.BytesIO(tar.extractfile(member).read())).tobytes() == values[image_id].tobytes()
+
+
 def test_webdataset_of_regions(tmp_path, regions):
     path, rows = regions
     export_dataset(ExportJob(WebdatasetLayout(), str(path), str(tmp_path / "out")))
@@ -411,7 +437,7 @@ def test_webdataset_of_regions(tmp_path, regions):
         assert boxes["class_ids"] == rows[image_id]["class_ids"].tolist()
 
 
-@pytest.mark.parametrize("image_id", ["a.b", "/etc/x", "a//b", "../x"])
+@pytest.mark.parametrize("image_id", ["a.b", "/etc/x", "a//b", "../x", "x/", "a/./b"])
 def test_webdataset_refuses_ids_that_it_would_cut(tmp_path, image_id):
     path, _ = make_features(tmp_path / "features", images=["30", image_id])
     with pytest.raises(DatasetError, match=rf"image id {image_id!r} holds a dot or is not a relative path"):
@@ -455,6 +481,37 @@ def test_ids_with_line_breaks_do_not_go_into_lists(tmp_path):
     path, _ = make_features(tmp_path / "features", images=["a\nb"])
     with pytest.raises(DatasetError, match="contains a line break: this layout lists one id per line"):
         export_dataset(ExportJob(NpyLayout(), str(path), str(tmp_path / "out")))
+
+
+def test_sidecars_are_written_where_the_defaults_of_import_do_not_do(tmp_path, features, regions):
+    """Plain ids of features need none; `test_hostile_keys.py` reads them back."""
+    export_dataset(ExportJob(NpyLayout(), str(features[0]), str(tmp_path / "out")))
+    assert files_of(tmp_path / "out") == ["features.npy", "ids.txt"]
+    path, _ = make_features(tmp_path / "folders", images=["a/b", "c/b"])
+    export_dataset(ExportJob(NpyLayout(), str(path), str(tmp_path / "out"), overwrite=True))
+    assert json.loads((tmp_path / "out" / "features.import.json").read_text()) == {"id_rule": "exact", "ids": "ids.txt"}
+    with pytest.raises(DatasetError, match=r"holds 'features.npy' already"):
+        export_dataset(ExportJob(NpyLayout(), str(features[0]), str(tmp_path / "out")))
+    export_dataset(ExportJob(NpyLayout(), str(features[0]), str(tmp_path / "out"), overwrite=True))
+    assert files_of(tmp_path / "out") == ["features.npy", "ids.txt"]
+    export_dataset(ExportJob(NpyLayout(), str(regions[0]), str(tmp_path / "out"), overwrite=True))
+    assert json.loads((tmp_path / "out" / "features.import.json").read_text()) == {
+        "id_rule": "name",
+        "max_regions": REGIONS,
+        "ids": "ids.txt",
+        "boxes": "boxes.npy",
+        "sizes": "sizes.npy",
+    }
+
+
+def test_a_list_names_images_by_id_path_or_file(tmp_path):
+    path, values = make_features(tmp_path / "features", images=["train/a", "b", "c.jpg"])
+    (tmp_path / "order.txt").write_text("photos/b.png\nc.jpg\ntrain/a.jpg#0\ntrain/a.jpg#1\n")
+    array, *_ = export_dataset(ExportJob(NpyLayout((str(tmp_path / "order.txt"),)), str(path), str(tmp_path / "out")))
+    np.testing.assert_array_equal(np.load(array), np.stack([values[key] for key in ("b", "c.jpg", "train/a", "train/a")]))
+    (tmp_path / "order.txt").write_text("x/b.png\ny/b.png\n")
+    with pytest.raises(InputError, match=r"order.txt, line 2: 'x/b.png' and 'y/b.png' are both the image 'b' of the dataset"):
+        export_dataset(ExportJob(NpyLayout((str(tmp_path / "order.txt"),)), str(path), str(tmp_path / "out2")))
 
 
 def test_other_kinds_are_refused(tmp_path, features, captions):

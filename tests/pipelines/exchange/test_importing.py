@@ -235,7 +235,7 @@ def header_of(shape: str, *, spaces: int = 0) -> bytes:
         (b"", "the file is empty"),
         (b"hello", "it is a file of another kind"),
         (pickle.dumps([1, 2]), "it is a file of another kind"),
-        (b"PK\x03\x04 no archive", "it is an npz archive, take the npy array out of it"),
+        (b"PK\x03\x04 no archive", "it is an npz archive, which import does not support yet; save its array with numpy.save"),
         (header_of("(2, 6)") + bytes(40), "it is cut off"),
         (header_of("(2, 6)")[:30], "its header is damaged"),
         (header_of("(2, (6"), "its header is damaged"),
@@ -353,6 +353,28 @@ def test_jobs_and_layouts_touch_no_file():
         assert ImportJob(layout, output="out", name="toy").files.sources == layout.sources
 
 
+@pytest.mark.parametrize(("location", "name"), [("a.npz", "npz archives"), ("b.lmdb/", "LMDB"), ("c/data.mdb", "LMDB")])
+def test_formats_that_are_not_supported_say_so(location, name):
+    with pytest.raises(
+        UsageError, match=rf"{location}': import does not support {name} yet; write the features as npy, tsv, hdf5"
+    ):
+        format_of(location)
+
+
+def test_a_folder_of_lmdb_is_known_by_its_file(tmp_path):
+    (tmp_path / "data.mdb").write_bytes(b"")
+    with pytest.raises(UsageError, match="import does not support LMDB yet"):
+        format_of(str(tmp_path))
+
+
+def test_an_npz_is_named_before_ids_are_asked_for(tmp_path):
+    np.savez(tmp_path / "x.npz", a=np.zeros((2, 3)))
+    with pytest.raises(
+        InputError, match=r"it is an npz archive, which import does not support yet; save its array with numpy.save"
+    ):
+        import_features(ImportJob(NpyImport((str(tmp_path / "x.npz"),)), output=str(tmp_path / "out"), name="x"))
+
+
 def test_the_format_is_known_by_the_extension():
     assert [format_of(name) for name in ("a.npy", "B.TSV", "c.h5", "d.hdf5")] == ["npy", "tsv", "hdf5", "hdf5"]
     with pytest.raises(UsageError, match=r"cannot tell the format of 'x\.bin' from its name: give --format npy, tsv, hdf5"):
@@ -386,6 +408,20 @@ def test_a_bottom_up_tsv_becomes_regions(tmp_path, header):
             assert not row[name][len(boxes) :].any()
         for name in ("class_ids", "class_scores", "attribute_ids", "attribute_scores"):
             assert not row[name].any()
+
+
+def test_the_id_of_an_image_may_be_the_name_of_the_column(tmp_path):
+    path = write_tsv(tmp_path / "t.tsv", [tsv_line(image_id, *regions_of(1, 2)) for image_id in ("image_id", "b")])
+    assert len(import_features(ImportJob(TsvImport((path,)), output=str(tmp_path / "out"), name="x")).shards) > 0
+    assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["b", "image_id"]
+
+
+def test_values_of_a_tsv_have_no_limit(tmp_path):
+    """The csv module refuses values of more than 131,072 characters."""
+    image_id = "x" * 200_000
+    path = write_tsv(tmp_path / "t.tsv", [tsv_line(image_id, *regions_of(1, 36, 2048))])
+    import_features(ImportJob(TsvImport((path,)), output=str(tmp_path / "out"), name="x"))
+    np.testing.assert_array_equal(open_dataset(tmp_path / "out").get(image_id)["features"], regions_of(1, 36, 2048)[1])
 
 
 def test_the_lxmert_tsv_brings_classes_and_attributes(tmp_path):
@@ -459,7 +495,10 @@ def hdf5(tmp_path):
     def write(arrays, **options) -> ImportJob:
         with h5py.File(tmp_path / "f.h5", "w") as file:
             for name, values in arrays.items():
-                file[name] = values
+                if values is None:
+                    file.create_group(name)
+                else:
+                    file[name] = values
         return ImportJob(Hdf5Import((str(tmp_path / "f.h5"),), **options), output=str(tmp_path / "out"), name="toy", shards=2)
 
     return write
@@ -507,7 +546,8 @@ def test_one_hdf5_array_an_image(tmp_path, hdf5, group):
         ({"x": np.ones((2, 3)), "i": [[1]]}, {"array": "x", "id_array": "i"}, InputError, "f.h5:i is not a list of image ids"),
         ({"x": np.ones(2), "i": [1, 2]}, {"array": "x", "id_array": "i"}, InputError, r"f.h5:x has shape \(2,\)"),
         ({"x": np.ones((2, 3)), "i": [1, 2]}, {}, InputError, "expected arrays of one shape, one per image"),
-        ({"x/y": np.ones(3)}, {}, InputError, "f.h5:/ holds no datasets"),
+        ({"x": None}, {}, InputError, "f.h5:/ holds no datasets"),
+        ({"x/y": None}, {"array": "x"}, InputError, "f.h5:x holds no datasets"),
         ({"x": np.ones(3)}, {"id_array": "i"}, UsageError, "name the array with --array"),
         ({"x": np.ones(3, dtype=int)}, {}, InputError, "holds int64"),
         ({"a": np.ones(3), "b": np.full(3, np.nan)}, {}, InputError, r"3 values of 1 images .* first of image 'b' \(f.h5:b\)"),
@@ -516,6 +556,52 @@ def test_one_hdf5_array_an_image(tmp_path, hdf5, group):
 def test_broken_hdf5_files_are_refused(hdf5, arrays, options, error, message):
     with pytest.raises(error, match=message):
         import_features(hdf5(arrays, **options))
+
+
+def test_hdf5_arrays_in_groups_are_images_by_their_paths(hdf5, tmp_path):
+    values = np.arange(16, dtype=np.float32).reshape(4, 4)
+    names = ["train2014/a", "train2014/b", "val2014/c", "d"]
+    import_features(hdf5(dict(zip(names, values, strict=True))))
+    dataset = open_dataset(tmp_path / "out")
+    assert {image_id: dataset.get(image_id)["feature"].tolist() for image_id in dataset.image_ids()} == dict(
+        zip(names, values.tolist(), strict=True)
+    )
+    with pytest.raises(InputError, match=r"f.h5:val/a: 'train/a' and 'val/a' would both be the image 'a': give --id-rule path"):
+        import_features(hdf5({"train/a": values[0], "val/a": values[0]}, id_rule="name"))
+
+
+def test_hdf5_links_are_followed_and_named_where_they_lead_nowhere(hdf5, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    job = hdf5({"g/a": np.ones(3)})
+    with h5py.File(tmp_path / "f.h5", "a") as file:
+        file["b"], file["g/c"] = file["g/a"], h5py.SoftLink("/g/a")
+    import_features(job)
+    assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["b", "g/a", "g/c"]
+    with h5py.File(tmp_path / "f.h5", "a") as file:
+        file["g/none"] = h5py.SoftLink("/nowhere")
+    with pytest.raises(InputError, match=r"f.h5:g/none is a link to something that does not exist"):
+        import_features(job)
+    with h5py.File(tmp_path / "f.h5", "a") as file:
+        del file["g/none"]
+        file["g/round"] = file["g"]
+    with pytest.raises(InputError, match=r"f.h5:g/round is a link to a group around it: delete the link"):
+        import_features(job)
+
+
+@pytest.mark.parametrize("options", [{}, {"array": "image_features"}, {"array": "image_features", "id_array": "pos_boxes"}])
+def test_hdf5_with_a_row_per_region_is_not_supported(hdf5, options):
+    arrays = {"image_features": np.ones((5, 3), "f4"), "image_bb": np.ones((5, 4), "f4"), "pos_boxes": [[0, 2], [2, 5]]}
+    with pytest.raises(
+        InputError, match=r"f.h5 holds 'pos_boxes': its arrays have one row per region, .* import does not support yet"
+    ):
+        import_features(hdf5(arrays, **options))
+
+
+def test_hdf5_ids_that_are_not_utf8_are_refused(hdf5):
+    with pytest.raises(
+        InputError, match=r"f.h5:i, row 1: b'\\xe4' is not UTF-8: write the ids as UTF-8, or give a list with --ids"
+    ):
+        import_features(hdf5({"x": np.ones((2, 3)), "i": [b"a", b"\xe4"]}, array="x", id_array="i"))
 
 
 def test_a_file_that_is_no_hdf5_is_refused(tmp_path, hdf5):
@@ -547,3 +633,44 @@ def test_the_number_of_shards_follows_from_images_and_width_or_another_dataset(t
     monkeypatch.setattr(importing, "VECTOR_SHARD_BYTES", 15)
     assert len(import_features(job).shards) == 32
     assert len(import_features(replace(job, overwrite=True)).shards) == 16
+
+
+# --- sidecars of exported files --------------------------------------------------------------------------------------
+
+
+def test_options_win_over_a_sidecar_and_another_list_has_entries_of_its_own(tmp_path):
+    array, list_ = write_pair(tmp_path, "train", make_rows(2, WIDTH), ["x/a", "y/b"])
+    (tmp_path / "train.import.json").write_text('{"id_rule": "exact", "ids": "train.txt"}')
+    (tmp_path / "other.lst").write_text("x/a.jpg\ny/b.jpg\n")
+
+    def image_ids(**options):
+        import_features(ImportJob(NpyImport((array,), **options), output=str(tmp_path / "out"), name="toy", overwrite=True))
+        return sorted(open_dataset(tmp_path / "out").image_ids())
+
+    assert image_ids() == image_ids(ids=(list_,)) == ["x/a.jpg", "y/b.jpg"]
+    assert image_ids(id_rule="path") == ["x/a", "y/b"]
+    assert image_ids(ids=(str(tmp_path / "other.lst"),)) == ["a", "b"]
+
+
+def test_files_that_were_exported_with_different_options_are_refused(tmp_path):
+    pairs = [
+        write_pair(tmp_path, stem, make_rows(2, WIDTH), ids) for stem, ids in (("train", ["x/a", "y/b"]), ("val", ["c", "d"]))
+    ]
+    (tmp_path / "train.import.json").write_text('{"id_rule": "exact", "ids": "train.txt"}')
+    job = ImportJob(NpyImport(tuple(array for array, _ in pairs)), output=str(tmp_path / "out"), name="toy")
+    with pytest.raises(UsageError, match=r"train.npy and val.npy were exported with different options .*: give --id-rule"):
+        import_features(job)
+    import_features(replace(job, files=replace(job.files, id_rule="path")))
+    assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["c", "d", "x/a", "y/b"]
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"id_rule": "all"}', '{"boxes": "../b.npy"}', '{"max_regions": 0}', '{"ids": 1}', '{"other": 1}']
+)
+def test_damaged_sidecars_are_refused(tmp_path, content):
+    array, _ = write_pair(tmp_path, "train", make_rows(2, WIDTH), ["a", "b"])
+    (tmp_path / "train.import.json").write_text(content)
+    with pytest.raises(
+        InputError, match=r"train.import.json' does not hold options as `export` writes them: export again, or delete"
+    ):
+        import_features(ImportJob(NpyImport((array,)), output=str(tmp_path / "out"), name="toy"))

@@ -134,6 +134,11 @@ def test_unknown_numbers_are_refused_and_nothing_is_written(tmp_path, karpathy, 
         ([{"filename": "a.jpg", "imgid": "0"}], "imgid", r"no 'imgid' in it"),
         ([{"imgid": 0}], "imgid", r"no 'filename' in it"),
         ([{"filename": f"{n}.jpg", "imgid": 5} for n in "ab"], "imgid", r"image number 2: imgid 5 is that of 'a' and of 'b'"),
+        (
+            [{"filename": "a.jpg", "imgid": 1}, {"filename": "val/a.png", "imgid": 2}],
+            "imgid",
+            r"image number 2: 'val/a.png' would be the image 'a', as image number 1 is: give each a file name of its own",
+        ),
         ([], "imgid", r"has no 'images' at its top level"),
     ],
 )

@@ -1,0 +1,284 @@
+"""Random records with hostile keys, written in every exchange format and read back.
+
+The keys come from a seeded generator. `HOLDS` says which of them the file of a layout can hold; each of these comes back without an
+option. Files of other tools are written with numpy and h5py alone: as many rows as keys arrive, or the error names two keys and
+the option that keeps them apart.
+"""
+
+import base64
+import random
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+
+from pipelines.exchange.exporters import MuliseraLayout, NpyLayout, ScanLayout, TsvLayout
+from pipelines.exchange.exporting import ExportJob, export_dataset
+from pipelines.exchange.importers import Hdf5Import, NpyImport, TsvImport
+from pipelines.exchange.importing import ImportJob, import_features
+from pipelines.inputs.captions import open_source
+from pipelines.inputs.captions.base import EVERYTHING
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, InputError
+from schemas.features import FeatureSpec
+from tests.builders import write_rows
+
+SEEDS = range(3)
+WIDTH, REGIONS = 3, 2
+# A name in NFC and NFD, cases, dots, extensions, caption numbers, spaces, a byte order mark, a line separator, other scripts.
+PIECES = ["a", "A", "ß", "caf\u00e9", "cafe\u0301", "İ", "猫", "a.b", ".", "..", "x.jpg", "x.JPG", "x.png", "a#1", "a#2"]
+PIECES += [" a", "a ", "\ufeffa", "a\u2028b", "image_id", "7", "07", "\\", "%2F", "'", "~"]
+LONG = "long/" + "0123456789" * 1000
+
+HOLDS = {
+    "npy": lambda key: True,
+    "regions": lambda key: True,
+    "tsv": lambda key: '"' not in key,
+    "lxmert": lambda key: '"' not in key,
+    "scan": lambda key: True,
+    "mulisera": lambda key: True,
+    # As HDF5 has it: no empty component, and "." is the group itself.
+    "hdf5": lambda key: not {"", "."} & set(key.split("/")),
+}
+
+
+def make_keys(seed: int, count: int = 60) -> list[str]:
+    draw = random.Random(seed)
+    keys = {draw.choice(["/", "", "."]).join(draw.choices(PIECES, k=draw.randint(1, 3))) for _ in range(count)}
+    return draw.sample(sorted(keys | {LONG, *PIECES}), k=len(keys | {LONG, *PIECES}))
+
+
+def make_values(keys: list[str], *shape: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(len(keys))
+    return {key: rng.standard_normal(shape or (WIDTH,)).astype(np.float32) for key in keys}
+
+
+def write_features(path, values, dtype="float32"):
+    rows = [{"image_id": key, "feature": value.astype(dtype)} for key, value in values.items()]
+    write_rows(path, "features", rows, FeatureSpec("toy", (WIDTH,), dtype), shards=2)
+    return path
+
+
+def write_regions(path, values):
+    rows = []
+    for key, value in values.items():
+        used = 1 + len(key) % REGIONS
+        mask = np.arange(REGIONS) < used
+        rows.append(
+            {
+                "image_id": key,
+                "width": 640,
+                "height": 480,
+                "num_regions": used,
+                "boxes": np.ones((REGIONS, 4), "float32") * mask[:, None],
+                "features": value * mask[:, None],
+                **dict.fromkeys(("class_ids", "attribute_ids"), mask.astype("int16")),
+                **dict.fromkeys(("class_scores", "attribute_scores"), mask.astype("float32")),
+            }
+        )
+    write_rows(path, "regions", rows, FeatureSpec("toy", (REGIONS, WIDTH)), shards=2)
+    return path
+
+
+def write_captions(path, keys):
+    rows = [
+        {
+            "image_id": key,
+            "language": "en",
+            "portion": "comparable",
+            "index": 0,
+            "split": split,
+            "text": f"of {key}",
+            "tokens": [],
+        }
+        for key, split in zip(keys, ["train", "val"] * len(keys), strict=False)
+    ]
+    write_rows(path, "captions", rows, shards=2)
+    return str(path)
+
+
+def export(tmp_path, layout, dataset):
+    return export_dataset(ExportJob(layout, str(dataset), str(tmp_path / "files")))
+
+
+def import_(tmp_path, layout, **options):
+    import_features(ImportJob(layout, str(tmp_path / "back"), "toy", shards=2, **options))
+    return open_dataset(tmp_path / "back")
+
+
+def assert_same_rows(back, dataset, columns=None):
+    before = [open_dataset(dataset).shard(number).select(columns or back.schema.names) for number in range(2)]
+    assert [back.shard(number).select(columns or back.schema.names) for number in range(2)] == before
+
+
+# --- what export writes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_npy_comes_back(tmp_path, seed):
+    dataset = write_features(tmp_path / "features", make_values(make_keys(seed)))
+    array, *_ = export(tmp_path, NpyLayout(), dataset)
+    assert_same_rows(import_(tmp_path, NpyImport((str(array),))), dataset)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_npy_in_the_order_of_a_list_comes_back(tmp_path, seed):
+    keys = make_keys(seed)
+    dataset = write_features(tmp_path / "features", make_values(keys))
+    (tmp_path / "order.txt").write_text("\ufeff" + "".join(f"{key}\n" for key in keys), encoding="utf-8", newline="")
+    array, *_ = export(tmp_path, NpyLayout((str(tmp_path / "order.txt"),)), dataset)
+    assert np.load(array).tobytes() == np.stack(list(make_values(keys).values())).tobytes()
+    assert_same_rows(import_(tmp_path, NpyImport((str(array),))), dataset)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_regions_as_npy_come_back(tmp_path, seed):
+    dataset = write_regions(tmp_path / "regions", make_values(make_keys(seed), REGIONS, WIDTH))
+    array, *_ = export(tmp_path, NpyLayout(), dataset)
+    columns = ["image_id", "width", "height", "num_regions", "boxes", "features"]
+    assert_same_rows(import_(tmp_path, NpyImport((str(array),))), dataset, columns)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("columns", ["bottom-up", "lxmert"])
+def test_a_tsv_comes_back(tmp_path, columns, seed):
+    keys = [key for key in make_keys(seed) if HOLDS["tsv"](key)]
+    dataset = write_regions(tmp_path / "regions", make_values(keys, REGIONS, WIDTH))
+    file, *_ = export(tmp_path, TsvLayout(columns), dataset)
+    stored = ["image_id", "width", "height", "num_regions", "boxes", "features"] if columns == "bottom-up" else None
+    assert_same_rows(import_(tmp_path, TsvImport((str(file),))), dataset, stored)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_scan_comes_back_with_its_captions(tmp_path, seed):
+    keys = make_keys(seed)
+    dataset = write_features(tmp_path / "features", make_values(keys))
+    paths = export(tmp_path, ScanLayout(write_captions(tmp_path / "captions", keys)), dataset)
+    arrays = tuple(str(path) for path in paths if path.name.endswith("_ims.npy"))
+    assert_same_rows(import_(tmp_path, NpyImport(arrays)), dataset)
+    source = open_source("scan", tmp_path / "files", language="en")
+    read = {row.image_id: (row.split, row.text) for part in source.parts(EVERYTHING) for row in source.read(part, EVERYTHING)}
+    assert read == {key: (split, f"of {key}") for key, split in zip(keys, ["train", "val"] * len(keys), strict=False)}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_mulisera_comes_back(tmp_path, seed):
+    keys = make_keys(seed)
+    dataset = write_features(tmp_path / "features", make_values(keys), "float16")
+    for split, part in (("train", keys[::2]), ("val", keys[1::2])):
+        (tmp_path / f"{split}.txt").write_text("\ufeff" + "".join(f"{key}\n" for key in part), encoding="utf-8", newline="")
+    paths = export(tmp_path, MuliseraLayout((str(tmp_path / "train.txt"), str(tmp_path / "val.txt"))), dataset)
+    arrays = tuple(str(path) for path in paths if path.suffix == ".npy")
+    assert_same_rows(import_(tmp_path, NpyImport(arrays)), dataset)
+
+
+@pytest.mark.parametrize("layout", [NpyLayout(), TsvLayout()])
+@pytest.mark.parametrize("key", ["", "a\nb", "a\rb"])
+def test_keys_that_a_list_cannot_hold_are_refused(tmp_path, layout, key):
+    values = make_values(["a", key], REGIONS, WIDTH)
+    dataset = write_regions(tmp_path / "regions", values)
+    with pytest.raises(DatasetError, match=rf"image id {re.escape(repr(key))} (is empty|contains a line break|holds)"):
+        export(tmp_path, layout, dataset)
+
+
+# --- files of other tools --------------------------------------------------------------------------------------------
+
+
+def write_npy(folder, keys, values):
+    np.save(folder / "x.npy", np.stack([values[key] for key in keys]))
+    (folder / "x.txt").write_text("\ufeff" + "".join(f"{key}\n" for key in keys), encoding="utf-8", newline="")
+    return partial(NpyImport, (str(folder / "x.npy"),))
+
+
+def write_tsv(folder, keys, values):
+    def text(array):
+        return base64.b64encode(np.asarray(array, "<f4").tobytes()).decode()
+
+    lines = ["image_id\timage_w\timage_h\tnum_boxes\tboxes\tfeatures\n"]
+    lines += [f"{key}\t640\t480\t1\t{text(np.ones(4))}\t{text(values[key])}\n" for key in keys]
+    (folder / "x.tsv").write_text("".join(lines), encoding="utf-8", newline="")
+    return partial(TsvImport, (str(folder / "x.tsv"),), max_regions=1)
+
+
+def write_hdf5(folder, keys, values):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(folder / "x.h5", "w") as file:
+        for key in keys:
+            file[key] = values[key]
+    return partial(Hdf5Import, (str(folder / "x.h5"),))
+
+
+def write_hdf5_array(folder, keys, values):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(folder / "x.h5", "w") as file:
+        file["x"], file["ids"] = np.stack([values[key] for key in keys]), [key.encode() for key in keys]
+    return partial(Hdf5Import, (str(folder / "x.h5"),), array="x", id_array="ids")
+
+
+WRITERS = {"npy": write_npy, "tsv": write_tsv, "hdf5": write_hdf5, "hdf5 array": write_hdf5_array}
+
+
+def holdable(layout: str, keys: list[str]) -> list[str]:
+    keys = [key for key in keys if HOLDS.get(layout, lambda key: True)(key)]
+    if layout != "hdf5":
+        return keys
+    parents = {key[:position] for key in keys for position, letter in enumerate(key) if letter == "/"}
+    return [key for key in keys if key not in parents]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("layout", WRITERS)
+def test_each_key_is_a_row_or_the_error_names_the_option(tmp_path, layout, seed):
+    keys = holdable(layout, make_keys(seed))
+    values = make_values(keys)
+    open_layout = WRITERS[layout](tmp_path, keys, values)
+    with pytest.raises(InputError) as failure:
+        import_(tmp_path, open_layout())
+    rule = re.search(
+        r"(?s): ('.*'|\".*\") and .* would both be the image .*: give --id-rule (path|exact) to keep", str(failure.value)
+    )
+    assert rule, failure.value
+    assert not (tmp_path / "back").exists()
+    back = import_(tmp_path, open_layout(id_rule="exact"))
+    assert sorted(back.image_ids()) == sorted(keys)
+    column = "feature" if back.kind == "features" else "features"
+    for key in keys:
+        assert np.asarray(back.get(key)[column]).tobytes() == values[key].tobytes()
+
+
+@pytest.mark.parametrize("layout", WRITERS)
+def test_keys_in_folders_are_kept_apart_by_the_option_in_the_message(tmp_path, layout):
+    keys = ["train/a", "val/a", "b.x", "B.x"]
+    values = make_values(keys)
+    open_layout = WRITERS[layout](tmp_path, keys, values)
+    if layout != "hdf5":
+        with pytest.raises(
+            InputError, match="'train/a' and 'val/a' would both be the image 'a': give --id-rule path to keep them"
+        ):
+            import_(tmp_path, open_layout())
+    assert sorted(import_(tmp_path, open_layout(id_rule=None if layout == "hdf5" else "path")).image_ids()) == sorted(keys)
+
+
+@pytest.mark.parametrize("layout", ["npy", "tsv", "hdf5 array"])
+def test_duplicates_are_one_row_if_they_are_equal_and_an_error_otherwise(tmp_path, layout):
+    values = make_values(["a", "b/c.d"])
+    assert len(import_(tmp_path, WRITERS[layout](tmp_path, ["a", "b/c.d", "b/c.d"], values)())) == 2
+
+    class Rows(dict):
+        rows = iter([values["a"], values["b/c.d"], values["a"]])
+
+        def __getitem__(self, key):
+            return next(self.rows)
+
+    open_layout = WRITERS[layout](tmp_path, ["a", "b/c.d", "b/c.d"], Rows())
+    with pytest.raises(InputError, match=r"image 'c\.d' occurs at .* and again, with other values, at"):
+        import_(tmp_path, open_layout(), overwrite=True)
+    assert len(open_dataset(tmp_path / "back")) == 2
+
+
+@pytest.mark.parametrize("layout", ["npy", "tsv", "hdf5 array"])
+def test_empty_keys_are_refused(tmp_path, layout):
+    open_layout = WRITERS[layout](tmp_path, ["a", ""], make_values(["a", ""]))
+    with pytest.raises(InputError, match=r"(is not an image id|the image id is empty)"):
+        import_(tmp_path, open_layout(id_rule="exact"))
