@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 from array import array
 from collections.abc import Hashable, Iterable
 from pathlib import PurePosixPath
@@ -34,7 +33,10 @@ def id_of_path(path: str, ids: IdRule) -> str:
     >>> id_of_path("train2014/a.b.jpg", "name"), id_of_path("train2014/a.b.jpg", "path")
     ('a.b', 'train2014/a.b')
     """
-    return posixpath.splitext(path.rpartition("/")[2] if ids == "name" else str(PurePosixPath(path)))[0]
+    parent, slash, name = (path if ids == "name" else str(PurePosixPath(path))).rpartition("/")
+    stem = name.rpartition(".")[0]
+    stem = stem if stem.strip(".") else name  # As `os.path.splitext`: dots at the start begin no extension.
+    return stem if ids == "name" else f"{parent}{slash}{stem}"
 
 
 class Repeat(NamedTuple):

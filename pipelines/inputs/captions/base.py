@@ -319,6 +319,8 @@ def check_text(text: object, *, place: str) -> str:
         if isinstance(text, list):
             advice = "write a row for each caption of the list, e.g. with pandas: table.explode('text')"
         raise InputError(f"{place}: the text of the caption is {text!r}, expected a string; {advice}")
+    if text.isascii():
+        return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

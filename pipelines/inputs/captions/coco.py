@@ -6,7 +6,7 @@ An image's captions are indexed in the order of the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,28 +91,32 @@ class CocoSource(CaptionSource):
         images = self._images(part.name)
         counts = dict.fromkeys(images.values(), 0)
         keys = KeyHashes()
+        places = f"{location!r}, annotation number "
         number = 0
         for number, annotation in enumerate(self._items(part.name, "annotations"), start=1):
-            place = f"{location!r}, annotation number {number}"
             if not isinstance(annotation, dict) or "image_id" not in annotation or "caption" not in annotation:
-                raise InputError(f"{place}: no 'image_id' or no 'caption' in it; is it one of COCO's 'captions_*.json'?")
+                raise InputError(
+                    f"{places}{number}: no 'image_id' or no 'caption' in it; is it one of COCO's 'captions_*.json'?"
+                )
             key = annotation["image_id"]
             if type(key) not in (int, str) or (image_id := images.get(key)) is None:
                 raise InputError(
-                    f"{place}: its image {key!r} is not among the 'images' of the file; was the file edited? Fetch it again"
+                    f"{places}{number}: its image {key!r} is not among the 'images' of the file; was the file edited? Fetch it "
+                    "again"
                 )
-            if annotation.get("id") is not None:
-                keys.add(_key_of(annotation))
-            text = check_text(annotation["caption"], place=f"{place} (image {image_id!r})")
+            if (own := annotation.get("id")) is not None:
+                keys.add((key, str(own)))
+            text = check_text(annotation["caption"], place=f"{places}{number} (image {image_id!r})")
             yield RawCaption(image_id, part.language, part.portion, counts[image_id], part.split, text)
             counts[image_id] += 1
         if not number:
             raise InputError(f"{location!r} has no 'annotations': is it one of COCO's 'captions_*.json'? Fetch it again")
+        # Files that were joined may count annotations from the start again, but not those of one image.
         annotations = enumerate(self._items(part.name, "annotations"), start=1)
-        if repeat := keys.repeat((_key_of(annotation), number) for number, annotation in annotations):
+        if repeat := keys.repeat(((item["image_id"], str(item.get("id"))), number) for number, item in annotations):
             raise InputError(
-                f"{location!r}: the annotations number {repeat.first} and {repeat.second} both have the id {repeat.key[0]!r} and "
-                f"describe the image {repeat.key[1]!r}: remove one of them, or if both are meant, give each an id of its own"
+                f"{location!r}: the annotations number {repeat.first} and {repeat.second} both have the id {repeat.key[1]!r} and "
+                f"describe the image {repeat.key[0]!r}: remove one of them, or if both are meant, give each an id of its own"
             )
 
     def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
@@ -143,11 +147,6 @@ class CocoSource(CaptionSource):
         if not keys:
             raise InputError(f"{location!r} has no 'images' at its top level: is it one of COCO's 'captions_*.json'?")
         return {key: image_id for image_id, key in keys.items()}
-
-
-def _key_of(annotation: Mapping[str, Any]) -> tuple[str, int | str]:
-    """Return the key of an annotation: files that were joined may count them from the start again, but not those of an image."""
-    return str(annotation.get("id")), annotation["image_id"]
 
 
 def _split_of(name: str) -> str:

@@ -85,8 +85,9 @@ class KarpathySource(CaptionSource):
         location = self.folder.path_of(part.name)
         tally = Tally(location)
         number = 0
+        places = f"{location!r}, image number "
         for number, image in enumerate(iter_json(self.folder, part.name, prefix="images.item"), start=1):
-            image_id, split, texts = _parse_image(image, self.ids, place=f"{location!r}, image number {number}")
+            image_id, split, texts = _parse_image(image, self.ids, place=f"{places}{number}")
             if texts:
                 tally.add((part.language, part.portion, split))
             if selection.takes(part.language, part.portion, split):
@@ -115,31 +116,34 @@ def _parse_image(image: Any, ids: IdRule, *, place: str) -> tuple[str, str, list
     check_label(split, ours="split", place=place)
     if not isinstance(sentences, list):
         raise InputError(f"{place}: 'sentences' is {sentences!r}, expected a list")
-    texts = []
+    texts, places = [], f"{place}, sentence "
     for index, sentence in enumerate(sentences):
         if not isinstance(sentence, dict) or "raw" not in sentence:
             raise InputError(f"{place}: sentence {index} has no 'raw' text; take the file that has the captions as written")
-        texts.append(check_text(sentence["raw"], place=f"{place}, sentence {index}"))
+        texts.append(check_text(sentence["raw"], place=f"{places}{index}"))
     _check_numbers(image, place=place)
     return image_id, split, texts
 
 
 def _check_numbers(image: Mapping[str, Any], *, place: str) -> None:
     """Check that the sentences of an image are those that it lists, as far as it lists any."""
-    sentences = image["sentences"]
-    owners = [sentence.get("imgid", image.get("imgid")) for sentence in sentences]
-    if "imgid" in image and (others := [owner for owner in owners if owner != image["imgid"]]):
-        raise InputError(
-            f"{place}: its 'imgid' is {image['imgid']!r}, but that of a sentence is {others[0]!r}; fetch the file again"
-        )
-    numbers = [sentence["sentid"] for sentence in sentences if sentence.get("sentid") is not None]
-    if repeats := [number for row, number in enumerate(numbers) if number in numbers[:row]]:
-        raise InputError(
-            f"{place}: two of its sentences have the 'sentid' {repeats[0]!r}: remove one of them, or number them anew"
-        )
-    listed = image.get("sentids")
-    if isinstance(listed, list) and (len(listed) != len(sentences) or not all(number in listed for number in numbers)):
-        raise InputError(
-            f"{place}: 'sentids' is {listed!r}, but its sentences are {numbers or len(sentences)!r}: some are missing or belong to "
-            "another image; fetch the file again, or if the sentences are right, take 'sentids' out"
-        )
+    sentences, listed, imgid = image["sentences"], image.get("sentids"), image.get("imgid")
+    numbers = [sentence.get("sentid") for sentence in sentences]
+    if imgid is not None:
+        for sentence in sentences:
+            if sentence.get("imgid", imgid) != imgid:
+                raise InputError(
+                    f"{place}: its 'imgid' is {imgid!r}, but that of a sentence is {sentence['imgid']!r}; fetch the file again"
+                )
+    for row, number in enumerate(numbers):
+        if number is not None and number in numbers[:row]:
+            raise InputError(
+                f"{place}: two of its sentences have the 'sentid' {number!r}: remove one of them, or number them anew"
+            )
+    if isinstance(listed, list) and listed != numbers:
+        numbers = [number for number in numbers if number is not None]
+        if len(listed) != len(sentences) or not all(number in listed for number in numbers):
+            raise InputError(
+                f"{place}: 'sentids' is {listed!r}, but its sentences are {numbers or len(sentences)!r}: some are missing or "
+                "belong to another image; fetch the file again, or if the sentences are right, take 'sentids' out"
+            )

@@ -161,6 +161,6 @@ class Multi30kSource(CaptionSource):
 
     def _image_ids(self, name: str) -> Iterator[str]:
         """Yield the image ids of a list; in the COCO test set a caption id follows the file name (``NAME.jpg#367178``)."""
-        location = self.folder.path_of(name)
+        lines = f"{self.folder.path_of(name)!r}, line "
         for number, line in enumerate(read_lines(self.folder, name), start=1):
-            yield image_id_of(line.partition("#")[0], self.ids, place=f"{location!r}, line {number}")
+            yield image_id_of(line.partition("#")[0], self.ids, place=f"{lines}{number}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from pipelines.inputs.captions.base import (
@@ -128,14 +129,15 @@ class ScanSource(CaptionSource):
                 "captions for each id. One was cut short or edited; fetch both again"
             )
         numbers: dict[str, int] = {}
+        places = f"{list_location!r}, line "
         for number, line in enumerate(read_lines(self.folder, part.images), start=1):
-            image_id = check_image_id(line, place=f"{list_location!r}, line {number}")
+            image_id = check_image_id(line, place=f"{places}{number}")
             if images < captions and (other := numbers.setdefault(image_id, number)) != number:
                 raise InputError(
                     f"{list_location!r} has an id for {captions // images} captions each, but the lines {other} and {number} are "
                     f"both {image_id!r}: give each image an id of its own, or list the id of every caption"
                 )
-            yield from (image_id for _ in range(captions // images))
+            yield from repeat(image_id, captions // images)
 
 
 def _split_of(name: str) -> str:

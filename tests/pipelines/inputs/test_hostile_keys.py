@@ -1,0 +1,271 @@
+"""Random records with hostile keys in every format of captions and images: what is read is what was written, or an error.
+
+A key is a path of random components, with dots, spaces, capitals, characters in either Unicode form, of up to 10,000 characters;
+sometimes it occurs twice, is empty or has a control character. `SOURCES` says what each format can hold. An error is right only
+where two records would get one id, an id is empty or holds what the rule for ids refuses, or a name is too long for a disk.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import tarfile
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.inputs.captions import EVERYTHING, open_source
+from pipelines.inputs.images import open_images
+from pipelines.text.blocks import blocks_of
+from schemas.errors import InputError
+from tests.pipelines.text.captions import sort_captions
+
+SEEDS = range(12)
+LETTERS = [
+    *("a", "A", "B", "b", "0", ".", "..", " ", "#1", '"', ","),
+    *("\u00e9", "e\u0301", "\u00c5", "\u212b", "\u4e2d", "\U0001f600", "\u202e", "\u2028"),
+]
+CHANGES = [str.upper, str.lower, partial(unicodedata.normalize, "NFC"), partial(unicodedata.normalize, "NFD")]
+CONTROLS = ["\n", "\t", "\x1b", "\x85", "\r"]
+REPEATS = ("belongs to two", "would both be", "are both", "occurs twice")
+LONGEST_NAME = 200  # Bytes of a file's name on a disk, well below the limit.
+
+
+@dataclass(frozen=True)
+class Source:
+    """A format, written and read back.
+
+    Attributes:
+        read: writes keys to a folder, and returns the pairs of id and value that are read.
+        paths: ids are made from paths, and their extensions are dropped.
+        on_disk: keys are names of files.
+        lines: a key is a line of text, which cannot hold a line end.
+        groups: a key that occurs twice is one image with two captions.
+    """
+
+    read: Callable[[Path, list[str], str], list[tuple[str, str]]]
+    paths: bool = False
+    on_disk: bool = False
+    lines: bool = False
+    groups: bool = False
+
+
+def _captions(format_: str, path: Path, **options: str) -> list[tuple[str, str]]:
+    source = open_source(format_, path, **options)
+    blocks = [
+        block
+        for number, part in enumerate(source.parts(EVERYTHING))
+        for block in blocks_of(source.tables(part, EVERYTHING), number)
+    ]
+    rows = sort_captions(blocks)
+    return list(zip(rows["image_id"].to_pylist(), rows["text"].to_pylist(), strict=True))
+
+
+def _images(path: Path, **options: str) -> list[tuple[str, str]]:
+    source = open_images(path, **options)
+    refs = sorted(source.refs())
+    source.check_ids(refs)
+    return [(ref.image_id, source.read(ref).decode()) for ref in refs]
+
+
+def _coco(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
+    images = [{"id": number, "file_name": f"{key}.jpg"} for number, key in enumerate(keys)]
+    annotations = [{"id": number, "image_id": number, "caption": str(number)} for number in range(len(keys))]
+    path = folder / "captions_x.json"
+    path.write_text(json.dumps({"images": images, "annotations": annotations}))
+    return _captions("coco", path, ids=ids)
+
+
+def _karpathy(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
+    images = []
+    for number, key in enumerate(keys):
+        parent, _, name = f"{key}.jpg".rpartition("/")
+        sentences = [{"raw": str(number), "imgid": number, "sentid": number}]
+        image = {"filename": name, "imgid": number, "sentids": [number], "split": "x", "sentences": sentences}
+        images.append({**image, "filepath": parent} if parent else image)
+    path = folder / "dataset_x.json"
+    path.write_text(json.dumps({"images": images}))
+    return _captions("karpathy", path, ids=ids)
+
+
+def _lines(path: Path, lines: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
+
+
+def _scan(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
+    _lines(folder / "x_caps.txt", [str(number) for number in range(len(keys)) for _ in "ab"])
+    _lines(folder / "x_ids.txt", keys)
+    rows = _captions("scan", folder)
+    assert rows[::2] == rows[1::2]
+    return rows[::2]
+
+
+def _multi30k(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
+    _lines(folder / "task1/raw/x.en", [str(number) for number in range(len(keys))])
+    _lines(
+        folder / "task1/image_splits/x.txt", [f"{key.replace('#', '')}.jpg#7" for key in keys]
+    )  # Behind # is the caption's id.
+    return _captions("multi30k", folder, ids=ids)
+
+
+def _rows(keys: list[str], values: str = "text") -> list[dict[str, str]]:
+    return [{"image_id": key, values: str(number)} for number, key in enumerate(keys)]
+
+
+def _delimited(path: Path, keys: list[str], values: str) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writerows([("image_id", values), *(tuple(row.values()) for row in _rows(keys, values))])
+    return path
+
+
+def _table(path: Path, keys: list[str], values: str = "text") -> Path:
+    if path.suffix in (".csv", ".tsv"):
+        return _delimited(path, keys, values)
+    if path.suffix == ".jsonl":
+        _lines(path, [json.dumps(row) for row in _rows(keys, values)])
+    else:
+        pq.write_table(pa.table({"image_id": keys, values: [str(number) for number in range(len(keys))]}), path)
+    return path
+
+
+def _table_of_captions(suffix: str) -> Callable[[Path, list[str], str], list[tuple[str, str]]]:
+    return lambda folder, keys, ids: _captions("table", _table(folder / f"t{suffix}", keys))
+
+
+def _table_of_images(suffix: str) -> Callable[[Path, list[str], str], list[tuple[str, str]]]:
+    def read(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
+        for number in range(len(keys)):
+            (folder / str(number)).write_text(str(number))
+        return _images(_table(folder / f"t{suffix}", keys, "uri"), ids=ids)
+
+    return read
+
+
+def _folder(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
+    for number, key in enumerate(keys):
+        path = folder / "f" / (f"{key}.jpg" if keys.index(key) == number else f"{key}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(number))
+    return _images(folder / "f", ids=ids)
+
+
+def _tar(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
+    form = (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)[len(keys) % 2]
+    with tarfile.open(folder / "t.tar", "w", format=form) as tar:
+        for number, key in enumerate(keys):
+            info = tarfile.TarInfo(f"{key}.jpg")
+            info.size = len(str(number))
+            tar.addfile(info, io.BytesIO(str(number).encode()))
+    return _images(folder / "t.tar", ids=ids)
+
+
+def _parquet_keys(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
+    pq.write_table(pa.table({"key": keys, "jpg": [str(n).encode() for n in range(len(keys))]}), folder / "p.parquet")
+    return _images(folder / "p.parquet", ids=ids)
+
+
+def _parquet_paths(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    values = [{"bytes": str(number).encode(), "path": f"{key}.jpg"} for number, key in enumerate(keys)]
+    pq.write_table(pa.table({"image": pa.array(values, kind)}), folder / "p.parquet")
+    return _images(folder / "p.parquet", ids=ids)
+
+
+SOURCES = {
+    "coco": Source(_coco, paths=True),
+    "karpathy": Source(_karpathy, paths=True),
+    "multi30k": Source(_multi30k, paths=True, lines=True),
+    "scan": Source(_scan, lines=True),
+    **{
+        f"captions{suffix}": Source(_table_of_captions(suffix), groups=True)
+        for suffix in (".csv", ".tsv", ".jsonl", ".parquet")
+    },
+    **{f"images{suffix}": Source(_table_of_images(suffix)) for suffix in (".csv", ".tsv", ".jsonl", ".parquet")},
+    "folder": Source(_folder, paths=True, on_disk=True),
+    "tar": Source(_tar, paths=True),
+    "parquet keys": Source(_parquet_keys),
+    "parquet paths": Source(_parquet_paths, paths=True),
+}
+
+
+def _component(generator: random.Random) -> str:
+    """Return a component of a path that a normal path has: neither empty nor of dots alone, and not hidden."""
+    text = "".join(generator.choices(LETTERS, k=generator.randint(1, 6)))
+    return text if text.strip(".") and not text.startswith(".") else f"x{text}"
+
+
+def _keys(generator: random.Random, source: Source) -> list[str]:
+    """Return random keys, of which some are alike."""
+    keys = ["/".join(_component(generator) for _ in range(generator.randint(1, 3))) for _ in range(generator.randint(1, 12))]
+    for key in list(keys):
+        change = generator.choice(CHANGES)
+        keys += [change(key)] * (generator.random() < 0.3) + [f"y/{key}"] * (generator.random() < 0.05)
+    if generator.random() < 0.3:
+        keys.append("z" * (LONGEST_NAME if source.on_disk else 10_000))
+    keys = list(dict.fromkeys(keys))
+    if generator.random() < 0.2:
+        keys.append(generator.choice(keys))
+    generator.shuffle(keys)
+    return keys
+
+
+def _spoil(generator: random.Random, keys: list[str], source: Source) -> list[str]:
+    """Return keys, of which one may have become empty or got a control character."""
+    keys, position, kind = list(keys), generator.randrange(len(keys)), generator.random()
+    if kind < 0.1 and not source.paths:
+        keys[position] = ""
+    elif kind < 0.2:
+        keys[position] += generator.choice(CONTROLS[1:4] if source.lines else CONTROLS) + "x"
+    return keys
+
+
+def _expected(keys: list[str], source: Source, ids: str) -> list[str]:
+    """Return the id of each key, by the rule alone."""
+    return [key.split("/")[-1] for key in keys] if source.paths and ids == "name" else keys
+
+
+def check(name: str, ids: str, seed: int, folder: Path) -> str:
+    source = SOURCES[name]
+    generator = random.Random(f"{name} {ids} {seed}")
+    keys = _spoil(generator, _keys(generator, source), source)
+    if name == "multi30k":
+        keys = [key.replace("#", "") for key in keys]
+    expected = _expected(keys, source, ids)
+    refused = any(not image_id or any(control in image_id for control in CONTROLS) for image_id in expected)
+    repeated = max(Counter(expected).values()) > 1 and not source.groups
+    try:
+        rows = source.read(folder, keys, ids)
+    except InputError as error:
+        message = str(error)
+        if refused:
+            return "refused"
+        assert repeated, (keys, message)
+        assert any(words in message for words in REPEATS), message
+        return "repeated"
+    assert not refused
+    assert not repeated
+    assert Counter(rows) == Counter((image_id, str(number)) for number, image_id in enumerate(expected))
+    return "read"
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"), [(name, ids) for name, source in SOURCES.items() for ids in ("name", "path")[: 1 + source.paths]]
+)
+def test_hostile_keys_are_read_back_or_refused(name, ids, tmp_path):
+    outcomes: Counter[str] = Counter()
+    for seed in SEEDS:
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        outcomes[check(name, ids, seed, folder)] += 1
+    assert outcomes["read"] >= 2, outcomes
