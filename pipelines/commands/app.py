@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ from pipelines.commands.options import console, notes, remark
 from pipelines.commands.process import BROKEN_PIPE, ask_what_to_leave
 from schemas import events
 from schemas.escapes import escape_text
+from schemas.fonts import FontWarning
 from train.commands import figures
 from train.voice import Voice
 
@@ -106,9 +108,23 @@ def main() -> None:
     # Typer and `train` have consoles of their own.
     Console.on_broken_pipe = _end_of_pipe  # type: ignore[method-assign]
     Console.render = _render_escaped  # type: ignore[method-assign]
+    warnings.showwarning = _show_warning
     if wants_events(sys.argv[1:]):
         events.start()  # Before the words are parsed, so that wrong usage is an event as well.
     sys.exit(run(voice.once(app)))
+
+
+_show_any_warning = warnings.showwarning
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any, **named: Any
+) -> None:
+    """Show a warning of ours as a remark, others as Python does."""
+    if issubclass(category, FontWarning):
+        remark(str(message))
+    else:
+        _show_any_warning(message, category, filename, lineno, *more, **named)
 
 
 _render = Console.render

@@ -9,11 +9,14 @@ from typing import NamedTuple, TypeAlias
 from PIL import Image, ImageDraw, ImageFont
 
 from schemas.escapes import escape_text
+from schemas.fonts import font_files, warn_of_missing_glyphs
 
 __all__ = ["LabelledBox", "colour_of", "draw_boxes"]
 
 _LEAST_SIDE = 800  # Smaller pictures are enlarged to this many pixels on their longer side, so that labels are readable.
 _Place: TypeAlias = tuple[float, float, float, float]
+_Font: TypeAlias = ImageFont.FreeTypeFont | ImageFont.ImageFont
+_NO_CHARACTER = "\U0010fffe"
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
@@ -55,7 +58,7 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
     canvas = image.resize(size, Image.Resampling.BICUBIC) if scale > 1 else image.copy()
     pen = ImageDraw.Draw(canvas)
     width = max(2, round(max(size) / 400))
-    font = ImageFont.load_default(max(13, round(max(size) / 60)))
+    height = max(13, round(max(size) / 60))
     scaled = [
         LabelledBox(_within((value * scale for value in box.xyxy), size), escape_text(box.label), box.group) for box in boxes
     ]
@@ -63,11 +66,38 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
         pen.rectangle(box.xyxy, outline=colour_of(box.group), width=width)
     taken: list[_Place] = []
     for box in scaled:
+        font = _font_for(box.label, height)
         place = _place_of(pen.textbbox((0, 0), box.label, font=font), box.xyxy, taken, size) if box.label else None
         if place is not None:
             taken.append(place)
             _draw_label(pen, font, box, place)
     return canvas
+
+
+def _font_for(text: str, height: int) -> _Font:
+    """Return Pillow's own font, or the first font of this machine that has more of the characters of a text."""
+    best: _Font = ImageFont.load_default(height)
+    nowhere = missing = set() if text.isascii() else _missing_from(best, text)
+    for path in font_files() if missing else ():
+        try:
+            font = ImageFont.truetype(path, height)
+            lacking = _missing_from(font, text)
+        except OSError:
+            continue
+        nowhere = nowhere & lacking
+        if len(lacking) < len(missing):
+            best, missing = font, lacking
+        if not missing:
+            break
+    warn_of_missing_glyphs(nowhere)
+    return best
+
+
+def _missing_from(font: _Font, text: str) -> set[str]:
+    """Return the characters of a text that a font draws as it does those that no font has."""
+    glyphs = {character: font.getmask(character) for character in {*text, _NO_CHARACTER} if not character.isspace()}
+    drawn = {character: (mask.size, bytes(mask)) for character, mask in glyphs.items()}
+    return {character for character in text if drawn.get(character) == drawn[_NO_CHARACTER]}
 
 
 def _within(xyxy: Iterable[float], size_wh: tuple[int, int]) -> _Place:
@@ -78,9 +108,7 @@ def _within(xyxy: Iterable[float], size_wh: tuple[int, int]) -> _Place:
     return left, top, min(max(right, left), width - 1), min(max(bottom, top), height - 1)
 
 
-def _draw_label(
-    pen: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, box: LabelledBox, place: _Place
-) -> None:
+def _draw_label(pen: ImageDraw.ImageDraw, font: _Font, box: LabelledBox, place: _Place) -> None:
     """Draw a label on a background of the box's colour."""
     background = colour_of(box.group)
     pen.rectangle(place, fill=background)

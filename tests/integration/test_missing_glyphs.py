@@ -1,0 +1,94 @@
+"""Text in scripts that the fonts of pictures lack: another font of the machine draws it, or one line names the font to install."""
+
+import warnings
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from pipelines.datasets import drawing
+from pipelines.datasets.drawing import LabelledBox, draw_boxes
+from schemas import fonts
+from schemas.features import FeatureSpec
+from schemas.fonts import FontWarning
+from schemas.storage import Folder
+from tests.builders import write_rows
+from train.runs import plotting
+
+SHIPPED = Path(mpl.get_data_path(), "fonts", "ttf")
+STIX, DEJAVU = str(SHIPPED / "STIXNonUni.ttf"), str(SHIPPED / "DejaVuSans.ttf")
+OF_STIX = "\ue153"  # Private characters of STIX, which DejaVu has not.
+
+
+@pytest.fixture(autouse=True)
+def _no_earlier_warnings():
+    fonts._warn.cache_clear()
+
+
+def draw(folder: Path, text: str, name: str = "a.png") -> bytes:
+    """Draw a text, also as the label of a tick."""
+    figure = Figure(figsize=(3, 2))
+    figure.subplots().set_xticks([0, 1], [text, "b"])
+    figure.text(0.1, 0.5, text)
+    plotting.save(figure, Folder(str(folder)), name)
+    return (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.svg", "a.pdf"])
+def test_figures_warn_once_of_each_script(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(plotting, "font_files", list)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        draw(tmp_path, "a 猫 狗 हिन्दी عربي", name)
+    assert {warning.category for warning in caught} == {FontWarning}
+    assert ["Chinese" in str(w.message) for w in caught] == [True, False]
+    assert ["Noto Sans Devanagari" in str(w.message) for w in caught] == [False, True]
+
+
+def test_figures_use_another_font_of_the_machine(monkeypatch, tmp_path):
+    monkeypatch.setattr(plotting, "font_files", list)
+    with pytest.warns(FontWarning, match="which no font of this machine has"):
+        boxes = draw(tmp_path, OF_STIX)
+    monkeypatch.setattr(plotting, "font_files", lambda: [__file__, STIX])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert draw(tmp_path, OF_STIX) != boxes
+        draw(tmp_path, "a é я")
+
+
+def test_other_warnings_of_figures_are_shown(monkeypatch, tmp_path):
+    monkeypatch.setattr(Figure, "savefig", lambda *arguments, **options: warnings.warn("of another kind", stacklevel=1))
+    with pytest.warns(UserWarning, match="of another kind"):
+        draw(tmp_path, "a")
+
+
+def test_labels_use_another_font_of_the_machine(monkeypatch):
+    def drawn(label: str, files: list[str]) -> np.ndarray:
+        monkeypatch.setattr(drawing, "font_files", lambda: files)
+        return np.asarray(draw_boxes(Image.new("RGB", (800, 100)), [LabelledBox((10, 10, 500, 90), label)]))
+
+    with pytest.warns(FontWarning, match="Arabic characters.*Noto Sans Arabic"):
+        boxes = drawn("عربي", [])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (drawn("عربي", [__file__, DEJAVU]) != boxes).any()
+        assert (drawn("plain 0.93", [DEJAVU]) == drawn("plain 0.93", [])).all()
+
+
+def test_view_prints_one_line(imagepivot, monkeypatch, tmp_path):
+    monkeypatch.setattr(drawing, "font_files", list)
+    row = {"width": 20, "height": 10, "num_regions": 2, "boxes": np.array([[1, 1, 9, 9], [2, 2, 8, 8]], np.float32)}
+    row |= {"features": np.zeros((2, 2), np.float32), "class_ids": np.array([1, 2]), "class_scores": np.array([0.9, 0.8])}
+    row |= {"attribute_ids": np.zeros(2), "attribute_scores": np.zeros(2), "image_id": "a"}
+    names = {"_names/classes": "猫\n狗\n".encode()}
+    write_rows(tmp_path / "regions", "regions", [row], FeatureSpec("toy", (2, 2)), files=names)
+    Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
+    done = imagepivot("view", "regions", "a.png", "--image", "a", "-o", "b.png", cwd=tmp_path)
+    assert done.stderr == (
+        "text in pictures has Chinese, Japanese or Korean characters, which no font of this machine has, and which show as boxes: "
+        "install Noto Sans CJK (Debian and Ubuntu: apt install fonts-noto-cjk) and draw again\n"
+    )
+    assert done.stdout == "b.png: 2 regions of 'a'\n"
