@@ -294,7 +294,7 @@ class Dataset:
         try:
             return Vocabulary.from_table(table)
         except ValueError as error:
-            raise DatasetError(f"{self.folder.location!r} is no vocabulary: {error}. Make it again") from error
+            raise DatasetError(f"{self.folder.location!r} is no vocabulary: {error}. Make it again with --overwrite") from error
 
     @contextmanager
     def open_shard(self, number: int) -> Iterator[OpenShard]:

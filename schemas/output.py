@@ -8,22 +8,26 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from schemas import interruption
 from schemas.errors import DatasetError
 from schemas.filesystems import storage_errors
-from schemas.fingerprints import FORMAT_VERSION, Identity
+from schemas.fingerprints import FORMAT_VERSION, Identity, sha256_of_json
 from schemas.keys import shard_name
 from schemas.kinds import schema_of
 from schemas.parameters import feature_of
 from schemas.remote_jobs import JOB_NAME
 from schemas.shards import Footer, inspect_shard
 from schemas.storage import Folder
+
+if TYPE_CHECKING:
+    from schemas.dataset import Dataset
 
 __all__ = ["LOCK_NAME", "PROBE_NAME", "PUBLISHING_NAME", "Output", "hold", "lock_file"]
 
@@ -55,7 +59,7 @@ class Output:
         files: content, by name, of files besides the shards that are known before the run. They are not part of the identity: a
             dataset that lacks nothing but these gets them, and its shards stay.
         other_files: regular expression of the names of all files besides the shards that a run of this kind may write.
-        sources: datasets that the listings are of, for messages; empty where they are of images.
+        sources: datasets that listings and states are of, for messages; empty where they are of images.
     """
 
     folder: Folder
@@ -65,6 +69,14 @@ class Output:
     files: Mapping[str, bytes] = field(default_factory=dict)
     other_files: str = ""
     sources: tuple[str, ...] = ()
+
+    def made_from(self, *sources: Dataset) -> Output:
+        """Return the output with a note of the content of the datasets that it is made from, for its records.
+
+        The fingerprints of these datasets are part of the identity, but their content may be another, e.g. of another version.
+        """
+        state = sha256_of_json([source.manifest.content_sha256 for source in sources])
+        return replace(self, states=(state,) * self.shards, sources=tuple(source.folder.location for source in sources))
 
     @property
     def shards(self) -> int:

@@ -134,6 +134,8 @@ def open_shard(output: Output, number: int) -> Iterator[ShardWriter]:
     with suppress(LostError), folder.temporary(name) as file:
         with pq.ParquetWriter(file, output.schema, version="2.6", **options) as parquet:
             shard = ShardWriter(parquet, output.schema, group_rows, output.identity)
+            if output.listings is None and output.states is not None:
+                shard.sources = Sources(output.states[number])
             yield shard
             failures, said = failures_content(shard.failures)
             shard._finish(said)

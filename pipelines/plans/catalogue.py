@@ -135,7 +135,12 @@ COMMANDS: Mapping[str, StepCommand] = {
         computes=True,
     ),
     "embed": StepCommand(
-        "files", ("run", "features", "captions", "token_features"), neutral=("device",), computes=True, overwrites=True
+        "files",
+        ("run", "features", "captions", "token_features"),
+        neutral=("device",),
+        computes=True,
+        checks=True,
+        overwrites=True,
     ),
     "sts": StepCommand(
         "report",

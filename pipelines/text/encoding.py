@@ -72,4 +72,4 @@ def plan_encoding(job: EncodeJob, captions: Dataset, vocabulary: Dataset) -> Out
         ),
         shards=captions.num_shards,
     )
-    return Output(folder=Folder(job.output), identity=identity)
+    return Output(folder=Folder(job.output), identity=identity).made_from(captions, vocabulary)

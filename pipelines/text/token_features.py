@@ -71,7 +71,7 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
         shards=captions.num_shards,
     )
-    output = Output(folder=Folder(job.output), identity=identity)
+    output = Output(folder=Folder(job.output), identity=identity).made_from(captions)
     if execution.is_local and not execution.workers:
         execution = replace(execution, workers=1)
     workers = execution.local_workers if execution.is_local else 1

@@ -101,4 +101,5 @@ def plan_vocabulary(job: VocabularyJob, captions: Dataset) -> Output:
         ).to_json(),
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
     )
-    return Output(folder=Folder(job.output), identity=identity, other_files="|".join(map(re.escape, TEXT_NAMES)))
+    texts = "|".join(map(re.escape, TEXT_NAMES))
+    return Output(folder=Folder(job.output), identity=identity, other_files=texts).made_from(captions)

@@ -138,7 +138,7 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
             shard.write(_rows(vocabulary, language, one.vectors, spec))
         shard.statistics = {language: one.statistics for language, one in found.items()}
 
-    output = Output(folder=Folder(job.output), identity=identity)
+    output = Output(folder=Folder(job.output), identity=identity).made_from(dataset)
     return write_dataset(
         output,
         make_shard,

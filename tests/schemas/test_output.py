@@ -19,7 +19,7 @@ from schemas.output import Output, hold
 from schemas.storage import Folder
 from schemas.survey import Survey
 from schemas.validation import validate
-from schemas.writing import commit
+from schemas.writing import commit, open_shard
 from tests.schemas.conftest import prepare
 
 SHARD = "part-{:05d}-of-00003.parquet".format
@@ -349,6 +349,27 @@ def test_a_manifest_of_another_program_is_no_dataset(new_features, overwrite):
     (toy.path / "manifest.json").write_text('{"name": "an extension of a browser", "version": "1"}')
     (toy.path / "icon.png").write_bytes(b"mine")
     refuse(toy.output, r"holds files that do not belong to a dataset, e.g. 'icon.png'", overwrite=overwrite)
+
+
+def test_the_content_of_sources_is_noted_in_the_records_alone(toys, new_features):
+    captions, vocabulary = (open_dataset(toys[name].path) for name in ("captions", "vocabulary"))
+    plain, toy = new_features("plain"), new_features("noted")
+    plain.write()
+    output = toy.output.made_from(captions, vocabulary)
+    for number in range(3):
+        with open_shard(output, number) as shard:
+            shard.write(toy.table(toy.shard(number)))
+            shard.statistics = {"rows_written": shard.rows}
+    manifest = commit(output)
+    assert Survey(output).complete() == manifest
+    both = [{name: data for name, data in tree(one.path).items() if ".records" not in name} for one in (plain, toy)]
+    assert both[0] == both[1]
+    other = toy.output.made_from(captions)
+    assert Survey(other).complete() is None
+    with pytest.raises(DatasetError, match=rf"was not made from what '{toys['captions'].path}' holds now: of 3 of 3 shards"):
+        Survey(other).refuse(overwrite=False)
+    Survey(other).refuse(overwrite=True)
+    assert Survey(plain.output.made_from(captions)).complete() == open_dataset(plain.path).manifest  # It noted nothing.
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

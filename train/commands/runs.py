@@ -148,7 +148,12 @@ def embed(
         str, typer.Option("--languages", help="Only captions in these; all that the run knows if not given.")
     ] = "",
     device: Device = "auto",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another dataset in OUTPUT.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace another dataset in OUTPUT, or embeddings of other content.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare the digests of what OUTPUT holds, too, and make again what is damaged.")
+    ] = False,
     allow_missing_features: Annotated[
         bool, typer.Option("--allow-missing-features", help="Embed what has features of --splits, and say what has none.")
     ] = False,
@@ -174,6 +179,7 @@ def embed(
         languages=several(languages),
         allow_missing_features=allow_missing_features,
         token_features=token_features,
+        verify=check,
     )
     total = sum(open_dataset(source).manifest.rows for source in (features, captions) if source)
     with Counter(notes, "embed", unit="vectors", total=total, log_json=log_json) as count:

@@ -68,6 +68,7 @@ class EmbedJob:
         allow_missing_features: embed the images of ``splits`` that have features where others lack them, instead of raising an
             error.
         token_features: folder of the vectors of tokens, for captions and a run that reads these; empty for others.
+        verify: compare the digests of the shards that are there, too, and write damaged ones again.
 
     Raises:
         UsageError: there is nothing to embed, a selection has no captions to choose from, or the name of the device is unknown.
@@ -83,6 +84,7 @@ class EmbedJob:
     languages: tuple[str, ...] = ()
     allow_missing_features: bool = False
     token_features: str = ""
+    verify: bool = False
 
     def __post_init__(self) -> None:
         if not self.features and not self.captions:
@@ -124,6 +126,7 @@ def embed(job: EmbedJob, count: Count = count_nothing, remark: Remark = logger.w
         allow_missing_features=job.allow_missing_features,
         remark=remark,
         token_features=job.token_features,
+        verify=job.verify,
     )
 
 
@@ -141,6 +144,7 @@ def embed_run(
     allow_missing_features: bool = False,
     remark: Remark = logger.warning,
     token_features: str = "",
+    verify: bool = False,
 ) -> list[Manifest]:
     """Embed images and captions with the model of an open run, one output shard per input shard.
 
@@ -161,6 +165,7 @@ def embed_run(
         allow_missing_features: as in `EmbedJob`.
         remark: receives a sentence about the images that lack features, for each split that has such.
         token_features: as in `EmbedJob`.
+        verify: as in `EmbedJob`.
 
     Returns:
         Manifests of the datasets: kind ``features`` in ``images``, kind ``embeddings`` in ``captions``.
@@ -200,7 +205,7 @@ def embed_run(
         sources = (encoded,) if tokens is None else (encoded, tokens)
         tasks.append(_Task("embeddings", f"{output}/captions", sources, selection, rows))
     digest = weights_digest(run.model.state_dict())
-    return [_write(run, digest, task, name=name, overwrite=overwrite) for task in tasks]
+    return [_write(run, digest, task, name=name, overwrite=overwrite, verify=verify) for task in tasks]
 
 
 def _open_tokens(run: Run, captions: Dataset, location: str) -> Dataset | None:
@@ -280,7 +285,7 @@ class _Task:
     rows: _Rows
 
 
-def _write(run: Run, digest: str, task: _Task, *, name: str, overwrite: bool) -> Manifest:
+def _write(run: Run, digest: str, task: _Task, *, name: str, overwrite: bool, verify: bool) -> Manifest:
     """Write a dataset with as many shards as its source, or complete it; the digest is that of the weights."""
     spec = FeatureSpec(name=name, shape=(run.model.width,), source=run.config.description)
     model = EmbeddingModel(
@@ -303,7 +308,7 @@ def _write(run: Run, digest: str, task: _Task, *, name: str, overwrite: bool) ->
         shard.statistics = {**statistics, "listing": listings[number]}
         shard.write(pa.table(columns, schema=output.schema))
 
-    return write_dataset(output, make_shard, overwrite=overwrite, libraries=("torch",))
+    return write_dataset(output, make_shard, overwrite=overwrite, verify=verify, libraries=("torch",))
 
 
 def _listings(sources: Sequence[Dataset]) -> tuple[str, ...]:

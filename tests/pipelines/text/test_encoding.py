@@ -1,5 +1,6 @@
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.kinds import CAPTIONS, ENCODED
 from schemas.validation import validate
 from schemas.vocabulary import Vocabulary
+from tests.builders import write_rows
 
 ONE = Execution(workers=1)
 WORDS = ["a", "b", "c", "d", "e"]
@@ -131,6 +133,26 @@ def test_finished_shards_are_kept(inputs, encoded, tmp_path):
     encode_captions(job_of(inputs, tmp_path / "e"), ONE)
     assert {path.name: path.read_bytes() for path in files(tmp_path / "e")} == before
     assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == (stamp.st_mtime_ns, stamp.st_ino)
+
+
+@pytest.mark.slow
+def test_captions_whose_content_has_changed_are_encoded_again_only_when_asked(inputs, encoded, tmp_path):
+    shutil.copytree(encoded, tmp_path / "e")
+    captions = open_dataset(inputs / "captions")
+    rows = [{**row, "tokens": ["a"]} for row in captions.table().to_pylist()]  # As another version might cut the text.
+    more = {"parameters": captions.manifest.parameters, "inputs": captions.manifest.inputs, "shards": 5}
+    assert write_rows(tmp_path / "captions", "captions", rows, **more).fingerprint == captions.fingerprint
+    job = replace(job_of(inputs, tmp_path / "e"), captions=str(tmp_path / "captions"))
+    with pytest.raises(
+        DatasetError, match=r"was not made from what '.*captions' and '.*vocabulary' holds now: of 5 of 5 shards"
+    ):
+        encode_captions(job, ONE)
+    assert open_dataset(tmp_path / "e").manifest == open_dataset(encoded).manifest
+    shutil.rmtree(tmp_path / "e" / ".records")  # As a copy without them, or of an earlier version, which noted no content.
+    assert encode_captions(job, ONE) == open_dataset(encoded).manifest
+    encode_captions(replace(job, overwrite=True), ONE)
+    one = [1, open_dataset(inputs / "vocabulary").vocabulary().ids["a"], 2]
+    assert open_dataset(tmp_path / "e").table()["token_ids"].to_pylist() == [one] * len(rows)
 
 
 def test_all_shards_finished_and_no_manifest(inputs, encoded, tmp_path):

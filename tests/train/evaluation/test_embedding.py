@@ -182,6 +182,17 @@ def test_embeddings_of_earlier_versions_can_be_read_and_are_made_again(job):
     assert embed(replace(job, overwrite=True))[0] == manifest
 
 
+def test_damaged_shards_are_written_again_when_they_are_verified(job):
+    embed(job)
+    path = Path(job.output, "captions", "part-00001-of-00003.parquet")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    embed(job)
+    assert path.read_bytes() != whole
+    embed(replace(job, verify=True))
+    assert path.read_bytes() == whole
+
+
 def test_a_job_needs_something_to_embed_and_a_known_device():
     with pytest.raises(UsageError, match="nothing to embed: give --features, --captions, or both"):
         EmbedJob(run="run", output="out")
