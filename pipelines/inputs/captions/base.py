@@ -285,22 +285,20 @@ def path_parameters(ids: IdRule) -> dict[str, Any]:
     return {} if ids == "name" else {"ids": ids}
 
 
-def check_label(value: object, *, ours: str, place: str) -> str:
+def check_label(value: object, *, ours: str, place: str, advice: str = "fill it in, or leave the whole column out") -> str:
     """Return the name of a portion, split or language: not empty, no control character, no ``/``, which separates keys' parts.
 
     Args:
         value: the value as read.
         ours: our name of the column.
         place: file and row, for the message.
+        advice: remedy, for the message.
 
     Raises:
         InputError: it is anything else.
     """
     if not isinstance(value, str) or not value or _NO_LABEL.search(value) is not None:
-        raise InputError(
-            f"{place}: {ours!r} is {value!r}, expected a name such as 'train', without '/'; "
-            "fill it in, or leave the whole column out"
-        )
+        raise InputError(f"{place}: {ours!r} is {value!r}, expected a name such as 'train', without '/'; {advice}")
     return value
 
 

@@ -138,7 +138,9 @@ class CocoSource(CaptionSource):
             key, path = image["id"], image["file_name"]
             image_id = image_id_of(path, self.ids, place=place)
             if paths.setdefault(key, path) != path:
-                raise InputError(f"{place}: the id {key!r} stands for {paths[key]!r} and {path!r}; ids must be unique")
+                raise InputError(
+                    f"{place}: the id {key!r} stands for {paths[key]!r} and {path!r}: number images anew, here and in 'annotations'"
+                )
             if (other := keys.setdefault(image_id, key)) != key:
                 raise InputError(
                     f"{place}: the images {other!r} ({paths[other]!r}) and {key!r} ({path!r}) would both be {image_id!r}: "

@@ -113,7 +113,7 @@ def _parse_image(image: Any, ids: IdRule, *, place: str) -> tuple[str, str, list
     image_id = image_id_of(path, ids, place=place)
     place = f"{place} ({image_id!r})"
     split, sentences = image["split"], image["sentences"]
-    check_label(split, ours="split", place=place)
+    check_label(split, ours="split", place=place, advice="write the split of the image")
     if not isinstance(sentences, list):
         raise InputError(f"{place}: 'sentences' is {sentences!r}, expected a list")
     texts, places = [], f"{place}, sentence "

@@ -68,7 +68,7 @@ class ScanSource(CaptionSource):
             place = repr(folder.path_of(name))
             if not without_gz(name).endswith(_ENDING):
                 raise InputError(f"{place} is not named 'SPLIT{_ENDING}', so its split is unknown: rename it")
-            split = check_label(_split_of(name), ours="split", place=place)
+            split = check_label(_split_of(name), ours="split", place=place, advice=f"rename it 'SPLIT{_ENDING}'")
             if splits.setdefault(split, name) != name:
                 raise InputError(f"{splits[split]!r} and {name!r} in {location!r} are the same split: keep one")
             lists.append(next((list_ for list_ in (f"{split}_ids.txt", f"{split}_ids.txt.gz") if list_ in present), ""))
@@ -117,7 +117,7 @@ class ScanSource(CaptionSource):
                 raise InputError(
                     f"{location!r} has {captions:,} captions, which is not {_PER_IMAGE} for each image, and there is no "
                     f"'{part.split}_ids.txt' beside it that says which images they belong to: was it cut short? Fetch it again, or "
-                    "write the list of ids"
+                    "write the list, with the id of the image for each caption"
                 )
             yield from (f"{part.split}-{line // _PER_IMAGE}" for line in range(captions))
             return

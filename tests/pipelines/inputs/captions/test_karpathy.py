@@ -120,7 +120,10 @@ IMAGE = {"filename": "a.jpg", "split": "train", "sentences": [SENTENCE]}
         ([{**IMAGE, "filename": 7}], r"image number 1: the image id is 7, expected a string"),
         ([{**IMAGE, "filename": "a\n.jpg"}], r"image number 1: the image id 'a\\n.jpg' has the control character '\\n'"),
         ([{"filename": "a.jpg", "sentences": []}], r"image number 1: no 'split' in it"),
-        ([{**IMAGE, "split": None}], r"image number 1 \('a'\): 'split' is None, expected a name"),
+        (
+            [{**IMAGE, "split": None}],
+            r"image number 1 \('a'\): 'split' is None, expected a name .*; write the split of the image$",
+        ),
         ([{**IMAGE, "sentences": "a"}], r"image number 1 \('a'\): 'sentences' is 'a', expected a list"),
         ([{**IMAGE, "sentences": [SENTENCE, {"tokens": []}]}], r"\('a'\): sentence 1 has no 'raw' text"),
         ([{**IMAGE, "sentences": [{"raw": None}]}], r"\('a'\), sentence 0: the text of the caption is None"),

@@ -116,7 +116,10 @@ def test_selections_and_inputs(precomp):
         ),
         ({"a_caps": lines(*range(2)), "a_ids": lines(1, 2, 3)}, r"has 2 captions, but .* has 3 ids"),
         ({"a_caps": lines(*range(5)), "a_ids": ""}, r"has 5 captions, but .* has 0 ids"),
-        ({"a_caps": lines(*range(9))}, r"has 9 captions, which is not 5 for each image, and there is no 'a_ids.txt' beside it"),
+        (
+            {"a_caps": lines(*range(9))},
+            r"has 9 captions, which is not 5 for each image, and there is no 'a_ids.txt' beside it .* for each caption$",
+        ),
         ({"a_caps": lines(*range(2)), "a_ids": lines(1, "")}, r"a_ids.txt', line 2: the image id is empty"),
         (
             {"a_caps": lines(*range(6)), "a_ids": lines("x", "y", "x")},
@@ -139,6 +142,9 @@ def test_files_without_a_split_are_refused(tmp_path):
     folder = write(tmp_path / "p", train_ids="1")
     with pytest.raises(InputError, match=r"no 'SPLIT_caps.txt' in '.*'; it holds 'train_ids.txt'"):
         open_source("scan", folder)
+    write(folder, _caps="a")
+    with pytest.raises(InputError, match=r"_caps.txt': 'split' is '', expected a name .*; rename it 'SPLIT_caps.txt'$"):
+        open_source("scan", folder / "_caps.txt")
     with pytest.raises(InputError, match=r"is not named 'SPLIT_caps.txt', so its split is unknown: rename it"):
         open_source("scan", folder / "train_ids.txt")
 
