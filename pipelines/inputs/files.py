@@ -227,9 +227,12 @@ def iter_json(folder: Folder, name: str, *, prefix: str) -> Iterator[Any]:
             detail = error.args[0] if error.args else ""
             if isinstance(detail, bytes):
                 detail = detail.decode("utf-8", "replace")
+            advice = "Was it cut short? Fetch or write the file again"
+            if "trailing garbage" in str(detail) or "Additional data" in str(detail):
+                advice = "It holds more than one document: are these JSON lines? They are a table, in a file named '.jsonl'"
             raise InputError(
                 f"{folder.path_of(name)!r} is not well-formed JSON: {' '.join(str(detail).split())!r} "
-                f"after {done} items of {prefix.removesuffix('.item')!r}. Was it cut short? Fetch or write the file again"
+                f"after {done} items of {prefix.removesuffix('.item')!r}. {advice}"
             ) from error
 
 

@@ -26,12 +26,14 @@ from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, find_delimiter, hea
 from pipelines.inputs.files import open_seekable, read_lines, without_gz
 from schemas.errors import InputError, UsageError
 from schemas.storage import Folder
+from schemas.text import LONE_CR
 
 __all__ = ["Batch", "Column", "Row", "check_dialect", "delimiter_of", "is_table", "read_batches", "read_rows", "type_of"]
 
 _BATCH_ROWS = 2048
 _BUFFER_BYTES = 1 << 18
 _TEXT_TYPES = ("csv", "tsv", "jsonl", "ndjson")
+_ARRAY = "if the file is one JSON array, write its objects line by line: jq -c '.[]' OLD > NEW.jsonl"
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 Row: TypeAlias = tuple[str, dict[str, Any]]
@@ -204,6 +206,8 @@ class _Table:
                 advice = f"write the columns as {ours}={theirs},... with one of these names"
                 if ours not in self.renamed:
                     advice = f"name them, such as --columns {','.join(f'{name}=...' for name in self.required)}"
+                    if type_of(self.name) in _DELIMITERS:
+                        advice += ", or write a line with names above the rows if this is the first row"
                 raise InputError(
                     f"{location!r} has no column {theirs!r}; its columns are {', '.join(map(repr, header))}: {advice}"
                 )
@@ -320,11 +324,13 @@ class _Table:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise InputError(
-                f"{self.location!r}, line {number}: not JSON, {error}; each line must hold one whole object"
-            ) from error
+            advice = LONE_CR if "\r" in line else _ARRAY if line.startswith("[") else "each line must hold one whole object"
+            raise InputError(f"{self.location!r}, line {number}: not JSON, {error}; {advice}") from error
         if not isinstance(row, dict):
-            raise InputError(f"{self.location!r}, line {number}: found {line[:80]!r}, expected a JSON object such as {{...}}")
+            advice = f"; {_ARRAY}" if isinstance(row, list) else ""
+            raise InputError(
+                f"{self.location!r}, line {number}: found {line[:80]!r}, expected a JSON object such as {{...}}{advice}"
+            )
         return row
 
     def _check_json_columns(self, row: Mapping[str, Any], columns: Mapping[str, str], number: int) -> None:

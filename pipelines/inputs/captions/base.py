@@ -209,6 +209,11 @@ class Tally:
         self._location = location
         self._seen: set[tuple[str, str, str]] = set()
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no kind was recorded yet."""
+        return not self._seen
+
     def add(self, kind: tuple[str, str, str]) -> None:
         """Record one kind.
 

@@ -43,6 +43,7 @@ __all__ = ["TABLE_COLUMNS", "TableSource"]
 
 TABLE_COLUMNS = ("image_id", "text", "language", "portion", "index", "split")
 
+_LIST = r"""(?s)^\s*\[\s*["'].*["']\s*\]\s*$"""
 _REQUIRED = ("image_id", "text")
 _MAX_INDEX = 32767
 _SPLIT = "train"
@@ -127,6 +128,8 @@ class TableSource(CaptionSource):
         ):
             whole = self._table(batch)
             for table in tables_of(self._captions(batch)) if whole is None else (whole,):
+                if tally.is_empty and not start:
+                    _check_lists(table["text"].drop_null(), batch)
                 for kind in _kinds(table):
                     tally.add(kind)
                 yield _selected(table, selection)
@@ -186,6 +189,16 @@ def _check_kind(value: object, *, ours: str, place: str = "") -> str:
         return check_language(label) if ours == "language" else label
     except UsageError as error:
         raise InputError(f"{place}: the language {error}") from error
+
+
+def _check_lists(texts: pa.ChunkedArray, batch: Batch) -> None:
+    """Check that the first captions of a table are not all lists, which CSV holds as text."""
+    if len(texts) and pc.all(pc.match_substring_regex(texts, _LIST)).as_py():
+        name, example = batch.names["text"], texts[0].as_py()[:80]
+        raise InputError(
+            f"{batch.location!r}, column {name!r}: every text is a list, such as {example!r}, expected one caption a row; "
+            "with pandas: table['text'] = table['text'].map(ast.literal_eval), then table.explode('text')"
+        )
 
 
 def _kinds(table: pa.Table) -> list[tuple[str, str, str]]:

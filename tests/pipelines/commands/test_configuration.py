@@ -99,12 +99,15 @@ def test_lists_and_tables(parse):
     splits = "train,val"
     train-splits = []
     columns = { image_id = "file", text = "caption" }
+    delimiter = "\\t"
+    quoting = "none"
     """
     params = parse("captions", toml=toml).params
     assert several(params["languages"]) == ("en", "de")
     assert several(params["splits"]) == ("train", "val")
     assert several(params["train_splits"]) == ()
     assert params["columns"] == "image_id=file,text=caption"
+    assert (params["delimiter"], params["quoting"]) == ("\t", "none")
 
 
 def test_options_that_may_be_repeated_are_lists(parse):

@@ -214,3 +214,10 @@ def test_json_that_is_not_utf8(tmp_path):
     (tmp_path / "b.json").write_bytes(gzip.compress(b"{}"))
     with pytest.raises(InputError, match="compressed with gzip"):
         list(iter_json(Folder(str(tmp_path)), "b.json", prefix="images.item"))
+
+
+@pytest.mark.parametrize("half", ["", "\\ud800"])
+def test_json_lines_in_place_of_a_document_are_named(tmp_path, half):
+    data = f'{{"text": "a{half}"}}\n{{"text": "b"}}\n'.encode()
+    with pytest.raises(InputError, match=r"more than one document: are these JSON lines\? They are a table, in .* '\.jsonl'"):
+        list(iter_json(*_write(tmp_path / "a.json", data), prefix="images.item"))

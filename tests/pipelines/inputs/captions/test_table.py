@@ -239,6 +239,9 @@ GOOD = '{"image_id": "1", "text": "a"}\n'
     [
         ("", r"a.jsonl' is empty: expected one JSON object per line"),
         (GOOD + "[1]\n", r"line 2: found '\[1\]', expected a JSON object"),
+        ('[{"image_id": "1"}]\n', r"line 1: found .*; if the file is one JSON array, .*: jq -c '\.\[\]' OLD > NEW\.jsonl"),
+        ('[\n{"image_id": "1"}]\n', r"line 1: not JSON, .*; if the file is one JSON array"),
+        (GOOD.replace("\n", "\r") * 2, r"line 1: not JSON, .*; if lines end in CR alone, .*: tr "),
         (GOOD + "null\n", r"line 2: found 'null', expected a JSON object"),
         (GOOD + '{"image_id":\n', r"line 2: not JSON, .*; each line must hold one whole object"),
         (GOOD + "\ufeff" + GOOD, r"line 2: not JSON, .*BOM"),
@@ -470,6 +473,18 @@ def test_a_long_value_without_quotes(tmp_path):
     assert [row.text for row in _read(_text_table(tmp_path / "a.csv", f"image_id,text\n1,{LONG}\n"))] == [LONG]
 
 
+@pytest.mark.parametrize("texts", [['["a dog", "b"]', "['c d', \"it's\"]"], ["['a',\n 'b']"]])
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_lists_of_captions_as_text_are_an_error_that_names_them(tmp_path, name, texts):
+    rows = [{"image_id": str(n), "caption": text, "index": 0} for n, text in enumerate(texts)]
+    path = _save(tmp_path / name, rows, ["image_id", "caption"])
+    options = {"columns": {"text": "caption"}}
+    with pytest.raises(InputError, match=r"column 'caption': every text is a list, such as .*literal_eval.*explode"):
+        _read(open_source("table", path, **options))
+    path = _save(tmp_path / name, [*rows, {"image_id": "9", "caption": "[sic] a dog", "index": 0}], ["image_id", "caption"])
+    assert [row.text for row in _read(open_source("table", path, **options))] == [*texts, "[sic] a dog"]
+
+
 # --- dialects --------------------------------------------------------------------------------------------------------
 
 OPEN_QUOTE = 'image_id\ttext\ni1\t"A sign that opens\n' + "".join(f"i{n}\ta boy number {n}\n" for n in range(2, 9))
@@ -578,6 +593,7 @@ def test_a_delimiter_is_found_by_columns_with_other_names(tmp_path):
             r"has a single column, 'image_id:text', with ',' as the delimiter: name .* --delimiter ':'",
         ),
         ("image_id,text\n1,a\n", {"delimiter": ";"}, r"has a single column, 'image_id,text', with ';' as the delimiter"),
+        ("1,a dog\n2,a cat\n", {}, r"its columns are '1', 'a dog': name them, .*, or write a line with names above the rows"),
         ("image_id;text\n1;a;b\n", {}, r"row 1 \(line 2\): 3 columns, expected the 2 of the header, with ';' as the delimiter"),
         ('image_id,text\n1,"a,b"\n', {"quoting": "none"}, r"3 columns, .*: leave out --quoting none if values are quoted"),
         ('image_id,text\n1,"a" b\n', {}, r"if quotes are ordinary characters in this file, give --quoting none"),
