@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from pipelines.exchange.importers import Hdf5Import as Hdf5Import
     from pipelines.exchange.importers import NpyImport as NpyImport
     from pipelines.exchange.importers import TsvImport as TsvImport
+    from pipelines.exchange.importers import WebdatasetImport as WebdatasetImport
     from pipelines.exchange.importing import ImportJob as ImportJob
     from pipelines.exchange.importing import import_features as import_features
     from pipelines.features.extract import extract_features as extract_features
@@ -246,6 +247,7 @@ __all__ = [
     "ViewJob",
     "Vocabulary",
     "VocabularyJob",
+    "WebdatasetImport",
     "WebdatasetLayout",
     "WordVectorsJob",
     "Work",
@@ -343,7 +345,7 @@ _MODULES = {
         "WebdatasetLayout",
     ),
     "pipelines.exchange.exporting": ("export_dataset", "ExportJob"),
-    "pipelines.exchange.importers": ("Hdf5Import", "NpyImport", "TsvImport"),
+    "pipelines.exchange.importers": ("Hdf5Import", "NpyImport", "TsvImport", "WebdatasetImport"),
     "pipelines.exchange.importing": ("import_features", "ImportJob"),
     "pipelines.features.extract": ("extract_features", "extract_task", "list_images"),
     "pipelines.features.job": ("FeaturesJob",),

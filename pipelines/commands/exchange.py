@@ -31,7 +31,7 @@ def import_(
     output: Output,
     name: Annotated[str, typer.Option("--name", help="Name of the feature, e.g. resnet50-pool.", show_default=False)],
     format: Annotated[  # noqa: A002
-        Literal["npy", "tsv", "hdf5"] | None,
+        Literal["npy", "tsv", "hdf5", "webdataset"] | None,
         typer.Option("--format", help="Format of the files; by their extension when not given."),
     ] = None,
     source: Annotated[str, typer.Option("--source", help="Origin of the feature, in words.")] = "",
@@ -50,7 +50,7 @@ def import_(
         typer.Option(
             "--id-rule",
             help="Image id of an entry: the file [i]name[/i] or whole [i]path[/i] without extension, or [i]exact[/i]ly the entry; "
-            "name when not given, path for HDF5 groups, as exported where export says so.",
+            "name when not given, path for HDF5 groups, exact for webdataset, or as exported.",
         ),
     ] = None,
     repeats: Annotated[
@@ -79,7 +79,8 @@ def import_(
 ) -> None:
     """Turn features that other tools made into a dataset.
 
-    SOURCES are [b]npy[/b] arrays with lists of image ids, [b]tsv[/b] files of bottom-up-attention, or one [b]hdf5[/b] file.
+    SOURCES are [b]npy[/b] arrays with lists of image ids, [b]tsv[/b] files of bottom-up-attention, one [b]hdf5[/b] file, or tar
+    files of [b]webdataset[/b] that export wrote.
     Values are kept bit for bit; only float64 becomes float32.
 
     Everything is checked before anything is written: counts, shapes, values that are not finite, and images that occur twice

@@ -31,7 +31,7 @@ from schemas.writing import ShardWriter, write_dataset
 
 __all__ = ["ImportJob", "format_of", "import_features"]
 
-_EXTENSIONS = {".npy": "npy", ".tsv": "tsv", ".h5": "hdf5", ".hdf5": "hdf5"}
+_EXTENSIONS = {".npy": "npy", ".tsv": "tsv", ".h5": "hdf5", ".hdf5": "hdf5", ".tar": "webdataset"}
 _UNSUPPORTED = {".npz": "npz archives", ".lmdb": "LMDB", ".mdb": "LMDB"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BLOCK_BYTES = 8 << 20

@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from pipelines.exchange.exporters import MuliseraLayout, NpyLayout, ScanLayout, TsvLayout
+from pipelines.exchange.exporters import MuliseraLayout, NpyLayout, ScanLayout, TsvLayout, WebdatasetLayout
 from pipelines.exchange.exporting import ExportJob, export_dataset
-from pipelines.exchange.importers import Hdf5Import, NpyImport, TsvImport
+from pipelines.exchange.importers import Hdf5Import, NpyImport, TsvImport, WebdatasetImport
 from pipelines.exchange.importing import ImportJob, import_features
 from pipelines.inputs.captions import open_source
 from pipelines.inputs.captions.base import EVERYTHING
@@ -38,6 +38,8 @@ HOLDS = {
     "lxmert": lambda key: '"' not in key,
     "scan": lambda key: True,
     "mulisera": lambda key: True,
+    # A relative path, and the name of a sample ends at the first dot behind the last slash.
+    "webdataset": lambda key: not {"", ".", ".."} & set(key.split("/")) and "." not in key.rpartition("/")[2],
     # As HDF5 has it: no empty component, and "." is the group itself.
     "hdf5": lambda key: not {"", "."} & set(key.split("/")),
 }
@@ -171,6 +173,15 @@ def test_mulisera_comes_back(tmp_path, seed):
     paths = export(tmp_path, MuliseraLayout((str(tmp_path / "train.txt"), str(tmp_path / "val.txt"))), dataset)
     arrays = tuple(str(path) for path in paths if path.suffix == ".npy")
     assert_same_rows(import_(tmp_path, NpyImport(arrays)), dataset)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("write", [write_features, write_regions])
+def test_webdataset_comes_back(tmp_path, write, seed):
+    keys = [key for key in make_keys(seed) if HOLDS["webdataset"](key)]
+    dataset = write(tmp_path / "dataset", make_values(keys, *([REGIONS, WIDTH] if write is write_regions else [])))
+    paths = export(tmp_path, WebdatasetLayout(), dataset)
+    assert_same_rows(import_(tmp_path, WebdatasetImport(tuple(map(str, paths)))), dataset)
 
 
 @pytest.mark.parametrize("layout", [NpyLayout(), TsvLayout()])

@@ -1,9 +1,11 @@
 import base64
 import csv
 import hashlib
+import io
 import pickle
 import re
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipelines.exchange import importing
-from pipelines.exchange.importers import LAYOUTS, Hdf5Import, NpyImport, TsvImport
+from pipelines.exchange.importers import LAYOUTS, Hdf5Import, NpyImport, TsvImport, WebdatasetImport
 from pipelines.exchange.importing import ImportJob, format_of, import_features
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
@@ -376,7 +378,9 @@ def test_an_npz_is_named_before_ids_are_asked_for(tmp_path):
 
 
 def test_the_format_is_known_by_the_extension():
-    assert [format_of(name) for name in ("a.npy", "B.TSV", "c.h5", "d.hdf5")] == ["npy", "tsv", "hdf5", "hdf5"]
+    assert [format_of(name) for name in ("a.npy", "B.TSV", "c.h5", "d.hdf5", "e.tar")] == [
+        *("npy", "tsv", "hdf5", "hdf5", "webdataset")
+    ]
     with pytest.raises(UsageError, match=r"cannot tell the format of 'x\.bin' from its name: give --format npy, tsv, hdf5"):
         format_of("x.bin")
 
@@ -633,6 +637,55 @@ def test_the_number_of_shards_follows_from_images_and_width_or_another_dataset(t
     monkeypatch.setattr(importing, "VECTOR_SHARD_BYTES", 15)
     assert len(import_features(job).shards) == 32
     assert len(import_features(replace(job, overwrite=True)).shards) == 16
+
+
+# --- webdataset ------------------------------------------------------------------------------------------------------
+
+
+def npy_bytes(values) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+ROW = npy_bytes(np.ones(3, "f4"))
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([], "x.tar holds no samples, expected 'ID.feature.npy' for each image"),
+        ([("a.jpg", b"x")], "x.tar, sample 'a' has no feature.npy, only jpg: import reads tar files as `export` writes them"),
+        ([("a.feature.npy", ROW), ("b.cls", b"1")], "x.tar, sample 'b' has no feature.npy, only cls"),
+        ([("a.feature.npy", ROW), ("./a.feature.npy", ROW)], r"x.tar holds '\./a.feature.npy' twice"),
+        ([("a.feature.npy", ROW[:9])], "x.tar, sample 'a': feature.npy is not an npy array of numbers"),
+        (
+            [("a.feature.npy", ROW), ("b.feature.npy", npy_bytes(np.ones(4, "f4")))],
+            r"sample 'b' has a feature float32 \(4,\), the first",
+        ),
+        (
+            [("a.feature.npy", npy_bytes(np.ones((2, 3), "f4"))), ("a.boxes.npy", ROW), ("a.regions.json", b"{}")],
+            "x.tar, sample 'a': regions.json does not hold labels of regions",
+        ),
+    ],
+)
+def test_broken_tar_files_are_refused(tmp_path, members, message):
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    job = ImportJob(WebdatasetImport((str(tmp_path / "x.tar"),)), output=str(tmp_path / "out"), name="x")
+    with pytest.raises(InputError, match=message):
+        import_features(job)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_no_tar_is_refused(tmp_path):
+    (tmp_path / "x.tar").write_bytes(b"text" * 1000)
+    job = ImportJob(WebdatasetImport((str(tmp_path / "x.tar"),)), output=str(tmp_path / "out"), name="x")
+    with pytest.raises(InputError, match=r"x.tar' cannot be read as an uncompressed tar file"):
+        import_features(job)
 
 
 # --- sidecars of exported files --------------------------------------------------------------------------------------
