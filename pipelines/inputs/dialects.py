@@ -113,7 +113,7 @@ def split_rows(
     lines: list[str] = []  # Of the row that is being read.
 
     def check() -> None:
-        if quoting == "auto" and len(lines) > 1:
+        if quoting == "auto":
             _check_lines(lines, delimiter, width, place=f"{location!r}, row {count} (line {first})")
 
     def stream() -> Iterator[str]:
@@ -132,7 +132,8 @@ def split_rows(
     try:
         for row in reader:
             if row:
-                check()
+                if len(lines) > 1:
+                    check()
                 yield first, row
                 width = width or len(row)
                 count += 1
