@@ -42,6 +42,7 @@ def test_every_requirement_of_a_requirement_is_pinned_once():
     assert {name: pins.get(name, []) for name in needed if len(pins.get(name, [])) != 1} == {}
 
 
+@pytest.mark.slow
 def test_the_pinned_versions_are_installed():
     assert {name: version(name) for name in closure("imagepivot", "dev") if pinned()[name] != [f"=={version(name)}"]} == {}
 

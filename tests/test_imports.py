@@ -407,6 +407,7 @@ def test_extractors_are_listed_without_torch():
     assert "resnet50-pool" in run("import extractors\nprint(extractors.names())", blocked=("torch", "torchvision"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["features", "--help"]], ids=" ".join)
 def test_help_loads_neither_torch_nor_beam(arguments):
     script = """
@@ -435,6 +436,7 @@ def test_the_command_starts_without_torch_and_beam():
     run("import pipelines.commands.app", blocked=("torch", "torchvision", "apache_beam", "sacremoses", "PIL", "detectron2"))
 
 
+@pytest.mark.slow
 def test_configurations_data_and_commands_of_training_load_no_torch():
     names = ("config", "data", "commands.train", "commands.runs", "commands.sts", "commands.figures", "commands.tables")
     script = "\n".join(f"import train.{name}" for name in names) + "\nprint('torch' in sys.modules)"

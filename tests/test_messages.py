@@ -153,6 +153,7 @@ def test_extras_in_messages_exist():
     assert "hdf5" in named
 
 
+@pytest.mark.slow
 def test_each_extra_brings_the_modules_that_are_looked_for_in_it():
     providers = packages_distributions()
     for extra, names in endings._EXTRAS.items():

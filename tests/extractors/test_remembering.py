@@ -100,6 +100,7 @@ def test_a_file_that_was_written_to_is_hashed_again_whatever_its_time_says(cache
     assert after.parameters["weights"] != before.parameters["weights"]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone_is_an_error(cache, weights):
     request(weights).describe()
     weights.unlink()
@@ -107,6 +108,7 @@ def test_a_file_that_is_gone_is_an_error(cache, weights):
         request(weights).describe()
 
 
+@pytest.mark.slow
 def test_a_path_may_hold_bytes_that_are_no_text(cache):
     regions = extractors.RegionOptions(class_names="names-\udcff.txt")
     request = ExtractorRequest("faster-rcnn-36", weights="random:0", regions=regions)
@@ -166,6 +168,7 @@ def test_a_request_that_fails_is_not_remembered(cache, tmp_path):
     assert not cache.exists()
 
 
+@pytest.mark.slow
 def test_the_cache_is_the_users_own_unless_it_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv("IMAGEPIVOT_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

@@ -227,6 +227,7 @@ def test_wrong_usage(images, imagepivot, tmp_path, arguments, message):
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.slow
 def test_the_commit_needs_no_extra():
     script = (
         "import sys\n"

@@ -117,6 +117,7 @@ def test_an_unknown_format(fails, made, tmp_path):
     fails(*arguments, code=2, says="'moses' is not one of 'multi30k', 'karpathy', 'coco', 'scan', 'table'")
 
 
+@pytest.mark.slow
 def test_no_format(fails, made, tmp_path):
     fails("captions", made / "table.tsv", tmp_path / "o", code=2, says="Missing option '--format'")
 
@@ -131,6 +132,7 @@ def test_another_format_than_that_of_the_source(fails, made, tmp_path, kind, say
     one_line(fails("captions", made / "table.tsv", tmp_path / "o", "--format", kind, says=says))
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_not_multi30k(fails, tmp_path):
     one_line(
         fails("captions", tmp_path, tmp_path / "o", "--format", "multi30k", says="is not Multi30K: it holds neither 'task1'")
@@ -271,6 +273,7 @@ def test_options_of_features(fails, photos, tmp_path, arguments, code, says):
     assert not (tmp_path / "f").exists()
 
 
+@pytest.mark.slow
 def test_a_missing_device(fails, photos, tmp_path):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -334,6 +337,7 @@ def test_an_output_folder_with_other_files(fails, made, tmp_path):
     assert [path.name for path in (tmp_path / "o").iterdir()] == ["thesis.docx"]
 
 
+@pytest.mark.slow
 def test_files_of_other_tools_beside_a_dataset(fails, made, imagepivot, tmp_path):
     folder = tmp_path / "c"
     shutil.copytree(made / "captions", folder)
@@ -356,6 +360,7 @@ def test_an_output_that_is_a_file(fails, made, tmp_path):
     assert (tmp_path / "o").read_text() == "precious"
 
 
+@pytest.mark.slow
 def test_another_dataset_in_the_folder(fails, made, imagepivot, tmp_path):
     shutil.copytree(made / "captions", tmp_path / "c")
     arguments = captions(made / "table.tsv", tmp_path / "c", "--recipe", "raw")
@@ -367,6 +372,7 @@ def test_another_dataset_in_the_folder(fails, made, imagepivot, tmp_path):
     assert open_dataset(tmp_path / "c").manifest.parameters["recipe"] == "raw"
 
 
+@pytest.mark.slow
 def test_the_same_command_twice(made, imagepivot, tmp_path):
     first = imagepivot(*captions(made / "table.tsv", tmp_path / "c"))
     assert imagepivot(*captions(made / "table.tsv", tmp_path / "c")).stdout == first.stdout

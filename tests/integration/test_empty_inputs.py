@@ -36,6 +36,7 @@ def test_a_table_with_a_header_alone(fails, tmp_path, name):
     fails(*captions(tmp_path / name, tmp_path / "out", "table"), says=f"{name}' has no rows below its header")
 
 
+@pytest.mark.slow
 def test_a_parquet_table_without_rows(fails, tmp_path):
     pq.write_table(pa.table({"image_id": pa.array([], pa.string()), "text": pa.array([], pa.string())}), tmp_path / "a.parquet")
     fails(*captions(tmp_path / "a.parquet", tmp_path / "out", "table"), says="a.parquet' has no rows")
@@ -111,6 +112,7 @@ def test_captions_without_a_token(fails, tmp_path):
     fails("vocabulary", tmp_path / "captions", tmp_path / "out", says="hold no tokens: prepare the captions again")
 
 
+@pytest.mark.slow
 def test_encoding_no_captions(fails, imagepivot, tmp_path):
     write_captions(tmp_path / "full", ["a a a a"])
     write_captions(tmp_path / "captions", [])

@@ -180,6 +180,7 @@ def test_the_message_names_the_fault(refused, bad):
     assert "Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["features/", "./features", "features//", "file://FOLDER/features"])
 def test_other_spellings_of_a_folder(imagepivot, folder, word):
     assert "everything holds" in imagepivot("validate", word.replace("FOLDER", str(folder)), cwd=folder).stdout

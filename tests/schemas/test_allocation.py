@@ -45,6 +45,7 @@ def run(code: str, *words: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 @glibc
 @pytest.mark.parametrize("where", ["main", "thread"])
 def test_a_buffer_as_large_as_the_last_costs_no_page_faults(where):

@@ -190,6 +190,7 @@ with hold(output.folder):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
     folder = Folder(str(tmp_path / "data"))
     output = Output(folder, Identity(kind="captions", parameters={"a": 1}, shards=2))

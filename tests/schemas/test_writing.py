@@ -292,6 +292,7 @@ def failing(rows):
     raise ZeroDivisionError("in the middle")
 
 
+@pytest.mark.slow
 def test_a_writer_that_fails_leaves_nothing(folder):
     with pytest.raises(ZeroDivisionError, match="in the middle"):
         write(folder, failing(many_captions(70_000)))
@@ -323,6 +324,7 @@ with open_shard(output, 0) as shard:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_only_temporary_files(folder, blocked_process):
     with blocked_process(KILLED, folder.location) as process:
         os.kill(process.pid, signal.SIGKILL)

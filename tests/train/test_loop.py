@@ -260,6 +260,7 @@ def test_weights_that_are_not_finite_end_the_run_at_their_step(train_toy, tmp_pa
     assert not list(tmp_path.glob("late/*.pt"))
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_keeps_its_last_checkpoints_and_a_log_of_json(train_toy, tmp_path, monkeypatch):
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 17"), "short")
     rate = schedules.learning_rate

@@ -160,6 +160,7 @@ def test_diversity_of_a_model_without_heads_is_refused(toy, train_toy):
         train_toy(text, corpus=toy)
 
 
+@pytest.mark.slow
 def test_absent_regions_do_not_count_in_a_training(toy_regions, tmp_path):
     """Two materials that differ only in regions that are absent give the same weights, bit for bit."""
     config = from_toml(MHA_D.replace("max_steps = 44", "max_steps = 12"), "test")

@@ -41,6 +41,7 @@ def assert_same_run(one, other):
         assert_equal(weights(one, name), weights(other, name))
 
 
+@pytest.mark.slow
 def test_it_learns(train_toy, regions, tmp_path):
     train_toy(REGION_CONFIG.replace("width = 6", "width = 24").replace("= 44", "= 150"), corpus=regions)
     scores = [line["score"] for line in events(tmp_path / "run", "evaluation")]
@@ -102,6 +103,7 @@ def test_an_error_while_reading_ahead_ends_the_training(regions, tmp_path, monke
     assert not list((tmp_path / "run").glob(".*"))
 
 
+@pytest.mark.slow
 def test_images_without_regions_are_refused_or_left_out(train_toy, write_regions, tmp_path):
     empty, lacking = write_regions(tmp_path / "empty", without=WITHOUT), write_regions(tmp_path / "lacking", lacking=WITHOUT)
     with pytest.raises(

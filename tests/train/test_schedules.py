@@ -66,6 +66,7 @@ def test_a_cosine_needs_an_end():
         ScheduleConfig(decay="cosine", max_steps=10, decay_epochs=3)
 
 
+@pytest.mark.slow
 def test_the_scheduled_rates_are_used_and_resumed(train_toy, tmp_path):
     text = CONFIG + 'decay = "cosine"\nrate_warmup_steps = 15'
     train_toy(text, "whole")

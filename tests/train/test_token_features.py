@@ -76,6 +76,7 @@ def test_vectors_and_configuration_must_agree_before_anything_is_read(toy, toy_t
         open_material(from_toml(reads(CONFIG).replace("words = 4", "words = 5"), "test"), toy_tokens, seed=0)
 
 
+@pytest.mark.slow
 def test_a_run_can_start_from_another(train_toy, toy_tokens, tmp_path):
     train_toy(reads(CONFIG), "first", corpus=toy_tokens)
     job = TrainJob(
@@ -124,6 +125,7 @@ def test_evaluate(run, toy_tokens, finished_run, write_tokens, tmp_path):
         evaluate_run(replace(job, token_features=other))
 
 
+@pytest.mark.slow
 def test_embed(run, toy_tokens, tmp_path):
     job = EmbedJob(run, str(tmp_path / "out"), toy_tokens.features, toy_tokens.captions, "cpu")
     with pytest.raises(UsageError, match="give --token-features FOLDER"):

@@ -194,6 +194,7 @@ def test_cast_layers_equals_autocast():
         assert torch.equal(model(images.to(dtype)), expected)
 
 
+@pytest.mark.slow
 def test_compile_is_part_of_the_fingerprint_and_its_absence_is_not():
     plain = extractors.describe("resnet50-pool", weights="random:0")
     compiled = extractors.describe("resnet50-pool", weights="random:0", compile=True)

@@ -84,6 +84,7 @@ def test_a_box_beyond_the_image_is_black_there(interpolation):
         np.testing.assert_array_equal(resized(image, (72, 48), interpolation, box).numpy(), expected)
 
 
+@pytest.mark.slow
 def test_images_of_which_pillow_lends_no_memory_are_left_to_it(monkeypatch):
     large, plan = noise(2600, 2100), Preprocessing(resize_short=256, crop=224, **NUMBERS)  # More than the 16 MB of a block.
     with pytest.raises(ValueError, match="block"):
@@ -105,6 +106,7 @@ def test_bytes_do_not_depend_on_the_strips(strip, monkeypatch):
     np.testing.assert_array_equal(resized(image, (235, 177), "bicubic").numpy(), by_pillow(image, (235, 177), "bicubic"))
 
 
+@pytest.mark.slow
 def test_photographs_have_the_same_bytes_with_and_without_torch(photos):
     files = sorted((photos / "images").iterdir())
     assert len(files) == 18

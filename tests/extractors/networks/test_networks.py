@@ -28,6 +28,7 @@ def built(build: Callable[..., nn.Module], seed: int = 3) -> tuple[nn.Module, Te
         return build(weights=None).eval(), torch.random.get_rng_state()
 
 
+@pytest.mark.slow
 def test_small_residual_networks_equal_torchvisions():
     """Of one block a stage, and of two; the big ones are made of the same."""
     for blocks in ((1, 1, 1, 1), (2, 1, 2, 1)):

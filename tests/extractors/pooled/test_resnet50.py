@@ -54,6 +54,7 @@ def independent(files) -> torch.Tensor:
         return model(torch.stack(images))
 
 
+@pytest.mark.slow
 def test_a_thread_that_preprocesses_alone_makes_the_same_pixels(extractor, files, crops):
     for file, expected in zip(files, crops, strict=True):
         assert torch.equal(extractor.preprocess_alone(extractors.decode(file.read_bytes())), expected)
@@ -67,6 +68,7 @@ def test_features_equal_torchvisions(features, independent):
     assert np.abs(features - expected).max() < 1e-6 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 def test_untrained_features_are_usable(features):
     assert np.isfinite(features).all()
     assert (features >= 0).all()
@@ -94,6 +96,7 @@ def test_features_are_the_same_bytes_whatever_the_threads_and_the_batch(extracto
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_features_are_the_same_bytes_in_any_order(extractor, crops, features):
     assert_same_bytes(extractor, crops.flip(0), np.ascontiguousarray(features[::-1]), 4)
 
@@ -145,6 +148,7 @@ def test_channels_are_red_green_blue(extractor):
     assert np.abs(on_red - on_black).max() > 1
 
 
+@pytest.mark.slow
 def test_bf16_is_close_and_another_fingerprint(extractor, crops, features):
     half = extractors.load("resnet50-pool", weights="random:0", precision="bf16")
     found = half.extract(crops[:2])

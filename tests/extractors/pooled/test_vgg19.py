@@ -275,6 +275,7 @@ def in_any_order(crops: torch.Tensor) -> torch.Tensor:
     return crops[(crops * torch.linspace(0, 1, 224)).sum(dim=(1, 2, 3)).argsort()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size_wh", [(256, 256), (224, 300), (300, 224), (1, 1), (3, 2), (20, 500), (500, 21), (257, 256)])
 def test_inputs_of_the_model_equal_the_references(name, size_wh, loaded, recorded):
@@ -366,6 +367,7 @@ def test_other_batches_are_refused(loaded, image):
         loaded["vgg19-10crop"].extract([image])
 
 
+@pytest.mark.slow
 def test_out_of_memory_on_a_device_halves_the_images(loaded, pixels, monkeypatch):
     """Run the code for GPUs on a CPU: the features of the halves equal those of the code for CPUs."""
     name, sizes = "vgg19-10crop-caffe", []

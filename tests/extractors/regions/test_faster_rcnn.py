@@ -143,12 +143,14 @@ def test_a_picture_without_proposals_has_no_regions(extractor, size):
     check_is_empty(found)
 
 
+@pytest.mark.slow
 def test_no_picture_at_all(extractor):
     found = extractor.extract_columns([])
     assert {name: len(values) for name, values in found.items()} == dict.fromkeys(found, 0)
     assert extractor.extract([]).shape == (0, 36, 2048)
 
 
+@pytest.mark.slow
 def test_columns_and_types(extractor, thin):
     found = thin
     schema = regions_schema(extractor.spec)

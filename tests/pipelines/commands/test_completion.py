@@ -95,6 +95,7 @@ def test_bash_takes_the_script_that_is_offered():
     assert (done.stdout.split(), done.stderr) == (["vgg19-10crop", "vgg19-10crop-caffe", "vgg19-grid"], "")
 
 
+@pytest.mark.slow
 def test_the_command_offers_to_install_it(tmp_path):
     environment = {**os.environ, "HOME": str(tmp_path)}
     command = [

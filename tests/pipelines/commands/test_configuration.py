@@ -297,6 +297,7 @@ def test_paths_in_the_file_start_at_the_current_folder(parse, tmp_path):
     assert parse("inspect", "--config", "below/run.toml").params["dataset"] == "features"
 
 
+@pytest.mark.slow
 def test_without_a_file_nothing_of_toml_is_loaded():
     code = (
         "import sys; from typer.testing import CliRunner; import pipelines.commands.app as cli\n"

@@ -62,6 +62,7 @@ def test_a_terminal_that_lacks_characters_shows_escapes(folder, environment, enc
     assert (help_text.returncode, help_text.stderr) == (0, b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [ASCII, {"PYTHONIOENCODING": "ascii"}])
 def test_errors_on_such_a_terminal(folder, environment):
     done = call(folder, "inspect", "neexistující", **environment)
@@ -70,6 +71,7 @@ def test_errors_on_such_a_terminal(folder, environment):
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_that_has_them_shows_them(folder):
     assert "Žlutý pes běží" in call(folder, "inspect", "captions", PYTHONIOENCODING="utf-8").stdout.decode()
 

@@ -329,6 +329,7 @@ def call(monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_the_command(regions, photos_here, tmp_path, call):
     arguments = (regions.folder.location, photos_here, "--image", "cat", "-o", tmp_path / "out.png", "--most", "1")
     assert call(*arguments) == (0, f"{tmp_path / 'out.png'}: 1 region of 'cat'\n", "")

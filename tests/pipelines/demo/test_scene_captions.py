@@ -230,6 +230,7 @@ def test_portions():
         ]
 
 
+@pytest.mark.slow
 def test_translations_tell_scenes_apart():
     told = {sentence.text for _, scene in make_scenes(500) for sentence in captions(scene) if sentence.portion == "translation"}
     assert len(told) == 4 * 500

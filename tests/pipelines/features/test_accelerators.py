@@ -107,6 +107,7 @@ def test_each_gpu_makes_one_shard_at_a_time(job):
     assert most == [1] * 20
 
 
+@pytest.mark.slow
 def test_shards_of_a_process_with_two_gpus(job, monkeypatch):
     devices = []
     monkeypatch.setattr("extractors.ExtractorRequest.load", lambda request, device: devices.append(device) or ColourExtractor())

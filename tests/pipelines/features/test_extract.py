@@ -136,6 +136,7 @@ def test_each_image_has_its_feature_in_the_shard_of_its_id_and_the_model_is_load
     assert manifest.statistics == {"images": 40, "failed": 0, **digests}
 
 
+@pytest.mark.slow
 def test_one_process_makes_the_bytes_that_beam_makes(images, tmp_path, monkeypatch):
     (images / "bad.png").write_bytes(b"")
     pipelines = []
@@ -153,6 +154,7 @@ def test_one_process_makes_the_bytes_that_beam_makes(images, tmp_path, monkeypat
     assert len(pipelines) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("execution", [ONE, BY_BEAM])
 def test_a_failure_in_the_middle_keeps_finished_shards_and_nothing_half_written(images, tmp_path, monkeypatch, execution):
     extract, calls = FakeExtractor.extract, []

@@ -155,6 +155,7 @@ def test_captions_without_tokens_are_failures_which_the_meter_counts(rows, tmp_p
     assert validate(tmp_path / "c") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_null_captions_are_failures_and_nothing_after_them_is_lost(tmp_path, recipe):
     texts = ["a dog", None, "the cat", None, "ein Hund"]
@@ -213,6 +214,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr("pipelines.text.caption_transforms._REPORT_ROWS", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("execution", [ONE, SHUFFLING], ids=["places", "bytes"])
 def test_pieces_of_any_size_make_the_same_dataset(table, prepared, tmp_path, monkeypatch, execution):
@@ -260,6 +262,7 @@ def test_no_pieces_are_left_when_the_manifest_is_written(table, tmp_path, monkey
     assert any(left for _, left in seen[:-1]), "the pieces were there before"
 
 
+@pytest.mark.slow
 def test_transforms_fit_into_a_pipeline_of_ones_own(table, prepared, tmp_path):
     identity = Identity(kind="captions", parameters=open_dataset(prepared).manifest.parameters, shards=4)
     output = Output(folder=Folder(str(tmp_path / "c")), identity=identity)
@@ -287,6 +290,7 @@ def test_the_folder_of_the_table_does_not_matter(table, prepared, tmp_path):
     assert snapshot(tmp_path / "c") == snapshot(prepared)
 
 
+@pytest.mark.slow
 def test_truecasers_learn_from_the_named_splits(rows):
     recipe = RECIPES["moses-truecase"]
     captions = [RawCaption(image_id, language, portion, -1, split, text) for image_id, language, portion, split, text in rows]

@@ -155,6 +155,7 @@ def test_captions_whose_content_has_changed_are_encoded_again_only_when_asked(in
     assert open_dataset(tmp_path / "e").table()["token_ids"].to_pylist() == [one] * len(rows)
 
 
+@pytest.mark.slow
 def test_all_shards_finished_and_no_manifest(inputs, encoded, tmp_path):
     shutil.copytree(encoded, tmp_path / "e")
     (tmp_path / "e" / "_manifest.json").unlink()

@@ -82,6 +82,7 @@ def _code_points(ranges: str) -> range:
     return range(int(first, 16), int(last or first, 16) + 1, int(step or 1))
 
 
+@pytest.mark.slow
 def test_every_letter_behaves_as_in_the_perl_scripts() -> None:
     behaviour = {}
     for entry in BEHAVIOUR.split():

@@ -88,6 +88,7 @@ def test_evaluate_takes_an_ensemble(command, write_run, toy):
     assert f"mean scores of {folders[0]}, {folders[1]}".replace(" ", "") in "".join(table.split())
 
 
+@pytest.mark.slow
 def test_compare(command, finished_run, train_toy, tmp_path):
     train_toy(CONFIG.replace("words = 4", "words = 5"), "wide")
     folders = (finished_run[0], tmp_path / "wide")
@@ -214,6 +215,7 @@ def test_embed_prints_the_written_datasets(command, write_run, toy, tmp_path):
         command("embed", tmp_path / "my-run", tmp_path / "f")
 
 
+@pytest.mark.slow
 def test_search_lists_images(command, write_run, toy, tmp_path):
     folder = write_run()
     run = open_run(folder)

@@ -102,6 +102,7 @@ def test_a_missing_dataset_is_refused(command, datasets, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_it_says_what_it_leaves_out(command, datasets, gappy, tmp_path):
     (tmp_path / "small.toml").write_text(SMALL)
     given = [str(tmp_path / "small.toml"), str(tmp_path / "run"), *datasets, "--features", gappy.features, "--device", "cpu"]

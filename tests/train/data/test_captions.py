@@ -92,6 +92,7 @@ def test_several_splits_are_read_as_if_they_were_one(toy, new_dataset, tmp_path)
         read_captions(encoded, split=("train", "test2015"), portions=PORTIONS)
 
 
+@pytest.mark.slow
 def test_a_training_on_several_splits_is_that_on_one(toy, new_dataset, tmp_path, finished_run):
     folder = divided(toy, new_dataset, tmp_path / "encoded")
     config = from_toml(CONFIG.replace("[data]", '[data]\nsplit = ["train", "restval"]'), "test")

@@ -99,6 +99,7 @@ def test_disjoint_halves(bilingual):
     assert english == images_of(half_of_images(bilingual, 3), "en")
 
 
+@pytest.mark.slow
 def test_disjoint_halves_need_two_languages(bilingual, new_captions):
     with pytest.raises(UsageError, match="divided between two languages, but there are 1: en"):
         disjoint_halves(new_captions([("a", "en", "comparable", 0, [1])]), 0)

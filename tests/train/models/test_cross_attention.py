@@ -90,6 +90,7 @@ def test_scores_equal_the_equations_without_masks(choices, tiles):
     np.testing.assert_allclose(scores, by_the_equations(queries, contexts, choices), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_float32_is_near_at_the_sizes_of_the_paper():
     queries, contexts = units([9, 14], 256, 0), units([36, 36, 20], 256, 1)
     for choices in (CrossAttention(9.0, 6.0), CrossAttention(4.0, None)):

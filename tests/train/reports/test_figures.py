@@ -132,6 +132,7 @@ def test_the_sheet_shows_the_best_images_and_frames_the_right_one(job, drawn):
     assert {ranking.rank > 3 for ranking in found.rankings} == {True, False}
 
 
+@pytest.mark.slow
 def test_without_pictures_ids_stand_for_them(job, drawn):
     found = draw_figures(replace(job, top=2, only=("retrieval",)))
     panels = drawn["retrieval.png"].axes
@@ -280,6 +281,7 @@ def test_heads_may_attend_to_either_alone(attending, boxed, tmp_path, drawn, par
         draw_figures(job_of(attending, boxed, tmp_path, "mha-d", only=("attention",)))
 
 
+@pytest.mark.slow
 def test_features_without_boxes_are_a_field(toy_regions, tmp_path, drawn):
     run = str(tmp_path / "run")
     config = from_toml(
@@ -314,6 +316,7 @@ def test_cells_of_a_grid_are_maps(tmp_path, drawn, with_picture):
     assert len(tops) == 1  # Three heads stand side by side, also beside the picture.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "numbers"), [(20, 20), (36, 8), (196, 20)])
 def test_numbers_below_a_field_do_not_meet(tmp_path, drawn, count, numbers):
     weights = np.random.default_rng(0).dirichlet(np.ones(count), 3)
@@ -434,6 +437,7 @@ def test_a_figure_appears_whole(job, tmp_path, monkeypatch):
     assert {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()} == before
 
 
+@pytest.mark.slow
 def test_regions_of_a_picture_of_another_size(attending, boxed, tmp_path):
     def smaller(location, image_ids):
         return {name: (pixels, (320, 240)) for name, (pixels, _) in pictures(location, image_ids).items()}

@@ -108,6 +108,7 @@ def test_other_settings_or_data_are_refused(finished, toy_2016, tmp_path):
         replace(job, output="gs://bucket/tables")
 
 
+@pytest.mark.slow
 def test_results_from_before_a_key_existed_are_kept(finished, toy_2016, tmp_path):
     """They are results of its default."""
     shutil.copytree(finished, tmp_path / "o")
@@ -176,6 +177,7 @@ def test_only_images_that_are_read_need_features(multi30k, new_dataset, tmp_path
         run(replace(german, paper="kadar2018", rows=("monolingual-translation-fr",)))
 
 
+@pytest.mark.slow
 def test_a_row_with_test_captions_in_only_one_split(multi30k, tmp_path):
     job = replace(job_of(multi30k, tmp_path / "o", seeds=1), paper="kadar2018", rows=("monolingual-translation-fr",))
     run(job)
@@ -406,6 +408,7 @@ def test_several_runs_at_a_time_give_the_same_results(finished, toy_2016, tmp_pa
     assert front_door_log.read_text() == "[]\n" * 2  # Each process imports it before anything of ours.
 
 
+@pytest.mark.slow
 def test_results_of_changed_content_are_not_kept(toy_2016, new_dataset, tmp_path):
     job = job_of(toy_2016, tmp_path / "o", seeds=1, rows=("vse-en",))
     run(job)

@@ -28,6 +28,7 @@ def points(line) -> list[tuple[float, float]]:
     return list(zip(*(values.tolist() for values in line.get_data()), strict=True))
 
 
+@pytest.mark.slow
 def test_the_curves_of_a_run(drawn):
     figure = drawn(HISTORY)
     losses, rate, *recalls = figure.axes

@@ -220,6 +220,7 @@ def test_data_whose_content_has_changed_is_refused(toy, train_toy, copied_run, t
     assert contents(copied_run) == before
 
 
+@pytest.mark.slow
 def test_changed_content_is_trained_on_where_it_is_allowed(toy, tmp_path, train_toy):
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"))
     other, remarks = with_other_features(toy, tmp_path / "other"), []

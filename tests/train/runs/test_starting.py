@@ -229,6 +229,7 @@ def train_from(corpus: Corpus, folder: Path, text: str = CONFIG, **fields):
     return train(job, remark=remarks.append), remarks
 
 
+@pytest.mark.slow
 def test_a_training_starts_from_the_best_weights_and_says_so(toy, finished_run, tmp_path):
     source, _ = finished_run
     assert not torch.equal(weights(source, BEST)["images.weight"], weights(source, LAST)["images.weight"])

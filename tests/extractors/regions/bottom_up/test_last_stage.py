@@ -85,6 +85,7 @@ def test_regions_that_share_bins_are_as_those_that_do_not(head, form):
     assert (found - expected).abs().max() < 1e-6 * expected.abs().max()
 
 
+@pytest.mark.slow
 def test_a_pixel_acts_on_its_own_parity_alone(head):
     """In the dilated convolution of the first block a pixel changes only pixels of its own parity."""
     stage = ProductStage(head.layer4)
