@@ -34,6 +34,7 @@ class Description:
         batch_size: default number of images in a batch.
         classes: number of classes of its regions, without the background; 0 if it has none.
         attributes: number of attributes of its regions, without "none"; 0 if it has none.
+        remark: the set of weights that was taken of a file with several, and how to take another; else empty.
     """
 
     spec: FeatureSpec
@@ -42,6 +43,7 @@ class Description:
     batch_size: int = 16
     classes: int = 0
     attributes: int = 0
+    remark: str = ""
 
     @property
     def fingerprint(self) -> str:

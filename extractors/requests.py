@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from extractors.base import Description, Extractor
 from extractors.catalogue import DETECTRON2, ENTRIES, Entry, ExtractorModule, entry_of, import_module, names
+from extractors.remarks import tell
 from extractors.remembering import cache_folder, remembered
 from extractors.settings import RegionOptions, Settings
+from extractors.weights.choice import split_choice
 from schemas.errors import UsageError
 from schemas.features import DTYPES, FeatureSpec
 from schemas.locations import absolute_location, is_remote
@@ -34,9 +36,10 @@ class ExtractorRequest:
             ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint of detectron2, see
             `extractors.regions.detectron2_backend.stock_models`.
         weights: ``default`` (torchvision's or timm's of that name, downloaded once; ``vgg19-10crop-caffe`` has none), the path of
-            a ``.pth``, ``.pt`` or ``.safetensors`` file (``vgg19-10crop-caffe`` and ``faster-rcnn-36`` also read ``.caffemodel``,
-            the latter every release of its detector), its ``gs://``, ``s3://``, ``http://`` or ``https://`` address (fetched once
-            per machine), or ``random:SEED`` (untrained).
+            a file of ``torch.save`` or safetensors, told by its content (``vgg19-10crop-caffe`` and ``faster-rcnn-36`` also read
+            Caffe's, the latter every release of its detector), its ``gs://``, ``s3://``, ``http://`` or ``https://`` address
+            (fetched once per machine), or ``random:SEED`` (untrained). ``PATH#NAME`` takes one of several sets of weights in a
+            file, e.g. ``checkpoint.pth.tar#model_ema``.
         precision: ``fp32`` or ``bf16``; on a GPU also ``tf32`` and ``fp16``.
         compile: run the model through ``torch.compile``, see `extractors.computing.compiling`; not for regions on a CPU. The
             last digits of the features may differ, so it is part of the fingerprint.
@@ -89,7 +92,7 @@ class ExtractorRequest:
 
         check_precision(self.precision)
         weights = module.find_weights(settings.spec, self.weights)
-        description = module.describe(settings, weights)
+        description = replace(module.describe(settings, weights), remark=weights.remark)
         keep(self._weights_key(module, settings), weights)
         return description, weights
 
@@ -112,6 +115,8 @@ class ExtractorRequest:
 
             keep_compiled_in(cache_folder("compiled"))
         weights = take(self._weights_key(module, settings)) or module.find_weights(settings.spec, self.weights)
+        if weights.remark:
+            tell(weights.remark)
         return module.load(settings, weights.in_memory(), torch_device)
 
     def check_device(self, device: str) -> torch.device:
@@ -129,7 +134,7 @@ class ExtractorRequest:
 
     def files(self) -> tuple[str, ...]:
         """Return the locations of the files that every process reads which loads the extractor; none for weights by name."""
-        return tuple(filter(_names_file, (*_stock_model(self.name), self.weights)))
+        return tuple(split_choice(name)[0] for name in (*_stock_model(self.name), self.weights) if _names_file(name))
 
     def located(self) -> ExtractorRequest:
         """Return the same request with absolute paths, which mean the same to a process in another folder."""

@@ -1,4 +1,7 @@
-"""How much of the machine this process may use: less than there is where a control group (a container, a batch job) limits it."""
+"""How much of the machine this process may use: less than there is where a control group (a container, a batch job) limits it.
+
+And which of its instructions there are: `bfloat16_remark`.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,44 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-__all__ = ["CORES_TO_A_DECODER", "core_count", "core_quota", "memory_available", "memory_limit", "usable_cores"]
+__all__ = [
+    "CORES_TO_A_DECODER",
+    "bfloat16_remark",
+    "core_count",
+    "core_quota",
+    "memory_available",
+    "memory_limit",
+    "usable_cores",
+]
 
 CORES_TO_A_DECODER = 4
 """Cores of a worker without a GPU to each thread that decodes images: models take the time of four to hundreds of decodings."""
 
 _GROUPS, _MOUNT, _MEMORY = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/meminfo")
+_CPU, _BFLOAT16 = Path("/proc/cpuinfo"), {"avx512_bf16", "amx_bf16", "bf16"}  # The last is ARM's.
 _VERSION_2 = ""
 """In place of a controller: version 2 has one tree for all of them."""
+
+
+def bfloat16_remark(precision: str, device: str, cpu: Path | None = None) -> str:
+    """Return a sentence about a precision that the processor only emulates; empty if it does not, or does not say.
+
+    Args:
+        precision: e.g. ``bf16``, the only one with a remark.
+        device: type of the device that computes, ``cpu`` or ``cuda``.
+        cpu: file that names the flags of the processors; that of the system by default, see proc(5).
+    """
+    if (precision, device) != ("bf16", "cpu"):
+        return ""
+    with suppress(OSError):
+        lines = (line.partition(":") for line in (cpu or _CPU).read_text(errors="replace").splitlines())
+        flags = next((set(value.split()) for name, _, value in lines if name.strip() in ("flags", "Features")), _BFLOAT16)
+        if not flags & _BFLOAT16:
+            return (
+                "this processor has no instructions for bfloat16 (neither avx512_bf16 nor amx_bf16 is among its flags) and "
+                "emulates them, at down to a seventh of the rate of float32: --precision fp32 is faster here"
+            )
+    return ""
 
 
 def core_count() -> int:

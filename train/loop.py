@@ -18,6 +18,7 @@ from torch import Tensor
 
 from schemas.errors import UsageError
 from schemas.interruption import say
+from schemas.limits import bfloat16_remark
 from schemas.output import hold
 from schemas.storage import TEMPORARY_MARK, Folder
 from train.config.sections import to_toml
@@ -72,8 +73,9 @@ def train(
     Args:
         job: what to train.
         watch: receives a report every few steps and after each evaluation.
-        remark: receives a sentence about the captions that are left out, for each split that lacks features, about features of
-            zeros or of wild norms, about the words and weights that were taken from elsewhere, and about content that has changed.
+        remark: receives a sentence about a precision that is emulated, about the captions that are left out, for each split that
+            lacks features, about features of zeros or of wild norms, about the words and weights that were taken from elsewhere,
+            and about content that has changed.
         material: what to train on, instead of the job's corpus.
 
     Raises:
@@ -114,7 +116,8 @@ def train(
         loop = _Loop(job, material, start, processes, device, watch)
         taken = loop.begin(before, source)
         if processes.is_first:
-            remarks += [*taken, *(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)]
+            remarks += [bfloat16_remark(job.precision, device.type), *taken]
+            remarks += [*(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)]
             for sentence in filter(None, remarks):
                 remark(sentence)
         with held_back() as interruption, loop.supply.reading():

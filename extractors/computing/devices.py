@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from extractors.computing.compiling import check_compile
+from extractors.remarks import tell
 from schemas.errors import UsageError
+from schemas.limits import bfloat16_remark
 
 __all__ = [
     "PRECISIONS",
@@ -84,6 +86,8 @@ def resolve_precision(precision: str, device: torch.device) -> str:
     check_precision(precision)
     if device.type == "cpu" and precision in ("tf32", "fp16"):
         raise UsageError(f"precision {precision!r} needs a GPU, but the device is 'cpu': pass fp32 or bf16, or another device")
+    if sentence := bfloat16_remark(precision, device.type):
+        tell(sentence)
     return precision
 
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from extractors.networks.vgg import vgg19
 from extractors.settings import Settings
 from extractors.stacked import OneCropExtractor
 from extractors.weights.checkpoints import read_state
+from extractors.weights.choice import Choice
 from extractors.weights.finding import Architecture, Weights, resolve_weights
 from schemas.features import FeatureSpec
 
@@ -83,9 +85,9 @@ def _resnet152(weights: None = None) -> nn.Module:
     return model
 
 
-def _read_without(prefix: str) -> Callable[[Path], dict[str, Tensor]]:
-    """Return a function that reads a state dict without the tensors whose names begin so."""
-    return lambda path: {name: tensor for name, tensor in read_state(path).items() if not name.startswith(prefix)}
+def _read_without(path: Path, choice: Choice | None = None, *, prefix: str) -> dict[str, Tensor]:
+    """Read a state dict without the tensors whose names begin so."""
+    return {name: tensor for name, tensor in read_state(path, choice).items() if not name.startswith(prefix)}
 
 
 VARIANTS = {
@@ -97,7 +99,7 @@ VARIANTS = {
                 "d01eb7cb": "these are Oxford's VGG19 weights of 2014 in torchvision's format (jcjohnson/pytorch-vgg), which see "
                 "BGR in 0…255. Use --weights default, or vgg19-dcbb9e9d.pth (IMAGENET1K_V1)",
             },
-            read=_read_without("classifier."),
+            read=partial(_read_without, prefix="classifier."),
         ),
         trunk=lambda model: model.features,
     ),
@@ -109,7 +111,7 @@ VARIANTS = {
                 "f82ba261": "this is torchvision's IMAGENET1K_V2 of 2021, whose features have the same shape but are not those of "
                 "the papers' time. Use --weights default, or resnet152-394f9c45.pth (IMAGENET1K_V1)",
             },
-            read=_read_without("fc."),
+            read=partial(_read_without, prefix="fc."),
         ),
         trunk=lambda model: nn.Sequential(
             OrderedDict((name, layer) for name, layer in model.named_children() if name not in ("avgpool", "fc"))

@@ -44,6 +44,7 @@ from extractors.pooled.timm_fusing import traced_and_folded
 from extractors.settings import Settings
 from extractors.stacked import StackedExtractor
 from extractors.weights.checkpoints import read_state
+from extractors.weights.choice import Choice
 from extractors.weights.finding import Architecture, Weights, resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
@@ -155,7 +156,7 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
     name = spec.name.removeprefix(_PREFIX)
     if request == "default":
         return Weights(_download(name).state_dict())
-    return resolve_weights(request, Architecture(build=lambda weights: _build(name), read=lambda path: _read(path, name)))
+    return resolve_weights(request, Architecture(build=lambda weights: _build(name), read=partial(_read, name=name)))
 
 
 def describe(settings: Settings, weights: Weights) -> Description:
@@ -244,9 +245,9 @@ def _download(name: str) -> nn.Module:
         ) from error
 
 
-def _read(path: Path, name: str) -> dict[str, Tensor]:
+def _read(path: Path, choice: Choice | None = None, *, name: str) -> dict[str, Tensor]:
     """Read a state dict by the names that the model has, without a classifier."""
-    state = read_state(path)
+    state = read_state(path, choice)
     with torch.device("meta"):
         model = _build(name)
     expected = model.state_dict().keys()

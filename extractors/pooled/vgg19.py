@@ -47,7 +47,8 @@ from extractors.networks.published import VGG19
 from extractors.networks.vgg import vgg19
 from extractors.settings import Settings
 from extractors.weights.caffemodel import read_layers
-from extractors.weights.checkpoints import read_state
+from extractors.weights.checkpoints import format_of, read_state
+from extractors.weights.choice import Choice
 from extractors.weights.finding import Architecture, Weights, resolve_weights
 from schemas.errors import InputError
 from schemas.features import FeatureSpec
@@ -74,9 +75,9 @@ def build(weights: None = None) -> nn.Module:
     return model
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
     """Read a state dict by today's names, without the last layer."""
-    state = read_state(path)
+    state = read_state(path, choice)
     if "classifier.1.weight" in state and "classifier.0.weight" not in state:
         state = {_renamed(name): tensor for name, tensor in state.items()}
     return {name: tensor for name, tensor in state.items() if name.rpartition(".")[0] != "classifier.6"}
@@ -87,18 +88,18 @@ def _renamed(name: str) -> str:
     return f"{_OLD_NAMES.get(layer, layer)}.{kind}"
 
 
-def _read_torchvision(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".caffemodel":
+def _read_torchvision(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
+    if format_of(path) == "caffe":
         raise InputError(
             f"the weights file {str(path)!r} is a Caffe model, but this extractor stands for torchvision's VGG19, whose features "
             "differ: use vgg19-10crop-caffe with it"
         )
-    return _read(path)
+    return _read(path, choice)
 
 
-def _read_caffe(path: Path) -> dict[str, Tensor]:
-    if path.suffix != ".caffemodel":
-        return _read(path)
+def _read_caffe(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
+    if format_of(path) != "caffe":
+        return _read(path, choice)
     layers = read_layers(path)
     missing = [name for name in _LAYERS if len(layers.get(name, ())) != 2]
     if missing:

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from extractors.weights.choice import Choice
+from extractors.weights.restricted_pickle import OLD_TORCH_MAGIC, read_pickle, safe_globals
 from schemas.errors import InputError
 
-__all__ = ["COUNTER", "check_state", "is_mappable", "read_safetensors", "read_state", "read_torch", "unwrapped"]
+__all__ = [
+    "COUNTER",
+    "as_tensor",
+    "check_state",
+    "format_of",
+    "is_mappable",
+    "read_entries",
+    "read_safetensors",
+    "read_state",
+    "read_torch",
+    "unwrapped",
+]
 
 COUNTER = ".num_batches_tracked"
 """End of the names of batch norm's counters, which no feature depends on."""
 
 _WRAPPINGS = ("state_dict", "model")
+_PREFIXES = ("module.", "_orig_mod.")  # of torch.nn.DataParallel and torch.compile
+_DEPTH = 3
+_FORMATS = {".safetensors": "safetensors", ".pth": "torch", ".pt": "torch", ".pkl": "pickle", ".caffemodel": "caffe"}
+_CAFFE_FIELDS = (b"\x0a", b"\x12", b"\xa2\x06")  # name, layers and layer of a NetParameter
 _LISTED = 5
 _CHUNK = 2**20  # numbers that are looked at together
 # Names that tell architectures apart, the most specific first.
@@ -44,46 +63,141 @@ _SIGNS = (
 )
 
 
-def read_state(path: Path) -> dict[str, Tensor]:
-    """Read names and tensors from a ``.pth``, ``.pt`` or ``.safetensors`` file.
+def format_of(path: Path) -> str:
+    """Return the format of a file by its content: ``torch``, ``safetensors``, ``pickle`` or ``caffe``; empty if it is none.
+
+    What begins like none of them, such as a damaged file, is of the format that its extension stands for.
+    """
+    with path.open("rb") as file:
+        head = file.read(16)
+    if head.startswith((b"PK\x03\x04", OLD_TORCH_MAGIC)):  # Since version 1.6 torch.save writes zip archives.
+        return "torch"
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):  # protocols with an instruction for that
+        return "pickle"
+    if head[8:9] == b"{":  # behind the length of the header
+        return "safetensors"
+    return _FORMATS.get(path.suffix, "caffe" if head.startswith(_CAFFE_FIELDS) else "")
+
+
+def read_state(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
+    """Read names and tensors from a file of ``torch.save``, a ``.safetensors`` file or a pickle of arrays, by its content.
 
     ``{"state_dict": ...}`` or ``{"model": ...}`` around them, and ``module.`` before every name, as training scripts write them,
     are removed.
 
+    Args:
+        path: the file.
+        choice: the set of weights to take, if the file holds several.
+
     Raises:
-        InputError: the file is of another kind, is damaged, or could run code when read.
+        InputError: the file is of another kind, is damaged, could run code when read, or does not hold the set of weights.
     """
-    if path.suffix == ".safetensors":
+    return {name: as_tensor(value) for name, value in read_entries(path, choice).items()}
+
+
+def read_entries(path: Path, choice: Choice | None = None, *, arrays: bool = False) -> dict[str, Any]:
+    """Read names and tensors or arrays as `read_state` does.
+
+    Args:
+        path: the file.
+        choice: the set of weights to take, if the file holds several.
+        arrays: whether a file of ``torch.save`` may hold numpy arrays, too.
+
+    Raises:
+        InputError: as for `read_state`.
+    """
+    kind = format_of(path)
+    if kind != "safetensors" and not path.stat().st_size:
+        raise InputError(f"the weights file {str(path)!r} is empty; fetch it again")
+    if kind == "safetensors":
         content: Any = read_safetensors(path)
-    elif path.suffix in (".pth", ".pt"):
-        content = read_torch(path)
+    elif kind == "torch":
+        content = read_torch(path, safe_globals(2 * path.stat().st_size) if arrays else None)
+    elif kind == "pickle":
+        content = read_pickle(path)
     else:
-        raise InputError(f"the weights file {str(path)!r} ends in {path.suffix!r}, expected .pth, .pt or .safetensors")
-    return unwrapped(content, path)
+        raise InputError(
+            f"the weights file {str(path)!r} is {'a Caffe model' if kind else 'of an unknown format'}, expected one of torch.save "
+            "(such as .pth, .pt, .bin, .ckpt, .pth.tar), .safetensors, or a pickle of arrays: pass the file that belongs to the "
+            "extractor"
+        )
+    return unwrapped(content, path, choice)
 
 
-def unwrapped(content: Any, path: Path, kind: type | tuple[type, ...] = Tensor) -> dict[str, Any]:
+def as_tensor(value: Any) -> Tensor:
+    """Return a tensor of an array; a tensor stays as it is."""
+    return value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
+
+
+def unwrapped(content: Any, path: Path, choice: Choice | None = None) -> dict[str, Any]:
     """Remove what training scripts write around a state dict.
 
     Args:
         content: the object that the file holds.
         path: the file, for messages.
-        kind: type of the values, as ``isinstance`` takes it.
+        choice: the set of weights to take; its remark is filled in where there are several.
 
     Raises:
-        InputError: the content does not map names to values of that type.
+        InputError: the content does not map names to tensors or arrays, or does not hold the set of weights.
     """
-    for wrapping in _WRAPPINGS:
-        if isinstance(content, Mapping) and isinstance(content.get(wrapping), Mapping):
-            content = content[wrapping]
-    if not isinstance(content, Mapping) or not content or not all(isinstance(v, kind) for v in content.values()):
-        raise InputError(
-            f"the weights file {str(path)!r} holds {_shape_of(content)}, expected names and tensors (a state dict): save "
-            "model.state_dict() instead"
+    choice = choice or Choice()
+    sets = {"": content} if _is_state(content) else dict(_sets(content))
+    usual = sorted((_rank(name), name) for name in sets if set(name.split("/")) <= {*_WRAPPINGS, ""})
+    taken = choice.name or (usual[0][1] if usual else next(iter(sets), "") if len(sets) == 1 else "")
+    if taken not in sets:
+        raise InputError(_no_set(content, path, choice, list(sets)))
+    if len(sets) > 1:
+        others = " or ".join(f"{path}#{name}" for name in sets if name != taken)
+        choice.remark = (
+            f"the weights file {str(path)!r} holds {len(sets)} sets of weights ({', '.join(sets)}), of which {taken} was taken: "
+            f"--weights {others} takes another"
         )
-    names = [str(name) for name in content]
-    prefix = "module." if all(name.startswith("module.") for name in names) else ""
-    return {name.removeprefix(prefix): value for name, value in zip(names, content.values(), strict=True)}
+    state = sets[taken]
+    names = [str(name) for name in state]
+    for prefix in _PREFIXES * 2:  # Each may be around the other.
+        if all(name.startswith(prefix) for name in names):
+            names = [name.removeprefix(prefix) for name in names]
+    return dict(zip(names, state.values(), strict=True))
+
+
+def _no_set(content: Any, path: Path, choice: Choice, names: list[str]) -> str:
+    if choice.name:
+        held = f"{', '.join(names)}" if any(names) else "a single one without a name"
+        return (
+            f"the weights file {str(path)!r} has no set of weights {choice.name!r}, but {held}: give one of these behind the #"
+        )
+    if names:
+        return (
+            f"the weights file {str(path)!r} holds {len(names)} sets of weights, {', '.join(names)}: name the one to take, e.g. "
+            f"--weights {path}#{names[0]}"
+        )
+    while (
+        inner := next((content[key] for key in _WRAPPINGS if isinstance(content, Mapping) and key in content), None)
+    ) is not None:
+        content = inner
+    return (
+        f"the weights file {str(path)!r} holds {_shape_of(content)}, expected names and tensors (a state dict): save "
+        "model.state_dict() instead"
+    )
+
+
+def _is_state(content: Any) -> bool:
+    return isinstance(content, Mapping) and bool(content) and all(isinstance(v, (Tensor, np.ndarray)) for v in content.values())
+
+
+def _sets(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the state dicts in a checkpoint by their names, without what belongs to an optimizer."""
+    if _is_state(content):
+        yield "/".join(path), content
+    elif isinstance(content, Mapping) and len(path) < _DEPTH:
+        for key, value in content.items():
+            if "optim" not in str(key).lower():
+                yield from _sets(value, (*path, str(key)))
+
+
+def _rank(name: str) -> tuple[int, ...]:
+    """Return the place of the name of a set among the usual ones."""
+    return tuple(_WRAPPINGS.index(key) for key in name.split("/") if key)
 
 
 def check_state(state: dict[str, Tensor], expected: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
@@ -136,9 +250,9 @@ def is_mappable(path: Path) -> bool:
     These are ``.safetensors`` files, and those of ``torch.save`` since version 1.6: zip archives, whose members are not
     compressed unless another program has packed them again.
     """
-    if path.suffix == ".safetensors":
-        return True
     try:
+        if format_of(path) == "safetensors":
+            return True
         with zipfile.ZipFile(path) as archive:
             return all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
@@ -177,6 +291,8 @@ def read_torch(path: Path, functions: Mapping[str, Any] | None = None) -> Any:
         # What torch warns of is advice for programmers, and on unsafe reading.
         with torch.serialization.safe_globals([(call, name) for name, call in (functions or {}).items()]), catch_warnings():
             simplefilter("ignore")
+            if path.suffix == ".safetensors":  # Torch would go by the extension.
+                return torch.load(io.BytesIO(path.read_bytes()), map_location="cpu", weights_only=True)
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable(path))
     except pickle.UnpicklingError as error:
         raise InputError(

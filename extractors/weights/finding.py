@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from extractors.weights.checkpoints import COUNTER, check_state, is_mappable, read_state
+from extractors.weights.choice import Choice, split_choice
 from extractors.weights.fetching import cache_folder, local_file
 from extractors.weights.stamps import FileStamp
 from schemas.errors import InputError, UsageError
@@ -39,14 +40,14 @@ class Architecture:
         build: a function as torchvision's, e.g. `extractors.networks.resnet.resnet50`; called as ``build(weights=None)``.
         default: one of `extractors.networks.published`; None if it has none.
         refused: first digits of the SHA-256 of files that fit but are wrong, each with the reason.
-        read: reads a file into names and tensors; names that the model lacks are an error afterwards.
+        read: reads a set of weights in a file into names and tensors; names that the model lacks are an error afterwards.
         without_default: if ``default`` is None, what to pass instead and where to get it.
     """
 
     build: Callable[..., nn.Module]
     default: Any = None
     refused: Mapping[str, str] = field(default_factory=dict)
-    read: Callable[[Path], dict[str, Tensor]] = read_state
+    read: Callable[[Path, Choice], dict[str, Tensor]] = read_state
     without_default: str = ""
 
     @property
@@ -70,6 +71,7 @@ class Weights:
         path: the file that they come from, if there is one.
         stamp: of that file, from before it was read.
         mapped: whether tensors may be views of the file, as `extractors.weights.checkpoints.is_mappable` says.
+        remark: the set of weights that was taken of several in the file, and how to take another; else empty.
     """
 
     state: dict[str, Tensor] = field(repr=False)
@@ -77,6 +79,7 @@ class Weights:
     path: Path | None = None
     stamp: FileStamp | None = None
     mapped: bool = False
+    remark: str = ""
 
     @cached_property
     def sha256(self) -> str:
@@ -109,14 +112,16 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
     in question. The state of the global random generator does not matter and stays as it was.
 
     Args:
-        request: ``default``, ``random:SEED``, or the path or address of a file in a format that the architecture reads. What is
-            behind an address is fetched once per machine, see `extractors.weights.fetching`.
+        request: ``default``, ``random:SEED``, or the path or address of a file in a format that the architecture reads, with
+            ``#NAME`` for one of several sets of weights in it. What is behind an address is fetched once per machine, see
+            `extractors.weights.fetching`.
         architecture: the model that they are for.
 
     Raises:
         UsageError: the seed is not a whole number from 0 to 2**63 - 1.
         InputError: the weights are missing, broken, unsafe to read, or another model's.
     """
+    choice = Choice()
     if request == "default":
         if architecture.default is None:
             raise InputError(f"there are no default weights for this extractor: {architecture.without_default}")
@@ -124,6 +129,8 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
     elif request.startswith("random:"):
         return _random_weights(request, architecture)
     else:
+        request, name = split_choice(request)
+        choice = Choice(name)
         path = local_file(request)
         if not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
             raise InputError(
@@ -136,8 +143,8 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
             # Beside the reading and hashing of the tensors, which takes as long.
             sha256 = pool.submit(sha256_of_file, file) if request == "default" or architecture.refused else None
             try:
-                state = check_state(architecture.read(path), _expected_state(architecture), source=repr(str(path)))
-                weights = Weights(state, path=path, stamp=stamp, mapped=is_mappable(path))
+                state = check_state(architecture.read(path, choice), _expected_state(architecture), source=repr(str(path)))
+                weights = Weights(state, path=path, stamp=stamp, mapped=is_mappable(path), remark=choice.remark)
                 _ = weights.sha256
             finally:
                 if sha256 is not None:  # What is wrong with the file as a whole goes before what is wrong in it.

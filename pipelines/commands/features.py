@@ -34,6 +34,7 @@ from pipelines.commands.options import (
     execution_of,
     notes,
     remark,
+    remark_on_precision,
 )
 from pipelines.commands.results import finish, finish_task, print_extractors
 from schemas.errors import UsageError
@@ -77,7 +78,8 @@ def features(
         str,
         typer.Option(
             "--weights",
-            help="[i]default[/i] (downloaded once), a file, its gs://, s3:// or http address, or [i]random:SEED[/i] (untrained).",
+            help="[i]default[/i] (downloaded once), a file, its gs://, s3:// or http address, or [i]random:SEED[/i] (untrained). "
+            "[i]FILE#NAME[/i] takes one of several sets of weights in it.",
             autocompletion=completion.weights_requests,
         ),
     ] = "default",
@@ -255,19 +257,21 @@ def features(
     if dry_run:
         from pipelines.features.planning import plan_table, plan_work
 
-        console.print(plan_table(plan_work(job, listing)))
+        console.print(plan_table(plan_work(job, listing, remark)))
         return
     if any(name.startswith("random:") for name in (weights, extractor.rpartition("+")[2])):
         remark("untrained: the weights are random, the features mean nothing")
+    if execution.is_local:
+        remark_on_precision(precision, device)
     if job.task is not None:
         total = sum(listing.counts[number] for number in job.task.shards(len(listing.shards)))
         with show_progress(notes, extractor, unit="images", total=total, log_json=log_json) as meter:
-            summary = extract_task(job, execution, meter, listing=listing)
+            summary = extract_task(job, execution, meter, listing=listing, remark=remark)
             meter.settle(images=summary.rows + summary.failed, failed=summary.failed)
         finish_task(summary, output, max_failures)
         return
     with show_progress(notes, extractor, unit="images", total=listing.count, log_json=log_json) as meter:
-        manifest = extract_features(job, execution, meter, listing=listing)
+        manifest = extract_features(job, execution, meter, listing=listing, remark=remark)
         meter.settle(images=manifest.rows + manifest.failed, failed=manifest.failed)
     finish(manifest, output, max_failures)
 

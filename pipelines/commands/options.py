@@ -54,6 +54,7 @@ __all__ = [
     "flags_of",
     "notes",
     "remark",
+    "remark_on_precision",
     "several",
 ]
 
@@ -195,6 +196,19 @@ def remark(text: str, style: str = "yellow") -> None:
     """Say something on standard error, in a style of rich's, or as an event."""
     if not events.emit("remark", message=text):
         notes.print(Text(escape_text(text, lines=True), style=style), soft_wrap=True)
+
+
+def remark_on_precision(precision: str, device: str) -> None:
+    """Say where the processor only emulates the precision that is asked for."""
+    from schemas.limits import bfloat16_remark
+
+    sentence = bfloat16_remark(precision, "cpu") if device in ("cpu", "auto") else ""
+    if sentence and device == "auto":  # To look for a GPU loads torch.
+        from extractors.computing.devices import resolve_device
+
+        sentence = bfloat16_remark(precision, resolve_device(device).type)
+    if sentence:
+        remark(sentence)
 
 
 def several(text: str) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from pipelines.commands.options import (
     Workers,
     execution_of,
     notes,
+    remark_on_precision,
     several,
 )
 from pipelines.commands.results import finish
@@ -289,6 +290,8 @@ def token_features(
     )
     execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
     total = open_dataset(captions, kind="captions").manifest.rows
+    if execution.is_local:
+        remark_on_precision(precision, device)
     with show_progress(notes, "token-features", unit="captions", total=total, log_json=log_json) as meter:
         manifest = extract_token_features(job, execution, meter)
         meter.settle(captions=manifest.rows + manifest.failed, failed=manifest.failed)

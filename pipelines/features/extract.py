@@ -5,11 +5,13 @@ Neither Beam nor torch is loaded to find that there is nothing to do, and Beam o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from extractors.remarks import tell
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
 from pipelines.features.job import FeaturesJob
 from pipelines.features.listing import list_images
@@ -36,11 +38,16 @@ if TYPE_CHECKING:
     from pipelines.features.transforms import ExtractFeatures
     from pipelines.running.first_worker import FirstWorker
 
-__all__ = ["extract_features", "extract_task", "list_images", "plan_features"]
+__all__ = ["Remark", "extract_features", "extract_task", "list_images", "plan_features"]
+
+Remark = Callable[[str], None]
+"""Receives a sentence for the user; from Python it is logged, once in a process."""
 
 
-def plan_features(job: FeaturesJob, listing: Listing) -> Output:
+def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> Output:
     """Return where a job writes, and the identity of what it makes.
+
+    ``remark`` receives a sentence about a file that holds several sets of weights.
 
     The identity of features is that of the feature space (extractor, weights, transform, precision) and the number of shards. The
     images are not part of it: a dataset grows, and models that were trained on it meet features of other images. The footer of a
@@ -48,6 +55,8 @@ def plan_features(job: FeaturesJob, listing: Listing) -> Output:
     either; those of an earlier run stay unless this job gives others.
     """
     description = job.extractor.describe()
+    if description.remark:
+        remark(description.remark)
     identity = Identity(
         kind=description.kind,
         parameters=FeaturesParameters(
@@ -78,6 +87,7 @@ def extract_features(
     meter: Meter = Meter(),
     *,
     listing: Listing | None = None,
+    remark: Remark = tell,
 ) -> Manifest:
     """Write a dataset of kind ``features``, or ``regions`` if the extractor makes those.
 
@@ -86,6 +96,7 @@ def extract_features(
         execution: where and how to run. Without a number of workers, one per GPU, or one whose model uses all cores.
         meter: counts images, to show progress.
         listing: the result of `list_images`, if the caller has it: listing a large source takes long.
+        remark: receives a sentence about a file of weights that holds several sets of them.
 
     Returns:
         The manifest of the committed dataset.
@@ -100,7 +111,7 @@ def extract_features(
     job = job.for_workers(execution)
     gpus = execution.accelerator.count if execution.accelerator is not None else 0
     listing = listing or list_images(job, keep=not execution.is_local and not execution.template)
-    output, execution = plan_features(job, listing), _by_gpus(job, execution)
+    output, execution = plan_features(job, listing, remark), _by_gpus(job, execution)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
         from pipelines.running.commits import CommitDataset
@@ -138,6 +149,7 @@ def extract_task(
     meter: Meter = Meter(),
     *,
     listing: Listing | None = None,
+    remark: Remark = tell,
 ) -> TaskSummary:
     """Write the shards of one task of an array job; `schemas.tasks.commit_tasks` makes the dataset of all of them.
 
@@ -146,6 +158,7 @@ def extract_task(
         execution: how to run, on this machine. Without a number of workers as in `extract_features`.
         meter: counts images, to show progress.
         listing: the result of `list_images`, if the caller has it.
+        remark: receives a sentence about a file of weights that holds several sets of them.
 
     Raises:
         UsageError: the job has no task, or the execution names another runner: the tasks take its place.
@@ -155,7 +168,7 @@ def extract_task(
         raise UsageError("the job has no task, e.g. Task(0, 64): extract_features makes the whole dataset")
     job.check_execution(execution)
     listing = listing or list_images(job)
-    output, execution = plan_features(job, listing), _by_gpus(job, execution)
+    output, execution = plan_features(job, listing, remark), _by_gpus(job, execution)
 
     def run(finished: frozenset[int]) -> None:
         if execution.is_one_process:

@@ -9,7 +9,8 @@ from itertools import islice
 
 from rich.table import Table
 
-from pipelines.features.extract import plan_features
+from extractors.remarks import tell
+from pipelines.features.extract import Remark, plan_features
 from pipelines.features.forward import Tally, extract_shard
 from pipelines.features.job import FeaturesJob
 from pipelines.features.reuse import plan_reuse
@@ -80,17 +81,18 @@ class WorkPlan:
         return self.images / self.images_per_second if self.images_per_second else None
 
 
-def plan_work(job: FeaturesJob, listing: Listing) -> WorkPlan:
+def plan_work(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> WorkPlan:
     """Look at the folder and measure the extractor on a few of the images; nothing is written.
 
     Args:
         job: what to make.
         listing: its images.
+        remark: receives a sentence about a file of weights that holds several sets of them.
 
     Raises:
         ImagepivotError: the images, weights or device are missing, or the run would refuse the folder.
     """
-    output = plan_features(job, listing)
+    output = plan_features(job, listing, remark)
     job.check_device()
     output.folder.check_writable()
     survey = _survey(job, output)

@@ -17,6 +17,7 @@ from extractors import ExtractorRequest
 from pipelines.features.extract import extract_features
 from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import open_images
+from schemas import limits
 from schemas.dataset import open_dataset
 from schemas.validation import validate
 
@@ -69,6 +70,32 @@ def independent(photos) -> dict[str, np.ndarray]:
             with Image.open(file) as image:
                 vectors[file.stem] = model(steps(image.convert("RGB"))[None])[0].numpy()
     return vectors
+
+
+def test_the_set_of_weights_taken_of_several_is_said_every_time(imagepivot, tmp_path):
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (300, 260), (200, 30, 40)).save(tmp_path / "images" / "a.png")
+    state = torchvision.models.resnet50(weights=None).state_dict()
+    path = tmp_path / "w.pth.tar"
+    torch.save({"model": state, "model_ema": state | {"conv1.weight": 2 * state["conv1.weight"]}}, path)
+    digests = set()
+    for weights, taken, other in ((path, "model", "model_ema"), (f"{path}#model_ema", "model_ema", "model")):
+        for _ in ("made", "nothing to do"):
+            done = imagepivot("features", tmp_path / "images", tmp_path / taken, "--weights", weights, "--device", "cpu")
+            assert done.stderr.count(f"of which {taken} was taken: --weights {path}#{other} takes another") == 1
+        digests.add(open_dataset(tmp_path / taken).manifest.parameters["extractor"]["weights"]["sha256"])
+    assert len(digests) == 2
+
+
+def test_emulated_bfloat16_is_said_once(imagepivot, photos, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
+    monkeypatch.setattr(limits, "_CPU", tmp_path / "cpuinfo")
+    images = tmp_path / "images"
+    images.mkdir()
+    shutil.copy(next((photos / "images").iterdir()), images)
+    for precision, count in (("bf16", 1), ("fp32", 0)):
+        done = features(imagepivot, images, tmp_path / precision, "--precision", precision, "--device", "auto")
+        assert done.stderr.count("no instructions for bfloat16") == count
 
 
 def test_features_are_torchvisions(dataset, independent):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schemas import limits
-from schemas.limits import core_count, core_quota, memory_available, memory_limit, usable_cores
+from schemas.limits import bfloat16_remark, core_count, core_quota, memory_available, memory_limit, usable_cores
 
 HOST = 64 << 30
 UNLIMITED = "9223372036854771712"  # What version 1 says where there is no limit.
@@ -123,3 +123,24 @@ def test_a_quota_allows_fewer_threads_than_there_are_cores(monkeypatch, quota, e
     monkeypatch.setattr(limits, "core_count", lambda: 6)
     monkeypatch.setattr(limits, "core_quota", lambda: quota)
     assert usable_cores() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "emulates"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx2 avx512f avx512_bf16\n", False),
+        ("flags\t\t: fpu amx_bf16\n", False),
+        ("Features\t: fp asimd bf16\n", False),
+        ("flags\t\t: fpu avx2 avx512f avx512_vnni\n", True),
+        ("Features\t: fp asimd\n", True),
+        ("vendor_id\t: IBM/S390\n", False),  # It does not say.
+    ],
+)
+def test_bfloat16_without_instructions_has_a_remark(tmp_path, text, emulates):
+    cpu = tmp_path / "cpuinfo"
+    cpu.write_text(text)
+    sentence = bfloat16_remark("bf16", "cpu", cpu)
+    assert bool(sentence) is emulates
+    assert not emulates or "no instructions for bfloat16" in sentence
+    assert (bfloat16_remark("fp32", "cpu", cpu), bfloat16_remark("bf16", "cuda", cpu)) == ("", "")
+    assert bfloat16_remark("bf16", "cpu", tmp_path / "missing") == ""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from schemas import limits
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.storage import Folder
@@ -101,6 +102,13 @@ def test_bf16_learns_too(train_toy, finished_run, tmp_path):
     assert all(value.dtype == torch.float32 for value in low.values())
     assert not torch.equal(low["images.weight"], full["images.weight"])
     assert (low["images.weight"] - full["images.weight"]).norm() < 0.2 * full["images.weight"].norm()
+
+
+def test_emulated_bfloat16_is_a_remark(train_toy, monkeypatch, tmp_path, caplog):
+    (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
+    monkeypatch.setattr(limits, "_CPU", tmp_path / "cpuinfo")
+    train_toy(CONFIG.replace("max_steps = 44", "max_steps = 1"), precision="bf16")
+    assert ["no instructions for bfloat16" in record.message for record in caplog.records] == [True]
 
 
 def test_unshared_encoders_have_only_the_words_of_their_language(train_toy, tmp_path):

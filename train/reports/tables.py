@@ -17,6 +17,7 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
+from schemas.limits import bfloat16_remark
 from schemas.output import hold
 from schemas.storage import Folder
 from train.config.sections import resolve
@@ -70,8 +71,9 @@ def run_tables(
     Args:
         job: the rows, and how to train them.
         watch: is called for every run that has ended; those that had ended before come first.
-        remark: receives a sentence about the captions that are left out, for each split that lacks features, and about features of
-            zeros or of wild norms; and about results that do not tell the content of their datasets.
+        remark: receives a sentence about a precision that is emulated, about the captions that are left out, for each split that
+            lacks features, about features of zeros or of wild norms, and about results that do not tell the content of their
+            datasets.
 
     Returns:
         The runs that failed.
@@ -80,7 +82,9 @@ def run_tables(
         ImagepivotError: an argument or the data is wrong, or an existing result is from something else; nothing was trained.
     """
     tasks = list(_tasks(job))
-    for sentence in (*what_is_left_out(job.left_out()), *_of_unknown_content(tasks), *_check_data(tasks, job)):
+    emulated = bfloat16_remark(job.precision, resolve_device(job.device).type)
+    sentences = (emulated, *what_is_left_out(job.left_out()), *_of_unknown_content(tasks), *_check_data(tasks, job))
+    for sentence in filter(None, sentences):
         remark(sentence)
     with hold(Folder(job.output)):
         return tuple(_failed(tasks, job, watch))

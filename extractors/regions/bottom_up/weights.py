@@ -32,8 +32,8 @@ from torch import Tensor
 
 from extractors.regions.boxes import cell_anchors
 from extractors.weights.caffemodel import read_layers
-from extractors.weights.checkpoints import COUNTER, read_safetensors, read_torch, unwrapped
-from extractors.weights.restricted_pickle import OLD_TORCH_MAGIC, read_pickle, safe_globals
+from extractors.weights.checkpoints import COUNTER, format_of, read_entries
+from extractors.weights.choice import Choice
 from schemas.errors import InputError
 
 __all__ = ["read_detector"]
@@ -41,7 +41,6 @@ __all__ = ["read_detector"]
 _BLOCKS = {2: 3, 3: 4, 4: 23, 5: 3}  # Blocks of ResNet-101, by Caffe's number of the stage.
 _NORM = ("weight", "bias", "running_mean", "running_var")
 _LISTED = 8
-_TORCH_MAGIC = (b"PK\x03\x04", OLD_TORCH_MAGIC)  # Since version 1.6 torch.save writes zip archives.
 
 _PROPOSALS = "proposal_generator.rpn_head."
 _PREDICTOR = "roi_heads.box_predictor."
@@ -94,11 +93,15 @@ class _Convolution(NamedTuple):
     caffe_norm: str
 
 
-def read_detector(path: Path) -> dict[str, Tensor]:
+def read_detector(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
     """Read the weights of the detector from any of its releases.
 
-    Formats are ``.caffemodel``, ``.safetensors``, and ``.pth``, ``.pt``, ``.bin`` or ``.pkl``, each of which may be a file of
-    ``torch.save`` or a pickle of arrays. Neither is allowed to run anything.
+    Formats are Caffe's, that of safetensors, that of ``torch.save`` and pickles of arrays, told by the content. None is allowed
+    to run anything.
+
+    Args:
+        path: the file.
+        choice: the set of weights to take, if the file holds several.
 
     Returns:
         All tensors by this project's names. Shapes are left for the caller to check. ``rpn.anchors`` ``[A, 4]`` are the anchors in
@@ -108,8 +111,8 @@ def read_detector(path: Path) -> dict[str, Tensor]:
     Raises:
         InputError: the file cannot be read safely, is of another model, or is incomplete; the message lists what is missing.
     """
-    entries = _read(path)
-    if path.suffix == ".caffemodel":
+    entries = _read(path, choice)
+    if format_of(path) == "caffe":
         return _from_caffe(entries, path)
     if any(name.startswith(_DETECTRON2_SIGNS) for name in entries):
         return _from_detectron2(entries, path)
@@ -122,20 +125,11 @@ def read_detector(path: Path) -> dict[str, Tensor]:
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, choice: Choice | None) -> dict[str, Any]:
     """Read names and arrays or tensors as the file has them, without what training scripts write around them."""
-    if path.suffix == ".caffemodel":
+    if format_of(path) == "caffe":
         return {f"{layer}[{i}]": blob for layer, blobs in read_layers(path).items() for i, blob in enumerate(blobs)}
-    if path.suffix == ".safetensors":
-        return unwrapped(read_safetensors(path), path)
-    if path.suffix not in (".pth", ".pt", ".bin", ".pkl"):
-        raise InputError(
-            f"the weights file {str(path)!r} ends in {path.suffix!r}, expected .caffemodel, .pth, .pt, .bin, .pkl or .safetensors"
-        )
-    with path.open("rb") as file:
-        is_torch = file.read(max(map(len, _TORCH_MAGIC))).startswith(_TORCH_MAGIC)
-    content = read_torch(path, safe_globals(2 * path.stat().st_size)) if is_torch else read_pickle(path)
-    return unwrapped(content, path, (Tensor, np.ndarray))
+    return read_entries(path, choice, arrays=True)
 
 
 def _from_detectron2(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:

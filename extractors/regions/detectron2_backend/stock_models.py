@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 from detectron2.config import CfgNode
@@ -32,9 +31,9 @@ from extractors.base import Description
 from extractors.regions.detectron2_backend.extractor import Detectron2Regions, refuse_compile
 from extractors.regions.detectron2_backend.networks import StockNetwork, build, merged_config
 from extractors.settings import RegionOptions, Settings
-from extractors.weights.checkpoints import COUNTER, read_state, unwrapped
+from extractors.weights.checkpoints import COUNTER, read_state
+from extractors.weights.choice import Choice
 from extractors.weights.finding import Architecture, Weights, resolve_weights
-from extractors.weights.restricted_pickle import read_pickle
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.locations import local_path
@@ -161,13 +160,9 @@ def _read_config(path: Path, read: Callable[[Any], Any]) -> Any:
         ) from error
 
 
-def _read(path: Path, *, cfg: Any) -> dict[str, Tensor]:
+def _read(path: Path, choice: Choice | None = None, *, cfg: Any) -> dict[str, Tensor]:
     """Read a state dict by the names that the model has, without entries that are not weights."""
-    if path.suffix == ".pkl":
-        arrays = unwrapped(read_pickle(path), path, np.ndarray)
-        state = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
-    else:
-        state = read_state(path)
+    state = read_state(path, choice)
     for i, anchors in enumerate(build_anchor_generator(cfg, [ShapeSpec(stride=_STRIDE)]).cell_anchors):
         _check_anchors(state.pop(f"{_ANCHORS}{i}", anchors), anchors, path)
     frozen = cfg.MODEL.RESNETS.NORM == "FrozenBN"

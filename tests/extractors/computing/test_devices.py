@@ -6,6 +6,8 @@ from torch import nn
 
 import extractors
 from extractors.computing.devices import cast_layers, keep_casts, numerics, resolve_device, resolve_precision, upload
+from extractors.remarks import tell
+from schemas import limits
 from schemas.errors import UsageError
 from tests.pretended_gpu import pretended_gpu
 
@@ -54,6 +56,17 @@ def test_precisions_of_a_gpu_are_refused_on_a_cpu(precision):
     with pytest.raises(UsageError, match=f"precision '{precision}' needs a GPU"):
         resolve_precision(precision, CPU)
     assert resolve_precision(precision, GPU) == precision
+
+
+def test_emulated_bfloat16_is_said_once(monkeypatch, tmp_path, caplog):
+    (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
+    monkeypatch.setattr(limits, "_CPU", tmp_path / "cpuinfo")
+    tell.cache_clear()
+    assert [resolve_precision(precision, CPU) for precision in ("fp32", "bf16", "bf16")] == ["fp32", "bf16", "bf16"]
+    assert resolve_precision("bf16", GPU) == "bf16"
+    assert [record.message.partition(" (")[0] for record in caplog.records] == [
+        "this processor has no instructions for bfloat16"
+    ]
 
 
 def test_precisions_of_a_cpu():

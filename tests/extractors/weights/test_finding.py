@@ -1,5 +1,6 @@
 import hashlib
 import pathlib
+import pickle
 import urllib.error
 from collections import OrderedDict
 
@@ -133,6 +134,95 @@ def test_moving_a_file_changes_no_parameter(tmp_path, state):
     assert resolve_weights(str(tmp_path / "b.pt"), ARCHITECTURE).parameters() == here.parameters()
 
 
+@pytest.mark.parametrize("name", ["w.pth.tar", "w.bin", "w.ckpt", "w", "w.safetensors", "w.pkl", "w.caffemodel", "w#1.pth"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        torch.save,
+        lambda state, path: torch.save(state, path, _use_new_zipfile_serialization=False),
+        save_file,
+        lambda state, path: path.write_bytes(pickle.dumps({name: values.numpy() for name, values in state.items()})),
+    ],
+    ids=["zip", "before 1.6", "safetensors", "pickle"],
+)
+def test_the_content_decides_and_not_the_extension(tmp_path, state, name, write):
+    write(state, tmp_path / name)
+    found = resolve_weights(str(tmp_path / name), ARCHITECTURE)
+    assert found.parameters() == {"weights": {"sha256": digest(state)}, "untrained": False}
+    assert found.remark == ""
+
+
+@pytest.mark.parametrize(
+    "content", [b"PK\x05\x06", b"\x1f\x8b" + bytes(30), b"<html>not found</html>", b"\x89HDF\r\n\x1a\n" + bytes(9)]
+)
+def test_a_checkpoint_of_no_known_format_says_so(tmp_path, content):
+    (tmp_path / "w.pth.tar").write_bytes(content)
+    with pytest.raises(InputError, match=r"w\.pth\.tar' is of an unknown format, expected one of torch\.save \(such as \.pth"):
+        resolve_weights(str(tmp_path / "w.pth.tar"), ARCHITECTURE)
+
+
+def several(state, *names: str) -> dict[str, object]:
+    """A checkpoint with a set of weights under each name, of which only the biases differ, beside other values."""
+    sets = {
+        name: {f"module.{key}": value + number if key == "conv1.bias" else value for key, value in state.items()}
+        for number, name in enumerate(names)
+    }
+    return {"epoch": 3, "optimizer": {"state": {0: {"step": torch.tensor(1.0)}}, "buffers": {"a": torch.zeros(2)}}, **sets}
+
+
+@pytest.mark.parametrize(
+    ("names", "usual"),
+    [
+        (("model_ema", "model"), 1),
+        (("model", "model_ema"), 0),
+        (("state_dict", "ema_state_dict"), 0),
+        (("state_dict_ema", "model", "state_dict"), 2),
+    ],
+)
+def test_of_several_sets_of_weights_the_usual_one_is_taken_and_any_can_be_named(tmp_path, state, names, usual):
+    path = saved(tmp_path / "w.pth.tar", several(state, *names))
+    for number, name in enumerate(names):
+        found = resolve_weights(f"{path}#{name}", ARCHITECTURE)
+        assert torch.equal(found.state["conv1.bias"], state["conv1.bias"] + number)
+        assert f"of which {name} was taken" in found.remark
+    found = resolve_weights(path, ARCHITECTURE)
+    assert torch.equal(found.state["conv1.bias"], state["conv1.bias"] + usual)
+    others = " or ".join(f"{path}#{name}" for number, name in enumerate(names) if number != usual)
+    assert found.remark == (
+        f"the weights file {path!r} holds {len(names)} sets of weights ({', '.join(names)}), of which {names[usual]} was taken: "
+        f"--weights {others} takes another"
+    )
+    for advised in others.split(" or "):
+        assert not torch.equal(resolve_weights(advised, ARCHITECTURE).state["conv1.bias"], found.state["conv1.bias"])
+
+
+def test_a_single_set_of_weights_is_taken_whatever_its_name(tmp_path, state):
+    for content in (several(state, "net"), {"ema": {"decay": 0.9, "shadow": state}}):
+        found = resolve_weights(saved(tmp_path / "w.ckpt", content), ARCHITECTURE)
+        assert_same(found, state)
+        assert found.remark == ""
+
+
+def test_sets_of_weights_without_a_usual_one_have_to_be_named(tmp_path, state):
+    path = saved(tmp_path / "w.pth", several(state, "student", "teacher"))
+    with pytest.raises(
+        InputError, match=r"holds 2 sets of weights, student, teacher: name the one to take, e\.g\. --weights .*#student"
+    ):
+        resolve_weights(path, ARCHITECTURE)
+    assert resolve_weights(f"{path}#teacher", ARCHITECTURE).remark.endswith(f"--weights {path}#student takes another")
+    with pytest.raises(InputError, match="has no set of weights 'other', but student, teacher: give one of these behind the #"):
+        resolve_weights(f"{path}#other", ARCHITECTURE)
+    plain = saved(tmp_path / "plain.pth", state)
+    with pytest.raises(InputError, match="has no set of weights 'model', but a single one without a name"):
+        resolve_weights(f"{plain}#model", ARCHITECTURE)
+
+
+def test_a_compiled_model_that_was_distributed_loses_both_prefixes(tmp_path, state):
+    for prefix in ("_orig_mod.module.", "module._orig_mod.", "_orig_mod."):
+        content = {prefix + name: value for name, value in state.items()}
+        assert_same(resolve_weights(saved(tmp_path / "w.pth", content), ARCHITECTURE), state)
+
+
 @pytest.mark.parametrize("wrap", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}, lambda s: OrderedDict(s)])
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_wrappings_of_training_scripts_are_taken_off(tmp_path, state, wrap, prefix):
@@ -217,7 +307,7 @@ def test_damaged_files_are_refused(tmp_path, state, suffix, kind, part):
 
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "w.h5").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"ends in '.h5', expected .pth, .pt or .safetensors"):
+    with pytest.raises(InputError, match=r"w\.h5' is of an unknown format, expected one of torch\.save"):
         resolve_weights(str(tmp_path / "w.h5"), ARCHITECTURE)
     with pytest.raises(InputError, match=r"holds a list, expected names and tensors"):
         resolve_weights(saved(tmp_path / "w.pth", [1]), ARCHITECTURE)
