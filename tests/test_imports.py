@@ -43,9 +43,10 @@ EXCEPTIONS = {
 ROOMS: dict[str, dict[str, set[str]]] = {
     "extractors": {
         "images": set(),
-        "computing": set(),
+        "computing": {"remarks"},
         "networks": set(),
         "weights": set(),
+        "remarks": set(),
         "settings": {"images", "weights"},
         "base": {"images", "settings"},
         "stacked": {"images", "computing", "settings", "base"},
