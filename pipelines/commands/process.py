@@ -183,6 +183,7 @@ def prepare_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # Takes the lowest number that is free: this one.
+            os.set_inheritable(number, True)  # Worker processes have it as well.
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):

@@ -36,7 +36,7 @@ class Execution:
         default_workers: what 0 workers stand for; asked when there is something to do.
 
     Raises:
-        UsageError: a value is out of range, or there is no job to leave alone.
+        UsageError: a value is out of range, a flag is misspelled, or there is no job to leave alone.
     """
 
     workers: int = 0
@@ -49,6 +49,10 @@ class Execution:
     default_workers: Callable[[], int] = field(default=usable_cores, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.beam_flags:
+            from pipelines.running.flags import check_flags
+
+            check_flags(self.beam_flags, self.note)
         if self.detach and self.runs_here:
             raise UsageError(
                 "--detach leaves a job to the runner that the flags behind -- name, and without one on other machines the work is "

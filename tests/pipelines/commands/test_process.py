@@ -2,6 +2,7 @@
 moment have a page in tests/integration."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 from pipelines.commands import process
 from schemas import interruption
 from tests.builders import write_rows
+
+ROOT = Path(__file__).parents[3]
 
 ROW = {
     "image_id": "1",
@@ -89,6 +92,15 @@ def test_closed_streams(folder, redirect):
 
 @pytest.mark.slow
 @pytest.mark.cluster
+def test_worker_processes_have_the_streams_that_were_closed(tmp_path):
+    code = (
+        "from pipelines.commands.process import prepare_streams; prepare_streams(); import subprocess, sys; "
+        "sys.exit(subprocess.run('exec 3>&2 4>&1 5<&0', shell=True).returncode)"
+    )
+    command = shlex.join([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import imagepivot; {code}"])
+    assert subprocess.run(f"{command} >&- 2>&- <&-", shell=True, cwd=tmp_path, check=False).returncode == 0
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 @pytest.mark.parametrize("words", [("inspect", "captions"), ("validate", "captions"), ("features", "--help"), ("--version",)])
 def test_an_output_that_cannot_be_written(folder, words):

@@ -102,7 +102,6 @@ def test_levels_of_logging_are_as_before():
         (("--project=x", "--region=y"), True),
         (("--runner=DataflowRunner",), False),
         (("--project=x", "--runner=DataflowRunner"), False),
-        (("--runners=x",), True),
     ],
 )
 def test_a_runner_among_the_flags_is_not_local(flags, local):
