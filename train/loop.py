@@ -27,7 +27,7 @@ from train.devices import check_precision, computing, resolve_device
 from train.distributed import Processes, join_processes
 from train.interruption import Interruption, held_back
 from train.jobs import DivergedError, Result, TrainJob
-from train.material import TrainingMaterial, open_material
+from train.material import TrainingMaterial, open_material, overlap_remark
 from train.models.catalogue import build_model
 from train.models.word_tables import begin_with, freeze_words
 from train.objectives.terms import Objective, terms_of
@@ -74,8 +74,8 @@ def train(
         job: what to train.
         watch: receives a report every few steps and after each evaluation.
         remark: receives a sentence about a precision that is emulated, about the captions that are left out, for each split that
-            lacks features, about features of zeros or of wild norms, about the words and weights that were taken from elsewhere,
-            and about content that has changed.
+            lacks features, about training images with captions in other splits, about features of zeros or of wild norms, about
+            the words and weights that were taken from elsewhere, and about content that has changed.
         material: what to train on, instead of the job's corpus.
 
     Raises:
@@ -116,7 +116,7 @@ def train(
         loop = _Loop(job, material, start, processes, device, watch)
         taken = loop.begin(before, source)
         if processes.is_first:
-            remarks += [bfloat16_remark(job.precision, device.type), *taken]
+            remarks += [bfloat16_remark(job.precision, device.type), *taken, overlap_remark(job.config, job.corpus)]
             remarks += [*(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)]
             for sentence in filter(None, remarks):
                 remark(sentence)

@@ -11,6 +11,7 @@ import torch
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.overlaps import find_overlap
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import SPECIALS, Vocabulary
 from train.config.sections import Config
@@ -39,6 +40,7 @@ __all__ = [
     "frequent_tokens",
     "inputs_of",
     "open_material",
+    "overlap_remark",
     "tokens_of",
     "validation_portions",
 ]
@@ -260,6 +262,15 @@ def validation_portions(config: Config, location: str) -> dict[str, tuple[str, .
                 + "name another data.validation_split"
             )
     return {language: portions for language, portions in present.items() if portions}
+
+
+def overlap_remark(config: Config, corpus: Corpus | None) -> str:
+    """Return a sentence about training images that have captions in other splits, too; an empty string if there are none."""
+    if corpus is None:
+        return ""
+    trained = {*config.data.splits}
+    found = find_overlap(open_dataset(corpus.captions), lambda splits: bool(splits & trained) and bool(splits - trained))
+    return "" if found is None else found.remark
 
 
 def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParameters) -> tuple[int, ...]:

@@ -66,6 +66,8 @@ def validate(
 
     With --repair, damaged shards are deleted, and the same command as before makes them again, and only them.
     """
+    from schemas.dataset import open_dataset
+    from schemas.overlaps import find_overlap
     from schemas.validation import STRAY
     from schemas.validation import validate as problems_of
 
@@ -73,6 +75,9 @@ def validate(
         _repair(dataset)
     remarks: list[str] = []
     problems = problems_of(dataset, strict=strict, remark=remarks.append)
+    opened = open_dataset(dataset)
+    if not problems and opened.kind in ("captions", "encoded") and (overlap := find_overlap(opened)) is not None:
+        remarks.append(overlap.remark)
     if as_json:
         found = {"dataset": dataset, "holds": not problems, "problems": problems, "remarks": remarks}
         typer.echo(to_json(found, indent=2))

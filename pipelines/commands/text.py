@@ -31,6 +31,7 @@ from pipelines.commands.options import (
     Workers,
     execution_of,
     notes,
+    remark,
     remark_on_precision,
     several,
 )
@@ -106,12 +107,16 @@ def captions(
     """
     from pipelines.running.progress import show_progress
     from pipelines.text.captions import prepare_captions
+    from schemas.dataset import open_dataset
+    from schemas.overlaps import find_overlap
 
     job = captions_job(context.params)
     execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
     with show_progress(notes, "captions", unit="captions", log_json=log_json) as meter:
         manifest = prepare_captions(job, execution, meter)
         meter.settle(captions=manifest.rows + manifest.failed, failed=manifest.failed)
+    if len(manifest.statistics.get("images", ())) > 1 and (overlap := find_overlap(open_dataset(output))) is not None:
+        remark(overlap.remark)
     finish(manifest, output, max_failures)
 
 

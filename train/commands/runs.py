@@ -84,7 +84,7 @@ def evaluate(
         token_features=token_features,
     )
     with Counter(notes, "evaluate", unit="vectors", log_json=log_json) as count:
-        scores = evaluate_run(job, count)
+        scores = evaluate_run(job, count, remark)
     events.record(counts={"scores": len(scores)})
     for left_out in dict.fromkeys(score.left_out for score in scores if score.left_out is not None):
         remark(left_out.remark)

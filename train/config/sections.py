@@ -60,9 +60,14 @@ class DataConfig:
         """The languages, in the model's order."""
         return tuple(self.portions)
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits to train on, one or several."""
+        return (self.split,) if isinstance(self.split, str) else self.split
+
     def __post_init__(self) -> None:
         not_negative("data", self, "min_count")
-        splits = (self.split,) if isinstance(self.split, str) else self.split
+        splits = self.splits
         require(bool(splits), "data.split is empty: name the split to train on, or several, e.g. ['train', 'restval']")
         require(len(set(splits)) == len(splits), f"data.split is {list(splits)}: name each once")
         require(bool(self.portions), "data.portions names no language: give at least one, e.g. { en = ['comparable'] }")

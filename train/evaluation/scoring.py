@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.overlaps import find_overlap
 from train.data.captions import Captions, labels_of
 from train.data.splits import TEST_SPLITS, LeftOut, TrainingData, open_data
 from train.devices import check_device_name, resolve_device
@@ -19,6 +21,10 @@ from train.evaluation.matching import check_members, check_tokens, expected_of
 from train.evaluation.metrics import Retrieval
 from train.models.retrieval_model import RetrievalModel
 from train.runs.run import Run, open_run
+
+Remark = Callable[[str], None]
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["EvaluateJob", "Score", "evaluate_run", "portions_in", "score_run", "score_together"]
 
@@ -114,11 +120,25 @@ class Score:
         }
 
 
-def evaluate_run(job: EvaluateJob, count: Count = count_nothing) -> list[Score]:
-    """Open runs and evaluate them; takes, returns and raises what `score_together` does, and raises what `open_run` does."""
+def evaluate_run(job: EvaluateJob, count: Count = count_nothing, remark: Remark = logger.warning) -> list[Score]:
+    """Open runs and evaluate them; takes, returns and raises what `score_together` does, and raises what `open_run` does.
+
+    Args:
+        job: what to evaluate.
+        count: counts captions and images.
+        remark: receives a sentence about evaluated images that a run was trained on.
+    """
     device = resolve_device(job.device)
+    runs = [open_run(run, device=device) for run in job.runs]
+    trained = {split for run in runs for split in run.config.data.splits}
+    evaluated = {*(job.splits or TEST_SPLITS)} - trained
+    overlap = find_overlap(
+        open_dataset(job.captions, kind="encoded"), lambda splits: bool(splits & trained) and bool(splits & evaluated)
+    )
+    if overlap is not None:
+        remark(overlap.remark)
     return score_together(
-        [open_run(run, device=device) for run in job.runs],
+        runs,
         captions=job.captions,
         features=job.features,
         splits=job.splits,

@@ -104,6 +104,24 @@ def test_a_training_on_several_splits_is_that_on_one(toy, new_dataset, tmp_path,
     assert evaluate_run(job) == evaluate_run(same)
 
 
+def test_training_images_in_another_split_are_reported_before_training_and_by_evaluate(toy, new_dataset, tmp_path, caplog):
+    dataset = open_dataset(toy.captions)
+    rows = dataset.table().to_pylist()
+    moved = ("train-003", "train-007")
+    rows = [row | ({"split": "test"} if row["image_id"] in moved and row["index"] == 1 else {}) for row in rows]
+    new_dataset(tmp_path / "e", "encoded", rows, parameters=dataset.manifest.parameters, inputs=dataset.manifest.inputs)
+    corpus, remarks = replace(toy, captions=str(tmp_path / "e")), []
+    config = from_toml(CONFIG.replace("max_steps = 44", "max_steps = 1"), "test")
+    train(TrainJob(config, corpus, str(tmp_path / "run"), device="cpu", curves=False), remark=remarks.append)
+    job = EvaluateJob(str(tmp_path / "run"), corpus.captions, corpus.features, ("test",), device="cpu")
+    evaluate_run(job, remark=remarks.append)
+    expected = "2 images have captions in several splits (2 in test, train): train-003, train-007. "
+    assert [remark[: len(expected)] for remark in remarks] == [expected] * 2
+    evaluate_run(replace(job, splits=("val",)), remark=remarks.append)
+    evaluate_run(replace(job, captions=toy.captions), remark=remarks.append)
+    assert len(remarks) == 2
+
+
 def test_row_groups_with_dictionaries_of_their_own(toy, new_dataset, tmp_path: Path, monkeypatch):
     folder = tmp_path / "encoded"
     monkeypatch.setattr("schemas.writing._TEXT_ROW_GROUP_ROWS", 5)
