@@ -47,6 +47,11 @@ class Vocabulary:
         """Id of each token."""
         return {token: number for number, token in enumerate(self.tokens)}
 
+    @cached_property
+    def word_ids(self) -> Mapping[str, int]:
+        """Id of each token that text can name: without the specials."""
+        return {token: number for token, number in self.ids.items() if number >= len(SPECIALS)}
+
     @classmethod
     def from_counts(cls, counts: Mapping[str, Mapping[str, int]], *, min_count: int, scope: str = "language") -> Vocabulary:
         """Build a vocabulary of the tokens whose count is at least ``min_count``.
@@ -57,7 +62,7 @@ class Vocabulary:
             scope: ``language``: the count within at least one language reaches the threshold (Kádár et al. 2018, section
                 4: the joint vocabulary is the union of the languages' own); ``joint``: the sum over languages does.
 
-        A token that is spelled like a special (``<unk>`` in the text) is the special, not a new token.
+        A token that is spelled like a special (``<start>`` in the text) is not kept: `encode` makes it ``<unk>``.
 
         Raises:
             ValueError: the scope is neither.
@@ -81,13 +86,13 @@ class Vocabulary:
         )
 
     def encode(self, tokens: Sequence[str], *, max_length: int | None = None) -> list[int]:
-        """Return the ids of a caption: ``<start>``, its tokens, ``<end>``.
+        """Return the ids of a caption: ``<start>``, its tokens, ``<end>``. A token spelled like a special is ``<unk>``.
 
         Args:
             tokens: the caption's tokens.
             max_length: most tokens to keep, from the first; ``<start>`` and ``<end>`` are added to these.
         """
-        ids = self.ids
+        ids = self.word_ids
         return [START, *(ids.get(token, UNK) for token in tokens[:max_length]), END]
 
     def decode(self, ids: Iterable[int]) -> list[str]:

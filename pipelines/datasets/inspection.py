@@ -166,6 +166,10 @@ def _vocabulary_table(statistics: Mapping[str, Any]) -> Table:
     for split in splits:
         shares = (statistics["unknown"].get(language, {}).get(split) for language in languages)
         table.add_row(cell(f"<unk> in {split}"), *("" if share is None else f"{share:.2%}" for share in shares))
+    reserved = statistics.get("reserved", {})
+    for split in sorted({split for counts in reserved.values() for split in counts}):
+        counts = (reserved.get(language, {}).get(split, 0) for language in languages)
+        table.add_row(cell(f"reserved tokens in {split}"), *(f"{count:,}" for count in counts))
     return table
 
 

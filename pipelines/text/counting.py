@@ -54,20 +54,24 @@ def vocabulary_statistics(
         ``sum`` and ``union`` of these vocabularies; ``jaccard``: overlap of each pair of them, with the specials in both, which
         reproduces Table 1 to two decimals (without the specials English and Czech would have 0.0146; the table prints 0.02);
         ``singletons``: number of tokens that occur once, by language; ``types`` and ``occurrences`` by language; ``unknown``:
-        share of ``<unk>`` among the tokens, by language and split.
+        share of ``<unk>`` among the tokens, by language and split; ``reserved``, if there are any: number of tokens that are
+        spelled like specials, and hence ``<unk>``, by language and split.
     """
-    known = vocabulary.ids
+    known = vocabulary.word_ids
     threshold = min_count if count_scope == "language" else 1
     own = {
         language: {token for token, count in tokens.items() if count >= threshold and token in known}
         for language, tokens in trained.items()
     }
     unknown: dict[str, dict[str, float]] = {}
+    reserved: dict[str, Counter[str]] = {}
     totals: dict[tuple[str, str], list[int]] = {}
     for (_, split, language), tokens in counts.items():
         total = totals.setdefault((language, split), [0, 0])
         total[0] += sum(count for token, count in tokens.items() if token not in known)
         total[1] += sum(tokens.values())
+        if reserved_count := sum(tokens.get(special, 0) for special in SPECIALS):
+            reserved.setdefault(language, Counter())[split] += reserved_count
     for (language, split), (unknown_count, count) in sorted(totals.items()):
         unknown.setdefault(language, {})[split] = unknown_count / count if count else 0.0
     languages = sorted(own)
@@ -83,6 +87,7 @@ def vocabulary_statistics(
         "types": {language: len(trained[language]) for language in languages},
         "occurrences": {language: sum(trained[language].values()) for language in languages},
         "unknown": unknown,
+        **({"reserved": {language: dict(by_split) for language, by_split in reserved.items()}} if reserved else {}),
     }
 
 

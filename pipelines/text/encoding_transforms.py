@@ -20,7 +20,7 @@ from pipelines.text.jobs import EncodeJob
 from schemas.dataset import Dataset
 from schemas.kinds import CAPTIONS, ENCODED
 from schemas.output import Output
-from schemas.vocabulary import END, START, UNK, Vocabulary
+from schemas.vocabulary import END, SPECIALS, START, UNK, Vocabulary
 from schemas.writing import open_shard
 
 __all__ = ["EncodeCaptions", "build_encoding", "encode_table"]
@@ -35,19 +35,20 @@ def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) ->
         max_length: number of tokens after which a caption is cut.
 
     Returns:
-        Rows of kind ``encoded`` in the same order, and statistics: captions, tokens kept, ``<unk>`` among these, and captions
-        that were cut.
+        Rows of kind ``encoded`` in the same order, and statistics: captions, tokens kept, ``<unk>`` among these, captions that
+        were cut, and, if there are any, ``reserved_tokens``: those of ``<unk>`` that the text spells like a special.
     """
     tokens = pc.list_slice(captions["tokens"].combine_chunks(), 0, max_length)
     encoded = tokens.flatten().dictionary_encode()
-    ids_of_words = np.array([vocabulary.ids.get(word, UNK) for word in encoded.dictionary.to_pylist()], np.int32)
+    words, indices = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    ids_of_words = np.array([vocabulary.word_ids.get(word, UNK) for word in words], np.int32)
     lengths = pc.list_value_length(tokens).to_numpy() + 2
     ends = np.cumsum(lengths, dtype=np.int32)
     ids = np.empty(lengths.sum(), np.int32)
     is_token = np.ones(len(ids), bool)
     for place, special in ((ends - lengths, START), (ends - 1, END)):
         ids[place], is_token[place] = special, False
-    ids[is_token] = ids_of_words[encoded.indices.to_numpy()]
+    ids[is_token] = ids_of_words[indices]
     column = pa.ListArray.from_arrays(np.append(np.int32(0), ends), ids)
     columns = [captions[name].combine_chunks() for name in ENCODED.names[:-2]]
     table = pa.table([*columns, column.cast(ENCODED.field("token_ids").type), pa.array(lengths)], schema=ENCODED)
@@ -57,6 +58,8 @@ def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) ->
         "unknown_tokens": int(np.count_nonzero(ids == UNK)),
         "captions_cut": pc.sum(pc.greater(pc.list_value_length(captions["tokens"]), max_length)).as_py() or 0,
     }
+    if reserved := [number for number, word in enumerate(words) if word in SPECIALS]:
+        statistics["reserved_tokens"] = int(np.isin(indices, reserved).sum())
     return table, statistics
 
 

@@ -71,6 +71,7 @@ def test_a_token_written_like_a_special_is_no_second_one(special):
     vocabulary = Vocabulary.from_counts({"en": {special: 9, "dog": 1}}, min_count=1)
     assert vocabulary.tokens == (*SPECIALS, "dog")
     assert vocabulary.counts == ({}, {}, {}, {}, {"en": 1})
+    assert vocabulary.encode([special, "dog", special]) == [START, UNK, 4, UNK, END]
 
 
 def test_encode_and_decode():

@@ -68,6 +68,43 @@ def test_ids_are_those_of_a_plain_loop(max_length):
         assert table[name].to_pylist() == table_of(captions)[name].to_pylist()
 
 
+def test_vocabulary_and_encode_agree_on_text_with_reserved_names(tmp_path):
+    texts = [
+        ("en", "train", "a dog a dog a dog runs"),
+        ("en", "train", "a cat <unk> <unk> sits"),
+        ("en", "train", "a dog <start> runs <end> a cat"),
+        ("en", "train", "<pad> <pad> <pad> x y z"),
+        ("de", "train", "ein hund a hund <unk>"),
+        ("de", "train", "ein a b c d e f g h"),
+        ("en", "val", "<unk> <unk> q w"),
+        ("de", "val", "a dog <end>"),
+    ]
+    rows = [f"i{number}\t{language}\t{split}\t{text}" for number, (language, split, text) in enumerate(texts)]
+    (tmp_path / "captions.tsv").write_text("\n".join(["image_id\tlanguage\tsplit\ttext", *rows]) + "\n")
+    source = open_source("table", tmp_path / "captions.tsv")
+    captions, vocabulary, encoded = (str(tmp_path / name) for name in ("captions", "vocabulary", "encoded"))
+    prepare_captions(CaptionsJob(source=source, output=captions, recipe="raw", shards=2), ONE)
+    statistics = build_vocabulary(VocabularyJob(captions=captions, output=vocabulary, min_count=2), ONE).statistics
+    words = ["a", "dog", "cat", "ein", "hund", "runs"]
+    assert open_dataset(vocabulary).vocabulary().tokens[4:] == tuple(words)
+    assert statistics["tokens"] == {"de": 3, "en": 4}
+    assert (statistics["sum"], statistics["union"]) == (7, 6)
+    assert statistics["jaccard"] == {"de/en": (1 + 4) / (6 + 4)}
+    assert statistics["unknown"] == {"de": {"train": 8 / 14, "val": 1 / 3}, "en": {"train": 11 / 25, "val": 4 / 4}}
+    assert statistics["reserved"] == {"de": {"train": 1, "val": 1}, "en": {"train": 7, "val": 2}}
+    manifest = encode_captions(EncodeJob(captions=captions, vocabulary=vocabulary, output=encoded), ONE)
+    expected = {f"i{number}": brute(text.split(), words, 100) for number, (_, _, text) in enumerate(texts)}
+    table = open_dataset(encoded).table()
+    assert dict(zip(table["image_id"].to_pylist(), table["token_ids"].to_pylist(), strict=True)) == expected
+    assert manifest.statistics == {
+        "captions": 8,
+        "captions_cut": 0,
+        "tokens": 14 + 3 + 25 + 4,
+        "unknown_tokens": 8 + 1 + 11 + 4,
+        "reserved_tokens": 11,
+    }
+
+
 def test_no_captions_give_no_rows():
     table, statistics = encode_table(CAPTIONS.empty_table(), Vocabulary.from_counts({}, min_count=1), 5)
     assert table.equals(ENCODED.empty_table())
