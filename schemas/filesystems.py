@@ -27,8 +27,9 @@ _GOOGLE = "google::cloud::Status"
 """Start of every error text of Google's client; pyarrow reports some of these as errors other than OSError."""
 
 _LOCAL_ADVICE = {
-    errno.ENOSPC: "the disk is full: free some space and run the same command again, finished shards are kept",
-    errno.EDQUOT: "the disk quota is used up: free some space and run the same command again",
+    errno.ENOSPC: "the disk is full: free some space and run the same command again (train with --resume); finished work is kept",
+    errno.EDQUOT: "the disk quota is used up: free some space and run the same command again (train with --resume)",
+    errno.EEXIST: "the path is a file or a link to nothing, expected a folder: remove it, or choose another folder",
     errno.EFBIG: "the file would be larger than this account or file system allows: see ulimit -f; more shards make smaller files",
     errno.EACCES: "permission denied: check who owns the folder, or choose another one",
     errno.EPERM: "permission denied: check who owns the folder, or choose another one",

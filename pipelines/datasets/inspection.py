@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -218,7 +219,7 @@ def _failures(dataset: Dataset) -> Table:
     for entry in failures_by_reason(dataset):
         first = entry["first"]
         table.add_row(*map(cell, (entry["reason"], f"{entry['inputs']:,}", first["uri"] or first["key"], first["message"])))
-    table.caption = f"all of them: imagepivot inspect {escape(dataset.folder.location)} --failures"
+    table.caption = f"all of them: imagepivot inspect {escape(shlex.quote(dataset.folder.location))} --failures"
     return table
 
 

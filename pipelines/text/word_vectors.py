@@ -195,7 +195,7 @@ def _common_width(found: Mapping[str, _Found], locations: Mapping[str, str]) -> 
         if other.file.width != one.file.width:
             raise InputError(
                 f"{locations[language]!r} has {other.file.width} numbers a word, {locations[first]!r} has {one.file.width}: the "
-                "vectors of all languages must be of one width"
+                "vectors of all languages must be of one width: give the files of one model, such as fastText's aligned vectors"
             )
     return one.file.width
 

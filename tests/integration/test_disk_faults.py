@@ -138,7 +138,7 @@ def test_a_full_disk(arguments, undisturbed, imagepivot, small_disk: Path, worke
     output = small_disk / "features"
     says(
         imagepivot(*arguments(output, "--workers", workers), code=1),
-        "the disk is full: free some space and run the same command again, finished shards are kept",
+        "the disk is full: free some space and run the same command again (train with --resume); finished work is kept",
     )
     left = snapshot(output)
     assert 0 < len(left) < len(undisturbed)

@@ -106,7 +106,7 @@ COMMANDS = {
     "captions, refused": "captions ids.jsonl {out}/captions --format table --recipe raw --shards 1",
     "captions, refused split": "captions captions.jsonl {out}/captions --format table --recipe raw --shards 1",
     "captions, events": "captions ids.jsonl {out}/captions --format table --recipe raw --shards 1 --log-json",
-    "vocabulary": "vocabulary captions {out}/vocabulary --min-count 1 --split train",
+    "vocabulary": "vocabulary captions {out}/vocabulary --min-count 1 --splits {split}",
     "encode": "encode captions vocabulary {out}/encoded",
     "features, refused": "features photos {out}/features --extractor resnet50-pool --weights random:1",
     "features of a table, refused": "features images.jsonl {out}/features --extractor resnet50-pool --weights random:1",

@@ -231,7 +231,8 @@ def test_a_file_where_a_folder_is_expected(tmp_path):
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.ENOSPC, "the disk is full: free some space and run the same command again, finished shards are kept"),
+        (errno.ENOSPC, r"free some space and run the same command again \(train with --resume\); finished work is kept"),
+        (errno.EEXIST, "a file or a link to nothing, expected a folder"),
         (errno.EDQUOT, "the disk quota is used up"),
         (errno.EACCES, "permission denied"),
         (errno.EROFS, "the file system is read-only"),
