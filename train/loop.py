@@ -278,7 +278,7 @@ class _Loop:
             if evaluates and self.standing.stale == 0:
                 self._save(BEST)  # After last.pt, which holds the same model, so that best.pt is never there alone.
             if evaluates and log is not None:
-                log.write("timing", step, self.stopwatch.lap())
+                log.write("timing", step, self.stopwatch.lap() | {"threads": torch.get_num_threads()})
                 with self.stopwatch.measure("curves"):
                     log.refresh()
             if asked:

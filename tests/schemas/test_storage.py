@@ -228,6 +228,14 @@ def test_a_file_where_a_folder_is_expected(tmp_path):
             action(Folder(str(tmp_path / "file" / "data")))
 
 
+def test_a_link_to_nothing_is_named(tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(
+        DatasetError, match=r"cannot use '.*link'.*: the path is a file or a link to nothing, expected a folder: remove it"
+    ):
+        hold(Folder(str(tmp_path / "link"))).__enter__()
+
+
 @pytest.mark.parametrize(
     ("number", "advice"),
     [

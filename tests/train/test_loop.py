@@ -303,6 +303,21 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run(toy, tmp_path):
     assert events(tmp_path / "run", "validation") == []
 
 
+def test_another_number_of_threads_is_reported_where_a_run_is_resumed(copied_run, toy):
+    path = copied_run / "log.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    job, remarks = TrainJob(from_toml(CONFIG, "test"), toy, str(copied_run), device="cpu", resume=True, curves=False), []
+    train(job, remark=remarks.append)
+    assert remarks == []
+    other = torch.get_num_threads() + 1
+    lines = [line | ({"threads": other} if line["event"] == "timing" else {}) for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    train(job, remark=remarks.append)
+    (remark,) = remarks
+    assert remark.startswith(f"the run was trained with {other} threads and goes on with {other - 1}: ")
+    assert f"OMP_NUM_THREADS={other} continues it to the same weights" in remark
+
+
 # --- images without features -----------------------------------------------------------------------------------------
 
 

@@ -85,7 +85,7 @@ def train(
     Training stops early by the sum of recalls on the validation split. OUTPUT then holds best.pt, last.pt, config.toml,
     log.jsonl, and made of the latter metrics.csv and curves.png. Ctrl-C stops after the current step and saves it; pressed again,
     it stops at once. A run that was stopped continues with --resume, on a CPU to the same weights, unless
-    the content of its datasets has changed.
+    the number of threads or the content of its datasets has changed.
     """
     from train.config.presets import preset_names
     from train.config.sections import resolve, to_toml

@@ -6,7 +6,7 @@ Each line of ``log.jsonl`` is an object with a ``step``, whose ``event`` is
   gradient before clipping; learning rate,
 * ``evaluation``: recalls on the validation split,
 * ``validation``: loss and terms there, per query,
-* ``timing``, after each evaluation: speed, and where the time went, see `Stopwatch`,
+* ``timing``, after each evaluation: speed, and where the time went, see `Stopwatch`, and the number of threads,
 * before the first step ``left_out``: images without features, ``odd_features``: images with features of zeros or of wild norms,
   and ``started_from``: what was taken from another run.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+
 from schemas.errors import DatasetError, UsageError
 from schemas.storage import Folder
 from train.config.sections import differences, from_toml
 from train.runs.checkpoints import BEST, LAST, Checkpoint, damaged, read_checkpoint
+from train.runs.history import read_history
 
 __all__ = ["check_same_run", "checkpoint_to_resume", "contents_since"]
 
@@ -42,6 +45,18 @@ def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
     return checkpoint
 
 
+def _threads_remark(folder: Folder) -> str:
+    """Return a sentence where a run goes on with another number of threads; an empty string where it does not."""
+    before = [entry["threads"] for entry in read_history(folder).of("timing") if "threads" in entry][-1:]
+    now = torch.get_num_threads()
+    if before in ([], [now]):
+        return ""
+    return (
+        f"the run was trained with {before[0]} threads and goes on with {now}: on a CPU its weights differ in the last bits "
+        f"from those of an uninterrupted run. OMP_NUM_THREADS={before[0]} continues it to the same weights"
+    )
+
+
 def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_changed_content: bool = False) -> list[str]:
     """Check that a run was begun with the same configuration, seed, precision and data as it would be resumed with.
 
@@ -52,7 +67,7 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_ch
         allow_changed_content: datasets may hold other content than before, if their fingerprints are the same.
 
     Returns:
-        Sentences about content that has changed, or of which that is not known.
+        Sentences about another number of threads, and about content that has changed, or of which that is not known.
 
     Raises:
         DatasetError: something differs, which the message names.
@@ -83,7 +98,7 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_ch
             f"{folder.location!r} holds another run ({'; '.join(changes[:3])}), which cannot be resumed with these values. Give "
             "those that it was begun with, or choose another folder; nothing was changed"
         )
-    return _check_content(old, new, folder, allow_changed_content)
+    return [*filter(None, [_threads_remark(folder)]), *_check_content(old, new, folder, allow_changed_content)]
 
 
 def contents_since(old: Checkpoint, new: Checkpoint) -> dict[str, str]:
