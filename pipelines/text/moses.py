@@ -174,7 +174,7 @@ def prepare(text: str, language: str, recipe: Recipe) -> list[str]:
 
 def lower(text: str) -> str:
     """Return the text in lower case as Perl's ``lc`` makes it: character by character, so capital sigma becomes σ, never ς."""
-    if _bound(text) <= _LATIN:
+    if text.isascii() or _BEYOND_LATIN.search(text) is None:
         return text.lower()
     lower_case = _lower_case()
     return "".join(map(lower_case.get, text, text))

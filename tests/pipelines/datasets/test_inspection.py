@@ -127,6 +127,7 @@ def test_statistics_of_a_vocabulary(tmp_path):
         "types": {"de": 3000, "en": 4},
         "occurrences": {"de": 8, "en": 9},
         "unknown": {"de": {"train": 0.05}, "en": {"train": 0.125, "val": 0.5}},
+        "reserved": {"en": {"val": 1234}},
     }
     manifest = write_rows(tmp_path / "v", "vocabulary", [], statistics=statistics)
     lines = [squeezed(line) for line in shown(statistics_table(manifest)).splitlines()]
@@ -135,6 +136,7 @@ def test_statistics_of_a_vocabulary(tmp_path):
     assert "│ Jaccard with de │ │ 0.6250 │ │ │" in lines
     assert "│ <unk> in train │ 5.00% │ 12.50% │ │ │" in lines
     assert "│ <unk> in val │ │ 50.00% │ │ │" in lines
+    assert "│ reserved tokens in val │ 0 │ 1,234 │ │ │" in lines
 
 
 def test_statistics_of_other_kinds_are_names_and_numbers(tmp_path):
