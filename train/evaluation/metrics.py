@@ -199,9 +199,8 @@ def ranks_between(
     sizes = len(row_images), len(owner)
     ranks = torch.zeros(sum(sizes), dtype=torch.int64, device=device)  # From 0, and of columns in the order of their images.
     row_ranks, column_ranks = ranks.split(sizes)
-    bounds_of_rows: list[
-        Tensor
-    ] = []  # By strip: the least score that counts as equal to each row's greatest with its own image.
+    # By strip: the least score that counts as equal to the greatest of each row, or column, with its own image.
+    bounds_of_rows: list[Tensor] = []
     bounds_of_columns: list[Tensor] = []
 
     def compare(a: int, b: int, tile: Tensor) -> None:
@@ -238,7 +237,8 @@ def ranks_between(
 
 def _least_equal(scores: Tensor) -> Tensor:
     """Return the least score that is equal to each score but for rounding."""
-    return scores - (EQUAL_WITHIN * scores.abs().clamp(min=1)).where(scores.isfinite(), 0.0)
+    # The greatest float stands for infinity, which less itself would be no number.
+    return scores.sub(scores.abs().clamp(1, torch.finfo(scores.dtype).max), alpha=EQUAL_WITHIN)
 
 
 def _strips(rows: Sequence[int], columns: Sequence[int], scores_at_once: int) -> list[tuple[slice, slice]]:
