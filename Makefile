@@ -39,7 +39,7 @@ cluster-test: $(STAMP)  ## Run every pipeline command on Flink, Spark and Prism,
 container-test: $(STAMP)  ## Build the images of docker/ and run them, as root; docs/containers.md names what it needs.
 	$(BIN)/python -m pytest tests/containers --durations=10
 
-quick: $(STAMP)  ## Run the tests that take a third of a second or less: two minutes on two idle cores.
+quick: $(STAMP)  ## Run the tests that take a fifth of a second or less: two minutes on two idle cores.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
 check: $(STAMP)  ## Run the linter, the formatter's check and the type checker.

@@ -36,6 +36,7 @@ def pinned() -> dict[str, list[str]]:
     return versions
 
 
+@pytest.mark.slow
 def test_every_requirement_of_a_requirement_is_pinned_once():
     needed, pins = closure("imagepivot", "dev"), pinned()
     assert {"torch", "numpy", "grpcio", "markupsafe", "uv"} <= needed

@@ -130,6 +130,7 @@ def test_snippets_import_the_front_door_only(page: str) -> None:
             assert not OUR_PACKAGES & {name.partition(".")[0] for name in names}, block
 
 
+@pytest.mark.slow
 def test_every_name_of_the_front_door_is_documented() -> None:
     text = "".join(PAGES[page] for page in PAGES if page.startswith("docs/"))
     assert [name for name in imagepivot.__all__ if not re.search(rf"\b{name}\b", text)] == []

@@ -99,6 +99,7 @@ def test_reading_loads_neither_torch_nor_beam(features):
     assert python("-c", script, str(features), cwd=ROOT).stdout == "60.0 []\n[]\n"
 
 
+@pytest.mark.slow
 def test_a_missing_extra_is_named_where_it_is_needed(features):
     script = (
         "import sys, imagepivot\n"
@@ -115,6 +116,7 @@ def test_a_missing_extra_is_named_where_it_is_needed(features):
 # --- beside modules of the same names --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_script_beside_foreign_modules(here, features):
     (here / "script.py").write_text(
         "import sys\nimport imagepivot\n\nprint(imagepivot.open_dataset(sys.argv[1]).image_ids())\n"
@@ -125,11 +127,13 @@ def test_a_script_beside_foreign_modules(here, features):
     assert done.stdout.splitlines()[1] == "schemas train"
 
 
+@pytest.mark.slow
 def test_a_script_that_is_called_train(here, features):
     (here / "train.py").write_text("import sys, imagepivot\nprint(len(imagepivot.open_dataset(sys.argv[1])))\n")
     assert python("train.py", str(features), cwd=here).stdout == "6\n"
 
 
+@pytest.mark.slow
 def test_an_interactive_session_beside_foreign_modules(here, features):
     session = f"import imagepivot\nprint(len(imagepivot.open_dataset({str(features)!r})))\n"
     done = python("-i", "-q", cwd=here, stdin=session)
@@ -174,6 +178,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_spawned_processes_beside_foreign_modules(here):
     (here / "script.py").write_text(SPAWNED)
     assert python("script.py", cwd=here).stdout == "True\n"
@@ -191,6 +196,7 @@ def test_a_module_that_is_loaded_already_is_named(tmp_path, content):
     assert "rename the other one" in done.stderr
 
 
+@pytest.mark.slow
 def test_our_own_packages_that_are_loaded_already_are_no_collision():
     script = "import schemas, train\nimport imagepivot\nprint(imagepivot.open_dataset is schemas.open_dataset)"
     assert python("-c", script, cwd=ROOT).stdout == "True\n"

@@ -381,6 +381,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_schemas_need_numpy_and_pyarrow_only(features):
     script = """
 import schemas
@@ -426,6 +427,7 @@ print([name for name in ("torch", "torchvision", "apache_beam") if name in sys.m
     assert "Usage: imagepivot" in "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_importing_the_command_loads_neither_torch_nor_beam():
     script = (
         "import pipelines.commands.app\nprint([name for name in ('torch', 'apache_beam', 'sacremoses') if name in sys.modules])"

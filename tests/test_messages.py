@@ -1,6 +1,7 @@
 """Advice that messages give can be followed: the commands, options and extras that they name exist."""
 
 import ast
+import functools
 import inspect
 import re
 import sys
@@ -60,6 +61,7 @@ def _is_private(node: ast.stmt) -> bool:
     return isinstance(node, ast.FunctionDef) and node.name.startswith("_")
 
 
+@functools.cache
 def reached() -> dict[str, set[str]]:
     """By module the commands that can come to it, by the imports in the function of the command and in what it imports."""
     edges: dict[str, set[str]] = {module: set(others) for module, others in graph(SOURCES).items()}
@@ -88,26 +90,28 @@ def reached() -> dict[str, set[str]]:
     return commands
 
 
-REACHED = reached()
-MESSAGES = [(module, line, text) for module, source in SOURCES.items() for line, text in literals(source)]
+@functools.cache
+def messages() -> list[tuple[str, int, str]]:
+    """Module, line and text of every string of the program that is no docstring."""
+    return [(module, line, text) for module, source in SOURCES.items() for line, text in literals(source)]
 
 
 def test_the_walk_finds_what_is_known():
-    assert REACHED["pipelines.text.vocabulary"] == {"vocabulary", "build", "demo", "cluster"}
-    assert {"captions", "features", "view"} <= REACHED["pipelines.inputs.tables"]
-    assert "train" not in REACHED["pipelines.inputs.tables"]
-    assert "build" in REACHED["train.loop"]
-    assert sum(bool(OPTION.search(text)) for _, _, text in MESSAGES) > 60
+    assert reached()["pipelines.text.vocabulary"] == {"vocabulary", "build", "demo", "cluster"}
+    assert {"captions", "features", "view"} <= reached()["pipelines.inputs.tables"]
+    assert "train" not in reached()["pipelines.inputs.tables"]
+    assert "build" in reached()["train.loop"]
+    assert sum(bool(OPTION.search(text)) for _, _, text in messages()) > 60
 
 
 def test_options_in_messages_exist():
     """An option in a message exists for a command that comes to it; in what reads the users' input, for all of them."""
     wrong = []
-    for module, line, text in MESSAGES:
+    for module, line, text in messages():
         if module.startswith(("pipelines.commands", "train.commands")):
             continue
         # Builds come to everything, but a step's own command says what it has to say; plans of a job take its command's options.
-        commands = REACHED[module] - {"build", "demo", "cluster"} or REACHED[module]
+        commands = reached()[module] - {"build", "demo", "cluster"} or reached()[module]
         for option in set(OPTION.findall(re.sub(r"imagepivot [a-z]+ .*", "", text))) - OTHERS:
             having = {command for command in commands if option in options_of(command)}
             if not having or (module.startswith("pipelines.inputs.") and having != commands):
@@ -117,7 +121,7 @@ def test_options_in_messages_exist():
 
 def test_commands_in_messages_exist_with_their_options():
     wrong = []
-    for module, line, text in MESSAGES:
+    for module, line, text in messages():
         for command, rest in CALL.findall(text):
             if command not in COMMANDS:
                 wrong += [f"{module}:{line} names the command {command}"] if command not in PROSE else []
@@ -148,7 +152,7 @@ def distributions(extra: str) -> set[str]:
 
 
 def test_extras_in_messages_exist():
-    named = {extra for _, _, text in MESSAGES for extra in EXTRA.findall(text)} - {"X"}
+    named = {extra for _, _, text in messages() for extra in EXTRA.findall(text)} - {"X"}
     assert named <= set(EXTRAS)
     assert "hdf5" in named
 

@@ -59,6 +59,7 @@ def test_weights_are_hashed_once(cache, weights, hashed):
     assert first.fingerprint == second.fingerprint == request(weights).load().fingerprint
 
 
+@pytest.mark.slow
 def test_random_weights_are_drawn_once(cache, hashed):
     first, second = request("random:3").describe(), request("random:3").describe()
     assert (len(hashed), first) == (1, second)

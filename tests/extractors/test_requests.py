@@ -28,6 +28,7 @@ def described(name: str, **options) -> extractors.Description:
     return module.describe(settings, Weights(state={}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BEFORE)
 def test_without_options_fingerprints_are_what_they_were(name):
     if name.startswith("timm:"):

@@ -147,6 +147,7 @@ def multi30k_of(folder: Path, *, images: int = 3, text: bytes = b"one\ntwo\nthre
     return folder
 
 
+@pytest.mark.slow
 def test_files_of_multi30k_that_do_not_belong_together(fails, tmp_path):
     source = multi30k_of(tmp_path / "m", images=4)
     arguments = ("captions", source, tmp_path / "o", "--format", "multi30k", "--workers", "1")
@@ -155,12 +156,14 @@ def test_files_of_multi30k_that_do_not_belong_together(fails, tmp_path):
     assert not (tmp_path / "o" / "_manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_text_that_is_not_utf8(fails, tmp_path):
     source = multi30k_of(tmp_path / "m", text="one\nzwölf\nthree\n".encode("latin-1"))
     arguments = ("captions", source, tmp_path / "o", "--format", "multi30k", "--workers", "1")
     one_line(fails(*arguments, says="is not UTF-8: line 2, column 3 (byte 3 of the line) is the byte 0xf6"))
 
 
+@pytest.mark.slow
 def test_a_gzip_file_that_was_cut(fails, tmp_path):
     source = multi30k_of(tmp_path / "m")
     path = source / "task1" / "raw" / "train.en.gz"
@@ -169,6 +172,7 @@ def test_a_gzip_file_that_was_cut(fails, tmp_path):
     one_line(fails(*arguments, says="is not a whole gzip file"))
 
 
+@pytest.mark.slow
 def test_a_table_without_the_columns(fails, tmp_path):
     (tmp_path / "t.csv").write_text("file,caption\na,b\n")
     says = "has no column 'image_id'; its columns are 'file', 'caption': name them, such as --columns image_id=...,text=..."
@@ -200,6 +204,7 @@ def test_empty_captions_are_failures(imagepivot, tmp_path):
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

@@ -30,6 +30,7 @@ def captions(source, output, kind, *arguments):
     return ("captions", source, output, "--format", kind, "--workers", "1", "--shards", "2", *arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
 def test_a_table_with_a_header_alone(fails, tmp_path, name):
     (tmp_path / name).write_text("image_id,text\n".replace(",", "," if name == "a.csv" else "\t"))
@@ -47,18 +48,21 @@ def test_a_table_of_images_with_a_header_alone(fails, tmp_path):
     fails("features", tmp_path / "a.csv", tmp_path / "out", "--weights", "random:0", says="a.csv' has no rows below its header")
 
 
+@pytest.mark.slow
 def test_coco_without_annotations(fails, tmp_path):
     path = tmp_path / "captions_train.json"
     path.write_text(json.dumps({"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": []}))
     fails(*captions(path, tmp_path / "out", "coco"), says="captions_train.json' has no 'annotations'")
 
 
+@pytest.mark.slow
 def test_karpathy_without_sentences(fails, tmp_path):
     path = tmp_path / "dataset_x.json"
     path.write_text(json.dumps({"images": [{"filename": "a.jpg", "split": "train", "sentences": []}]}))
     fails(*captions(path, tmp_path / "out", "karpathy"), says="dataset_x.json' holds no captions")
 
 
+@pytest.mark.slow
 def test_multi30k_without_lines(fails, tmp_path):
     (tmp_path / "m" / "task1" / "raw").mkdir(parents=True)
     (tmp_path / "m" / "task1" / "image_splits").mkdir()
@@ -107,6 +111,7 @@ def test_no_token_reaches_the_threshold(fails, imagepivot, tmp_path, scope, noun
     assert "vocabulary: 5 rows" in done.stdout
 
 
+@pytest.mark.slow
 def test_captions_without_a_token(fails, tmp_path):
     write_captions(tmp_path / "captions", ["", ""])
     fails("vocabulary", tmp_path / "captions", tmp_path / "out", says="hold no tokens: prepare the captions again")

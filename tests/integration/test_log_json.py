@@ -88,6 +88,7 @@ def test_the_end_has_the_counts_of_what_was_written(imagepivot, folder, tmp_path
     assert progress_of(done)["done"] == 40
 
 
+@pytest.mark.slow
 def test_the_end_of_import_export_and_diff(imagepivot, folder, tmp_path):
     done = imagepivot("import", folder / "x.npy", tmp_path / "f", "--name", "x", "--shards", "2", "--log-json")
     assert last_of(done)["counts"] == {"rows": 3, "shards": 2, "failed": {}}

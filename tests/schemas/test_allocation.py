@@ -104,5 +104,6 @@ def test_every_process_of_ours_sets_its_allocator(start):
     assert run(SET + start).split()[0] == "set"
 
 
+@pytest.mark.slow
 def test_an_import_leaves_the_allocator_of_a_program_alone():
     assert run(SET + "import imagepivot, pipelines, schemas; imagepivot.open_dataset") == ""

@@ -194,6 +194,7 @@ def test_a_column_as_one_array(toys, kind, column, shape, dtype):
     assert dataset.image_ids() == [row["image_id"] for row in toys[kind].rows]
 
 
+@pytest.mark.slow
 def test_features_over_several_row_groups(by_hand, tmp_path):
     toy = by_hand.features(tmp_path / "many", image_ids=[f"{n:05d}" for n in range(1400)], shards=2)
     toy.write()

@@ -134,6 +134,7 @@ def test_duckdb_reads_a_folder(full, kind, source):
     assert in_order(found) == in_order([{name: row[name] for name in columns} for row in toy.rows])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_polars_reads_a_folder_by_a_pattern(full, kind):
     toy = full[kind]

@@ -199,6 +199,7 @@ def places(value):
 OTHERS = [None, True, -1, 1.5, 2**70, "", "x", "../x", [], {}, [None], {"a": None}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS, ids=repr)
 def test_a_change_of_any_value_is_noticed(other):
     count = len(list(places(json.loads(example().to_json()))))

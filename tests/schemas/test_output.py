@@ -477,6 +477,7 @@ with hold(Folder(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_until_the_first_one_is_killed(tmp_path, blocked_process):
     folder = Folder(str(tmp_path / "data"))
     with blocked_process(HOLDER, folder.location) as process:
@@ -491,6 +492,7 @@ def test_a_second_run_is_refused_until_the_first_one_is_killed(tmp_path, blocked
     assert folder.names() == []
 
 
+@pytest.mark.slow
 def test_a_second_run_is_let_in_when_the_first_one_ends(tmp_path, blocked_process):
     folder = Folder(str(tmp_path / "data"))
     with blocked_process(HOLDER, folder.location) as process:
@@ -564,6 +566,7 @@ def test_a_lock_that_is_deleted_while_we_wait_is_not_taken(tmp_path, monkeypatch
             pytest.fail("two runs hold one folder")
 
 
+@pytest.mark.slow
 def test_tasks_share_a_folder_and_keep_runs_out(tmp_path, blocked_process):
     folder = Folder(str(tmp_path / "data"))
     with blocked_process(HOLDER.replace("argv[1])", "argv[1]), shared=True"), folder.location) as process:
@@ -577,6 +580,7 @@ def test_tasks_share_a_folder_and_keep_runs_out(tmp_path, blocked_process):
     assert not folder.local_path.exists()  # The last one deletes it.
 
 
+@pytest.mark.slow
 def test_a_run_keeps_tasks_out(tmp_path, blocked_process):
     folder = Folder(str(tmp_path / "data"))
     with blocked_process(HOLDER, folder.location) as process:

@@ -123,6 +123,7 @@ def test_two_attempts_at_once_publish_one_of_them_where_there_are_tags(monkeypat
     assert len(outcomes) == 2
 
 
+@pytest.mark.slow
 def test_who_publishes_waits_for_who_does(tmp_path):
     folder, order = Folder(str(tmp_path)), []
 

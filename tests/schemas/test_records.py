@@ -119,6 +119,7 @@ def test_damage_of_any_byte_is_noticed(folder, mask, sources):
         assert read_sources(folder, SHARD) is None, position
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sources", [Sources(), SOURCES], ids=["alone", "with sources"])
 def test_a_cut_is_noticed_wherever_it_is(folder, sources):
     write_record(folder, SHARD, RECORD, sources)

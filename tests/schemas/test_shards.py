@@ -59,6 +59,7 @@ def test_a_parquet_file_of_someone_else_is_no_shard(folder):
     assert read_footer(folder, NAME) is None
 
 
+@pytest.mark.slow
 def test_any_damage_to_a_footer_is_survived(folder):
     write_captions(folder, 3)
     data = folder.read(NAME)

@@ -295,6 +295,7 @@ def test_a_commit_is_refused_while_a_task_runs(toy):
     run(toy, 1, during=refused)
 
 
+@pytest.mark.slow
 def test_a_task_is_refused_while_a_plain_run_writes(toy):
     with hold(toy.output.folder), pytest.raises(DatasetError, match="is in use: another run is writing it"):
         run(toy, 0)

@@ -55,6 +55,7 @@ def test_the_helper_writes_what_version_1_wrote(old_toy):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_everything_is_read(old_toy, kind):
     toy = old_toy(kind)

@@ -172,6 +172,7 @@ def test_nulls_write_nothing(folder):
 # --- layout ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "dtype", "group_rows"), [(2048, "float32", 512), (2048, "float16", 1024), (4096, "float32", 256)]
 )

@@ -132,6 +132,7 @@ def test_steps_and_epochs_are_those_of_the_optimizer(train_toy, tmp_path):
     assert [line["steps"] for line in events(tmp_path / "run", "timing")] == [4, 4, 4]
 
 
+@pytest.mark.slow
 def test_one_batch_a_step_is_the_default(finished_run, train_toy, tmp_path):
     train_toy(several(CONFIG, 1))
     assert lasting_log(tmp_path / "run") == lasting_log(finished_run[0])

@@ -78,6 +78,7 @@ def test_an_epoch_ends_with_an_evaluation(train_toy, tmp_path):
     assert [line["step"] for line in events(tmp_path / "run", "evaluation")] == [14, 28, 42]
 
 
+@pytest.mark.slow
 def test_gradients_are_clipped_and_their_norm_is_written_down(finished_run, tmp_path, train_toy):
     train_toy(CONFIG.replace("learning_rate = 0.01", "learning_rate = 0.01\ngradient_clipping = 0.0"), "free")
     free, clipped = (events(folder, "step") for folder in (tmp_path / "free", finished_run[0]))
@@ -96,6 +97,7 @@ def test_warm_up_is_the_sum_then_the_max(train_toy, tmp_path):
     assert maxima[0] < 0.7 * sums[0]
 
 
+@pytest.mark.slow
 def test_bf16_learns_too(train_toy, finished_run, tmp_path):
     train_toy(precision="bf16")
     low, full = weights(tmp_path / "run"), weights(finished_run[0])
@@ -111,6 +113,7 @@ def test_emulated_bfloat16_is_a_remark(train_toy, monkeypatch, tmp_path, caplog)
     assert ["no instructions for bfloat16" in record.message for record in caplog.records] == [True]
 
 
+@pytest.mark.slow
 def test_unshared_encoders_have_only_the_words_of_their_language(train_toy, tmp_path):
     train_toy(PARALLEL)
     opened = open_run(tmp_path / "run")
@@ -142,6 +145,7 @@ def test_coupled_decay_shrinks_the_words_that_do_not_occur(train_toy, tmp_path, 
 # --- stopping --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_patience(train_toy, tmp_path):
     text = CONFIG.replace("patience = 0", "patience = 2").replace("max_steps = 44", "").replace("0.01", "1e-9")
     result = train_toy(text)
@@ -169,6 +173,7 @@ def test_the_rate_of_each_epoch_is_used(train_toy, tmp_path):
 # --- what is seen of it ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_times_are_lines_of_their_own(train_toy, tmp_path):
     train_toy(PARALLEL)
     laps = events(tmp_path / "run", "timing")
@@ -254,6 +259,7 @@ def test_a_kind_that_gains_nothing_is_not_compiled(toy):
         TrainJob(scan, toy, "run", compile=True)
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_end_the_run_at_their_step(train_toy, tmp_path):
     expected = r"weights are not finite at step 1, with a learning rate of 1e\+38: the training has diverged\. .* no checkpoint"
     config = CONFIG.replace("learning_rate = 0.01", "learning_rate = 1e38")

@@ -111,6 +111,7 @@ def test_several_batches_a_step(train_regions, tmp_path):
     assert all(set(line["terms"]) == TERMS for line in events(tmp_path / "run", "step"))
 
 
+@pytest.mark.slow
 def test_bf16_learns_too(train_regions, tmp_path):
     text = MHA_D.replace("max_steps = 44", "max_steps = 3")
     train_regions(text, "full")

@@ -48,6 +48,7 @@ def test_it_learns(train_toy, regions, tmp_path):
     assert max(scores) > scores[0] + 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", [1e4, -3.0, np.nan])
 def test_padding_changes_nothing(train_toy, write_regions, whole, tmp_path, padding):
     corpus = write_regions(tmp_path, padding)
@@ -57,6 +58,7 @@ def test_padding_changes_nothing(train_toy, write_regions, whole, tmp_path, padd
     assert_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_mapped_regions_train_the_same_model(train_toy, regions, whole, tmp_path):
     cache = tmp_path / "cache"
     train_toy(REGION_CONFIG, corpus=regions, memory_map=str(cache))
@@ -70,6 +72,7 @@ def test_mapped_regions_train_the_same_model(train_toy, regions, whole, tmp_path
     assert [(path, path.stat().st_mtime_ns) for path in cache.iterdir()] == [(path, stamp)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [10, 30])
 def test_a_killed_training_goes_on_bit_for_bit(train_toy, regions, whole, tmp_path, step):
     job = TrainJob(from_toml(REGION_CONFIG, "test"), regions, str(tmp_path / "run"), device="cpu", curves=False, save_every=7)

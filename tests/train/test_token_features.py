@@ -33,6 +33,7 @@ def region_tokens(toy_regions, toy_tokens):
     return replace(toy_regions, token_features=toy_tokens.token_features)
 
 
+@pytest.mark.slow
 def test_a_training_reads_them(train_toy, toy_tokens, tmp_path):
     result = train_toy(reads(CONFIG), corpus=toy_tokens)
     chance = train_toy(reads(CONFIG, 1), "chance", corpus=toy_tokens)
@@ -55,6 +56,7 @@ def test_it_resumes_bit_for_bit(train_toy, toy_tokens, region_tokens, tmp_path, 
     assert_equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_with_other_vectors(train_toy, toy_tokens, write_tokens, tmp_path):
     train_toy(reads(CONFIG, 20), corpus=toy_tokens)
     other = replace(toy_tokens, token_features=write_tokens(tmp_path, seed=9))

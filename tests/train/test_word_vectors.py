@@ -90,6 +90,7 @@ def test_it_resumes_bit_for_bit(train_toy, toy_words, tmp_path, how):
     assert_equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_with_other_vectors(train_toy, toy_words, write_words, tmp_path):
     train_toy(begins(CONFIG, steps=20), corpus=toy_words)
     other = replace(toy_words, word_vectors=write_words(tmp_path / "other", seed=9))
@@ -111,6 +112,7 @@ def test_vectors_and_configuration_must_agree_before_anything_is_read(toy, toy_w
             open_material(config, corpus, seed=0)
 
 
+@pytest.mark.slow
 def test_words_of_another_run_come_before_pretrained_ones(train_toy, toy_words, tmp_path):
     train_toy(CONFIG.replace(', de = ["comparable"]', "").replace("c2c_probability = 0.5", ""), "english")
     job = TrainJob(

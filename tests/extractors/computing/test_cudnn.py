@@ -69,6 +69,7 @@ def launches_of_layers(gpu):
     return {name: count for name, count in gpu.launches.items() if "convolution" in name or name in ("add_", "relu_", "add")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 3e-6), ("tf32", 3e-6), ("bf16", 0.05), ("fp16", 0.01)])
 def test_a_network_has_the_results_of_its_layers_in_one_launch_each(precision, tolerance, copies, caplog):
     expected = plain(copies, images())
@@ -146,6 +147,7 @@ def test_the_memory_of_a_result_is_not_read(copies, monkeypatch):
     assert all(value != value for _, value in filled)
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_missing_for_other_images_leaves_those_to_torch(copies, monkeypatch, caplog):
     with pretended_gpu() as gpu, caplog.at_level(logging.WARNING):
         network = ready(copies(), GPU)
@@ -165,6 +167,7 @@ def test_an_engine_that_is_missing_for_other_images_leaves_those_to_torch(copies
     assert len(caplog.messages) == 1
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_for_the_caller_to_see(copies, monkeypatch):
     def full(*arguments):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")

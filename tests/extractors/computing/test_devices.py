@@ -146,6 +146,7 @@ def test_numerics_restore_after_an_error_and_touch_nothing_for_a_cpu(gpu):
     assert gpu.device is None
 
 
+@pytest.mark.slow
 def test_a_thread_that_needs_other_switches_waits(gpu):
     """Otherwise one thread would restore switches that another still needs."""
     entered = Event()

@@ -65,6 +65,7 @@ def test_it_is_the_convolution(shape, side, relu, bias, kind):
     assert torch.equal(values, maps(shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_map_of_several_strips_has_no_seams(kind):
     conv, values = convolution(64, 64), maps((1, 64, 190, 66))  # 4 MB of inputs of tiles are 24 of the 48 rows of tiles.

@@ -13,6 +13,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "malloc_trim") or not Path("/proc/self/statm").exists(), reason="needs Linux with glibc"
 )

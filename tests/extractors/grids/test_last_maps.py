@@ -164,6 +164,7 @@ def test_parameters_hold_all_that_decides_the_values(name):
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_files_are_read_without_the_layers_behind_the_map(tmp_path, name, suffix):
@@ -184,6 +185,7 @@ def test_defaults_are_torchvisions_of_the_papers_time_and_others_are_refused():
     assert "Oxford's VGG19 weights" in VARIANTS["vgg19-grid"].architecture.refused["d01eb7cb"]
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_named(tmp_path):
     torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "w.pth")
     with pytest.raises(InputError, match="These look like ResNet18 weights"):

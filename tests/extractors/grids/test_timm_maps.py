@@ -40,6 +40,7 @@ def cells(name: str, images: list[Image.Image]) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 def test_maps_of_a_convolutional_network_go_row_by_row(images):
     found, expected = cells(CONVOLUTIONAL, images), unpooled(CONVOLUTIONAL, images).numpy()
     assert (found.shape, expected.shape) == ((3, 25, 96), (3, 96, 5, 5))
@@ -107,6 +108,7 @@ def test_the_grid_is_part_of_the_spec_and_of_the_fingerprint():
     assert extractors.spec(name, grid=True) == grid.spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "made"),
     [("hiera_tiny_224", r"\[1, 49, 768\]"), ("twins_pcpvt_small", r"\[1, 49, 512\]"), ("crossvit_tiny_240", "a list")],

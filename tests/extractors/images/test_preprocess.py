@@ -33,6 +33,7 @@ def test_crop_has_torchvisions_bytes(size_wh):
     assert torch.equal(ours, torchvision_crop(noise(*size_wh)))
 
 
+@pytest.mark.slow
 def test_crop_of_photographs_has_torchvisions_bytes(photos):
     files = sorted((photos / "images").iterdir())
     assert len(files) == 18

@@ -34,6 +34,7 @@ def by_pillow(image: Image.Image, size_wh: tuple[int, int], interpolation: str) 
     return np.asarray(image.resize(size_wh, Image.Resampling[interpolation.upper()]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 @pytest.mark.parametrize("levels", ["all", "extreme"])
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_features_are_the_same_bytes_in_any_order(extractor, crops, features):
     assert_same_bytes(extractor, crops.flip(0), np.ascontiguousarray(features[::-1]), 4)
 
 
+@pytest.mark.slow
 def test_layout_of_the_batch_in_memory_does_not_matter(extractor, crops, features):
     assert extractor.extract(crops[:3].contiguous()).tobytes() == features[:3].tobytes()
 
@@ -116,6 +117,7 @@ def test_no_global_state_of_torch_changes(extractor, crops):
     assert torch.equal(torch.random.get_rng_state(), generator)
 
 
+@pytest.mark.slow
 def test_columns_are_those_of_a_shard(extractor, crops, features):
     columns = extractor.extract_columns(crops[:1])
     assert list(columns) == ["feature"]
@@ -195,6 +197,7 @@ def test_weights_from_a_file_give_the_same_features(extractor, crops, features, 
     assert from_file.parameters["weights"] == {"sha256": extractor.parameters["weights"]["sha256"]}
 
 
+@pytest.mark.slow
 def test_weights_of_a_smaller_resnet_are_named(tmp_path):
     torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "w.pth")
     with pytest.raises(InputError, match="These look like ResNet18 weights"):
@@ -210,6 +213,7 @@ def test_default_is_the_file_of_2017_and_the_one_of_2021_is_refused():
     assert "IMAGENET1K_V2" in resnet50.ARCHITECTURE.refused["11ad3fa6"]
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-2), ("bf16", 5e-2), ("fp16", 1e-2)])

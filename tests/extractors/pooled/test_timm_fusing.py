@@ -81,6 +81,7 @@ def test_networks_are_folded_and_merged(name, left, grid):
     assert {type(layer) for layer in fused.modules()}.isdisjoint({nn.Identity, nn.Dropout, BatchNormAct2d})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [False, True], ids=["pooled", "grid"])
 @pytest.mark.parametrize("name", ["test_vit", "convnext_atto", "test_nfnet"])
 def test_networks_without_batch_norms_stay_as_they_are(name, grid):

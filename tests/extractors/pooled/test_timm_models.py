@@ -62,6 +62,7 @@ def test_features_and_pixels_equal_timms_own(name, images):
     assert np.unique(found, axis=0).shape == found.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -89,6 +90,7 @@ def test_transforms_of_all_kinds_make_timms_pixels_here_and_in_other_processes(c
         np.testing.assert_array_equal(extractor.preprocessor(image), expected.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS[:2])
 def test_features_are_the_same_bytes_whatever_the_threads_and_the_batch(name, images):
     extractor = extractors.load(f"timm:{name}", weights="random:0")
@@ -142,6 +144,7 @@ def test_unknown_models_are_refused_with_close_names(model, hint):
         extractors.spec(f"timm:{model}")
 
 
+@pytest.mark.slow
 def test_missing_timm_says_what_to_install():
     code = "import sys; sys.modules['timm'] = None\nimport extractors\n"
     code += "try: extractors.spec('timm:resnet18')\nexcept Exception as error: print(type(error).__name__, error)"
@@ -196,6 +199,7 @@ def test_weights_of_a_file_with_and_without_a_classifier(tmp_path, name, suffix)
     assert headless.extract(batch).tobytes() == extractor.extract(batch).tobytes()
 
 
+@pytest.mark.slow
 def test_names_of_the_models_origin_are_translated_by_timm(tmp_path):
     """ConvNeXt with Facebook's names."""
     state = seeded("convnext_atto").state_dict()

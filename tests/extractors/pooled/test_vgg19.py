@@ -291,6 +291,7 @@ def test_inputs_of_the_model_equal_the_references(name, size_wh, loaded, recorde
     assert (found - expected).abs().max() < 1.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_very_thin_images_are_cut_from_their_ends(name, loaded, recorded):
     ends = np.zeros((20, 2000, 3), dtype=np.uint8)
@@ -302,6 +303,7 @@ def test_very_thin_images_are_cut_from_their_ends(name, loaded, recorded):
     assert not bright[[1, 3, 6, 8]].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -323,6 +325,7 @@ def test_the_two_are_different_features(first_crops, loaded):
     assert len({extractor.fingerprint for extractor in loaded.values()}) == 2
 
 
+@pytest.mark.slow
 def test_relu_is_taken_per_crop_before_the_mean(loaded):
     extractor = loaded["vgg19-10crop"]
     maps = torch.randn(20, 512 * 49, generator=torch.Generator().manual_seed(0))
@@ -333,6 +336,7 @@ def test_relu_is_taken_per_crop_before_the_mean(loaded):
     torch.testing.assert_close(found, crops.mean(dim=1))
 
 
+@pytest.mark.slow
 def test_only_layers_that_are_needed_are_held(loaded):
     for extractor in loaded.values():
         sizes = [layer.out_features for layer in extractor._connected if isinstance(layer, torch.nn.Linear)]
@@ -343,6 +347,7 @@ def test_only_layers_that_are_needed_are_held(loaded):
 # --- batches -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_batches_hold_images_of_any_size(name, loaded, pixels, recorded):
     extractor = loaded[name]
@@ -352,12 +357,14 @@ def test_batches_hold_images_of_any_size(name, loaded, pixels, recorded):
     assert torch.equal(together, torch.cat([recorded(name, [image]) for image in batch]))
 
 
+@pytest.mark.slow
 def test_no_images(loaded):
     for extractor in loaded.values():
         empty = extractor.extract(extractor.collate([]))
         assert (empty.shape, empty.dtype) == ((0, 4096), np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "image",
     [torch.zeros(3, 256, 300), torch.zeros(3, 224, 224, dtype=torch.uint8), torch.zeros(256, 256, 3, dtype=torch.uint8)],
@@ -396,6 +403,7 @@ def test_out_of_memory_on_a_device_halves_the_images(loaded, pixels, monkeypatch
 # --- description -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_hold_all_that_decides_the_values(name, loaded):
     parameters = loaded[name].parameters

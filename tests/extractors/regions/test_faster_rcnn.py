@@ -376,6 +376,7 @@ def test_every_stage_goes_on_with_half_the_images(extractor, monkeypatch, stage)
     assert torch.equal(extractor._on_gpu(images), expected)
 
 
+@pytest.mark.slow
 def test_parameters_hold_all_that_decides_the_values(extractor):
     parameters = extractor.parameters
     assert json.loads(json.dumps(parameters)) == parameters
@@ -394,6 +395,7 @@ def test_parameters_hold_all_that_decides_the_values(extractor):
     assert parameters["untrained"] is True
 
 
+@pytest.mark.slow
 def test_describe_equals_load_and_is_picklable(extractor, weights):
     description = extractors.describe("faster-rcnn-36", weights="random:0")
     assert pickle.loads(pickle.dumps(description)) == extractor.description
@@ -412,6 +414,7 @@ def test_describe_equals_load_and_is_picklable(extractor, weights):
     assert len({faster_rcnn.describe(settings, weights).fingerprint for settings in halves}) == 2
 
 
+@pytest.mark.slow
 def test_wrong_requests_are_refused():
     with pytest.raises(InputError, match="no default weights for this extractor: no package distributes them"):
         extractors.load("faster-rcnn-36")
@@ -459,6 +462,7 @@ def reference_pool(maps, boxes):
     return torch.stack([reference_detector.roi_pool(maps[0], box) for box in boxes.numpy()])
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
@@ -472,6 +476,7 @@ def test_gpu_agrees_with_cpu(extractor, precision):
             check_agrees(found, {name: values[i] for name, values in expected.items()}, image=i)
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_compiled_agrees(extractor):

@@ -164,6 +164,7 @@ def test_images_of_a_batch_do_not_act_on_one_another():
             assert values.tobytes() == b"".join(found[name].tobytes() for found in alone)
 
 
+@pytest.mark.slow
 def test_a_batch_costs_few_launches_and_waits():
     """The budget of a batch of 16 images: 600 launches and 3 waits, whatever the number of images."""
     torch.manual_seed(0)

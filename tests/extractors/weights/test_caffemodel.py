@@ -174,6 +174,7 @@ def test_size_is_limited(tmp_path, monkeypatch):
         read(tmp_path, net(LAYERS))
 
 
+@pytest.mark.slow
 def test_many_short_runs_stay_cheap(tmp_path):
     """Every other field is a single number; looking ahead to the end each time would take minutes."""
     pair = varint(5 * 8 + 5) + bytes(4) + number(1, 1)

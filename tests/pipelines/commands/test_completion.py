@@ -70,6 +70,7 @@ def test_a_shell_completes_values_and_loads_nothing_heavy(shell):
     assert "vgg19" not in answers[1]
 
 
+@pytest.mark.slow
 def test_files_are_left_to_the_shell():
     """Where there is nothing to complete, bash completes names of files."""
     script = ASK.format(variables=VARIABLES["bash"])
@@ -79,6 +80,7 @@ def test_files_are_left_to_the_shell():
     assert done.stdout.strip() == "=> 0 []"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 def test_bash_takes_the_script_that_is_offered():
     from typer._completion_shared import get_completion_script

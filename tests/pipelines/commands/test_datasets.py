@@ -43,6 +43,7 @@ def test_inspect_as_json(call, folder):
     assert described["first_rows"] == [{"image_id": "a", "feature": {"first": [0.0, 0.0], "length": 2}}]
 
 
+@pytest.mark.slow
 def test_all_failures(call, folder, tmp_path):
     code, out, _ = call("inspect", folder, "--failures")
     assert code == 0

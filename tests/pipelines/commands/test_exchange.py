@@ -34,6 +34,7 @@ def write_arrays(folder: Path) -> np.ndarray:
     return values
 
 
+@pytest.mark.slow
 def test_import_export_and_diff_go_round(tmp_path, call):
     values = write_arrays(tmp_path)
     files = [str(tmp_path / f"{name}.npy") for name in ("train", "val")]

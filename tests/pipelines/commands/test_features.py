@@ -100,6 +100,7 @@ def test_options_of_the_extractor_reach_its_request(features, images, monkeypatc
         assert seen.pop() == ExtractorRequest(extractor, **options)
 
 
+@pytest.mark.slow
 def test_options_that_the_extractor_does_not_have_are_refused_before_anything_is_written(features, images, tmp_path):
     code, _, err = features(images, "--separate")
     assert code == 2

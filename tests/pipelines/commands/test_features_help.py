@@ -12,6 +12,7 @@ from schemas.errors import UsageError
 RUNNER = CliRunner()
 
 
+@pytest.mark.slow
 def test_the_help_has_a_panel_for_workers_elsewhere(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = RUNNER.invoke(cli.app, ["features", "--help"]).output

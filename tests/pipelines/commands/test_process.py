@@ -101,6 +101,7 @@ def test_worker_processes_have_the_streams_that_were_closed(tmp_path):
     assert subprocess.run(f"{command} >&- 2>&- <&-", shell=True, cwd=tmp_path, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 @pytest.mark.parametrize("words", [("inspect", "captions"), ("validate", "captions"), ("features", "--help"), ("--version",)])
 def test_an_output_that_cannot_be_written(folder, words):

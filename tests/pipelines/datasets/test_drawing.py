@@ -33,6 +33,7 @@ def test_a_box_has_four_sides_of_its_colour_and_leaves_the_rest():
     assert of_colour(drawing, GREY).sum() == 800 * 600 - expected.sum()
 
 
+@pytest.mark.slow
 def test_lines_are_thicker_in_a_larger_picture():
     def thickness(width: int) -> int:
         drawing = draw_boxes(plain(width, width // 2), [LabelledBox((10, 10, width - 10, width // 2 - 10), "", 1)])
@@ -77,6 +78,7 @@ def test_a_label_stands_within_the_picture():
         assert area(corner) == pytest.approx(in_the_middle, abs=12)
 
 
+@pytest.mark.slow
 def test_labels_cover_no_other():
     """Twenty boxes at one place: each label is as large as alone."""
     boxes = [LabelledBox((100, 20, 102, 22), "a label", group) for group in range(20)]

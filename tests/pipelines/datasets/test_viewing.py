@@ -347,6 +347,7 @@ def test_the_command_names_what_is_missing(regions, photos_here, tmp_path, call)
     assert "Missing option '--image'" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "transform",
     [

@@ -83,6 +83,7 @@ def test_each_colour_on_each_background(colour, background):
         assert len(patches(draw(scene), colour)) == 2
 
 
+@pytest.mark.slow
 def test_patches_count_as_told():
     for _, scene in make_scenes(25, seed=7):
         picture = draw(scene)

@@ -105,6 +105,7 @@ def test_a_runner_whose_workers_do_not_see_the_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_job_service_that_does_not_answer(tmp_path):
     flags = (*PORTABLE.beam_flags, "--job_server_timeout=1")
     job = DoctorJob(locations=(str(tmp_path / "new"),), execution=Execution(beam_flags=flags, shared_disk=True))
@@ -120,6 +121,7 @@ def test_a_template_starts_no_worker(tmp_path):
     assert "a template starts no worker" in found.found
 
 
+@pytest.mark.slow
 def test_a_model_that_runs_elsewhere_is_not_looked_for_here(monkeypatch, tmp_path):
     job = DoctorJob(locations=(str(tmp_path),), execution=PORTABLE, device="cuda", measure=True, images="photos")
     monkeypatch.setattr(diagnosis, "_check_workers", lambda job, fingerprint: iter(()))

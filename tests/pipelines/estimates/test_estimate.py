@@ -61,6 +61,7 @@ def test_a_shard_is_made_in_one_piece(machines, slots, at_a_time, rounds):
     assert rows / (400 / slots) <= estimate.seconds <= 1.02 * rows / (400 / slots)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [16, 256])
 def test_the_fullest_shard_is_no_fuller(shards):
     for count in (31_783, 200_000):

@@ -175,6 +175,7 @@ def test_mulisera_comes_back(tmp_path, seed):
     assert_same_rows(import_(tmp_path, NpyImport(arrays)), dataset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("write", [write_features, write_regions])
 def test_webdataset_comes_back(tmp_path, write, seed):

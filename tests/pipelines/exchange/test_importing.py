@@ -625,6 +625,7 @@ def test_hdf5_without_h5py_says_what_to_install(hdf5, monkeypatch):
 # --- the number of shards --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_number_of_shards_follows_from_images_and_width_or_another_dataset(tmp_path, monkeypatch):
     """Ten images of six numbers of four bytes."""
     values, shards = make_rows(10, WIDTH), {}
@@ -691,6 +692,7 @@ def test_a_file_that_is_no_tar_is_refused(tmp_path):
 # --- sidecars of exported files --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_options_win_over_a_sidecar_and_another_list_has_entries_of_its_own(tmp_path):
     array, list_ = write_pair(tmp_path, "train", make_rows(2, WIDTH), ["x/a", "y/b"])
     (tmp_path / "train.import.json").write_text('{"id_rule": "exact", "ids": "train.txt"}')

@@ -175,6 +175,7 @@ def test_a_failure_in_the_middle_keeps_finished_shards_and_nothing_half_written(
     assert extract_features(job_of(images, tmp_path / "f"), execution).rows == 40
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_the_batch(images, tmp_path):
     (images / "bad.png").write_bytes(b"")
     extract_features(job_of(images, tmp_path / "f", batch_size=16), ONE)
@@ -319,6 +320,7 @@ def test_a_change_of_place_is_a_change(images, extracted, tmp_path):
     assert snapshot(extracted) == snapshot(tmp_path / "g")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", [Update(keep_removed=True), Update(only_add=True)])
 def test_rows_of_images_that_are_gone_stay_on_request(images, extracted, tmp_path, update):
     old = open_dataset(extracted)
@@ -567,6 +569,7 @@ def test_the_fingerprint_is_that_of_the_feature_space(images, extracted, tmp_pat
     assert plan_features(job, list_images(job)).identity.fingerprint != first.fingerprint
 
 
+@pytest.mark.slow
 def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
     (images / "empty.png").write_bytes(b"")
     job = job_of(images, tmp_path / "f")

@@ -180,6 +180,7 @@ def test_half_a_surrogate_pair_is_handed_over_not_replaced(tmp_path):
         assert list(iter_json(*file, prefix="images.item")) == [text]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 13, 64, 1 << 18])
 def test_half_a_pair_is_found_wherever_the_chunks_end(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(files, "_CHUNK", chunk)

@@ -227,6 +227,7 @@ def dripping(start: bytes):
     return send
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
     [b"", HEADERS + b"X: ", HEADERS + b"Content-Length: 900\r\n\r\n", CHUNKED + b"400\r\n"],
@@ -310,6 +311,7 @@ def test_a_proxy_is_used_where_everything_is_allowed(site, monkeypatch):
 # --- versions --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_versions_are_what_servers_tell_in_the_order_of_the_addresses(site, pauses):
     changed = "Wed, 21 Oct 2015 07:28:00 GMT"
     site.pages |= {

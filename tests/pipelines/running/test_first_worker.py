@@ -70,6 +70,7 @@ def test_what_the_work_needs_besides(folder):
     assert folder.names() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [[], [1], ["a", "b", "c"]])
 def test_a_pipeline_begins_with_its_values(folder, values):
     for check in (None, FirstWorker.of_launcher(folder)):

@@ -81,6 +81,7 @@ def test_the_job_of_a_name_is_cancelled_and_no_other(flink, scheme):
     assert len(flink.asked) == 1
 
 
+@pytest.mark.slow
 def test_what_is_not_clear_is_not_cancelled(flink):
     cluster = FlinkCluster(flink.address)
     with pytest.raises(SilentError, match=rf"'http://{flink.address}' knows no job 'gone'\. Cancel the job on Flink's page"):

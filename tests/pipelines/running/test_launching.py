@@ -127,6 +127,7 @@ def test_of_two_that_submit_at_once_one_gives_way(runner, folder):
     assert RemoteJob.read(folder) == first.job
 
 
+@pytest.mark.slow
 def test_the_same_work_waits_for_the_job_that_is_there(runner, folder):
     submitted(folder)
     notes = []
@@ -201,6 +202,7 @@ def test_a_job_that_fails_takes_its_file_along(runner, folder):
     assert folder.names() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("obeys", [True, False])
 def test_what_is_said_of_a_job_that_is_cancelled(runner, folder, obeys):
     runner.obeys = obeys
@@ -219,6 +221,7 @@ def test_what_is_said_of_a_job_that_is_cancelled(runner, folder, obeys):
     assert folder.names() == ([] if obeys else [JOB_NAME])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("obeys", [True, False])
 def test_an_interrupt_leaves_the_job_until_it_is_cancelled(runner, folder, monkeypatch, obeys):
     runner.obeys = obeys

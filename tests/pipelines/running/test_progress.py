@@ -116,6 +116,7 @@ def test_plain_lines_outside_a_terminal(monkeypatch, always):
     assert Meter(folder).total() == {}, "the folder of the counts is deleted"
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_live_line(always):
     file = io.StringIO()
     console = Console(file=file, width=200, force_terminal=True)
@@ -213,6 +214,7 @@ def test_a_meter_that_counts_nothing_settles_nothing():
     assert Meter().total() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 130])
 def test_the_live_line_fits_the_terminal(always, width):
     """A long name is cut at its beginning; rate, failures and bottleneck stay."""

@@ -25,6 +25,7 @@ class Run:
         return "it may go on"
 
 
+@pytest.mark.slow
 def test_a_run_whose_workers_never_start_is_cancelled():
     run = Run()
     with pytest.raises(TimeoutError, match=r"no worker has started within 0 seconds\..* waits longer\. it may go on$"):
@@ -33,6 +34,7 @@ def test_a_run_whose_workers_never_start_is_cancelled():
     run.ended.set()
 
 
+@pytest.mark.slow
 def test_a_run_may_take_its_time_once_a_worker_has_started():
     run, asked = Run(), []
 

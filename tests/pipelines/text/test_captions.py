@@ -94,6 +94,7 @@ def brute(rows, *, shard: int, shards: int = 4, recipe: str = "multi30k-lc") -> 
     return sorted(expected, key=lambda row: (row["image_id"], row["language"], row["portion"], row["index"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["multi30k-lc", "raw"])
 def test_shards_are_those_of_a_plain_loop(rows, table, prepared, tmp_path, recipe):
     if recipe != DEFAULT_RECIPE:
@@ -119,6 +120,7 @@ def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, prepared):
     assert statistics["images"] == {split: len({row[0] for row in rows if row[3] == split}) for split in ("train", "val")}
 
 
+@pytest.mark.slow
 def test_letters_beyond_those_of_sacremoses_stay_in_words(tmp_path):
     # Moses' Perl scripts print these lines as they are.
     texts = ["𝐀 𝐛𝐢𝐠 𝐝𝐨𝐠 runs", "𝓱𝓮𝓵𝓵𝓸 there", "ꟑꟑ ꟶꟶ", "ᲀᲁᲂ", "ꭠꭡ"]
@@ -130,6 +132,7 @@ def test_letters_beyond_those_of_sacremoses_stay_in_words(tmp_path):
     assert table["tokens"].to_pylist() == [text.split(" ") for text in texts]
 
 
+@pytest.mark.slow
 def test_a_selection_leaves_the_rest_out(rows, table, tmp_path):
     selection = Selection(languages=("de",), portions=("comparable",), splits=("val",))
     manifest = prepare_captions(job_of(table, tmp_path / "c", selection=selection), ONE)
@@ -138,6 +141,7 @@ def test_a_selection_leaves_the_rest_out(rows, table, tmp_path):
     assert [manifest.parameters[name] for name in ("languages", "portions", "splits")] == [["de"], ["comparable"], ["val"]]
 
 
+@pytest.mark.slow
 def test_captions_without_tokens_are_failures_which_the_meter_counts(rows, tmp_path, monkeypatch):
     monkeypatch.setattr("pipelines.running.progress._WRITE_SECONDS", -1.0)
     (tmp_path / "meter").mkdir()
@@ -172,6 +176,7 @@ def test_null_captions_are_failures_and_nothing_after_them_is_lost(tmp_path, rec
     assert validate(tmp_path / "c") == []
 
 
+@pytest.mark.slow
 def test_finished_shards_are_kept(table, prepared, tmp_path):
     shutil.copytree(prepared, tmp_path / "c")
     before = snapshot(tmp_path / "c")
@@ -184,6 +189,7 @@ def test_finished_shards_are_kept(table, prepared, tmp_path):
     assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == (stamp.st_mtime_ns, stamp.st_ino)
 
 
+@pytest.mark.slow
 def test_an_error_leaves_nothing(tmp_path):
     table = tmp_path / "t.tsv"
     table.write_text("image_id\tindex\ttext\na\t0\tone\na\t0\ttwo\n")
@@ -192,6 +198,7 @@ def test_an_error_leaves_nothing(tmp_path):
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.slow
 def test_a_broken_row_is_named(tmp_path):
     (tmp_path / "t.tsv").write_text("image_id\ttext\na\tone\nb\n")
     with pytest.raises(InputError, match=r"t\.tsv', row 2 \(line 3\): 1 columns, expected the 2 of the header"):
@@ -241,6 +248,7 @@ def test_truecasers_learn_from_all_captions_when_a_run_goes_on(rows, table, tmp_
     assert snapshot(tmp_path / "c") == before
 
 
+@pytest.mark.slow
 def test_the_pieces_of_a_killed_run_are_deleted(table, prepared, tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / ".captions-0a.tmp-1").write_bytes(b"left")
@@ -248,6 +256,7 @@ def test_the_pieces_of_a_killed_run_are_deleted(table, prepared, tmp_path):
     assert snapshot(tmp_path / "c") == snapshot(prepared)
 
 
+@pytest.mark.slow
 def test_no_pieces_are_left_when_the_manifest_is_written(table, tmp_path, monkeypatch):
     seen = []
     replace = Folder.replace
@@ -275,6 +284,7 @@ def test_transforms_fit_into_a_pipeline_of_ones_own(table, prepared, tmp_path):
         assert made.equals(open_dataset(prepared).shard(number))
 
 
+@pytest.mark.slow
 def test_changed_captions_are_another_dataset(rows, table, prepared, tmp_path):
     shutil.copytree(prepared, tmp_path / "c")
     write_table(table, rows[1:])
@@ -284,6 +294,7 @@ def test_changed_captions_are_another_dataset(rows, table, prepared, tmp_path):
     assert validate(tmp_path / "c") == []
 
 
+@pytest.mark.slow
 def test_the_folder_of_the_table_does_not_matter(table, prepared, tmp_path):
     assert table.parent != prepared.parent
     prepare_captions(job_of(table, tmp_path / "c"), ONE)

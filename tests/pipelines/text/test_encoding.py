@@ -68,6 +68,7 @@ def test_ids_are_those_of_a_plain_loop(max_length):
         assert table[name].to_pylist() == table_of(captions)[name].to_pylist()
 
 
+@pytest.mark.slow
 def test_vocabulary_and_encode_agree_on_text_with_reserved_names(tmp_path):
     texts = [
         ("en", "train", "a dog a dog a dog runs"),
@@ -199,6 +200,7 @@ def test_all_shards_finished_and_no_manifest(inputs, encoded, tmp_path):
     assert encode_captions(job_of(inputs, tmp_path / "e"), ONE) == open_dataset(encoded).manifest
 
 
+@pytest.mark.slow
 def test_shards_are_read_in_batches_of_any_size(inputs, encoded, tmp_path, monkeypatch):
     monkeypatch.setattr("schemas.kinds._BATCH_BYTES", 1)
     read = Dataset.shard
@@ -211,6 +213,7 @@ def test_shards_are_read_in_batches_of_any_size(inputs, encoded, tmp_path, monke
     assert set(whole) == {"vocabulary"}
 
 
+@pytest.mark.slow
 def test_another_length_is_another_dataset(inputs, encoded, tmp_path):
     shutil.copytree(encoded, tmp_path / "e")
     with pytest.raises(DatasetError, match=r"holds another dataset \(max_length: there 100, now 5\).*--overwrite"):

@@ -159,6 +159,7 @@ def test_perl_writes_the_table_again(tmp_path: Path) -> None:
     assert (tmp_path / "letter_table.py").read_bytes() == Path(letter_table.__file__).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(PERL is None, reason="needs Perl")
 def test_another_version_of_unicode_is_refused(tmp_path: Path) -> None:
     (tmp_path / "Unicode").mkdir()

@@ -357,6 +357,7 @@ def test_equals_the_reference_on_random_captions(possibly: bool) -> None:
         assert " ".join(truecase(tokens, model)) == _reference_truecase(caption, best, known), repr(caption)
 
 
+@pytest.mark.slow
 def test_equals_the_reference_on_multi30k(multi30k: Path) -> None:
     for language in ("en", "de"):
         path = multi30k / "data" / "task2" / "raw" / f"val.1.{language}.gz"

@@ -92,6 +92,7 @@ def brute_vocabulary(counts, min_count, scope) -> list[str]:
 # --- plain functions -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_bytes", [1, 10_000, 4 << 20])
 def test_counts_of_all_shards_are_those_of_a_plain_loop(rows, captions, monkeypatch, batch_bytes):
     monkeypatch.setattr("schemas.kinds._BATCH_BYTES", batch_bytes)
@@ -189,6 +190,7 @@ def test_a_vocabulary_is_what_a_plain_loop_finds(rows, captions, built, selectio
     assert [source["fingerprint"] for source in manifest.inputs] == [open_dataset(captions).fingerprint]
 
 
+@pytest.mark.slow
 def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, built):
     statistics = open_dataset(built(min_count=4, count_scope="language", portions=("translation",))).manifest.statistics
     counts = brute_counts(rows, portions=("translation",))
@@ -212,6 +214,7 @@ def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, built):
             assert statistics["unknown"][language][split] == pytest.approx(share, rel=1e-15)
 
 
+@pytest.mark.slow
 def test_a_second_run_changes_nothing(captions, built, tmp_path):
     shutil.copytree(built(), tmp_path / "v")
     before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in files(tmp_path / "v")}
@@ -227,6 +230,7 @@ def test_a_run_that_lost_its_manifest_commits_the_finished_files(captions, built
     assert {path.name: path.read_bytes() for path in files(tmp_path / "v")} == before
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_its_shard_starts_again(captions, built, tmp_path):
     shutil.copytree(built(), tmp_path / "v")
     before = {path.name: path.read_bytes() for path in files(tmp_path / "v")}
@@ -256,6 +260,7 @@ def test_a_selection_without_captions_is_an_error(captions, tmp_path, selection,
     assert not (tmp_path / "v").exists()
 
 
+@pytest.mark.slow
 def test_captions_without_rows_are_an_error(tmp_path):
     (tmp_path / "captions.tsv").write_text("image_id\ttext\na\t \n")
     source = open_source("table", tmp_path / "captions.tsv")
@@ -278,6 +283,7 @@ def test_invalid_arguments_are_refused(arguments, message):
         VocabularyJob("c", "v", **arguments)
 
 
+@pytest.mark.slow
 def test_a_portion_whose_name_has_a_slash_is_refused(tmp_path):
     (tmp_path / "captions.tsv").write_text("image_id\tportion\ttext\na\ttask1/raw\tx x x x\n")
     source = open_source("table", tmp_path / "captions.tsv")

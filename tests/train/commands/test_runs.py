@@ -44,6 +44,7 @@ def command(capsys, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_evaluate_prints_the_scores(command, write_run, toy):
     folder = write_run()
     arguments = (
@@ -79,6 +80,7 @@ def test_evaluate_in_folds(command, write_run, toy):
     assert "means over 3 folds of the images" in " ".join(command(*arguments)[0].split())
 
 
+@pytest.mark.slow
 def test_evaluate_takes_an_ensemble(command, write_run, toy):
     folders = [write_run("a", seed=0), write_run("b", seed=1)]
     arguments = ("--captions", toy.captions, "--features", toy.features, "--split", "test", "--device", "cpu")
@@ -116,6 +118,7 @@ def test_the_scores_fit_into_80_columns(command, write_run, toy, monkeypatch):
     assert len([line for line in lines if " images " in line or " texts " in line]) == 6, "one line for each score"
 
 
+@pytest.mark.slow
 def test_evaluate_prints_means_and_captions_across_languages(command, write_run, toy, monkeypatch):
     monkeypatch.setattr(options.console, "_width", 80)
     folder = write_run(languages=("en", "de", "fr"))
@@ -159,6 +162,7 @@ def test_long_names_of_splits_fit_beside_ranks_across_languages(command, write_r
     assert "…" not in out
 
 
+@pytest.mark.slow
 def test_work_with_a_run_counts_what_it_embeds(command, write_run, toy, tmp_path, monkeypatch):
     """The last progress is complete, also where an earlier run did all of it."""
     stream = io.StringIO()

@@ -58,6 +58,7 @@ def test_captions_are_the_rows_of_the_shards(toy, split, portions):
     assert (captions.portions.dtype, captions.indices.dtype) == (np.int8, np.int16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2, 7, 100])
 def test_the_number_of_shards_makes_no_difference(toy, new_dataset, tmp_path: Path, shards):
     path = tmp_path / "encoded"
@@ -104,6 +105,7 @@ def test_a_training_on_several_splits_is_that_on_one(toy, new_dataset, tmp_path,
     assert evaluate_run(job) == evaluate_run(same)
 
 
+@pytest.mark.slow
 def test_training_images_in_another_split_are_reported_before_training_and_by_evaluate(toy, new_dataset, tmp_path, caplog):
     dataset = open_dataset(toy.captions)
     rows = dataset.table().to_pylist()

@@ -155,6 +155,7 @@ def multi30k_training() -> Captions:
     )
 
 
+@pytest.mark.slow
 def test_counts_of_kadar_2018(multi30k_training):
     """Sections 4 to 6 of the paper."""
     everything = multi30k_training

@@ -106,6 +106,7 @@ def test_what_is_mapped_is_pickled_as_its_path(write, tmp_path):
     assert np.array_equal(plain.array, read_features(dataset, FULL).array)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is mapped")
 def test_what_was_read_does_not_stay(write, tmp_path):
     dataset, _ = write()

@@ -140,6 +140,7 @@ def test_a_model_without_vectors_is_asked_for_its_scores(write_run, data):
 # --- of a run ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_score_holds_them_on_request(write_run, toy):
     folder = write_run(languages=("en", "de", "fr"))
     job = EvaluateJob(folder, toy.captions, toy.features, splits=("val", "test"), device="cpu")

@@ -69,6 +69,7 @@ def test_every_image_has_its_embedding(run, toy, job):
     np.testing.assert_allclose(written.numpy(), expected.numpy(), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_every_caption_of_a_known_language_has_its_embedding(run, toy, job):
     manifest = embed(job)[1]
     written = open_dataset(f"{job.output}/captions", kind="embeddings")
@@ -257,6 +258,7 @@ def rows_of(folder):
     return {tuple(row[name] for name in ("image_id", "language", "portion", "index")): row["embedding"] for row in dataset}
 
 
+@pytest.mark.slow
 def test_only_some_splits_and_languages(run, toy, job, tmp_path):
     embed(job)
     everything = rows_of(f"{job.output}/captions")
@@ -291,6 +293,7 @@ def test_only_some_splits_and_languages(run, toy, job, tmp_path):
         np.testing.assert_allclose(row["feature"], before.get(row["image_id"])["feature"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_another_selection_is_another_dataset(run, toy, job):
     embed(job)
     whole = [open_dataset(f"{job.output}/{name}").fingerprint for name in ("images", "captions")]

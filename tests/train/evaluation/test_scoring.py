@@ -97,6 +97,7 @@ def scored(run, data, **arguments) -> list[tuple[str, str, str]]:
     return [(score.split, score.language, score.portion) for score in scores]
 
 
+@pytest.mark.slow
 def test_test_captions_may_be_in_two_splits(run, write_run, multi30k):
     comparable = [("test_2016", "de", "comparable"), ("test_2016", "en", "comparable")]
     translations = [("test_2016_flickr", "en", "translation"), ("test_2016_flickr", "fr", "translation")]

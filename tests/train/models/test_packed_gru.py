@@ -56,6 +56,7 @@ def test_states_and_gradients_equal_torchs(count, dtype, tolerance):
         assert (ours[name] - expected).abs().max() <= tolerance * expected.abs().max(), name
 
 
+@pytest.mark.slow
 def test_states_and_gradients_equal_torchs_at_the_size_of_the_papers():
     theirs, ours = run(batch(0, 40), dtype=torch.float32, words=300, units=1024)
     for name, expected in theirs.items():

@@ -414,6 +414,7 @@ def test_data_of_another_kind(job, other_toy):
         draw_figures(replace(job, features=other_toy.features))
 
 
+@pytest.mark.slow
 def test_pictures_need_something_that_reads_them(job):
     with pytest.raises(
         UsageError, match=r"--images is 'photos', and reading images needs pip install 'imagepivot\[pipelines\]'"

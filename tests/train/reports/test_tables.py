@@ -195,6 +195,7 @@ def test_the_output_may_start_with_the_home_folder(toy_2016, tmp_path, monkeypat
     assert "1 runs" in read_report("~/o", "gella2017").to_markdown()
 
 
+@pytest.mark.slow
 def test_the_report_has_means_deviations_and_published_numbers(finished):
     report = read_report(str(finished), "gella2017")
     assert [section.title for section in report.sections] == [
@@ -277,6 +278,7 @@ def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
     assert len(further) == len(set(further))
 
 
+@pytest.mark.slow
 def test_statements_fit_into_80_columns(finished, tmp_path):
     shutil.copytree(finished / "results", tmp_path / "results")
     folder = tmp_path / "results" / "gella2017"
@@ -314,6 +316,7 @@ def test_statements_fit_into_80_columns(finished, tmp_path):
     assert "| VSE | en | 2 of 3 |" in markdown
 
 
+@pytest.mark.slow
 def test_begun_leaves_out_tables_without_trained_rows(finished):
     begun = read_report(str(finished), "kadar2018").begun  # Tables 2 and 3 quote lines of Gella et al.
     assert [section.title for section in begun.sections] == ["Table 2 (comparable captions)", "Table 3 (comparable captions)"]
@@ -333,6 +336,7 @@ def test_without_results_the_published_numbers_stand_alone(tmp_path):
     assert "| Bi-disjoint | de | 0 | – (67.9) | – (54.9) |" in report.to_markdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", ["gella2017", "kadar2018", "huang2019"])
 def test_tables_fit_into_80_columns(finished, paper):
     """Each row of the paper has its name, and for each direction what was measured and what was published."""
@@ -480,6 +484,7 @@ def test_features_of_zeros_are_said_once(toy_2016, new_dataset, tmp_path):
     assert remarks == []  # Nothing is left to train.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -502,6 +507,7 @@ def test_a_damaged_result_is_an_error(finished, toy_2016, tmp_path, change):
         run(job_of(toy_2016, tmp_path / "o"))
 
 
+@pytest.mark.slow
 def test_a_result_that_is_a_folder(finished, toy_2016, tmp_path):
     shutil.copytree(finished, tmp_path / "o")
     path = tmp_path / "o/results/gella2017/vse-en/seed-1.json"

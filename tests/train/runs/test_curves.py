@@ -63,6 +63,7 @@ def test_a_language_looks_the_same_in_all_panels(drawn):
     assert neither.get_color() not in {line.get_color() for line in recalls.lines[:6]}
 
 
+@pytest.mark.slow
 def test_panels_without_anything_say_so(drawn):
     figure = drawn(History(()))
     assert [[text.get_text() for text in panel.texts] for panel in figure.axes] == [["nothing logged yet"]] * 4

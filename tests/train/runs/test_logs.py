@@ -139,6 +139,7 @@ def test_a_process_that_fails_says_so_to_tensorboard(tmp_path):
 # --- table and picture -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [None, KeyboardInterrupt, DatasetError("the disk is full")])
 def test_table_and_picture_are_written_however_it_ends(tmp_path, ending):
     def work():

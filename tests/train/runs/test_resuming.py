@@ -103,6 +103,7 @@ def test_a_finished_run_stays_unchanged(train_toy, finished_run, copied_run):
     assert contents(copied_run) == before
 
 
+@pytest.mark.slow
 def test_a_run_resumes_with_a_greater_budget(train_toy, finished_run, tmp_path):
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"))
     more = train_toy(resume=True)

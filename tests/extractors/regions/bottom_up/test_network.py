@@ -49,6 +49,7 @@ def test_random_weights_are_the_seeds(detector):
     assert all(bool(tensor.isfinite().all()) for tensor in again.values())
 
 
+@pytest.mark.slow
 def test_without_memory_there_are_shapes_alone():
     with torch.device("meta"):
         state = build(weights=None).state_dict()

@@ -189,6 +189,7 @@ def test_a_file_has_its_own_anchors_or_the_original_ones(tmp_path, state):
     assert torch.equal(read_detector(written(tmp_path / "w.pth", milvlg(state)))["rpn.anchors"], cell_anchors())
 
 
+@pytest.mark.slow
 def test_means_and_deviations_of_pixels_must_be_the_detector_s(tmp_path, state):
     names = milvlg(state)
     mean = torch.tensor([102.9801, 115.9465, 122.7717]).view(3, 1, 1)
