@@ -109,6 +109,11 @@ def _lines(captions: pa.Table, text: str) -> pa.ChunkedArray:
     return pc.replace_substring_regex(captions["text"], r"\s*[\r\n]+\s*", " ")
 
 
+def _fitting(count: int) -> int:
+    """Return the greatest number of captions per image up to ``count`` that the loaders take."""
+    return max(number for number in _PER_IMAGE if number <= count)
+
+
 def _even(captions: pa.Table, split: str, per_image: int) -> tuple[list[str], pa.Table]:
     """Return the images in the order of their ids, and the same number of captions of each.
 
@@ -122,8 +127,8 @@ def _even(captions: pa.Table, split: str, per_image: int) -> tuple[list[str], pa
         few = next(image_id for image_id, count in counts.items() if count == least)
         raise DatasetError(
             f"the images of split {split!r} have {least} to {most} captions, image {few!r} has {least}: this layout needs "
-            f"{f'{per_image} of each' if per_image else 'the same number'}; give --captions-per-image {least} to take the "
-            "first of each"
+            f"{f'{per_image} of each' if per_image else 'the same number'}; give --captions-per-image {_fitting(least)} to "
+            "take the first of each"
         )
     if per_image and most > per_image:
         starts = [0, *accumulate(counts.values())]
@@ -132,6 +137,6 @@ def _even(captions: pa.Table, split: str, per_image: int) -> tuple[list[str], pa
     if count not in _PER_IMAGE:
         raise UsageError(
             f"the images of split {split!r} have {count} captions each, but the loaders of this layout take 5, or 1: give "
-            f"--captions-per-image {5 if count > 5 else 1}"
+            f"--captions-per-image {_fitting(count)}"
         )
     return list(counts), captions
