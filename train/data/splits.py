@@ -283,11 +283,13 @@ def lacking(features: Dataset, left_out: LeftOut, *, images: int, captions: int)
         f" ({features.manifest.failed:,} images failed there, see 'imagepivot inspect')" if features.manifest.failed else ""
     )
     empty = ", counting those in which no region was found" if features.kind == "regions" else ""
-    advice = left_out.hint or "Extract the features of these images, check that both datasets are of the same images"
+    ways = [left_out.hint or "Extract the features of these images, or check that both datasets are of the same images"]
+    if left_out.images < images:  # Else no caption would be left.
+        ways.append("leave these captions out with --allow-missing-features (allow_missing_features=True)")
     return DatasetError(
         f"{features.folder.location!r} lacks the features of {left_out.images:,} of {images:,} images of split "
         f"{left_out.split!r}{empty}, with {left_out.captions:,} of {captions:,} captions: {left_out.names}{failed}. "
-        f"{advice}, or leave these captions out with --allow-missing-features (allow_missing_features=True)"
+        f"{', or '.join(ways)}"
     )
 
 

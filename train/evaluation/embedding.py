@@ -249,10 +249,10 @@ def _check_images(features: Dataset, captions: Dataset, split: str, allow_missin
     found = f"{len(missing):,} of {len(ids):,} images of split {split!r}: {_names(missing)}"
     hint = normalization_hint(missing, features.image_ids())
     if not allow_missing:
-        raise DatasetError(
-            f"{features.folder.location!r} lacks the features of {found}. {hint or 'Extract them'}, or embed the other images with "
-            "--allow-missing-features (allow_missing_features=True)"
-        )
+        advice = hint or "Extract them"
+        if len(missing) < len(ids):
+            advice += ", or embed the other images with --allow-missing-features (allow_missing_features=True)"
+        raise DatasetError(f"{features.folder.location!r} lacks the features of {found}. {advice}")
     remark(f"not embedded for lack of features: {found}{hint and f': {hint}'}")
 
 

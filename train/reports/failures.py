@@ -19,7 +19,7 @@ from schemas.escapes import to_json
 from schemas.storage import Folder
 from train.jobs import DivergedError
 
-__all__ = ["FAILURE_KINDS", "Failure", "attempt", "failure_of", "read_failure", "write_failure"]
+__all__ = ["FAILURE_KINDS", "NO_MEMORY_ADVICE", "Failure", "attempt", "failure_of", "read_failure", "write_failure"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ FAILURE_KINDS = {
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "unable to find an engine")
-_NO_MEMORY_ADVICE = "give fewer --workers, a smaller schedule.batch_size, or --memory-map FOLDER"
+NO_MEMORY_ADVICE = "give fewer --workers, a smaller schedule.batch_size, or --memory-map FOLDER"
 _WIDTH = 200
 
 
@@ -77,7 +77,7 @@ def _described(error: Exception) -> tuple[str, str]:
         return "disk", str(error) if isinstance(error, ImagepivotError) else f"the disk is full: free some space ({full})"
     if (memory := next((cause for cause in causes if _is_of_memory(cause)), None)) is not None:
         detail = shorten(str(memory), _WIDTH, placeholder=" ...")
-        return "memory", f"memory ran out{f' ({detail})' if detail else ''}: {_NO_MEMORY_ADVICE}"
+        return "memory", f"memory ran out{f' ({detail})' if detail else ''}: {NO_MEMORY_ADVICE}"
     if isinstance(error, ImagepivotError):
         return "refused", str(error)
     return "fault", shorten(f"{type(error).__name__}: {error}", _WIDTH, placeholder=" ...")

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
 from schemas.allocation import keep_freed_memory
-from train.reports.failures import Failure, attempt
+from train.reports.failures import NO_MEMORY_ADVICE, Failure, attempt
 
 __all__ = ["run_parallel"]
 
@@ -110,7 +110,7 @@ class _Worker:
 def _killed(code: int | None) -> Failure:
     """Describe the end of a process by its exit code, which is minus the number of a signal."""
     if code is None or code == -signal.SIGKILL:
-        return Failure("killed", "a training process was killed, probably because memory ran out: give fewer --workers")
+        return Failure("killed", f"a training process was killed, probably because memory ran out: {NO_MEMORY_ADVICE}")
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return Failure("killed", f"a training process {how}")
 

@@ -342,13 +342,16 @@ def test_embeddings_that_are_damaged_are_not_looked_for_elsewhere(run, job):
         read_gallery(run, job.output)
 
 
-def test_images_of_a_split_that_lack_features_are_an_error_or_named(job, gappy, caplog):
+def test_images_of_a_split_that_lack_features_are_an_error_or_named(job, gappy, tmp_path, caplog):
     some = replace(job, features=gappy.features, splits=("test", "val"))
     for split in (("test",), ("val", "test")):
         with pytest.raises(
             DatasetError, match=r"lacks the features of [12] of (9|12) images of split '(test|val)': (test-004|val-002)"
         ):
             embed(replace(some, splits=split))
+    write_dataset(tmp_path / "none", "features", [], parameters={}, spec=FeatureSpec("toy", (8,)))
+    with pytest.raises(DatasetError, match=r"of 12 of 12 images of split 'val': .*\. Extract them$"):
+        embed(replace(some, features=str(tmp_path / "none"), splits=("val",)))
     assert not Path(job.output).exists()
     embed(replace(some, allow_missing_features=True))
     assert caplog.messages == [

@@ -83,7 +83,12 @@ def test_tasks_share_the_devices(chores, tmp_path, capfd):
     ("chore", "kind", "reason"),
     [
         ("fail", "fault", "ValueError: this one is bad"),
-        ("vanish", "killed", "a training process was killed, probably because memory ran out: give fewer --workers"),
+        (
+            "vanish",
+            "killed",
+            "a training process was killed, probably because memory ran out: give fewer --workers, a smaller "
+            "schedule.batch_size, or --memory-map FOLDER",
+        ),
     ],
 )
 def test_a_failure_ends_no_other_task(chores, tmp_path, capfd, devices, chore, kind, reason):
