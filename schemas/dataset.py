@@ -50,7 +50,8 @@ def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Da
     folder = Folder(os.fspath(path))
     dataset = Dataset(folder=folder, manifest=Manifest.read(folder))
     if kind is not None and dataset.kind != kind:
-        raise DatasetError(f"{folder.location!r} holds {dataset.kind}, expected {kind}: give the folder of the {kind}")
+        wanted = "captions that imagepivot encode made" if kind == "encoded" else kind
+        raise DatasetError(f"{folder.location!r} holds {dataset.kind}, expected {kind}: give the folder of the {wanted}")
     return dataset
 
 

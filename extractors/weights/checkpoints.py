@@ -70,6 +70,8 @@ def format_of(path: Path) -> str:
     """
     with path.open("rb") as file:
         head = file.read(16)
+    if is_text(head):  # an error page, or the pointer of Git LFS
+        return ""
     if head.startswith((b"PK\x03\x04", OLD_TORCH_MAGIC)):  # Since version 1.6 torch.save writes zip archives.
         return "torch"
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):  # protocols with an instruction for that
@@ -77,6 +79,11 @@ def format_of(path: Path) -> str:
     if head[8:9] == b"{":  # behind the length of the header
         return "safetensors"
     return _FORMATS.get(path.suffix, "caffe" if head.startswith(_CAFFE_FIELDS) else "")
+
+
+def is_text(head: bytes) -> bool:
+    """Return whether a file begins with text; no format of weights does, but for a name in a ``.caffemodel`` after a line end."""
+    return head[:1] not in b"\n(" and all(byte in b"\t\r\n" or 0x20 <= byte < 0x7F for byte in head)
 
 
 def read_state(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
@@ -117,7 +124,7 @@ def read_entries(path: Path, choice: Choice | None = None, *, arrays: bool = Fal
         content = read_pickle(path)
     else:
         raise InputError(
-            f"the weights file {str(path)!r} is {'a Caffe model' if kind else 'of an unknown format'}, expected one of torch.save "
+            f"the weights file {str(path)!r} is {'a Caffe model' if kind else _unknown(path)}, expected one of torch.save "
             "(such as .pth, .pt, .bin, .ckpt, .pth.tar), .safetensors, or a pickle of arrays: pass the file that belongs to the "
             "extractor"
         )
@@ -300,10 +307,15 @@ def read_torch(path: Path, functions: Mapping[str, Any] | None = None) -> Any:
             f"read ({_refused(error)}). Save model.state_dict() alone, or as .safetensors, where you trust the file"
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AssertionError, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"the weights file {str(path)!r} cannot be read by torch ({_reason(error)}): it is damaged or of another kind; "
-            "fetch it again"
-        ) from error
+        raise InputError(f"the weights file {str(path)!r} cannot be read by torch {_reason(error)}") from error
+
+
+def _unknown(path: Path) -> str:
+    with path.open("rb") as file:
+        head = file.read(40)
+    if not is_text(head[:16]):
+        return "of an unknown format"
+    return f"text that begins with {head!r}, such as an error page, the pointer of Git LFS or the definition of a network"
 
 
 def _guess(state: Mapping[str, Tensor]) -> str:
@@ -322,11 +334,13 @@ def _first(names: list[str]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return what torch says about the file, but for its advice on unsafe reading."""
+    """Return what torch says about the file, but for its advice on unsafe reading, and what to do."""
     text = (str(error).splitlines() or [type(error).__name__])[0][:200]
     if "weights_only" not in text:
-        return text
-    return "it is a TorchScript archive" if "TorchScript" in text else "it is in a format of before 2018"
+        return f"({text}): it is damaged or of another kind; fetch it again"
+    if "TorchScript" in text:
+        return "(it is a TorchScript archive): where you trust the file, save torch.jit.load(FILE).state_dict() with torch.save"
+    return "(it is in a format of before 2018): where you trust the file, read it with the torch of its time and save it anew"
 
 
 def _refused(error: pickle.UnpicklingError) -> str:

@@ -133,9 +133,10 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
         choice = Choice(name)
         path = local_file(request)
         if not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
+            problem = f"{request!r} is a folder" if os.path.isdir(path) else f"there is no weights file {request!r}"  # noqa: PTH112
             raise InputError(
-                f"there is no weights file {request!r}: expected 'default', 'random:SEED', or the path or address of a file; check "
-                "the spelling and the working folder"
+                f"{problem}: expected 'default', 'random:SEED', or the path or address of a file; check the spelling and the "
+                "working folder"
             )
     stamp = FileStamp.of(path)
     try:

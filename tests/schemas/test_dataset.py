@@ -54,6 +54,11 @@ def test_opening_another_kind_is_refused(toys):
         open_dataset(toys["captions"].path, kind="features")
 
 
+def test_captions_in_place_of_encoded_ones_name_the_command(toys):
+    with pytest.raises(DatasetError, match="expected encoded: give the folder of the captions that imagepivot encode made"):
+        open_dataset(toys["captions"].path, kind="encoded")
+
+
 def test_opening_nothing_is_refused(tmp_path):
     with pytest.raises(DatasetError, match=r"'.*/nowhere' is not a dataset"):
         open_dataset(tmp_path / "nowhere")

@@ -32,6 +32,6 @@ def read_preset(name: str) -> str:
     path = _FOLDER / f"{name}.toml"
     if ".." in Path(name).parts or not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
         matches = get_close_matches(name, preset_names(), n=3)
-        hint = f"did you mean {', '.join(matches)}?" if matches else "imagepivot train --list-presets lists them"
+        hint = f"did you mean {', '.join(matches)}?" if matches else "imagepivot train --list-presets lists them."
         raise UsageError(f"there is no preset {name!r}: {hint} A file of your own ends in .toml")
     return path.read_text(encoding="utf-8")

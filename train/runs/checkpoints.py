@@ -160,7 +160,9 @@ def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
 
 def damaged(location: str, reason: str) -> DatasetError:
     """Return the error for a checkpoint that cannot be used."""
-    return DatasetError(f"{location} is damaged, or not a checkpoint ({reason}): copy the run again, or train it again")
+    return DatasetError(
+        f"{location} is damaged, or not a checkpoint ({reason}): copy the run again, or delete it to train it again"
+    )
 
 
 class _Sink:

@@ -40,7 +40,7 @@ def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
         if getattr(checkpoint, name) is None:
             raise DatasetError(
                 f"{folder.path_of(LAST)} has no state of the {name} to resume from, as if it were a copy of {BEST}: copy the run "
-                "again, or train it again in another folder"
+                "again, or delete it to train it again"
             )
     return checkpoint
 

@@ -152,13 +152,25 @@ def test_the_content_decides_and_not_the_extension(tmp_path, state, name, write)
     assert found.remark == ""
 
 
-@pytest.mark.parametrize(
-    "content", [b"PK\x05\x06", b"\x1f\x8b" + bytes(30), b"<html>not found</html>", b"\x89HDF\r\n\x1a\n" + bytes(9)]
-)
+@pytest.mark.parametrize("content", [b"PK\x05\x06", b"\x1f\x8b" + bytes(30), b"\x89HDF\r\n\x1a\n" + bytes(9)])
 def test_a_checkpoint_of_no_known_format_says_so(tmp_path, content):
     (tmp_path / "w.pth.tar").write_bytes(content)
     with pytest.raises(InputError, match=r"w\.pth\.tar' is of an unknown format, expected one of torch\.save \(such as \.pth"):
         resolve_weights(str(tmp_path / "w.pth.tar"), ARCHITECTURE)
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.pt", "w.pkl", "w.safetensors", "w.pth.tar"])
+def test_an_error_page_under_the_name_of_weights_is_told_as_text(tmp_path, name):
+    (tmp_path / name).write_bytes(b"<html>\nnot found</html>")
+    with pytest.raises(
+        InputError, match=r"' is text that begins with b'<html>\\nnot found</html>', such as an error page, the point"
+    ):
+        resolve_weights(str(tmp_path / name), ARCHITECTURE)
+
+
+def test_a_folder_in_place_of_weights_is_told_as_one(tmp_path):
+    with pytest.raises(InputError, match=f"^'{tmp_path}' is a folder: expected 'default', 'random:SEED'"):
+        resolve_weights(str(tmp_path), ARCHITECTURE)
 
 
 def several(state, *names: str) -> dict[str, object]:
@@ -306,7 +318,7 @@ def test_damaged_files_are_refused(tmp_path, state, suffix, kind, part):
 
 
 def test_other_files_are_refused(tmp_path):
-    (tmp_path / "w.h5").write_bytes(b"x")
+    (tmp_path / "w.h5").write_bytes(b"\x00")
     with pytest.raises(InputError, match=r"w\.h5' is of an unknown format, expected one of torch\.save"):
         resolve_weights(str(tmp_path / "w.h5"), ARCHITECTURE)
     with pytest.raises(InputError, match=r"holds a list, expected names and tensors"):

@@ -335,7 +335,7 @@ def test_numbers_must_be_floating_point(tmp_path, state, value):
 
 
 def test_other_files_are_refused(tmp_path):
-    (tmp_path / "w.h5").write_bytes(b"x")
+    (tmp_path / "w.h5").write_bytes(b"\x00")
     with pytest.raises(InputError, match=r"w\.h5' is of an unknown format, expected one of torch\.save"):
         read_detector(tmp_path / "w.h5")
     (tmp_path / "w.pth").write_bytes(b"<html>not found</html>")
