@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -385,12 +385,22 @@ def difference(stored: Manifest | Footer | Identity, identity: Identity) -> str:
     """Say in a few words how a stored dataset differs from the one that a run would write."""
     if stored.kind != identity.kind:
         return f"kind {stored.kind!r} instead of {identity.kind!r}"
-    parts = []
-    for key in {**identity.parameters, **stored.parameters}:  # What a user chose comes first.
-        before, after = stored.parameters.get(key), identity.parameters.get(key)
-        if canonical_json(before) != canonical_json(after):  # Stored values hold lists where new ones have tuples.
-            parts.append(f"{key}: there {_short(before)}, now {_short(after)}")
-    return "; ".join(parts[:3]) or "made from other inputs, or with another number of shards"
+    parts = list(_differences(stored.parameters, identity.parameters))
+    chosen = [
+        part for part in parts if not part.startswith("extractor_fingerprint:")
+    ]  # The extractor's parameters say it better.
+    return "; ".join((chosen or parts)[:3]) or "made from other inputs, or with another number of shards"
+
+
+def _differences(before: Any, after: Any, name: str = "") -> Iterator[str]:
+    """Say of each value that differs what it is on both sides, with the path of keys to it."""
+    if canonical_json(before) == canonical_json(after):  # Stored values hold lists where new ones have tuples.
+        return
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in {**after, **before}:  # What a user chose comes first.
+            yield from _differences(before.get(key), after.get(key), f"{name}.{key}" if name else str(key))
+    else:
+        yield f"{name}: there {_short(before)}, now {_short(after)}"
 
 
 def _short(value: Any) -> str:

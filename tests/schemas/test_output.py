@@ -17,7 +17,7 @@ from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
 from schemas.output import Output, hold
 from schemas.storage import Folder
-from schemas.survey import Survey
+from schemas.survey import Survey, difference
 from schemas.validation import validate
 from schemas.writing import commit, open_shard
 from tests.schemas.conftest import prepare
@@ -174,7 +174,7 @@ import sys
 from schemas import Identity, Output, open_shard
 from schemas.output import hold
 from schemas.storage import Folder
-from schemas.survey import Survey
+from schemas.survey import Survey, difference
 
 output = Output(Folder(sys.argv[1]), Identity(kind="captions", parameters={"a": 1}, shards=2))
 with hold(output.folder):
@@ -404,6 +404,13 @@ def test_the_refusal_names_what_differs_only(by_hand, copy_toy):
     toy = copy_toy("features")
     feature = {**toy.identity.parameters["feature"], "shape": (2048,)}
     refuse(other(toy, feature=feature, weights="new").output, r"holds another dataset \(weights: there nothing, now 'new'\)")
+
+
+def test_the_refusal_names_the_nested_value_that_differs(copy_toy):
+    toy = copy_toy("features")
+    before = other(toy, extractor={"name": "net", "precision": "fp32", "steps": ["a", "b"]}, extractor_fingerprint="12")
+    now = other(toy, extractor={"name": "net", "precision": "bf16", "steps": ["a", "b"]}, extractor_fingerprint="34")
+    assert difference(before.identity, now.identity) == "extractor.precision: there 'fp32', now 'bf16'"
 
 
 def test_the_refusal_names_the_kind(copy_toy, toys):

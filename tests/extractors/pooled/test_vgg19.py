@@ -517,7 +517,7 @@ def test_caffemodel_of_another_net_is_refused_with_names(tmp_path):
 
 
 def test_caffemodel_is_refused_for_torchvisions_extractor(tmp_path):
-    (tmp_path / "w.caffemodel").write_bytes(b"x")
+    (tmp_path / "w.caffemodel").write_bytes(b"\x0a\x03net")
     with pytest.raises(InputError, match=r"is a Caffe model, .*: use vgg19-10crop-caffe with it"):
         extractors.describe("vgg19-10crop", weights=str(tmp_path / "w.caffemodel"))
 
