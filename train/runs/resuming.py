@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from schemas.errors import DatasetError, UsageError
+from schemas.manifest import MANIFEST_NAME
 from schemas.storage import Folder
 from train.config.sections import differences, from_toml
 from train.runs.checkpoints import BEST, LAST, Checkpoint, damaged, read_checkpoint
@@ -21,10 +22,12 @@ def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
         resume: whether an existing run may be resumed.
 
     Raises:
-        UsageError: there is a run that may not be resumed, or a model without a checkpoint to resume from.
+        UsageError: there is a run that may not be resumed, a model without a checkpoint to resume from, or a dataset.
         DatasetError: the checkpoint is damaged, or holds no state of the training.
     """
     if folder.size(LAST) is None:
+        if folder.size(MANIFEST_NAME) is not None:
+            raise UsageError(f"{folder.location!r} holds a dataset: choose another folder for the run; nothing was changed")
         if folder.size(BEST) is None:
             return None
         raise UsageError(

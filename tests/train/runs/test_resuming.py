@@ -122,6 +122,15 @@ def test_a_run_is_not_overwritten(train_toy, copied_run):
     assert contents(copied_run) == before
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_is_not_written_into_a_dataset(train_toy, tmp_path, resume):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "_manifest.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UsageError, match="/run' holds a dataset: choose another folder for the run; nothing was changed"):
+        train_toy(resume=resume)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["_manifest.json"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
