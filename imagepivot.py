@@ -38,15 +38,6 @@ if TYPE_CHECKING:
     from pipelines.datasets.viewing import draw_view as draw_view
     from pipelines.doctor.diagnosis import DoctorJob as DoctorJob
     from pipelines.doctor.diagnosis import diagnose as diagnose
-    from pipelines.estimates.estimate import Cluster as Cluster
-    from pipelines.estimates.estimate import Estimate as Estimate
-    from pipelines.estimates.estimate import Work as Work
-    from pipelines.estimates.prices import Prices as Prices
-    from pipelines.estimates.rates import Rate as Rate
-    from pipelines.estimates.works import plan_of_captions as plan_of_captions
-    from pipelines.estimates.works import plan_of_encoding as plan_of_encoding
-    from pipelines.estimates.works import plan_of_features as plan_of_features
-    from pipelines.estimates.works import plan_of_vocabulary as plan_of_vocabulary
     from pipelines.exchange.exporters import CaptionChoice as CaptionChoice
     from pipelines.exchange.exporters import MuliseraLayout as MuliseraLayout
     from pipelines.exchange.exporters import NpyLayout as NpyLayout
@@ -177,7 +168,6 @@ __all__ = [
     "CaptionChoice",
     "CaptionKey",
     "CaptionsJob",
-    "Cluster",
     "CommitDataset",
     "Comparison",
     "Config",
@@ -193,7 +183,6 @@ __all__ = [
     "EncodeCaptions",
     "EncodeJob",
     "Encoded",
-    "Estimate",
     "EvaluateJob",
     "Execution",
     "ExportJob",
@@ -221,8 +210,6 @@ __all__ = [
     "Output",
     "PairDataset",
     "PairStream",
-    "Prices",
-    "Rate",
     "ReadCaptions",
     "RegionOptions",
     "Repair",
@@ -250,7 +237,6 @@ __all__ = [
     "WebdatasetImport",
     "WebdatasetLayout",
     "WordVectorsJob",
-    "Work",
     "averages",
     "build_plan",
     "build_vocabulary",
@@ -286,10 +272,6 @@ __all__ = [
     "open_shard",
     "outlook_of_plan",
     "plan_names",
-    "plan_of_captions",
-    "plan_of_encoding",
-    "plan_of_features",
-    "plan_of_vocabulary",
     "plan_work",
     "plot_comparison",
     "prepare_captions",
@@ -332,10 +314,6 @@ _MODULES = {
     "pipelines.datasets.pictures": ("read_pictures",),
     "pipelines.datasets.viewing": ("draw_view", "ViewJob"),
     "pipelines.doctor.diagnosis": ("diagnose", "DoctorJob"),
-    "pipelines.estimates.estimate": ("Cluster", "Estimate", "Work"),
-    "pipelines.estimates.prices": ("Prices",),
-    "pipelines.estimates.rates": ("Rate",),
-    "pipelines.estimates.works": ("plan_of_captions", "plan_of_encoding", "plan_of_features", "plan_of_vocabulary"),
     "pipelines.exchange.exporters": (
         "CaptionChoice",
         "MuliseraLayout",

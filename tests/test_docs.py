@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gzip
-import json
 import os
 import re
 import shlex
@@ -19,17 +18,14 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 import imagepivot
 from extractors import ExtractorRequest, RegionOptions
 from pipelines.commands.app import app
-from pipelines.commands.estimating import size
 from pipelines.commands.process import BROKEN_PIPE
 from pipelines.features.planning import vector_bytes
 from schemas import events
 from schemas.kinds import schema_of
-from schemas.progress import duration
 from tests.test_messages import SOURCES, literals
 
 ROOT = Path(__file__).parent.parent
@@ -102,7 +98,6 @@ def test_pages_with_snippets() -> None:
         "docs/datasets.md": 7,
         "docs/plans.md": 1,
         "docs/python.md": 11,
-        "docs/scaling.md": 1,
         "docs/troubleshooting.md": 1,
     }
 
@@ -156,9 +151,7 @@ def test_shell_lines_are_accepted(page: str) -> None:
             program, *arguments = arguments
         if program == "imagepivot":
             if "--config" not in arguments and not any("_CONFIG=" in word for word in line.split()):
-                params = COMMANDS[arguments[0]].make_context(arguments[0], arguments[1:]).params  # Runs nothing.
-                if arguments[0] == "cluster":
-                    COMMANDS[params["command"]].make_context(params["command"], params["words"])
+                COMMANDS[arguments[0]].make_context(arguments[0], arguments[1:])  # Runs nothing.
         elif program == "make":
             assert set(arguments) <= targets, line
         else:
@@ -310,42 +303,6 @@ def test_disk_that_features_take(row: int, request_: ExtractorRequest) -> None:
     expression, _, result = arithmetic.replace("×", "*").replace(",", "").partition("=")
     assert eval(expression) == int(result) == size
     assert totals == [f"{size * images / 1e9:.2f} GB" for images in (31_783, 123_287)]
-
-
-MACHINES = {31_000: 1, 1_000_000: 8, 100_000_000: 64}
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_what_three_sizes_take(tmp_path: Path) -> None:
-    """The table of the page holds what the command of the page prints, with its file of prices."""
-    [prices] = blocks("docs/scaling.md", "toml")
-    (tmp_path / "prices.toml").write_text(prices, encoding="utf-8")
-    [line] = [line for line in shell_lines("docs/scaling.md") if " cluster plan " in line]
-    columns = []
-    for count, machines in MACHINES.items():
-        words = shlex.split(line.replace("1000000", str(count)).replace("prices.toml", str(tmp_path / "prices.toml")))[1:]
-        place = words.index("--")
-        printed = {}
-        for rate in ("400", "26"):
-            given = [*words[:place], "--machines", str(machines), "--rate", rate, "--json", *words[place:]]
-            done = CliRunner().invoke(app, given)
-            assert done.exit_code == 0, done.output
-            printed[rate] = json.loads(done.stdout)
-        one, slow = printed["400"], printed["26"]
-        columns.append(
-            [
-                *(f"{count:,}", f"{machines}", f"{one['work']['shards']:,}", f"{one['shard_rows']:,}"),
-                *(size(one["shard_bytes"]), size(one["stored_bytes"]), f"{one['rounds']}", f"{one['slot_rows']:,}"),
-                *(duration(one["seconds"]), f"{one['machine_hours']:,.2f}"),
-                *(f"{one['requests']['writes']:,}", f"{one['requests']['reads']:,}"),
-                *(f"{one['cost']:,.2f}", f"{one['month']['amount']:,.2f}"),
-                *(duration(slow["seconds"]), f"{slow['machine_hours']:,.2f}"),
-            ]
-        )
-    section = PAGES["docs/scaling.md"].partition("\n## Three sizes\n")[2].partition("\n## ")[0]
-    head, _, *rows = [row.strip("| ").split(" | ") for row in section.splitlines() if row.startswith("|")]
-    assert [list(column) for column in zip(*(row[1:] for row in (head, *rows)), strict=True)] == columns
 
 
 def test_exit_codes() -> None:

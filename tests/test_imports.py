@@ -67,7 +67,6 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "exchange": {"inputs", "running"},
         "features": {"datasets", "inputs", "running"},
         "doctor": {"inputs", "running"},
-        "estimates": {"features", "inputs", "running", "text"},
         "plans": {"features", "inputs"},
         "demo": {"datasets", "features", "inputs", "running", "text"},
         "commands": {"*"},

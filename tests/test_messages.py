@@ -97,7 +97,7 @@ def messages() -> list[tuple[str, int, str]]:
 
 
 def test_the_walk_finds_what_is_known():
-    assert reached()["pipelines.text.vocabulary"] == {"vocabulary", "build", "demo", "cluster"}
+    assert reached()["pipelines.text.vocabulary"] == {"vocabulary", "build", "demo"}
     assert {"captions", "features", "view"} <= reached()["pipelines.inputs.tables"]
     assert "train" not in reached()["pipelines.inputs.tables"]
     assert "build" in reached()["train.loop"]
@@ -110,8 +110,8 @@ def test_options_in_messages_exist():
     for module, line, text in messages():
         if module.startswith(("pipelines.commands", "train.commands")):
             continue
-        # Builds come to everything, but a step's own command says what it has to say; plans of a job take its command's options.
-        commands = reached()[module] - {"build", "demo", "cluster"} or reached()[module]
+        # Builds come to everything, but a step's own command says what it has to say.
+        commands = reached()[module] - {"build", "demo"} or reached()[module]
         for option in set(OPTION.findall(re.sub(r"imagepivot [a-z]+ .*", "", text))) - OTHERS:
             having = {command for command in commands if option in options_of(command)}
             if not having or (module.startswith("pipelines.inputs.") and having != commands):

@@ -42,7 +42,6 @@ _NEEDS = {
             "token-features",
             "features",
             "cancel",
-            "cluster",
             "view",
             "import",
             "export",

@@ -55,7 +55,6 @@ LINES = {
     "doctor": "doctor OUT",
     "scenes": "scenes OUT",
     "build": "build demo --output OUT",
-    "cluster": "cluster plan captions table.tsv OUT --format table",
     "demo": "demo OUT",
 }
 # Options that name files or folders, beside those above, with lines that reach them.

@@ -6,20 +6,26 @@ tests/benchmarks/bench_simulation.py goes on to 100 million captions and 10 mill
 import tracemalloc
 from pathlib import Path
 
+import apache_beam as beam
 import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from extractors import ExtractorRequest
-from pipelines.estimates.works import plan_of_features
+from pipelines.features.extract import plan_features
 from pipelines.features.job import FeaturesJob
 from pipelines.features.listing import list_images
-from pipelines.inputs.images import ImagesInFolder
+from pipelines.features.transforms import ExtractFeatures
+from pipelines.inputs.images import ImagesInFolder, Listing
 from pipelines.running.accelerators import Accelerator
+from pipelines.running.commits import CommitDataset
 from pipelines.running.execution import Execution
+from pipelines.running.first_worker import FirstWorker
 from pipelines.running.runner import LARGEST_GRAPH
-from schemas.fingerprints import Identity
+from schemas.fingerprints import Identity, sha256_of_bytes
 from schemas.keys import MAX_SHARDS, shard_name
 from schemas.manifest import Manifest, ShardEntry
 from schemas.parameters import CaptionsParameters
+from schemas.remote_jobs import RemoteJob
 from schemas.sharding import MOST_CHOSEN
 from schemas.storage import Folder
 from tests.simulation import Cost, Images, captions, features, images, vocabulary
@@ -107,13 +113,24 @@ def test_what_a_launcher_holds_of_an_image(tmp_path):
 @pytest.mark.parametrize("shards", [16, MOST_CHOSEN, MAX_SHARDS])
 def test_a_pipeline_can_be_submitted_whatever_the_number_of_shards(shards):
     job = FeaturesJob(
-        ImagesInFolder(Folder("gs://bucket/photos")), "gs://bucket/f", ExtractorRequest("resnet50-pool"), shards=shards
+        ImagesInFolder(Folder("gs://bucket/photos")),
+        "gs://bucket/f",
+        ExtractorRequest("resnet50-pool", weights="random:0"),
+        shards=shards,
     )
-    execution = Execution(beam_flags=("--runner=DataflowRunner",), accelerator=Accelerator("nvidia-l4"))
-    work, graph = plan_of_features(job, execution, count=50_000 * shards)
-    assert work.shards == shards
-    assert graph.bytes < LARGEST_GRAPH
-    assert graph.bytes < 60_000 + GRAPH_BYTES * shards
+    digests = tuple(sha256_of_bytes(b"%d" % number) for number in range(shards))
+    output = plan_features(job, Listing((50_000,) * shards, digests, digests))
+    accelerator = Accelerator("nvidia-l4")
+    pipeline = beam.Pipeline(runner=FnApiRunner(), options=Execution(beam_flags=("--runner=DataflowRunner",)).options)
+    check = FirstWorker.of_launcher(output.folder, None, RemoteJob.of_launcher("DataflowRunner", (), ""))
+    _ = (
+        pipeline
+        | "ExtractFeatures" >> ExtractFeatures(job, output, check=check, accelerator=accelerator)
+        | "CommitDataset" >> CommitDataset(output, libraries=job.libraries())
+    )
+    size = pipeline.to_runner_api().ByteSize()
+    assert size < LARGEST_GRAPH
+    assert size < 60_000 + GRAPH_BYTES * shards
 
 
 def test_a_manifest_of_any_number_of_shards_is_written_and_read():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,21 +193,3 @@ def test_a_graph_that_is_too_large_is_refused_before_it_is_submitted(patch):
         smaller.setattr(runner, "LARGEST_GRAPH", 1000)
         with pytest.raises(UsageError, match=r"the pipeline that DataflowRunner would get is .* bytes, and at most 1,000 are"):
             command(*features(), "--shared-disk", "--", *FLAGS)
-
-
-@pytest.mark.parametrize("name", ["features", "captions", "truecased", "vocabulary", "encode"])
-def test_a_plan_shows_what_is_submitted(submitted, plain, with_gpus, name):
-    arguments, one = (features(*GPU), with_gpus) if name == "features" else (texts()[name], plain[name])
-    done = CliRunner().invoke(cli.app, ["cluster", "plan", *map(str, arguments), "--json", "--shared-disk", "--", *FLAGS])
-    assert done.exit_code == 0, done.output
-    planned = json.loads(done.stdout)
-    graph = planned["graph"]
-    assert planned["runner"] == "DataflowRunner"
-    assert graph["bytes"] == pytest.approx(one.graph.ByteSize(), rel=0.1)
-    steps = {step["name"]: step["hints"] for step in graph["steps"]}
-    assert set(steps) <= {transform.unique_name for transform in one.graph.components.transforms.values()}
-    hints = {
-        step: {"accelerator": each["accelerator"], "max_active_bundles_per_worker": "1"} for step, each in one.hints().items()
-    }
-    assert {step: each for step, each in steps.items() if each} == hints
-    assert OURS in graph["environment"]

@@ -1,1 +1,0 @@
-"""What a job on a cluster takes, before it is submitted: its graph, shards, hours, requests and cost."""
