@@ -7,71 +7,84 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import typer
 
 from pipelines.commands import flex_template
 from pipelines.commands.app import app
-from pipelines.commands.flex_template import COMMANDS, LEFT_OUT, command_line, metadata
+from pipelines.commands.configuration import plain_hint
+from pipelines.commands.flex_template import COMMANDS, LEFT_OUT, command_line, parameters_of
 from schemas.errors import UsageError
 
 ROOT = Path(__file__).parents[3]
 GOOGLES = ("--runner=DataflowRunner", "--project=p", "--template_location=gs://b/job_object")
-PARAMETERS = {parameter["name"]: parameter for parameter in metadata()["parameters"]}
-
-
-def options_of(command: str) -> set[str]:
-    found = typer.main.get_command(app).commands[command].params
-    return {max(parameter.opts, key=len).removeprefix("--").replace("_", "-") for parameter in found} - {"help"}
+METADATA = json.loads((ROOT / "docker" / "metadata.json").read_text(encoding="utf-8"))
+PARAMETERS = {parameter["name"]: parameter for parameter in METADATA["parameters"]}
+BEAM = {"sdk_container_image", "disk_size_gb"}
+"""Flags of Beam's that gcloud has no option for."""
 
 
 # --- the metadata ------------------------------------------------------------------------------------------------------
 
 
-def test_the_file_is_what_the_options_say():
-    assert json.loads((ROOT / "docker" / "metadata.json").read_text()) == metadata(), (
-        "write it anew: python -m pipelines.commands.flex_template > docker/metadata.json"
-    )
-
-
-def test_google_reads_it():
+def test_google_reads_the_metadata():
     dataflow = pytest.importorskip("google.cloud.dataflow_v1beta3", reason="the extra gcp installs it")
-    described = metadata()
-    for parameter in described["parameters"]:
+    assert len(PARAMETERS) == len(METADATA["parameters"])
+    for parameter in METADATA["parameters"]:
         fields = {re.sub("[A-Z]", lambda letter: "_" + letter[0].lower(), name): value for name, value in parameter.items()}
         fields["param_type"] = dataflow.ParameterType[fields["param_type"]]
         read = dataflow.ParameterMetadata(**fields)
         assert (read.name, list(read.regexes)) == (parameter["name"], parameter["regexes"])
 
 
-@pytest.mark.slow
-def test_every_option_is_a_parameter_or_left_out_with_a_reason():
-    for command in COMMANDS:
-        assert {option for option in options_of(command) if option.replace("-", "_") not in PARAMETERS} <= set(LEFT_OUT)
-    for name in LEFT_OUT:
-        assert name.replace("-", "_") not in PARAMETERS
-        assert name == "beam-flags" or any(name in options_of(command) for command in COMMANDS)
-
-
-@pytest.mark.slow
-def test_every_parameter_has_a_pattern_and_says_of_which_command_it_is():
+def test_metadata_lists_every_option_of_each_command():
+    assert set(PARAMETERS) == {"command", *BEAM}.union(*map(parameters_of, COMMANDS))
     for name, parameter in PARAMETERS.items():
+        having = [command for command in COMMANDS if name in parameters_of(command)]
+        if name not in {"command", *BEAM}:
+            assert parameter.get("parentTriggerValues", list(COMMANDS)) == having, name
+            assert parameter.get("parentName", "command") == "command"
+    assert {name for name, parameter in PARAMETERS.items() if not parameter["isOptional"]} == {"command", "output"}
+
+
+def test_options_that_are_left_out_are_options():
+    found = {max(each.opts, key=len).removeprefix("--") for command in COMMANDS for each in _every_parameter(command)}
+    assert set(LEFT_OUT) <= found
+
+
+def _every_parameter(command: str) -> list[Any]:
+    return typer.main.get_command(app).commands[command].params
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_choices_of_the_metadata_are_those_of_the_options(command):
+    assert [option["value"] for option in PARAMETERS["command"]["enumOptions"]] == list(COMMANDS)
+    hints = get_type_hints(typer.main.get_command(app).commands[command].callback, include_extras=True)
+    for name, parameter in parameters_of(command).items():
+        hint, _ = plain_hint(hints[parameter.name])
+        choices = list(get_args(hint)) if get_origin(hint) is Literal else []
+        listed = [option["value"] for option in PARAMETERS[name].get("enumOptions", ())]
+        assert listed == choices, name
+        if choices:
+            assert PARAMETERS[name]["regexes"] == [f"^({'|'.join(choices)})$"]
+        if hint is bool:
+            assert PARAMETERS[name]["regexes"] == ["^(true|false)$"]
+
+
+def test_every_parameter_has_a_pattern_and_a_help():
+    for parameter in PARAMETERS.values():
         (pattern,) = parameter["regexes"]
         assert re.fullmatch(r"\^.+\$", pattern)
-        assert parameter["helpText"]
         assert not re.match(pattern, "")
-        shown = parameter.get("parentTriggerValues", COMMANDS)
-        if name not in ("command", "sdk_container_image", "disk_size_gb"):
-            assert list(shown) == [command for command in COMMANDS if name.replace("_", "-") in options_of(command)]
-    assert {name for name, parameter in PARAMETERS.items() if not parameter["isOptional"]} == {"command", "output"}
+        assert parameter["helpText"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_defaults_match_their_patterns(command):
-    for option in typer.main.get_command(app).commands[command].params:
-        name = max(option.opts, key=len).removeprefix("--").replace("-", "_")
-        if name in PARAMETERS and option.default not in (None, "", Ellipsis) and option.opts[0].startswith("-"):
+    for name, option in parameters_of(command).items():
+        if option.default not in (None, "", Ellipsis) and option.param_type_name == "option":
             text = str(option.default).lower() if isinstance(option.default, bool) else str(option.default)
             assert re.match(PARAMETERS[name]["regexes"][0], text), (name, option.default)
 
@@ -126,11 +139,11 @@ def test_arguments_stand_in_the_order_of_the_command():
         (("--command=train",), r"^the parameter 'command' is 'train', expected one of 'captions'"),
         (
             ("--command=vocabulary", "--output=gs://b/v"),
-            r"^the parameter 'captions' is missing, and vocabulary needs it: expected '",
+            r"^the parameter 'captions' is missing, and vocabulary needs it$",
         ),
         (
-            ("--command=vocabulary", "--captions=gs://b/c", "--output=v"),
-            r"^the parameter 'output' is 'v', expected '\(gs\|s3\)",
+            ("--command=features", "--images=gs://b/i", "--output=gs://b/f", "--compile=1"),
+            r"^the parameter 'compile' is '1', expected true or false$",
         ),
         (
             ("--command=vocabulary", "--captions=gs://b/c", "--output=gs://b/v", "--gpu=nvidia-l4"),
