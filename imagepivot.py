@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from pipelines.datasets.pictures import read_pictures as read_pictures
     from pipelines.datasets.viewing import ViewJob as ViewJob
     from pipelines.datasets.viewing import draw_view as draw_view
-    from pipelines.doctor.diagnosis import DoctorJob as DoctorJob
-    from pipelines.doctor.diagnosis import diagnose as diagnose
     from pipelines.exchange.exporters import CaptionChoice as CaptionChoice
     from pipelines.exchange.exporters import MuliseraLayout as MuliseraLayout
     from pipelines.exchange.exporters import NpyLayout as NpyLayout
@@ -178,7 +176,6 @@ __all__ = [
     "DetachedError",
     "DiffJob",
     "Dimensions",
-    "DoctorJob",
     "EmbedJob",
     "EncodeCaptions",
     "EncodeJob",
@@ -246,7 +243,6 @@ __all__ = [
     "compare_datasets",
     "compare_runs",
     "decode_image",
-    "diagnose",
     "draw_figures",
     "draw_view",
     "embed",
@@ -313,7 +309,6 @@ _MODULES = {
     "pipelines.datasets.comparison": ("compare_datasets", "DiffJob"),
     "pipelines.datasets.pictures": ("read_pictures",),
     "pipelines.datasets.viewing": ("draw_view", "ViewJob"),
-    "pipelines.doctor.diagnosis": ("diagnose", "DoctorJob"),
     "pipelines.exchange.exporters": (
         "CaptionChoice",
         "MuliseraLayout",

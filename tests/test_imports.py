@@ -66,7 +66,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "datasets": {"inputs", "running"},
         "exchange": {"inputs", "running"},
         "features": {"datasets", "inputs", "running"},
-        "doctor": {"inputs", "running"},
+        "doctor": set(),
         "plans": {"features", "inputs"},
         "demo": {"datasets", "features", "inputs", "running", "text"},
         "commands": {"*"},

@@ -115,6 +115,13 @@ def test_a_dataset_without_permission(arguments, undisturbed, imagepivot, forked
     assert snapshot(locked) == undisturbed
 
 
+def test_doctor_fails_for_a_folder_without_permission(forked, locked: Path) -> None:
+    done = forked("doctor", locked / "features", "--device", "cpu", before=as_others, code=1)
+    assert "FAILED   output" in done.stdout
+    assert "permission denied: check who owns the folder" in done.stdout
+    assert list(locked.iterdir()) == []
+
+
 # --- no space --------------------------------------------------------------------------------------------------------
 
 

@@ -134,7 +134,7 @@ def refused(folder, monkeypatch, capsys):
         out, err = capsys.readouterr()
         assert end.value.code in (1, 2), out + err
         assert "Traceback" not in out + err
-        assert err.startswith(("Error: ", "Usage: ")) or (words[0] == "doctor" and out.count("\n  PROBLEM  ") == 1)
+        assert err.startswith(("Error: ", "Usage: ")) or (words[0] == "doctor" and out.count("\nFAILED ") == 1)
         assert sorted(map(str, folder.rglob("*"))) == before
         return err
 

@@ -4,98 +4,84 @@ import sys
 
 import pytest
 
+from pipelines import doctor
 from pipelines.commands import app as cli
-from pipelines.doctor import diagnosis
-from pipelines.doctor.findings import Finding
+from pipelines.doctor import Check
 
-FINE = Finding("machine", "cores", "ok", "2 cores [red]", values={"usable": 2})
-PROBLEM = Finding("storage", "bucket", "problem", "there is none", "make one")
+FINE = Check("cpu", "ok", "2 threads [red]")
+WARNING = Check("device", "warning", "torch is not installed", "pip install")
+FAILED = Check("output", "failed", "there is no bucket", "create it")
 
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-    """Runs the command; gives exit code, standard output, standard error and the job that it made."""
+    """Runs the command; gives exit code, standard output, standard error and the arguments of the checks."""
 
-    def run(*arguments: str, finds=(FINE,)):
-        jobs = []
+    def run(*words: str, checks=(FINE,)):
+        arguments = []
 
-        def examine(job):
-            jobs.append(job)
-            return iter(finds)
+        def run_checks(*given):
+            arguments.extend(given)
+            return list(checks)
 
-        monkeypatch.setattr(diagnosis, "examine", examine)
-        monkeypatch.setattr(sys, "argv", ["imagepivot", "doctor", *arguments])
+        monkeypatch.setattr(doctor, "run_checks", run_checks)
+        monkeypatch.setattr(sys, "argv", ["imagepivot", "doctor", *words])
         for console in (cli.console, cli.notes):
             monkeypatch.setattr(console, "_width", 200)
         with pytest.raises(SystemExit) as caught:
             cli.main()
         out, err = capsys.readouterr()
-        return caught.value.code, out, err, *jobs
+        return caught.value.code, out, err, arguments
 
     return run
 
 
-def test_what_works_ends_well(call):
-    code, out, err, job = call()
+def test_a_warning_is_exit_code_0(call):
+    code, out, err, arguments = call(checks=(FINE, WARNING))
     assert (code, err) == (0, "")
-    assert out == "machine\n  ok       cores         2 cores [red]\nnothing to do\n"
-    assert job == diagnosis.DoctorJob()
-
-
-def test_what_cannot_work_is_exit_code_1(call):
-    code, out, err, _ = call(finds=(FINE, PROBLEM))
-    assert (code, err) == (1, "")
-    assert out.endswith("storage\n  PROBLEM  bucket        there is none\n           -> make one\n1 problem\n")
-
-
-def test_json(call):
-    code, out, err, _ = call("--json", finds=(FINE, PROBLEM))
-    assert (code, err) == (1, "")
-    found = json.loads(out)
-    assert found["works"] is False
-    assert found["findings"] == [FINE.to_json(), PROBLEM.to_json()]
-
-
-def test_options_become_a_job(call):
-    words = ("a", "gs://b/c", "--extractor", "vgg19-10crop", "--weights", "random:1", "--device", "cuda", "--measure")
-    *_, job = call(*words, "--images", "photos.csv", "--columns", "image_id=file", "--ids", "path")
-    assert job.locations == ("a", "gs://b/c")
-    assert (job.extractor.name, job.extractor.weights, job.extractor.precision) == ("vgg19-10crop", "random:1", "fp32")
-    assert (job.device, job.measure, job.images, job.columns, job.ids) == (
-        "cuda",
-        True,
-        "photos.csv",
-        {"image_id": "file"},
-        "path",
+    assert out == (
+        "ok       cpu         2 threads [red]\nwarning  device      torch is not installed\n         -> pip install\n"
     )
-    assert job.execution is None
+    assert arguments == [None, None, "auto"]
 
 
-def test_a_runner_stands_behind_two_dashes(call):
-    *_, job = call("gs://b/c", "--gpu", "nvidia-l4", "--start-timeout", "7", "--", "--runner=DataflowRunner", "--project=p")
-    assert job.locations == ("gs://b/c",)
-    assert job.execution.beam_flags == ("--runner=DataflowRunner", "--project=p")
-    assert (job.execution.accelerator.type, job.execution.start_timeout) == ("nvidia-l4", 7)
+def test_a_failed_check_is_exit_code_1(call):
+    code, out, err, _ = call(checks=(FAILED, FINE))
+    assert (code, err) == (1, "")
+    assert out.startswith("FAILED   output      there is no bucket\n         -> create it\n")
+
+
+@pytest.mark.parametrize("checks", [(FINE, WARNING), (FINE, FAILED)])
+def test_json(call, checks):
+    code, out, err, _ = call("--json", checks=checks)
+    assert (code, err) == (int(FAILED in checks), "")
+    assert json.loads(out) == {
+        "ok": FAILED not in checks,
+        "checks": [
+            {"name": check.name, "status": check.status, "result": check.result, "advice": check.advice} for check in checks
+        ],
+    }
+
+
+def test_options_are_arguments_of_the_checks(call):
+    *_, (output, extractor, device) = call(
+        "gs://b/c", "--extractor", "vgg19-10crop", "--weights", "random:1", "--device", "cuda"
+    )
+    assert (output, device) == ("gs://b/c", "cuda")
+    assert (extractor.name, extractor.weights, extractor.precision) == ("vgg19-10crop", "random:1", "fp32")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--weights", "w.pth"), "--weights is that of an extractor: give --extractor, too"),
-        (("--precision", "bf16"), "--precision is that of an extractor: give --extractor, too"),
-        (("--shared-disk",), "--shared-disk is for a runner: give --runner behind --, too"),
-        (("--start-timeout", "3"), "--start-timeout is for a runner: give --runner behind --, too"),
-        (("a", "--", "--project=p"), "flags for Beam choose a runner, and these name none: give --runner behind --, too"),
-        (("--", "--runner=PortableRunner"), "LOCATION is missing: the workers of PortableRunner"),
-        (("--gpus-per-worker", "2"), "--gpus-per-worker is 2"),
-        ((" ",), "LOCATION is ' ', expected a value"),
+        ((" ",), "OUTPUT is ' ', expected a value"),
     ],
 )
-def test_what_makes_no_sense_is_exit_code_2(call, words, message):
-    code, out, err = call(*words)
-    assert (code, out) == (2, "")
-    assert err.startswith("Error: ")
-    assert message in err
+def test_wrong_usage_is_exit_code_2(call, words, message):
+    code, out, err, arguments = call(*words)
+    assert (code, out, arguments) == (2, "", [])
+    assert err.startswith(f"Error: {message}")
 
 
 WITHOUT_EXTRAS = """
@@ -137,4 +123,4 @@ finally:
 def test_a_health_check_loads_no_more_than_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", WITHOUT_BEAM], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "[]\n"), done.stdout + done.stderr
-    assert json.loads(done.stdout)["works"] is True
+    assert json.loads(done.stdout)["ok"] is True

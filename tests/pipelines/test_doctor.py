@@ -1,0 +1,421 @@
+import errno
+import os
+import socket
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from extractors import ExtractorRequest
+from pipelines import doctor
+from pipelines.doctor import Check, check_device, check_output, check_versions, check_weights, compare_with_cpu, run_checks
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.storage import Folder
+from tests.fake_extractors import ColourExtractor
+
+EXPECTED = np.array([[1.0, -4.0, 2.0]])
+REQUEST = ExtractorRequest("resnet50-pool", weights="random:3")
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Let torch report a number of GPUs, which compute as the CPU does."""
+
+    def report(count: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Fake {torch.device(device).index}")
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "")
+    monkeypatch.setattr(doctor, "_run_network", lambda device, dtype: EXPECTED.astype(dtype))
+    return report
+
+
+# --- all checks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_run_checks_without_arguments_uses_no_network(offline):
+    checks = run_checks(device="cpu")
+    assert [(check.name, check.status) for check in checks] == [
+        ("imagepivot", "ok"),
+        ("packages", "ok"),
+        ("extras", "ok"),
+        ("cpu", "ok"),
+    ]
+
+
+def test_run_checks_after_a_missing_device_verifies_weights_and_output(monkeypatch, tmp_path, gpus):
+    gpus(0)
+    monkeypatch.setattr(doctor, "check_versions", lambda: iter(()))
+    monkeypatch.setattr("extractors.ExtractorRequest.describe", lambda request: description())
+    checks = run_checks(str(tmp_path), REQUEST, "cuda")
+    assert [(check.name, check.status) for check in checks] == [("device", "failed"), ("weights", "ok"), ("output", "ok")]
+
+
+def test_run_checks_reports_an_unknown_extractor_once(monkeypatch):
+    monkeypatch.setattr(doctor, "check_versions", lambda: iter(()))
+    (failed,) = [
+        check for check in run_checks(extractor=replace(REQUEST, name="resnet51"), device="cpu") if check.status != "ok"
+    ]
+    assert (failed.name, failed.status) == ("weights", "failed")
+    assert failed.result.startswith("there is no extractor 'resnet51'; choose one of")
+
+
+def test_an_unexpected_error_is_a_failed_check_after_those_before_it():
+    def checks():
+        yield Check("a", "ok", "1")
+        raise RuntimeError("driver is gone\nat 0x12")
+
+    assert doctor._attempt("device", checks()) == [
+        Check("a", "ok", "1"),
+        Check("device", "failed", "RuntimeError: driver is gone", "report it with this output"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("'s3://AKIA:wJal%2Fr@bucket/x' and 's3://B:c@d'", "'s3://***@bucket/x' and 's3://***@d'"),
+        ("s3://AKIA:wJ/al/r@bucket/x", "s3://***@bucket/x"),
+        ("s3://bucket/a@b", "s3://bucket/a@b"),
+        ("cannot parse 's3://AKIA:wJ' at 13", "cannot parse 's3://***' at 13"),
+        ("http://127.0.0.1:9000/bucket", "http://127.0.0.1:9000/bucket"),
+        (
+            "http://u:p@host/w.pth?X-Amz-Signature=12ab&sig=9%3D, check it",
+            "http://***@host/w.pth?X-Amz-Signature=***&sig=***, check it",
+        ),
+        ("write to anna@example.org", "write to anna@example.org"),
+    ],
+)
+def test_keys_in_addresses_are_hidden(text, expected):
+    assert doctor._without_keys(text) == expected
+
+
+def test_keys_in_the_output_address_are_hidden(monkeypatch):
+    monkeypatch.setattr(doctor, "check_versions", lambda: iter(()))
+    failed = run_checks("s3://AKIA:wJ/alr@bucket/x", device="cpu")[-1]
+    assert failed.status == "failed"
+    assert failed.result.startswith("cannot understand the location 's3://***@bucket/x': ")
+    assert "alr" not in failed.result
+
+
+def test_a_check_is_a_line_and_its_advice_another():
+    assert str(Check("cpu", "ok", "2 threads")) == "ok       cpu         2 threads"
+    assert str(Check("output", "failed", "full", "free some")) == "FAILED   output      full\n         -> free some"
+
+
+# --- versions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Write the metadata of distributions, and hide all others."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+
+    def write(name: str, version: str, *lines: str) -> None:
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        text = "\n".join(("Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *lines))
+        (folder / "METADATA").write_text(text + "\n")
+
+    write(
+        "imagepivot",
+        "0.1",
+        *(f"Provides-Extra: {extra}" for extra in ("extractors", "pipelines", "gcp", "fasttext", "dev")),
+        "Requires-Dist: numpy>=1.26",
+        'Requires-Dist: torch>=2.9; extra == "extractors"',
+        'Requires-Dist: imagepivot[extractors]; extra == "pipelines"',
+        'Requires-Dist: apache-beam<3,>=2.77; extra == "pipelines"',
+        'Requires-Dist: apache-beam[gcp]; extra == "gcp"',
+        'Requires-Dist: gensim<5,>=4.4; python_version < "3" and extra == "fasttext"',
+        'Requires-Dist: pytest>=8; extra == "dev"',
+    )
+    write("numpy", "2.0.1")
+    return write
+
+
+def texts(checks) -> list[tuple[str, str, str, str]]:
+    return [(check.name, check.status, check.result, check.advice) for check in checks]
+
+
+def test_versions_without_extras(installed):
+    own, *rest = check_versions()
+    assert own.result.startswith(f"0.1, Python {sys.version_info.major}.{sys.version_info.minor}.")
+    assert texts(rest) == [
+        ("packages", "ok", "numpy 2.0.1", ""),
+        # Of fasttext nothing is required on this Python.
+        ("extras", "ok", "installed: fasttext; not installed: extractors, pipelines, gcp", ""),
+    ]
+
+
+def test_an_extra_is_installed_with_the_packages_of_its_nested_extras(installed):
+    installed("apache_beam", "2.77.0", "Provides-Extra: gcp", 'Requires-Dist: google-cloud-storage; extra == "gcp"')
+    *_, extras = check_versions()
+    assert extras.result == "installed: fasttext; not installed: extractors, pipelines, gcp"
+    installed("torch", "2.10.0")
+    *_, extras = check_versions()
+    assert extras.result == "installed: extractors, pipelines, fasttext; not installed: gcp"
+    installed("google_cloud_storage", "3")
+    *_, extras = check_versions()
+    assert extras.result == "installed: extractors, pipelines, gcp, fasttext; not installed: none"
+
+
+def test_versions_outside_the_requirements_are_warnings(installed):
+    installed("apache_beam", "3.0.0")
+    installed("torch", "2.8")
+    installed("pytest", "1")
+    assert texts(check_versions())[1:-1] == [
+        ("packages", "ok", "torch 2.8, apache-beam 3.0.0, numpy 2.0.1", ""),
+        ("torch", "warning", "2.8 is installed, expected >=2.9", "pip install --upgrade 'imagepivot[extractors]'"),
+        ("apache-beam", "warning", "3.0.0 is installed, expected <3,>=2.77", "pip install --upgrade 'imagepivot[pipelines]'"),
+    ]
+
+
+def test_files_without_metadata_are_a_failed_check(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert texts(check_versions()) == [
+        ("imagepivot", "failed", "the distribution 'imagepivot' is not installed", "pip install imagepivot")
+    ]
+
+
+# --- device ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_torch_is_a_warning_unless_a_device_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (check,) = check_device()
+    assert (check.status, check.result) == ("warning", "torch is not installed")
+    with pytest.raises(
+        UsageError, match=r"device is 'cuda', and torch is not installed, .*: pip install 'imagepivot\[extractors\]'"
+    ):
+        list(check_device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("device", "names"),
+    [
+        ("auto", ["cuda:0", "cuda:1"]),
+        ("cuda", ["cuda:0", "cuda:1"]),
+        ("cuda:1", ["cuda:1"]),
+        ("cpu", ["cpu"]),
+    ],
+)
+def test_every_requested_gpu_computes(gpus, device, names):
+    gpus(2)
+    checks = list(check_device(device))
+    assert [(check.name, check.status) for check in checks] == [(name, "ok") for name in names]
+    assert all(check.result.startswith(f"Fake {check.name[-1]}: ") for check in checks if check.name != "cpu")
+
+
+def test_a_missing_gpu(gpus):
+    gpus(0)
+    (check,) = check_device()
+    assert (check.name, check.status) == ("cpu", "ok")
+    assert f"threads (no GPU; torch is built for CUDA {torch.version.cuda}): " in check.result
+    with pytest.raises(UsageError, match="device 'cuda' is not on this host"):
+        list(check_device("cuda"))
+
+
+@pytest.mark.parametrize(("part", "status"), [(0.9, "ok"), (1.1, "failed"), (np.nan, "failed"), (np.inf, "failed")])
+def test_the_difference_is_relative_to_the_largest_value(part, status):
+    values = (EXPECTED + np.array([0, 0, 4 * part * 1e-4])).astype(np.float32)
+    check = compare_with_cpu("cuda:0", "Fake", lambda device, dtype: EXPECTED if device == "cpu" else values)
+    assert check.status == status
+    assert f"by {part * 1e-4:.1e} of the largest value" in check.result
+    assert bool(check.advice) == (status == "failed")
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("no kernel image is available\nmore", "install a build of torch for it"),
+        ("CUDA out of memory. Tried", "another process uses its memory"),
+        ("the NVIDIA driver is too old", "update the driver"),
+        ("something else", "nvidia-smi"),
+    ],
+)
+def test_errors_of_cuda_have_advice(text, advice):
+    def compute(device, dtype):
+        if device == "cuda:0":
+            raise RuntimeError(text)
+        return EXPECTED
+
+    check = compare_with_cpu("cuda:0", "Fake", compute)
+    assert (check.name, check.status) == ("cuda:0", "failed")
+    assert check.result.endswith(f"a small network fails with RuntimeError: {text.splitlines()[0]}")
+    assert advice in check.advice
+
+
+def test_the_network_equals_numpy():
+    generator = torch.Generator().manual_seed(0)
+    shapes = (4, 3, 64, 64), (16, 3, 3, 3), (16, 32)
+    pixels, kernel, matrix = (torch.randn(*shape, generator=generator).double().numpy() for shape in shapes)
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(pixels, ((0, 0), (0, 0), (1, 1), (1, 1))), (3, 3), axis=(2, 3))
+    maps = np.maximum(np.einsum("nchwij,ocij->nohw", windows, kernel, optimize=True), 0)
+    expected = maps.mean(axis=(2, 3)) @ matrix
+    np.testing.assert_allclose(doctor._run_network("cpu", "float64"), expected, rtol=1e-9, atol=1e-12)
+    assert np.abs(expected).max() > 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_computes_as_the_cpu_does():
+    checks = run_checks(extractor=REQUEST, device="cuda")
+    assert {check.status for check in checks if check.name.startswith("cuda:")} == {"ok"}
+    assert checks[-1] == Check("extractor", "ok", "resnet50-pool computes float32[2048] for one image")
+
+
+# --- weights -----------------------------------------------------------------------------------------------------------
+
+
+def description(**parameters):
+    own = ColourExtractor().description
+    return replace(own, parameters={"weights": {"sha256": "abcdef" * 10 + "abcd"}, **parameters})
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Load extractors of colours in place of all others, with the values of the image; returns the devices."""
+    devices = []
+
+    class Extractor(ColourExtractor):
+        values = np.float32([[1, 2, 3]])
+
+        def extract(self, batch):
+            return self.values
+
+    def load(request, device):
+        devices.append(device)
+        return Extractor()
+
+    monkeypatch.setattr("extractors.ExtractorRequest.describe", lambda request: description())
+    monkeypatch.setattr("extractors.ExtractorRequest.load", load)
+    return devices, Extractor
+
+
+def test_the_extractor_runs_once_on_the_device(loads):
+    weights, run = check_weights(replace(REQUEST, weights="w.pth"), "cuda:1")
+    assert texts([weights]) == [("weights", "ok", "w.pth for fake, SHA-256 abcdefabcdef…", "")]
+    assert texts([run]) == [("extractor", "ok", "fake computes float32[3] for one image", "")]
+    assert loads[0] == ["cuda:1"]
+
+
+def test_without_a_device_nothing_is_loaded(loads):
+    assert [check.name for check in check_weights(REQUEST, None)] == ["weights"]
+    assert loads[0] == []
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_features_that_are_not_finite_fail(loads, value):
+    loads[1].values = np.float32([[1, value, 3]])
+    *_, run = check_weights(REQUEST, "cpu")
+    assert (run.status, run.result) == ("failed", "fake computes float32[3] for one image, with NaN or infinity")
+
+
+def test_untrained_weights_are_a_warning(loads, monkeypatch):
+    monkeypatch.setattr("extractors.ExtractorRequest.describe", lambda request: description(untrained=True))
+    check, _ = check_weights(REQUEST, "cpu")
+    assert (check.status, check.result) == ("warning", "random:3 for fake, SHA-256 abcdefabcdef…, untrained")
+
+
+def test_missing_weights(tmp_path):
+    with pytest.raises(InputError, match="there is no weights file"):
+        list(check_weights(replace(REQUEST, weights=str(tmp_path / "none.pth")), "cpu"))
+
+
+@pytest.mark.slow
+def test_weights_of_the_right_and_of_another_model(tmp_path):
+    import timm
+
+    path = str(tmp_path / "w.pth")
+    model = timm.create_model("test_resnet.r160_in1k", num_classes=0)
+    torch.save(model.state_dict(), path)
+    request = ExtractorRequest("timm:test_resnet.r160_in1k", weights=path)
+    weights, run = check_weights(request, "cpu")
+    digest = request.describe().parameters["weights"]["sha256"]
+    assert (weights.status, weights.result) == ("ok", f"{path} for {request.name}, SHA-256 {digest[:12]}…")
+    assert (run.status, run.result) == ("ok", f"{request.name} computes float32[{model.num_features}] for one image")
+    with pytest.raises(InputError, match="are not this model's"):
+        list(check_weights(replace(request, name="resnet50-pool"), "cpu"))
+
+
+# --- output ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_folder_is_removed_again(tmp_path):
+    location = str(tmp_path / "new" / "features")
+    (check,) = check_output(location)
+    assert texts([check]) == [("output", "ok", f"a file was written to {location!r} and deleted", "")]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_left_as_it_was(tmp_path):
+    (tmp_path / "_manifest.json").write_text("{}")
+    (check,) = check_output(str(tmp_path))
+    assert check.status == "ok"
+    assert [path.name for path in tmp_path.iterdir()] == ["_manifest.json"]
+
+
+def test_a_folder_without_permission(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(DatasetError, match="permission denied: check who owns the folder"):
+        list(check_output(str(tmp_path / "features")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_created(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatasetError, match="a part of the path is a file, not a folder"):
+        list(check_output(str(tmp_path / "file" / "features")))
+
+
+@pytest.mark.parametrize("below", ["", "/features"])
+def test_a_link_to_nothing(tmp_path, below):
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(DatasetError, match="the path is a file or a link to nothing"):
+        list(check_output(f"{tmp_path}/link{below}"))
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    def fail(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(DatasetError, match="the disk is full"):
+        list(check_output(str(tmp_path / "features")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_files_is_an_error_with_advice():
+    with pytest.raises(
+        DatasetError, match=r"cannot write to '/proc/features' \(No such file or directory\): choose another folder"
+    ):
+        list(check_output("/proc/features"))
+
+
+def test_a_file_that_cannot_be_deleted_fails(tmp_path, monkeypatch):
+    def delete(folder, name):
+        raise DatasetError(f"cannot use {name!r}: permission denied")
+
+    monkeypatch.setattr(Folder, "delete", delete)
+    with pytest.raises(DatasetError, match="permission denied"):
+        list(check_output(str(tmp_path)))
+
+
+@pytest.mark.parametrize("location", ["https://host/x", "hdfs://host/x"])
+def test_a_location_that_cannot_be_written(location):
+    with pytest.raises(UsageError, match=f"cannot write to '{location}': give a local folder, gs://BUCKET/PATH or"):
+        list(check_output(location))
