@@ -15,7 +15,6 @@ __all__ = [
     "bfloat16_remark",
     "core_count",
     "core_quota",
-    "memory_available",
     "memory_limit",
     "usable_cores",
 ]
@@ -23,7 +22,7 @@ __all__ = [
 CORES_TO_A_DECODER = 4
 """Cores of a worker without a GPU to each thread that decodes images: models take the time of four to hundreds of decodings."""
 
-_GROUPS, _MOUNT, _MEMORY = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/meminfo")
+_GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _CPU, _BFLOAT16 = Path("/proc/cpuinfo"), {"avx512_bf16", "amx_bf16", "bf16"}  # The last is ARM's.
 _VERSION_2 = ""
 """In place of a controller: version 2 has one tree for all of them."""
@@ -92,24 +91,6 @@ def memory_limit(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
     return min([machine, *(limit for limit in limits if limit is not None)])
 
 
-def memory_available(groups: Path = _GROUPS, mount: Path = _MOUNT, memory: Path = _MEMORY) -> int | None:
-    """Return the memory that this process may still take, in bytes, caches of files not counted; None if the system does not say.
-
-    Args:
-        groups: as `memory_limit` takes it.
-        mount: as `memory_limit` takes it.
-        memory: file in which the system tells of the machine's memory, see proc(5).
-    """
-    left = [1024 * numbers[0] for numbers in [_entry(memory, "MemAvailable:")] if numbers]
-    for version, folder in _folders("memory", groups, mount):
-        limit = _limit(version, folder)
-        used = _numbers(folder / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
-        if limit is not None and used:
-            [cached] = _entry(folder / "memory.stat", "inactive_file" if version == 2 else "total_inactive_file") or [0]
-            left.append(max(0, limit - used[0] + cached))
-    return min(left, default=None)
-
-
 def _limit(version: int, folder: Path) -> int | None:
     numbers = _numbers(folder / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
     return numbers[0] if numbers else None
@@ -119,15 +100,6 @@ def _numbers(path: Path) -> list[int] | None:
     """Return the numbers in a file of a group; None if it has none, or says that there is no limit."""
     with suppress(OSError, ValueError):
         return [int(word) for word in path.read_text(encoding="ascii").split()]
-    return None
-
-
-def _entry(path: Path, name: str) -> list[int] | None:
-    """Return the number behind a name in a file of names and numbers."""
-    with suppress(OSError, ValueError):
-        for line in path.read_text(encoding="ascii").splitlines():
-            if line.split()[:1] == [name]:
-                return [int(line.split()[1])]
     return None
 
 

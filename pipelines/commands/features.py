@@ -183,7 +183,7 @@ def features(
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try only the images again that failed before.")] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Write nothing: list the shards to do, their size, and the time they will take."),
+        typer.Option("--dry-run", help="Write nothing: list the shards to do, their images and bytes."),
     ] = False,
     list_extractors: Annotated[
         bool, typer.Option("--list-extractors", help="List the extractors: shapes, weights, preprocessing.")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schemas import limits
-from schemas.limits import bfloat16_remark, core_count, core_quota, memory_available, memory_limit, usable_cores
+from schemas.limits import bfloat16_remark, core_count, core_quota, memory_limit, usable_cores
 
 HOST = 64 << 30
 UNLIMITED = "9223372036854771712"  # What version 1 says where there is no limit.
@@ -80,35 +80,6 @@ def test_this_process_has_a_limit():
 )
 def test_the_lowest_quota_of_cores_counts(group, groups, files, expected):
     assert core_quota(*group(groups, files)) == expected
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "expected"),
-    [
-        ("0::/\n", {}, 8 << 30),
-        ("0::/\n", {"memory.max": "max", "memory.current": "100"}, 8 << 30),
-        ("0::/\n", {"memory.max": "1000", "memory.current": "700"}, 300),
-        ("0::/\n", {"memory.max": "1000", "memory.current": "700", "memory.stat": "anon 1\ninactive_file 200\nfile 9"}, 500),
-        ("0::/\n", {"memory.max": "1000", "memory.current": "1200"}, 0),
-        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "1000", "memory/memory.usage_in_bytes": "400"}, 600),
-        (
-            "4:memory:/a\n",
-            {
-                "memory/a/memory.limit_in_bytes": "1000",
-                "memory/a/memory.usage_in_bytes": "400",
-                "memory/a/memory.stat": "inactive_file 1\ntotal_inactive_file 50",
-            },
-            650,
-        ),
-    ],
-)
-def test_the_memory_that_is_left(group, tmp_path, groups, files, expected):
-    (tmp_path / "meminfo").write_text(f"MemTotal: {HOST >> 10} kB\nMemAvailable: {8 << 20} kB\n")
-    assert memory_available(*group(groups, files), tmp_path / "meminfo") == expected
-
-
-def test_a_system_that_does_not_say_what_is_left(tmp_path):
-    assert memory_available(tmp_path / "cgroup", tmp_path, tmp_path / "meminfo") is None
 
 
 def test_the_cores_of_this_process(monkeypatch):

@@ -53,8 +53,6 @@ def test_a_plan_of_everything(images, tmp_path):
     expected = {number: sum(shard_of(f"image{n:02d}", 4) == number for n in range(30)) for number in range(4)}
     assert {shard.number: shard.images for shard in plan.todo} == expected
     assert (plan.images, plan.finished, plan.bytes) == (30, 0, 30 * 3 * 4)
-    assert plan.images_per_second > 0
-    assert plan.seconds == pytest.approx(30 / plan.images_per_second)
     assert not (tmp_path / "f").exists(), "a plan writes nothing"
 
 
@@ -71,7 +69,7 @@ def test_a_plan_of_the_rest(images, tmp_path):
 def test_a_plan_of_nothing(images, tmp_path):
     extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
     plan = plan_of(job_of(images, tmp_path / "f"))
-    assert (plan.todo, plan.finished, plan.images, plan.seconds) == ((), 4, 0, None)
+    assert (plan.todo, plan.finished, plan.images) == ((), 4, 0)
 
 
 def test_a_plan_of_an_update_counts_what_is_new(images, tmp_path):
@@ -155,7 +153,7 @@ def test_a_plan_is_shown(images, tmp_path):
     file = io.StringIO()
     Console(file=file, width=120).print(plan_table(plan_of(job_of(images, tmp_path / "f"))))
     assert "4 shards to do, 0 finished" in file.getvalue()
-    assert re.search(r"/s, bound by (model|decoding); measured on a few images", " ".join(file.getvalue().split()))
+    assert re.search(r"all\D+30\D+0\D+0\D+0\.0\b", file.getvalue())
 
 
 @pytest.mark.parametrize(
