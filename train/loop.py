@@ -35,7 +35,7 @@ from train.progress import Report
 from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
 from train.runs.logs import CONFIG, CURVES, LOG, METRICS, RunLog
 from train.runs.restoring import restore_model, restore_optimizer, restore_sampler
-from train.runs.resuming import check_same_run, checkpoint_to_resume, contents_since
+from train.runs.resuming import check_same_run, checkpoint_to_resume, contents_since, holds_a_run, is_finished
 from train.runs.run import Run, open_run
 from train.runs.starting import provenance, start_model
 from train.runs.stopwatch import Stopwatch
@@ -70,6 +70,8 @@ def train(
     ``config.toml``, ``log.jsonl``, and made of the latter ``metrics.csv`` and ``curves.png``. Under ``torchrun`` every process
     calls this with the same job.
 
+    A run that is finished stays as it is where everything that determines its weights is the same.
+
     Args:
         job: what to train.
         watch: receives a report every few steps and after each evaluation.
@@ -79,7 +81,8 @@ def train(
         material: what to train on, instead of the job's corpus.
 
     Raises:
-        UsageError: the job does not fit this host or its data, or ``output`` holds a run and ``resume`` is not set.
+        UsageError: the job does not fit this host or its data, or ``output`` holds a run that is not finished and ``resume`` is not
+            set.
         DatasetError: a dataset is missing, of the wrong kind, or does not belong with the others, or ``output`` holds another
             run, or one of content that has changed since; nothing was trained.
         DivergedError: a loss, gradient or weight is no longer finite. The checkpoints are those of earlier steps.
@@ -109,17 +112,23 @@ def train(
             started_from={} if source is None else provenance(source),
             contents=material.contents,
         )
-        remarks = []
+        remarks, is_whole = [], False
         if before is not None:
             remarks = check_same_run(before, start, folder, allow_changed_content=job.allow_changed_content)
+            is_whole = is_finished(before, start, folder, curves=job.curves)
             start = replace(start, started_from=before.started_from, contents=contents_since(before, start))
         loop = _Loop(job, material, start, processes, device, watch)
+        reason = loop.stop_reason(before.standing) if before is not None and is_whole else ""
+        if before is not None and not reason and not job.resume:
+            raise holds_a_run(folder)
         taken = loop.begin(before, source)
         if processes.is_first:
             remarks += [bfloat16_remark(job.precision, device.type), *taken, overlap_remark(job.config, job.corpus)]
             remarks += [*(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)]
             for sentence in filter(None, remarks):
                 remark(sentence)
+        if before is not None and reason:
+            return Result(job.output, replace(before.standing, stopped=reason), material.left_out)
         with held_back() as interruption, loop.supply.reading():
             standing = loop.run(interruption)
     return Result(job.output, standing, material.left_out)
@@ -254,14 +263,13 @@ class _Loop:
             return self._run(log, interruption)
 
     def _run(self, log: RunLog | None, interruption: Interruption) -> Standing:
-        schedule, epoch_steps = self.config.schedule, self.epoch_steps
-        evaluate_every = schedule.evaluate_every or epoch_steps
+        evaluate_every = self.config.schedule.evaluate_every or self.epoch_steps
         self._stop_if_over()
         self.stopwatch.begin()
         while not self.standing.stopped:
             done = self._step()
             step = self.standing.step
-            evaluates = step % evaluate_every == 0 or bool(stop_reason(self.standing, schedule, epoch_steps))
+            evaluates = step % evaluate_every == 0 or bool(self.stop_reason(self.standing))
             saves = evaluates or step % self.job.save_every == 0
             if saves or step % _LOG_EVERY == 0 or self.device.type == "cpu":
                 self._check_finite(done, weights=saves)
@@ -369,9 +377,12 @@ class _Loop:
         standing, limit = self.standing, steps_in_all(self.config.schedule, self.epoch_steps)
         return Report(standing.step, limit, self.supply.epoch, loss, scores, standing.best_score)
 
+    def stop_reason(self, standing: Standing) -> str:
+        """Return why a training ends at a standing; an empty string if it goes on."""
+        return stop_reason(standing, self.config.schedule, self.epoch_steps)
+
     def _stop_if_over(self) -> None:
-        reason = stop_reason(self.standing, self.config.schedule, self.epoch_steps)
-        self.standing = replace(self.standing, stopped=reason)
+        self.standing = replace(self.standing, stopped=self.stop_reason(self.standing))
 
     def _save(self, name: str) -> None:
         if name == LAST:

@@ -6,7 +6,7 @@ One process, no Beam. Files appear under their names once all of them are comple
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipelines.exchange.exporters.base import ExportLayout, Note
@@ -14,6 +14,9 @@ from pipelines.exchange.exporters.staging import Staging
 from pipelines.running.progress import Meter
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
+from schemas.locations import target_path
+from schemas.made_from import is_current, made_from, read_made_from
+from schemas.storage import Folder
 
 __all__ = ["ExportJob", "export_dataset", "parse_split_names"]
 
@@ -51,7 +54,7 @@ class ExportJob:
 
 
 def export_dataset(job: ExportJob, meter: Meter = Meter(), *, note: Note = lambda text: None) -> list[Path]:
-    """Write a dataset in a layout.
+    """Write a dataset in a layout, unless ``_made_from.json`` says that the folder holds this export of the same content.
 
     Args:
         job: the dataset and the layout.
@@ -64,5 +67,12 @@ def export_dataset(job: ExportJob, meter: Meter = Meter(), *, note: Note = lambd
     Raises:
         ImagepivotError: the datasets do not fit the layout or each other, or a file cannot be written.
     """
-    staging = Staging(job.output, overwrite=job.overwrite)
+    target = target_path(job.output)
+    options = asdict(job.layout)  # type: ignore[call-overload]
+    inputs = {"dataset": (job.dataset,), "captions": (options.pop("captions", ""),), "lists": options.pop("lists", ())}
+    now = made_from("export", {"format": job.layout.format, **options}, inputs)
+    if not job.overwrite and is_current(Folder(job.output), now):
+        note("up to date: nothing was written")
+        return [target / name for name in read_made_from(Folder(job.output))["files"]]
+    staging = Staging(job.output, overwrite=job.overwrite, made_from=now)
     return job.layout.write(open_dataset(job.dataset), staging, meter=meter, note=note)

@@ -97,9 +97,14 @@ def figures(
     OUTPUT/retrieval.png shows the best images for captions in each language, with the right one framed and its rank; map.png is a
     t-SNE of images and their captions; attention-N.png shows for models that attend the regions and words of an example and their
     weights. OUTPUT/figures.json holds what is drawn. Examples are drawn with a seed, whatever the model finds.
+
+    OUTPUT/_made_from.json names run, data and options: where they are the same, nothing is drawn again. Delete it after pictures
+    have changed.
     """
     import sklearn.manifold  # noqa: F401 -- A missing package shows before the work.
 
+    from schemas.made_from import is_current
+    from schemas.storage import Folder
     from train.progress import Counter
     from train.reports.figures import FiguresJob, draw_figures
 
@@ -127,6 +132,9 @@ def figures(
     if read is not None:
         table = {"columns": columns, "delimiter": delimiter, "quoting": quoting}
         read = partial(read, ids=ids, **table, allow_private_addresses=allow_private_addresses)
+    if is_current(Folder(output), job.made_from()):
+        remark(f"{output!r} is up to date", style="")
+        return
     with Counter(notes, "figures", unit="vectors", log_json=log_json) as count:
         drawn = draw_figures(job, read, count)
     events.record(counts={"figures": len(drawn.names) - 1})

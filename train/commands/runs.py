@@ -56,6 +56,7 @@ def evaluate(
         bool,
         typer.Option("--across-languages", help="Also rank captions among those of the same images in each other language."),
     ] = False,
+    output: Annotated[str, typer.Option("--output", help="JSON file for the scores; one of the same content stays.")] = "",
     as_json: AsJson = False,
     log_json: LogJson = False,
 ) -> None:
@@ -63,11 +64,14 @@ def evaluate(
 
     If an image has several captions, the best-ranked one counts. Equal scores count against the model. Several runs are evaluated
     as one, an ensemble: the score of an image and a caption is the mean of theirs. Means over languages follow.
+
+    The file of --output names what it was made from: where that is the same, nothing is measured again.
     """
     from train.evaluation.averaging import evaluation_report
     from train.evaluation.scoring import EvaluateJob, evaluate_run
     from train.progress import Counter
     from train.reports.score_tables import across_table, average_table, score_table
+    from train.reports.stored_reports import check_report, is_current_report, read_report, write_report
 
     job = EvaluateJob(
         run=tuple(run),
@@ -83,11 +87,22 @@ def evaluate(
         across_languages=across_languages,
         token_features=token_features,
     )
+    made_from = job.made_from() if output else {}
+    if output:
+        check_report(output)
+        if is_current_report(output, made_from):
+            if as_json:
+                typer.echo(read_report(output), nl=False)
+            remark(f"{output!r} is up to date", style="")
+            return
     with Counter(notes, "evaluate", unit="vectors", log_json=log_json) as count:
         scores = evaluate_run(job, count, remark)
     events.record(counts={"scores": len(scores)})
     for left_out in dict.fromkeys(score.left_out for score in scores if score.left_out is not None):
         remark(left_out.remark)
+    if output:
+        write_report(output, evaluation_report(scores), made_from)
+        remark(f"written: {output}", style="")
     if as_json:
         typer.echo(to_json(evaluation_report(scores), indent=2))
         return

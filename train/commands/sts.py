@@ -35,7 +35,10 @@ def sts(
             "([i].npz[/i]); may be repeated.",
         ),
     ] = None,
-    output: Annotated[str, typer.Option("--output", help="Folder for sts.json, sts.csv, sts-pairs.csv and sts.png.")] = "",
+    output: Annotated[
+        str,
+        typer.Option("--output", help="Folder for sts.json, sts.csv, sts-pairs.csv and sts.png; the same stay as they are."),
+    ] = "",
     language: Annotated[
         str, typer.Option("--language", help="Language of the sentences; en if not given and the run knows it.")
     ] = "",
@@ -53,12 +56,14 @@ def sts(
     DATA are STS.input.X.txt beside STS.gs.X.txt, tables with tabs between the columns score, sentence1 and sentence2, or files of
     the STS benchmark. Pairs without a score are left out.
     """
+    from schemas.storage import Folder
+
     if output:
         # First: a missing package, or a folder that cannot be written to, shows before the work.
-        from schemas.storage import Folder
         from train.reports.sts_plots import plot_sts
 
         Folder(output).check_writable()
+    from schemas.made_from import is_current, write_made_from
     from train.evaluation.sts_scoring import StsJob
     from train.evaluation.sts_scoring import sts as measure
     from train.progress import Counter
@@ -75,6 +80,12 @@ def sts(
         truecaser=truecaser,
         device=device,
     )
+    made_from = job.made_from() if output else {}
+    if output and is_current(Folder(output), made_from):
+        if as_json:
+            typer.echo(Folder(output).read("sts.json"), nl=False)
+        remark(f"{output!r} is up to date", style="")
+        return
     with Counter(notes, "sts", unit="sentences", log_json=log_json) as count:
         # The mounting application sets `context.obj` to a function of type `Tokenize`; without one only tokens work.
         result = measure(job, tokenize=context.obj, count=count)
@@ -88,5 +99,7 @@ def sts(
         if pairs.unscored:
             remark(f"{pairs.name}: {pairs.unscored:,} pairs without a score are left out")
     if output:
-        names = write_sts(result, output)
-        remark(f"written: {', '.join(f'{output}/{name}' for name in names)} and {plot_sts(result, output)}", style="")
+        names, picture = write_sts(result, output), plot_sts(result, output)
+        sizes = {name: Folder(output).size(name) or 0 for name in (*names, "sts.png")}
+        write_made_from(Folder(output), made_from, sizes)
+        remark(f"written: {', '.join(f'{output}/{name}' for name in names)} and {picture}", style="")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.made_from import made_from
 from schemas.overlaps import find_overlap
 from train.data.captions import Captions, labels_of
 from train.data.splits import TEST_SPLITS, LeftOut, TrainingData, open_data
@@ -69,6 +71,12 @@ class EvaluateJob:
     def runs(self) -> tuple[str, ...]:
         """Folders of the runs, one or several."""
         return (self.run,) if isinstance(self.run, str) else tuple(self.run)
+
+    def made_from(self) -> dict[str, Any]:
+        """Return what the scores depend on, see `schemas.made_from`."""
+        names = ("splits", "languages", "portion", "folds", "across_languages", "allow_missing_features")
+        data = {name: (getattr(self, name),) for name in ("captions", "features", "token_features")}
+        return made_from("evaluate", {name: getattr(self, name) for name in names}, {"run": self.runs, **data})
 
     def __post_init__(self) -> None:
         check_device_name(self.device)

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from schemas.errors import UsageError
+from schemas.made_from import made_from
 from schemas.vocabulary import SPECIALS
 from train.data.batches import CaptionBatch
 from train.devices import check_device_name, resolve_device
@@ -68,6 +69,12 @@ class StsJob:
         if not self.data:
             raise UsageError("there are no sentence pairs: give files or folders of them, such as STS.input.images.txt")
         check_device_name(self.device)
+
+    def made_from(self) -> dict[str, Any]:
+        """Return what the result depends on, see `schemas.made_from`."""
+        options = {"runs": self.runs, "vectors": self.vectors, "language": self.language, "tokenized": self.tokenized}
+        inputs = {"data": self.data, "runs": self.runs, "vectors": self.vectors, "truecaser": (self.truecaser,)}
+        return made_from("sts", options, inputs)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import UsageError
 from schemas.escapes import to_json
+from schemas.made_from import made_from, write_made_from
 from schemas.storage import Folder
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, TrainingData, open_data
@@ -92,6 +93,12 @@ class FiguresJob:
             if getattr(self, name) < least:
                 raise UsageError(f"--{name} is {getattr(self, name)}, expected {least} or more")
 
+    def made_from(self) -> dict[str, Any]:
+        """Return what the figures depend on, see `schemas.made_from`; of pictures it is their location."""
+        inputs = ("run", "captions", "features", "token_features")
+        options = {name: value for name, value in vars(self).items() if name not in (*inputs, "output", "device", "memory_map")}
+        return made_from("figures", options, {name: (getattr(self, name),) for name in inputs})
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -115,7 +122,8 @@ class Figures:
 
 
 def draw_figures(job: FiguresJob, read_pictures: ReadPictures | None = None, count: Count = count_nothing) -> Figures:
-    """Draw the figures of a run into a folder: ``retrieval.png``, ``map.png``, ``attention-N.png``, and ``figures.json``.
+    """Draw the figures of a run into a folder: ``retrieval.png``, ``map.png``, ``attention-N.png``, and ``figures.json``;
+    ``_made_from.json`` names what they were made from.
 
     The same run, data and options give the same bytes on the same machine, as long as torch computes with as many threads.
 
@@ -217,7 +225,9 @@ def _write(
         "refused": {name: why.replace(repr(run.folder.location), "the run") for name, why in figures.refused.items()},
     }
     folder.write(_DATA, (to_json(content, indent=1) + "\n").encode())
-    return Figures((*drawings, _DATA), figures.refused, figures.rule, figures.rankings, figures.map, figures.attention)
+    names = (*drawings, _DATA)
+    write_made_from(folder, job.made_from(), {name: folder.size(name) or 0 for name in names})
+    return Figures(names, figures.refused, figures.rule, figures.rankings, figures.map, figures.attention)
 
 
 def _open(run: Run, job: FiguresJob) -> TrainingData:

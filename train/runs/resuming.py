@@ -10,8 +10,9 @@ from schemas.storage import Folder
 from train.config.sections import differences, from_toml
 from train.runs.checkpoints import BEST, LAST, Checkpoint, damaged, read_checkpoint
 from train.runs.history import read_history
+from train.runs.logs import CONFIG, CURVES, METRICS
 
-__all__ = ["check_same_run", "checkpoint_to_resume", "contents_since"]
+__all__ = ["check_same_run", "checkpoint_to_resume", "contents_since", "holds_a_run", "is_finished"]
 
 
 def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
@@ -19,7 +20,7 @@ def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
 
     Args:
         folder: folder of the run.
-        resume: whether an existing run may be resumed.
+        resume: whether a run that is not finished may be resumed.
 
     Raises:
         UsageError: there is a run that may not be resumed, a model without a checkpoint to resume from, or a dataset.
@@ -34,11 +35,9 @@ def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
             f"{folder.location!r} holds a run, but has no {LAST} to resume from: choose another folder, or delete this one to "
             "train again; nothing was changed"
         )
-    if not resume:
-        raise UsageError(
-            f"{folder.location!r} holds a run: give --resume to continue it, or choose another folder; nothing was changed"
-        )
     checkpoint = read_checkpoint(folder, LAST)
+    if not resume and not checkpoint.standing.stopped:
+        raise holds_a_run(folder)
     for name in ("optimizer", "sampler"):
         if getattr(checkpoint, name) is None:
             raise DatasetError(
@@ -46,6 +45,35 @@ def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
                 "again, or delete it to train it again"
             )
     return checkpoint
+
+
+def holds_a_run(folder: Folder) -> UsageError:
+    """Return the error about a folder with a run that only ``--resume`` continues."""
+    return UsageError(
+        f"{folder.location!r} holds a run: give --resume to continue it, or choose another folder; nothing was changed"
+    )
+
+
+def is_finished(old: Checkpoint, new: Checkpoint, folder: Folder, *, curves: bool) -> bool:
+    """Return whether a run that may not train any further is complete, and of the same content.
+
+    Args:
+        old: last checkpoint of the run in the folder.
+        new: checkpoint of the run that would continue it.
+        folder: folder of the run.
+        curves: whether the picture of its curves belongs to it.
+    """
+    if old.contents != new.contents or folder.size(BEST) is None or (curves and folder.size(CURVES) is None):
+        return False
+    history = read_history(folder)
+    timings = [entry["step"] for entry in history.of("timing")]
+    return (
+        timings[-1:] == [old.standing.step]
+        and folder.size(CONFIG) is not None
+        and folder.size(METRICS) is not None
+        and folder.read(METRICS) == history.to_csv().encode()
+        and read_checkpoint(folder, BEST).standing.step == old.standing.best_step
+    )
 
 
 def _threads_remark(folder: Folder) -> str:

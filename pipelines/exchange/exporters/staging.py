@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from pipelines.exchange.sidecars import sidecar_name, write_sidecar
 from schemas.errors import DatasetError
 from schemas.filesystems import storage_errors
 from schemas.locations import target_path
-from schemas.storage import TEMPORARY_MARK
+from schemas.made_from import differences, read_made_from, write_made_from
+from schemas.storage import TEMPORARY_MARK, Folder
 
 __all__ = ["Staging"]
 
@@ -25,10 +26,12 @@ class Staging:
     Attributes:
         location: the folder.
         overwrite: replace existing files.
+        made_from: description of the work, see `schemas.made_from`; it is stored beside the files unless it is empty.
     """
 
     location: str
     overwrite: bool = False
+    made_from: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         target_path(self.location)
@@ -53,9 +56,12 @@ class Staging:
             others = sorted({path.name for path in folder.glob(obsolete)} - set(named)) if obsolete else []
             others += [name for name in map(sidecar_name, names) if (folder / name).exists() and name not in named]
             existing = [name for name in named if (folder / name).exists()] + others
-            if existing and not self.overwrite:
+            stored = read_made_from(Folder(self.location)) if self.made_from else {}
+            found = differences(stored, self.made_from) if stored else [""]
+            if existing and found and not self.overwrite:  # Without a difference, a command that was killed wrote them.
+                why = f" ({'; '.join(found[:3])})" if stored else ""
                 raise DatasetError(
-                    f"{self.location!r} holds {existing[0]!r} already: nothing was written. Choose another folder, or give "
+                    f"{self.location!r} holds {existing[0]!r} already{why}: nothing was written. Choose another folder, or give "
                     "--overwrite to replace the existing files"
                 )
             folder.mkdir(parents=True, exist_ok=True)
@@ -64,6 +70,9 @@ class Staging:
                 for name, values in options.items():
                     write_sidecar(temporary[sidecar_name(name)], values)
                 yield [temporary[name] for name in names]
+                if self.made_from:
+                    sizes = {name: path.stat().st_size for name, path in temporary.items()}
+                    write_made_from(Folder(self.location), self.made_from, sizes)
                 for name, path in temporary.items():
                     path.replace(folder / name)
                 for name in others:

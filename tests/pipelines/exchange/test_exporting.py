@@ -22,6 +22,7 @@ from schemas import kinds
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
+from schemas.made_from import MADE_FROM_NAME
 from tests.builders import write_rows
 
 IMAGES = ["30", "9", "1000092795", "bild-ä", "猫", "x"]
@@ -103,7 +104,7 @@ class PrecompLoader:
 
 
 def files_of(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != MADE_FROM_NAME)
 
 
 # --- scan ------------------------------------------------------------------------------------------------------------
@@ -396,7 +397,7 @@ def test_webdataset_samples_hold_feature_and_captions(tmp_path, features, shards
         }
     first = {path.name: path.read_bytes() for path in written}
     export_dataset(ExportJob(WebdatasetLayout(str(captions)), str(path), str(tmp_path / "again")))
-    assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()} == first
+    assert {path.name: path.read_bytes() for path in (tmp_path / "again").glob("*.tar")} == first
 
 
 def test_webdataset_takes_the_chosen_split_only(tmp_path, features, captions):
@@ -420,7 +421,7 @@ def test_webdataset_holds_dots_in_folders(tmp_path):
     image_id = "v1.2/train 2014/Bild"
     path, values = make_features(tmp_path / "features", images=[image_id])
     export_dataset(ExportJob(WebdatasetLayout(), str(path), str(tmp_path / "out")))
-    members = [(tar, member) for tar in map(tarfile.open, (tmp_path / "out").iterdir()) for member in tar]
+    members = [(tar, member) for tar in map(tarfile.open, (tmp_path / "out").glob("*.tar")) for member in tar]
     ((tar, member),) = members
     assert re.fullmatch(r"((?:.*/|)[^.]+)[.]([^/]*)", member.name).groups() == (image_id, "feature.npy")
     assert np.load(io.BytesIO(tar.extractfile(member).read())).tobytes() == values[image_id].tobytes()
@@ -463,8 +464,9 @@ def test_files_are_not_overwritten_unasked_and_never_half(tmp_path, features, mo
     job = {"dataset": str(features[0]), "output": str(tmp_path / "out")}
     export_dataset(ExportJob(NpyLayout(), **job))
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    with pytest.raises(DatasetError, match=r"holds 'features.npy' already: nothing was written.*--overwrite"):
-        export_dataset(ExportJob(NpyLayout(), **job))
+    other = r"holds 'features.npy' already \(l2: was False, now True\): nothing was written.*--overwrite"
+    with pytest.raises(DatasetError, match=other):
+        export_dataset(ExportJob(NpyLayout(l2=True), **job))
 
     def fail(path, image_ids):
         raise DatasetError("stopped on the way")
@@ -476,6 +478,22 @@ def test_files_are_not_overwritten_unasked_and_never_half(tmp_path, features, mo
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     export_dataset(ExportJob(NpyLayout(l2=True), **job, overwrite=True))
     np.testing.assert_allclose(np.linalg.norm(np.load(tmp_path / "out" / "features.npy"), axis=1), 1, rtol=1e-6)
+
+
+def test_the_same_export_writes_nothing_and_a_killed_one_continues(tmp_path, features):
+    output, notes = tmp_path / "out", []
+    job = ExportJob(NpyLayout(), str(features[0]), str(output))
+    paths = export_dataset(job, note=notes.append)
+    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in output.iterdir()}
+    assert export_dataset(job, note=notes.append) == paths
+    assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in output.iterdir()} == before
+    assert notes == ["up to date: nothing was written"]
+    (output / "ids.txt").unlink()  # As a process leaves it that was killed between two files.
+    assert export_dataset(job, note=notes.append) == paths
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == {name: data for name, (data, _) in before.items()}
+    (output / MADE_FROM_NAME).unlink()
+    with pytest.raises(DatasetError, match=r"holds 'features.npy' already: nothing was written"):
+        export_dataset(job)
 
 
 def test_ids_with_line_breaks_do_not_go_into_lists(tmp_path):

@@ -116,6 +116,9 @@ def test_figures_of_a_run(command, write_run, toy, tmp_path):
     assert lines[3:] == [f"written: {output}/retrieval.png, {output}/map.png, {output}/figures.json"]
     assert "no attention: " in err
     assert "no pictures" not in err
+    before = {path: path.stat().st_mtime_ns for path in output.iterdir()}
+    assert "is up to date" in command(run, output, *data, "--images", "photos", "--top", 2, read=read)[1]
+    assert {path: path.stat().st_mtime_ns for path in output.iterdir()} == before
     assert "no pictures: ids of images stand for them" in command(run, output, *data, "--only", "retrieval")[1]
     with pytest.raises(UsageError, match="reading images needs pip install"):
         command(run, output, *data, "--images", "photos")

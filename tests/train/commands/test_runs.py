@@ -72,6 +72,30 @@ def test_evaluate_prints_the_scores(command, write_run, toy):
     assert "27 texts" in table
 
 
+@pytest.mark.slow
+def test_evaluate_writes_a_report_that_stays_while_its_inputs_do(command, write_run, toy, tmp_path):
+    report = tmp_path / "report.json"
+    arguments = ("evaluate", write_run(), "--captions", toy.captions, "--features", toy.features, "--output", report)
+    out, err = command(*arguments, "--split", "val", "--json")
+    content = json.loads(report.read_text())
+    assert f"written: {report}" in err.replace("\n", "")
+    assert content.pop("made_from")["options"]["splits"] == ["val"]
+    assert content == json.loads(out)
+    before = report.stat().st_mtime_ns
+    out, err = command(*arguments, "--split", "val", "--json")
+    assert "is up to date" in err
+    assert out == report.read_text()
+    assert report.stat().st_mtime_ns == before
+    command(*arguments, "--split", "test")
+    assert json.loads(report.read_text())["made_from"]["options"]["splits"] == ["test"]
+    report.write_text("{}")
+    with pytest.raises(DatasetError, match="is no report of imagepivot evaluate: choose another name"):
+        command(*arguments)
+    with pytest.raises(UsageError, match=r"expected a file that ends in \.json"):
+        command(*arguments[:-1], tmp_path / "report")
+    assert report.read_text() == "{}"
+
+
 def test_evaluate_in_folds(command, write_run, toy):
     folder = write_run()
     arguments = ("evaluate", folder, "--captions", toy.captions, "--features", toy.features, "--split", "val", "--folds", 3)

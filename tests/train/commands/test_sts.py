@@ -9,6 +9,7 @@ import typer
 
 from schemas import events
 from schemas.errors import DatasetError, InputError, UsageError
+from schemas.made_from import MADE_FROM_NAME
 from train.commands import options, sts
 from train.evaluation.sts_scoring import StsJob
 from train.evaluation.sts_scoring import sts as measure
@@ -19,6 +20,9 @@ ROWS = ["3.5\ten1 en2\ten2 en1", "1.0\ten7 en9\ten20", "\ten1\ten2", "0.5\ten12\
 
 def tokenize(text, language, recipe, truecaser) -> list[str]:
     return text.split()
+
+
+STS = ("sts-pairs.csv", "sts.csv", "sts.json", "sts.png")
 
 
 @pytest.fixture
@@ -67,9 +71,16 @@ def test_without_runs_vectors_and_the_baseline_are_measured(command, pairs, tmp_
 
 def test_output_holds_numbers_pairs_and_a_picture(command, pairs, tmp_path):
     _, err = command(pairs, "--output", tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["sts-pairs.csv", "sts.csv", "sts.json", "sts.png"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [MADE_FROM_NAME, *STS]
     assert (tmp_path / "out" / "sts.png").read_bytes().startswith(b"\x89PNG")
     assert f"{tmp_path}/out/sts.json" in err
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    out, err = command(pairs, "--output", tmp_path / "out", "--json")
+    assert out == (tmp_path / "out" / "sts.json").read_text()
+    assert "out' is up to date" in err
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+    pairs.write_text(pairs.read_text().replace("\n", " \n", 1))
+    assert "written: " in command(pairs, "--output", tmp_path / "out")[1]
 
 
 def test_options_reach_the_job(command, write_run, pairs):

@@ -56,8 +56,10 @@ def test_a_run_from_a_file(command, datasets, tmp_path):
     assert (tmp_path / "run" / "metrics.csv").read_text().startswith("event,step,loss,terms.")
     assert from_toml((tmp_path / "run" / "config.toml").read_text(), "run") == run.config
 
+    again = command(*given, *settings, "--no-tensorboard", "--no-curves")
+    assert again.splitlines()[-1] == output.splitlines()[-1]
     with pytest.raises(UsageError, match="holds a run: give --resume"):
-        command(*given, *settings)
+        command(*given, *settings, "--max-steps", "13")
     assert "20 steps in" in command(*given, *settings, "--max-steps", "20", "--resume")
     assert (tmp_path / "run" / "tensorboard").is_dir()
     assert (tmp_path / "run" / "curves.png").is_file()

@@ -115,7 +115,32 @@ def test_resume_without_a_run_begins_one(train_toy):
     assert train_toy(CONFIG.replace("max_steps = 44", "max_steps = 3"), resume=True).standing.step == 3
 
 
+def test_a_finished_run_is_up_to_date_without_resume(train_toy, finished_run, copied_run):
+    before = {path: path.stat().st_mtime_ns for path in copied_run.iterdir()}
+    assert train_toy().standing == finished_run[1].standing
+    assert {path: path.stat().st_mtime_ns for path in copied_run.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", [BEST, "metrics.csv", "config.toml"])
+def test_a_finished_run_without_a_file_is_not_up_to_date(train_toy, copied_run, name):
+    (copied_run / name).unlink()
+    with pytest.raises(UsageError, match="holds a run: give --resume to continue it"):
+        train_toy()
+
+
 def test_a_run_is_not_overwritten(train_toy, copied_run):
+    before = contents(copied_run)
+    with pytest.raises(UsageError, match="holds a run: give --resume to continue it, or choose another folder"):
+        train_toy(CONFIG.replace("max_steps = 44", "max_steps = 45"))
+    with pytest.raises(DatasetError, match=r"holds another run \(seed: was 0, now 1\)"):
+        train_toy(seed=1)
+    assert contents(copied_run) == before
+
+
+def test_a_run_that_is_not_finished_is_not_overwritten(train_toy, copied_run):
+    checkpoint = read_checkpoint(Folder(str(copied_run)), LAST)
+    unfinished = replace(checkpoint, standing=replace(checkpoint.standing, stopped=""))
+    write_checkpoint(Folder(str(copied_run)), LAST, unfinished)
     before = contents(copied_run)
     with pytest.raises(UsageError, match="holds a run: give --resume to continue it, or choose another folder"):
         train_toy()

@@ -1,0 +1,101 @@
+"""``_made_from.json``: command, options and inputs of files that are no dataset, so that the same command has nothing to do.
+
+Exports and figures have it beside their files; reports have the same under the key ``made_from``. It names no location and no time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from schemas.filesystems import storage_errors
+from schemas.fingerprints import sha256_of_file
+from schemas.locations import plain_location
+from schemas.manifest import MANIFEST_NAMES, Manifest
+from schemas.storage import Folder
+
+__all__ = ["MADE_FROM_NAME", "differences", "is_current", "made_from", "read_made_from", "write_made_from"]
+
+MADE_FROM_NAME = "_made_from.json"
+
+_WEIGHTS = "best.pt"
+"""The file of a run that its results depend on."""
+
+
+def made_from(command: str, options: Mapping[str, Any], inputs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Describe the work of a command by content, as it is stored.
+
+    Args:
+        command: name of the command.
+        options: values of its options that change the result.
+        inputs: locations of datasets, runs, files and folders by option; empty locations are left out.
+
+    Raises:
+        DatasetError: an input is a damaged dataset, or cannot be read.
+    """
+    contents = {name: [_content(location) for location in locations if location] for name, locations in inputs.items()}
+    described = {"command": command, "options": options, "inputs": {name: found for name, found in contents.items() if found}}
+    stored: dict[str, Any] = json.loads(json.dumps(described))
+    return stored
+
+
+def read_made_from(folder: Folder, name: str = MADE_FROM_NAME) -> dict[str, Any]:
+    """Return what a file says of the files beside it, or a report of itself; an empty dictionary if there is nothing."""
+    try:
+        content = json.loads(folder.read(name))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return {}
+    content = content if isinstance(content, dict) else {}
+    if name != MADE_FROM_NAME:
+        content = content.get("made_from", {})
+    return content if isinstance(content, dict) and "command" in content else {}
+
+
+def is_current(folder: Folder, now: Mapping[str, Any]) -> bool:
+    """Return whether a folder holds what the same work has written, all files in their sizes."""
+    stored = read_made_from(folder)
+    files = stored.pop("files", None)
+    return stored == now and isinstance(files, dict) and all(folder.size(name) == size for name, size in files.items())
+
+
+def write_made_from(folder: Folder, now: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Write ``_made_from.json``.
+
+    Args:
+        folder: the folder of the files.
+        now: what `made_from` returned.
+        sizes: size of each file in bytes, by name.
+    """
+    folder.write(MADE_FROM_NAME, (json.dumps({**now, "files": sizes}, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name what differs between two descriptions, e.g. ``l2: was False, now True``."""
+    if stored["command"] != now["command"]:
+        return [f"command: was {stored['command']}, now {now['command']}"]
+    before, after = stored.get("options", {}), now["options"]
+    names = [name for name in dict.fromkeys((*after, *before)) if before.get(name) != after.get(name)]
+    found = [f"{name}: was {before.get(name)!r}, now {after.get(name)!r}" for name in names]
+    before, after = stored.get("inputs", {}), now["inputs"]
+    return found + [f"{name} changed" for name in dict.fromkeys((*after, *before)) if before.get(name) != after.get(name)]
+
+
+def _content(location: str) -> Any:
+    """Describe an input by its content: a dataset, a run, a file, or a folder of files; None where nothing is."""
+    parent, slash, name = plain_location(location).rpartition("/")
+    beside, folder = Folder(parent + slash or "."), Folder(location)
+    if name and beside.size(name) is not None:
+        return dict(_digests(beside, [name]))[name]
+    if any(folder.size(name) is not None for name in MANIFEST_NAMES):
+        manifest = Manifest.read(folder)
+        return {"fingerprint": manifest.fingerprint, "content_sha256": manifest.content_sha256}
+    if folder.size(_WEIGHTS) is not None:
+        return dict(_digests(folder, [_WEIGHTS]))
+    return dict(_digests(folder, folder.names())) or None
+
+
+def _digests(folder: Folder, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
+        with storage_errors(folder.path_of(name)), folder.open(name) as file:
+            yield name, sha256_of_file(file)

@@ -1,0 +1,69 @@
+"""What files were made from: by content, whatever the inputs are called and wherever they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from schemas.features import FeatureSpec
+from schemas.made_from import MADE_FROM_NAME, differences, is_current, made_from, read_made_from, write_made_from
+from schemas.storage import Folder
+from tests.builders import write_rows
+
+
+def features(path, value: float = 0.0) -> str:
+    row = {"image_id": "a", "feature": np.full(2, value, "float32")}
+    write_rows(path, "features", [row], FeatureSpec("toy", (2,)))
+    return str(path)
+
+
+def test_inputs_are_described_by_content_not_by_place(tmp_path):
+    for name in ("one", "two"):
+        features(tmp_path / name / "features")
+        (tmp_path / name / "run").mkdir()
+        (tmp_path / name / "run/best.pt").write_bytes(b"weights")
+        (tmp_path / name / "run/log.jsonl").write_text(name)
+        (tmp_path / name / "lists").mkdir()
+        (tmp_path / name / "lists/train.txt").write_text("a\n")
+    one, two = (
+        made_from("evaluate", {"folds": 1}, {key: (str(tmp_path / name / key),) for key in ("features", "run", "lists")})
+        for name in ("one", "two")
+    )
+    assert one == two
+    assert str(tmp_path) not in str(one)
+    assert set(one["inputs"]["features"][0]) == {"fingerprint", "content_sha256"}
+
+
+def test_features_that_have_grown_are_another_content_of_one_fingerprint(tmp_path):
+    before = made_from("export", {}, {"dataset": (features(tmp_path / "one"),)})
+    after = made_from("export", {}, {"dataset": (features(tmp_path / "two", 1.0),)})
+    fingerprints = [described["inputs"]["dataset"][0]["fingerprint"] for described in (before, after)]
+    assert fingerprints[0] == fingerprints[1]
+    assert differences(before, after) == ["dataset changed"]
+
+
+def test_differences_are_named():
+    before = made_from("export", {"l2": False, "language": "en"}, {})
+    assert differences(before, made_from("export", {"l2": True, "language": "en"}, {})) == ["l2: was False, now True"]
+    assert differences(before, made_from("figures", {}, {})) == ["command: was export, now figures"]
+    assert differences(before, before) == []
+
+
+def test_what_a_folder_holds_is_current_while_its_files_have_their_sizes(tmp_path):
+    folder, now = Folder(str(tmp_path)), made_from("figures", {"names": ("a", "b")}, {"run": ("",)})
+    assert now["inputs"] == {}
+    assert not is_current(folder, now)
+    (tmp_path / "map.png").write_bytes(b"12")
+    write_made_from(folder, now, {"map.png": 2})
+    assert is_current(folder, now)
+    assert not is_current(folder, {**now, "options": {}})
+    (tmp_path / "map.png").write_bytes(b"1")
+    assert not is_current(folder, now)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"made_from": 3}', "[" * 100_000])
+def test_a_damaged_description_is_none(tmp_path, text):
+    for name in (MADE_FROM_NAME, "report.json"):
+        (tmp_path / name).write_text(text)
+        assert read_made_from(Folder(str(tmp_path)), name) == {}
+        assert not is_current(Folder(str(tmp_path)), made_from("export", {}, {}))
