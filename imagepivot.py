@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from pipelines.running.accelerators import Accelerator as Accelerator
     from pipelines.running.commits import CommitDataset as CommitDataset
     from pipelines.running.execution import Execution as Execution
-    from pipelines.running.launching import cancel_job as cancel_job
     from pipelines.running.progress import show_progress as show_progress
     from pipelines.text.caption_job import CaptionsJob as CaptionsJob
     from pipelines.text.caption_transforms import ReadCaptions as ReadCaptions
@@ -237,7 +236,6 @@ __all__ = [
     "averages",
     "build_plan",
     "build_vocabulary",
-    "cancel_job",
     "collate_pairs",
     "commit_tasks",
     "compare_datasets",
@@ -331,7 +329,6 @@ _MODULES = {
     "pipelines.running.accelerators": ("Accelerator",),
     "pipelines.running.commits": ("CommitDataset",),
     "pipelines.running.execution": ("Execution",),
-    "pipelines.running.launching": ("cancel_job",),
     "pipelines.running.progress": ("show_progress",),
     "pipelines.text.caption_job": ("CaptionsJob",),
     "pipelines.text.caption_transforms": ("ReadCaptions", "TokenizeCaptions", "TrainTruecasers"),

@@ -7,7 +7,7 @@ Beam as text, so it never depends on attributes of the exception.
 
 from schemas.escapes import escape_text
 
-__all__ = ["CommittedError", "DatasetError", "ImagepivotError", "InputError", "OtherDatasetError", "UsageError"]
+__all__ = ["CommittedError", "DatasetError", "ImagepivotError", "InputError", "LostJobError", "OtherDatasetError", "UsageError"]
 
 
 class ImagepivotError(Exception):
@@ -32,6 +32,10 @@ class DatasetError(ImagepivotError):
 
 class CommittedError(DatasetError):
     """Another run has committed the dataset meanwhile."""
+
+
+class LostJobError(ImagepivotError):
+    """The runner no longer says whether a job on other machines goes on."""
 
 
 class OtherDatasetError(DatasetError):

@@ -6,17 +6,16 @@ Who submits such a job, writes such a checkpoint or holds a folder says so here,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
-__all__ = ["DetachedError", "Left", "holds", "leaving", "left", "orderly", "say"]
+__all__ = ["DetachedError", "holds", "leaving", "left", "orderly", "say"]
 
 
 class DetachedError(Exception):
     """The launcher has done its part, and what it leaves makes the dataset: a job that goes on, or a template of one.
 
     Attributes:
-        job: runner, id and page of the job; empty for a template.
+        job: runner, id and page of the job, and the command that cancels it; empty for a template.
     """
 
     def __init__(self, message: str, job: Mapping[str, str] | None = None) -> None:
@@ -24,35 +23,20 @@ class DetachedError(Exception):
         self.job = dict(job or {})
 
 
-@dataclass
-class Left:
-    """What is there, or goes on, when a signal ends this process.
-
-    Attributes:
-        words: what to tell the user; true at any moment.
-        cancel: ends what goes on, and returns what to tell the user then; None if nothing goes on.
-        lasting: whether it can be left alone: it can be found again later.
-    """
-
-    words: str
-    cancel: Callable[[], str] | None = None
-    lasting: bool = True
-
-
-_left: Left | None = None
+_left: str | None = None
 _held = 0
 
 
-def left() -> Left | None:
-    """Return what would be left behind; None if nobody has said so."""
+def left() -> str | None:
+    """Return what would be left behind, in words; None if nobody has said so."""
     return _left
 
 
 @contextlib.contextmanager
-def leaving(what: Left) -> Iterator[None]:
+def leaving(words: str) -> Iterator[None]:
     """Say what would be left behind while the block runs; it stays said where an interrupt ends the block."""
     global _left
-    _left = what
+    _left = words
     try:
         yield
     except Exception:
@@ -63,9 +47,10 @@ def leaving(what: Left) -> Iterator[None]:
 
 
 def say(words: str) -> None:
-    """Replace the words for what is left."""
+    """Replace the words for what is left, if a block of `leaving` runs."""
+    global _left
     if _left is not None:
-        _left.words = words
+        _left = words
 
 
 @contextlib.contextmanager

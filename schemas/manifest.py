@@ -25,7 +25,6 @@ from schemas.parameters import (
     WordVectorsParameters,
     feature_of,
 )
-from schemas.remote_jobs import RemoteJob
 from schemas.storage import Folder
 from schemas.stored import stored_values
 
@@ -207,12 +206,6 @@ class Manifest:
             raise DatasetError(
                 f"{folder.location!r} is not a dataset yet: the tasks of an array job are writing it. When all have ended, "
                 "imagepivot commit finishes it"
-            )
-        job = RemoteJob.read(folder)
-        if job is not None:
-            raise DatasetError(
-                f"{folder.location!r} is not a dataset yet: {job.words} is at work on it, {job.origin}. The command that submitted "
-                "it waits for it when it is given again"
             )
         raise DatasetError(diagnose(folder, MANIFEST_NAMES))
 

@@ -22,7 +22,6 @@ from schemas.fingerprints import FORMAT_VERSION, Identity, sha256_of_json
 from schemas.keys import shard_name
 from schemas.kinds import schema_of
 from schemas.parameters import feature_of
-from schemas.remote_jobs import JOB_NAME
 from schemas.shards import Footer, inspect_shard
 from schemas.storage import Folder
 
@@ -145,14 +144,22 @@ def _held(folder: Folder, *, shared: bool) -> Iterator[None]:
     finally:
         # Deleted while it is held alone, so that no other run's lock is deleted.
         if not shared or _is_last(handle, path / LOCK_NAME):
-            if folder.size(JOB_NAME) is None:  # Else a worker of a job that goes on may be publishing now.
-                folder.delete(PUBLISHING_NAME)  # Who published was killed.
+            _delete_publishing(folder)
             folder.delete(LOCK_NAME)
         os.close(handle)
         if made:  # A run that is refused or fails early leaves nothing behind: only empty folders can be removed.
             for empty in (*path.glob("*/"), *made):
                 with contextlib.suppress(OSError):
                     empty.rmdir()
+
+
+def _delete_publishing(folder: Folder) -> None:
+    """Delete the lock of a publisher that was killed; that of a worker of a job that goes on is held."""
+    if folder.size(PUBLISHING_NAME) is not None:
+        with contextlib.suppress(BlockingIOError):
+            handle = lock_file(folder.local_path / PUBLISHING_NAME)
+            folder.delete(PUBLISHING_NAME)
+            os.close(handle)
 
 
 def lock_file(path: Path, *, shared: bool = False, patience: float = 0.0) -> int:

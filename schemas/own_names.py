@@ -12,17 +12,19 @@ from collections.abc import Sequence
 
 from schemas.manifest import MANIFEST_NAMES, TASKS_NAME
 from schemas.output import LOCK_NAME, PROBE_NAME, PUBLISHING_NAME
-from schemas.remote_jobs import JOB_NAME
 from schemas.storage import TEMPORARY_MARK
 from schemas.summary import SUMMARY_NAME
 from schemas.vocabulary import TEXT_NAMES
 
-__all__ = ["is_control_file", "is_like_shard", "is_of_shard", "is_own", "is_temporary", "left_alone"]
+__all__ = ["JOB_NAME", "is_control_file", "is_like_shard", "is_of_shard", "is_own", "is_temporary", "left_alone"]
 
 _OF_SHARDS = re.compile(
     r"(failures/)?part-\d{5}-of-\d{5}\.parquet|(_failures|\.records)/part-\d{5}-of-\d{5}\.jsonl"  # "failures/": version 1.
     + f"|{re.escape(SUMMARY_NAME)}"
 )
+JOB_NAME = "_job.json"
+"""File of a job on other machines that earlier versions wrote; nothing reads it, and it is not foreign."""
+
 _CONTROL = (*MANIFEST_NAMES, TASKS_NAME, JOB_NAME, LOCK_NAME, PUBLISHING_NAME, PROBE_NAME)
 _TEMPORARY = re.compile(rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d.*", re.DOTALL)  # Of a folder, too, with what is in it.
 _SIDE_NAMES = re.compile(

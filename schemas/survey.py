@@ -15,7 +15,6 @@ from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, TASKS_NAME, Manifest
 from schemas.output import PROBE_NAME, Output
 from schemas.own_names import is_control_file, is_like_shard, is_of_shard, is_temporary, left_alone
 from schemas.records import Record, read_record, read_sources, record_name, write_record
-from schemas.remote_jobs import JOB_NAME, refuse_job
 from schemas.shards import FOREIGN, Footer, inspect_shard, read_footer
 from schemas.summary import is_summarised
 
@@ -129,7 +128,7 @@ class Survey:
         Raises:
             DatasetError: the folder holds foreign files and no dataset, or foreign files that look like shards; or a dataset,
                 complete or not, of another fingerprint; or shards that were made from other inputs, and nothing says what to do
-                with them; or a job on other machines is writing it.
+                with them.
         """
         folder = self._output.folder
         others = self.left_alone()
@@ -139,8 +138,6 @@ class Survey:
                 f"{folder.location!r} holds files that do not belong to a dataset, e.g. {foreign[0]!r}: nothing was written. "
                 "Choose a new or empty folder"
             )
-        if JOB_NAME in self._sizes:
-            refuse_job(folder)
         if others and not self._is_partial:
             events.remark(left_alone(folder.location, others))
         if overwrite:
@@ -337,8 +334,8 @@ class Survey:
         return not (is_control_file(name) or self._output.is_other_file(name))
 
     def _holds_dataset(self) -> bool:
-        """Whether the folder holds a manifest or a shard of ours, of whatever dataset, or what tasks and jobs leave before."""
-        if not self._stored.keys().isdisjoint((MANIFEST_NAME, TASKS_NAME, JOB_NAME)) or isinstance(self._manifest, Manifest):
+        """Whether the folder holds a manifest or a shard of ours, of whatever dataset, or what tasks leave before."""
+        if not self._stored.keys().isdisjoint((MANIFEST_NAME, TASKS_NAME)) or isinstance(self._manifest, Manifest):
             return True
         return any(name.startswith("part-") and read_footer(self._output.folder, name) is not None for name in self._stored)
 

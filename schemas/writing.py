@@ -28,7 +28,6 @@ from schemas.output import PROBE_NAME, Output, hold
 from schemas.own_names import is_temporary
 from schemas.publishing import Attempt, LostError, publish_manifest, publishing
 from schemas.records import Record, Sources, read_record, record_name
-from schemas.remote_jobs import JOB_NAME
 from schemas.shards import Footer, entry_of, footer_metadata, inspect_shard, shard_entry
 from schemas.storage import Folder, Tagged
 from schemas.summary import write_summary
@@ -335,8 +334,6 @@ def _commit(output: Output, libraries: Mapping[str, str], files: tuple[str, ...]
         listings = [str(footer.statistics.get("listing", "")) for footer in footers]
         write_summary(folder, manifest, listings, [one.state for one in written], stored)
     publish_manifest(folder, manifest, stored)
-    if JOB_NAME in stored:
-        folder.delete(JOB_NAME)  # Its launcher may be gone.
     return manifest
 
 

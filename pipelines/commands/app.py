@@ -21,7 +21,7 @@ from pipelines.commands import build, demo
 from pipelines.commands.endings import run, wants_events
 from pipelines.commands.groups import GROUPS, prepare
 from pipelines.commands.options import console, notes, remark
-from pipelines.commands.process import BROKEN_PIPE, ask_what_to_leave
+from pipelines.commands.process import BROKEN_PIPE
 from schemas import events
 from schemas.escapes import escape_text
 from schemas.fonts import FontWarning
@@ -41,16 +41,13 @@ __all__ = ["app", "console", "main", "notes"]
 
 
 class _Group(TyperGroup):
-    """The command with its sub-commands; the end of the program that reads their output ends them, and so does an interrupt."""
+    """The command with its sub-commands; the end of the program that reads their output ends them."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
             raise SystemExit(BROKEN_PIPE) from None
-        except KeyboardInterrupt:
-            ask_what_to_leave()
-            raise
 
 
 app = typer.Typer(

@@ -41,7 +41,6 @@ _NEEDS = {
             "word-vectors",
             "token-features",
             "features",
-            "cancel",
             "view",
             "import",
             "export",

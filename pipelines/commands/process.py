@@ -23,7 +23,6 @@ from schemas import events, interruption
 
 __all__ = [
     "BROKEN_PIPE",
-    "ask_what_to_leave",
     "ending_at_once",
     "flush_streams",
     "prepare_streams",
@@ -144,32 +143,8 @@ def _wake_main_thread(main: int, numbers: Sequence[signal.Signals]) -> None:
 def stopped_line() -> str:
     """Return the line that says what the command keeps when it is stopped, or what it leaves behind."""
     if (going := interruption.left()) is not None:
-        return going.words
+        return going
     return f"stopped{_KEPT.get(''.join(sys.argv[1:2]), '')}"
-
-
-def ask_what_to_leave() -> None:
-    """After an interrupt: ask on a terminal whether what goes on elsewhere should be cancelled, and do so.
-
-    Ctrl-C says that a person is there to answer; SIGTERM and SIGHUP are for this process, not for the job. What nobody could find
-    again is cancelled unasked.
-    """
-    going = interruption.left()
-    if going is None or going.cancel is None or (going.lasting and not _asks_to_cancel()):
-        return
-    going.words = going.cancel()
-
-
-def _asks_to_cancel() -> bool:
-    if stop_signal() != signal.SIGINT or events.started() or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
-    answer = ""
-    while not answer.startswith(("c", "l")):
-        sys.stderr.write("cancel the job, or leave it running? [c/l] ")
-        sys.stderr.flush()
-        line = sys.stdin.readline()
-        answer = line.strip().lower() if line else "l"
-    return answer.startswith("c")
 
 
 def prepare_streams() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from schemas.errors import UsageError
@@ -98,6 +98,15 @@ class Execution:
         if self.accelerator is not None:
             self.accelerator.configure(options)
         return options
+
+    def with_job_name(self, name: str) -> Execution:
+        """Return these settings with a name for the job on Dataflow, unless the flags name it."""
+        from apache_beam.options.pipeline_options import GoogleCloudOptions
+
+        is_dataflow = self.runner.rpartition(".")[2].lower().removesuffix("runner") == "dataflow"
+        if not is_dataflow or self.options.view_as(GoogleCloudOptions).job_name:
+            return self
+        return replace(self, beam_flags=(*self.beam_flags, f"--job_name={name}"))
 
     @property
     def template(self) -> str:

@@ -16,8 +16,7 @@ from typing import Any
 import apache_beam as beam
 
 from pipelines.running.staging import DISTRIBUTION, source_files
-from schemas.errors import DatasetError, ImagepivotError, UsageError
-from schemas.remote_jobs import JOB_NAME, RemoteJob
+from schemas.errors import ImagepivotError, UsageError
 from schemas.storage import TEMPORARY_MARK, Folder
 
 __all__ = ["SIGN", "Begin", "FirstWorker", "spread_shards"]
@@ -44,19 +43,17 @@ class FirstWorker:
         also: checks what only this kind of work needs.
         version: version of our package.
         code: digest of its files.
-        job: the job that this is the first worker of; None for a template, of which any number of jobs may be made.
     """
 
     output: Folder
     also: Callable[[], None] | None = None
     version: str = ""
     code: str = ""
-    job: RemoteJob | None = None
 
     @classmethod
-    def of_launcher(cls, output: Folder, also: Callable[[], None] | None = None, job: RemoteJob | None = None) -> FirstWorker:
+    def of_launcher(cls, output: Folder, also: Callable[[], None] | None = None) -> FirstWorker:
         """Return the check that a worker is as this process."""
-        return cls(output, also, version(DISTRIBUTION), _code(), job)
+        return cls(output, also, version(DISTRIBUTION), _code())
 
     def __call__(self) -> None:
         """Check this process.
@@ -72,8 +69,6 @@ class FirstWorker:
                     f"it has imagepivot {what}: install what the launcher has in the workers' image, or leave the image out "
                     "and let the run bring the package along"
                 )
-            if self.job is not None and not self.job.is_in(self.output):
-                raise DatasetError(f"its launcher was stopped while it submitted the job, and took {JOB_NAME} back")
             if self.also is not None:
                 self.also()
             self.output.write(SIGN, b"")

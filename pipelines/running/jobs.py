@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from pipelines.running.execution import Execution
 from pipelines.running.progress import Meter
-from schemas.errors import CommittedError, DatasetError, ImagepivotError, UsageError
+from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJobError, UsageError
+from schemas.fingerprints import sha256_of_json
 from schemas.interruption import DetachedError
 from schemas.manifest import Manifest
 from schemas.output import Output
@@ -71,17 +73,18 @@ def run_job(
     """
     folder = output.folder
     if execution.runs_here:
-        launch, first = None, None
+        first, watch = None, None
     elif execution.template:
         _write_template(output, build, execution=execution, extras=extras, check=check)
     else:
         from pipelines.running.first_worker import FirstWorker
-        from pipelines.running.launching import Launch, work_of
+        from pipelines.running.remote import check_detach
+        from pipelines.running.remote import watch as wait_for
 
-        launch = Launch(output, execution, meter, work=work_of(output, update=update, retry_failed=retry_failed))
-        if launch.join(overwrite=overwrite):
-            return Manifest.read(folder)
-        first = FirstWorker.of_launcher(folder, check, launch.job)
+        check_detach(execution)
+        execution = execution.with_job_name(_job_name(output, update=update, retry_failed=retry_failed))
+        first = FirstWorker.of_launcher(folder, check)
+        watch = partial(wait_for, execution=execution, output=folder, meter=meter)
 
     def run(finished: frozenset[int]) -> None:
         try:
@@ -90,25 +93,19 @@ def run_job(
                 return
             from pipelines.running.runner import run_pipeline
 
-            run_pipeline(
-                lambda pipeline: build(pipeline, finished, first),
-                execution,
-                extras=extras,
-                watch=None if launch is None else launch.watch,
-            )
-        except BaseException:
-            if launch is None or not launch.goes_on:
+            run_pipeline(lambda pipeline: build(pipeline, finished, first), execution, extras=extras, watch=watch)
+        except BaseException as error:
+            if first is None or not isinstance(error, (DetachedError, LostJobError, KeyboardInterrupt)):  # No job goes on.
                 _delete_temporaries(folder, elsewhere=not execution.is_local)  # The commit does so where a run ends well.
             raise
-        finally:
-            if launch is not None:
-                launch.close()
 
     def before() -> None:
         if ready is not None:
             ready()
-        if launch is not None:
-            launch.claim()
+        if first is not None:
+            from pipelines.running.first_worker import SIGN
+
+            folder.delete(SIGN)  # Of an earlier job.
 
     complete = partial(
         complete_dataset,
@@ -123,8 +120,19 @@ def run_job(
     try:
         return complete()
     except CommittedError:
-        # By a job that was given up, or whose runner only said that it was cancelled: what it committed is looked at anew.
+        # By a job that nobody waited for: what it committed is looked at anew.
         return complete()
+
+
+def _job_name(output: Output, *, update: Update | None, retry_failed: bool) -> str:
+    """Return a name that jobs of the same work share: Dataflow refuses a second one while the first is active."""
+    work = {
+        "dataset": output.identity.fingerprint,
+        "listings": output.listings,
+        "update": None if update is None else asdict(update),
+        "retry_failed": retry_failed,
+    }
+    return f"imagepivot-{output.identity.kind.replace('_', '-')}-{sha256_of_json(work)[:12]}"
 
 
 def _write_template(

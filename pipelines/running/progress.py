@@ -15,9 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -32,7 +33,7 @@ from rich.progress import (
 from schemas.events import line
 from schemas.progress import Snapshot, bound_by
 
-__all__ = ["NAMESPACE", "Meter", "Snapshot", "bound_by", "show_progress"]
+__all__ = ["NAMESPACE", "Meter", "Snapshot", "bound_by", "counts_of", "show_progress"]
 
 NAMESPACE = "imagepivot"
 """Namespace of Beam's counters of what a `Meter` counts."""
@@ -47,6 +48,16 @@ _LONGEST_NAME = 30
 _counts: dict[str, dict[str, int]] = {}
 _written: dict[str, float] = {}
 _lock = threading.Lock()
+
+
+def counts_of(metrics: Iterable[Any]) -> dict[str, int]:
+    """Return the sums of our counters of several steps: committed values, or attempted ones where the runner has no others."""
+    counts: dict[str, int] = {}
+    for metric in metrics:
+        if metric.key.metric.namespace == NAMESPACE:
+            name = metric.key.metric.name
+            counts[name] = counts.get(name, 0) + (metric.committed or metric.attempted or 0)
+    return counts
 
 
 def _write(folder: str, counts: dict[str, int]) -> None:

@@ -1,4 +1,6 @@
-"""A run on other machines: what the launcher does until it ends.
+"""A run on other machines: the launcher submits a job, waits for it, or leaves it.
+
+The dataset's folder is the only state. A job that nobody waits for goes on; the same command given later finds its shards.
 
 The runner's own messages go to a file in the system's temporary folder, which is kept, and named, if the run fails.
 """
@@ -6,6 +8,8 @@ The runner's own messages go to a file in the system's temporary folder, which i
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import logging
 import os
 import re
@@ -13,17 +17,27 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
-from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+from apache_beam.options.pipeline_options import FlinkRunnerOptions, GoogleCloudOptions, PipelineOptions, PortableOptions
+from apache_beam.portability.api import beam_job_api_pb2
+from apache_beam.runners.portability.portable_runner import PortableMetrics
+from apache_beam.runners.runner import PipelineState
 
-from schemas.errors import ImagepivotError
-from schemas.interruption import DetachedError
+from pipelines.running.execution import Execution
+from pipelines.running.first_worker import SIGN
+from pipelines.running.progress import Meter, counts_of
+from schemas.errors import DatasetError, ImagepivotError, LostJobError, UsageError
+from schemas.interruption import DetachedError, leaving, say
+from schemas.storage import Folder
 
-__all__ = ["WORKER_LOST", "check_job_service", "runner_log", "wait"]
+__all__ = ["WORKER_LOST", "RemoteJob", "check_detach", "check_job_service", "runner_log", "wait", "watch"]
 
 WORKER_LOST = "Channel closed prematurely"
 """What Beam's own runner says where a worker process is gone."""
@@ -33,6 +47,10 @@ _JAVA_FRAME = re.compile(r"\s*(at |\.\.\. \d+ more|Driver stacktrace:)")  # What
 _ANSWER_SECONDS = 60
 _LONGEST_RUN_SECONDS = 365 * 24 * 3600
 _POLL_SECONDS = 1.0
+_COUNT_SECONDS = 2.0
+_CANCEL_SECONDS = 10.0
+_HAND_OVER_SECONDS = 20.0
+_FLINK_MASTER = "beam:option:flink_master:v1"
 _LONGEST_LINE = 500
 
 
@@ -62,17 +80,93 @@ def check_job_service(options: PipelineOptions, flags: tuple[str, ...]) -> None:
             ) from None
 
 
-def wait(result: Any, *, has_started: Callable[[], bool], seconds: float, cancel: Callable[[], str]) -> None:
+@dataclass(frozen=True)
+class RemoteJob:
+    """A job that a runner has accepted.
+
+    Attributes:
+        runner: name of the runner.
+        id: the job's id; empty if the runner does not say it.
+        page: web page of the job, or of its cluster; empty if none is known.
+        cancel: shell command that cancels the job; empty if none does.
+    """
+
+    runner: str
+    id: str = ""
+    page: str = ""
+    cancel: str = ""
+
+    @property
+    def words(self) -> str:
+        """The job in a few words."""
+        return f"job {self.id!r} of {self.runner}" if self.id else f"a job of {self.runner}"
+
+    @property
+    def advice(self) -> str:
+        """What to do with the job when nobody waits for it."""
+        page = f" Its page: {self.page}" if self.page else ""
+        cancel = self.cancel or f"there is no command, look at {self.runner}"
+        return f"The same command, given again when the job has ended, finds what is done.{page} To cancel the job: {cancel}"
+
+
+def check_detach(execution: Execution) -> None:
+    """Check that a job can go on without this process.
+
+    Raises:
+        UsageError: its job service would end with this process.
+    """
+    endpoint = execution.options.view_as(PortableOptions).job_endpoint
+    if execution.detach and not _is_dataflow(execution) and endpoint in (None, "", "embed"):
+        raise UsageError(
+            f"--detach: a job of {execution.runner} would end with this command, because no job service outlives it. Name one "
+            "with --job_endpoint behind --, or leave out --detach"
+        )
+
+
+def watch(result: Any, *, execution: Execution, output: Folder, meter: Meter) -> None:
+    """Wait until a run on other machines ends, unless the execution is detached.
+
+    Args:
+        result: of Beam's ``Pipeline.run``.
+        execution: where it runs.
+        output: folder of the dataset, in which the first worker leaves a sign.
+        meter: shows the workers' counts.
+
+    Raises:
+        DetachedError: the runner has accepted the job, and nobody waits for it.
+        LostJobError: the runner does not say whether the job has ended.
+        Exception: the job failed, or no worker has started in time.
+    """
+    job = RemoteJob(execution.runner, _id_of(result))
+    with leaving(f"stopped waiting, and {job.words} goes on. {job.advice}"):
+        job = _locate(job, result, execution)
+        say(f"stopped waiting, and {job.words} goes on. {job.advice}")
+        if execution.detach:
+            raise DetachedError(
+                f"{job.words} is at work, and goes on without this command. {job.advice}",
+                {"runner": job.runner, "id": job.id, "page": job.page, "cancel": job.cancel},
+            )
+        execution.note(f"submitted: {job.words}{f', {job.page}' if job.page else ''}")
+        with _counting(result, meter):
+            try:
+                wait(result, job, has_started=partial(_has_started, output), seconds=execution.start_timeout)
+            except Exception as error:
+                if isinstance(error, TimeoutError) or _has_ended(result):
+                    raise
+                raise LostJobError(f"lost {job.words} ({_first_line(error)}): it may go on. {job.advice}") from error
+
+
+def wait(result: Any, job: RemoteJob, *, has_started: Callable[[], bool], seconds: float) -> None:
     """Wait until a run ends.
 
     Args:
         result: of Beam's ``Pipeline.run``.
+        job: the job.
         has_started: tells whether a worker has done something.
         seconds: time in which one must have.
-        cancel: cancels the run, and returns what became of it in words.
 
     Raises:
-        TimeoutError: none has; the run was cancelled, as far as the runner does so.
+        TimeoutError: none has; the runner was asked to cancel the job.
         Exception: the run failed.
     """
     failures: list[BaseException] = []
@@ -91,12 +185,128 @@ def wait(result: Any, *, has_started: Callable[[], bool], seconds: float, cancel
         thread.join(_POLL_SECONDS)
         started = started or has_started()
         if not started and thread.is_alive() and time.monotonic() > until:
+            threading.Thread(target=_cancel, args=(result,), name="cancel-run", daemon=True).start()
+            thread.join(_CANCEL_SECONDS)
             raise TimeoutError(
                 f"no worker has started within {seconds:.0f} seconds. A worker that ends at its start, or reaches neither the job "
-                f"service nor OUTPUT, says so in its own log only; --start-timeout SECONDS waits longer. {cancel()}"
+                f"service nor OUTPUT, says so in its own log only; --start-timeout SECONDS waits longer. {job.runner} was asked to "
+                f"cancel {job.words}; it may not have done so. {job.advice}"
             )
     if failures:
         raise failures[0]
+
+
+def _cancel(result: Any) -> None:
+    with contextlib.suppress(Exception):  # Any runner's; the message says that it may not have worked.
+        result.cancel()
+
+
+def _locate(job: RemoteJob, result: Any, execution: Execution) -> RemoteJob:
+    """Add the job's page and the command that cancels it, where the runner has them."""
+    if _is_dataflow(execution):
+        google = execution.options.view_as(GoogleCloudOptions)
+        page = f"https://console.cloud.google.com/dataflow/jobs/{google.region}/{job.id}?project={google.project}"
+        place = f"--project={google.project} --region={google.region}"
+        return replace(job, page=page, cancel=f"gcloud dataflow jobs cancel {job.id} {place}")
+    master, name = _flink_of(result, execution.options)
+    if not master:
+        return job
+    address = (master if "://" in master else f"http://{master}").rstrip("/")
+    flink_id = _flink_id(address, name)
+    if not flink_id:
+        return replace(job, page=address)
+    page = f"{address}/#/job/running/{flink_id}/overview"
+    # Beam's job service only gives a job up and never tells Flink, which goes on: Flink itself must be asked.
+    return replace(job, page=page, cancel=f"curl -X PATCH '{address}/jobs/{flink_id}?mode=cancel'")
+
+
+def _flink_of(result: Any, options: PipelineOptions) -> tuple[str, str]:
+    """Return the address of the Flink behind a job service, and the job's name there; empty if there is none."""
+    if (service := getattr(result, "_job_service", None)) is None:
+        return "", ""
+    try:
+        jobs = service.GetJobs(beam_job_api_pb2.GetJobsRequest(), timeout=_ANSWER_SECONDS).job_info
+    except grpc.RpcError:  # Not every job service lists jobs.
+        return "", ""
+    for job in jobs:
+        if job.job_id == result._job_id:
+            for master in (options.view_as(FlinkRunnerOptions).flink_master, dict(job.pipeline_options).get(_FLINK_MASTER)):
+                # Beam's option leads to no cluster if it is empty, `[auto]` or `[local]`.
+                if isinstance(master, str) and master and not master.startswith("["):
+                    return master, job.job_name
+    return "", ""
+
+
+def _flink_id(address: str, name: str) -> str:
+    """Return Flink's own id of the newest job of a name; empty if Flink does not list it in time."""
+    until = time.monotonic() + _HAND_OVER_SECONDS
+    while True:  # The job service may just be handing the job over.
+        try:
+            with urlopen(f"{address}/jobs/overview", timeout=_ANSWER_SECONDS) as answer:
+                jobs = [job for job in json.load(answer)["jobs"] if job["name"] == name]
+            if jobs:
+                return str(max(jobs, key=lambda job: job["start-time"])["jid"])
+        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+            return ""
+        if time.monotonic() > until:
+            return ""
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_dataflow(execution: Execution) -> bool:
+    return execution.runner.rpartition(".")[2].lower().removesuffix("runner") == "dataflow"
+
+
+def _id_of(result: Any) -> str:
+    """Return the id that a runner gave a job; empty if it does not say."""
+    method = getattr(result, "job_id", None)
+    return str(method() if callable(method) else getattr(result, "_job_id", "") or "")
+
+
+def _has_started(output: Folder) -> bool:
+    with contextlib.suppress(DatasetError):  # A store that does not answer now may do so in a moment.
+        return output.size(SIGN) is not None
+    return False
+
+
+def _has_ended(result: Any) -> bool:
+    """Whether the runner says that a job has ended."""
+    with contextlib.suppress(Exception):  # Any runner's.
+        return bool(PipelineState.is_terminal(result.state))
+    return False
+
+
+@contextlib.contextmanager
+def _counting(result: Any, meter: Meter) -> Iterator[None]:
+    """Ask the runner again and again for the workers' counts, for the display."""
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.wait(_COUNT_SECONDS):
+            with contextlib.suppress(Exception):  # Progress is not worth a run.
+                if counts := counts_of(_counters(result)):
+                    meter.report(counts)
+
+    meter.report({})
+    threading.Thread(target=ask, name="counts-of-runner", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _counters(result: Any) -> Iterable[Any]:
+    """Return the counters of a run as Beam's metric results."""
+    if (service := getattr(result, "_job_service", None)) is None:
+        return result.metrics().query()["counters"]
+    # Not by `result.metrics()`, which keeps the first answer.
+    request = beam_job_api_pb2.GetJobMetricsRequest(job_id=result._job_id)
+    return PortableMetrics(service.GetJobMetrics(request, timeout=_ANSWER_SECONDS)).query()[PortableMetrics.COUNTERS]
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}{f': {lines[0][:200]}' if lines else ''}"
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from pipelines.running.staging import stage
 from schemas import errors
 from schemas.interruption import DetachedError
 
-__all__ = ["LARGEST_GRAPH", "follow", "run_pipeline"]
+__all__ = ["LARGEST_GRAPH", "run_pipeline"]
 
 # Matches one of our errors in the text with which Beam reports it from a worker process.
 _CARRIED_ERROR = re.compile(r"schemas\.errors\.(\w+): (.*?)(?: \[while running '[^']*'\])?$", re.MULTILINE)
@@ -100,23 +100,6 @@ def _refuse_large(pipeline: beam.Pipeline, runner: str) -> None:
             f"the pipeline that {runner} would get is {size:,} bytes, and at most {LARGEST_GRAPH:,} are accepted: it names every "
             "shard, and for captions every file. Give fewer --shards, or the captions in fewer files"
         )
-
-
-def follow(watch: Callable[[], None], execution: Execution) -> None:
-    """Wait until a run ends that another process has submitted.
-
-    Args:
-        watch: waits.
-        execution: where it runs.
-
-    Raises:
-        ImagepivotError: as `run_pipeline` raises it.
-    """
-    with runner_log(execution.runner):
-        try:
-            watch()
-        except Exception as error:
-            raise _user_error(error) from error
 
 
 def _user_error(error: Exception, *, is_local: bool = False) -> Exception:

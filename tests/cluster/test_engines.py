@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shlex
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -15,9 +18,8 @@ import pytest
 
 from schemas.validation import validate
 from tests.cluster import engines
-from tests.integration.gate import GATE, at_work, job_of
+from tests.integration.gate import GATE, at_work
 from tests.integration.processes import start, wait_for
-from tests.integration.terminals import on_terminal, shown
 from tests.integration.workload import OUTPUTS, commands, files, make_inputs, one_line
 
 pytest.importorskip("timm", reason="the extra dev installs it")
@@ -218,52 +220,61 @@ def test_a_worker_that_is_killed_ends_the_job_and_the_same_command_goes_on(
     check(held, folder, "plain", "without its workers, the same command again")
 
 
-# --- cancelling --------------------------------------------------------------------------------------------------------
+# --- leaving a job, cancelling it -------------------------------------------------------------------------------------------
 
 
-def cancelled_words(job: str) -> str:
-    return f"cancelled: PortableRunner says that job '{job}' has ended; finished shards are kept"
-
-
-@pytest.mark.parametrize("name", ["flink", "spark", "prism"])
-def test_a_job_is_cancelled_and_the_same_command_makes_the_rest(name, request, inputs, imagepivot, check, tell, tmp_path):
-    held = request.getfixturevalue(name)
-    folder = shutil.copytree(inputs, tmp_path / "there")
-    words = held.words(*commands("--shared-disk")[0])
-    with start(*words, folder=folder) as launcher, holding(held):
-        job = at_work(folder / "plain", SECONDS)
-        wait_for(written(folder / "plain"), SECONDS)
-        assert imagepivot("cancel", folder / "plain").stdout.startswith(cancelled_words(job))
-        if name == "flink":
-            assert ended_on_flink(held, job) == "CANCELED"
-        ended = launcher.wait(SECONDS)
-    assert ended.returncode == 1
-    assert "failed in state CANCELLED" in ended.stderr
-    assert not job_of(folder / "plain")
-    tell(f"{name}: cancelled by imagepivot cancel while a shard is being written")
-    imagepivot(*words, cwd=folder)
-    check(held, folder, "plain", "cancelled, the same command again")
-
-
-def ended_on_flink(held: Held, job: str) -> str:
-    """Return in which state the only job of this name is on Flink itself."""
-    (state,) = [found["state"] for found in held.engine.ask("/jobs/overview")["jobs"] if job.startswith(f"{found['name']}_")]
+def state_on_flink(held: Held, job: str) -> str:
+    """Return the state of a job on Flink itself."""
+    (state,) = [found["state"] for found in held.engine.ask("/jobs/overview")["jobs"] if found["jid"] == job]
     return state
 
 
-def test_ctrl_c_on_a_terminal_cancels_a_job_on_flink_itself(flink, inputs, tell, tmp_path):
+def check_on_flink(held: Held, text: str) -> tuple[str, str]:
+    """Check the page in a message, and return Flink's id of the job and the command that cancels it."""
+    address = held.engine.rest
+    found = re.search(rf"Its page: {address}/#/job/running/(\w+)/overview To cancel the job: (curl .*)", text)
+    assert found is not None, text
+    job, cancel = found.groups()
+    assert state_on_flink(held, job) == "RUNNING"
+    assert cancel.strip() == f"curl -X PATCH '{address}/jobs/{job}?mode=cancel'"
+    return job, cancel.strip()
+
+
+def test_a_detached_job_on_flink_names_its_page_and_the_command_that_cancels_it(
+    flink, inputs, imagepivot, check, tell, tmp_path
+):
     folder = shutil.copytree(inputs, tmp_path / "there")
-    with on_terminal(flink.words(*commands("--shared-disk")[0]), folder) as (process, terminal), holding(flink):
-        job = at_work(folder / "plain", SECONDS)
+    command = commands("--shared-disk")[0]
+    with holding(flink):
+        text = imagepivot(*flink.words(*command, "--detach"), cwd=folder).stdout
+        assert re.match(r"job '\S+' of PortableRunner is at work, and goes on without this command\. ", text)
+        job, cancel = check_on_flink(flink, text)
+        at_work(folder / "plain", SECONDS)
         wait_for(written(folder / "plain"), SECONDS)
-        os.write(terminal, b"\x03")
-        shown(terminal, "[c/l]", seconds=SECONDS)
-        os.write(terminal, b"c\n")
-        shown(terminal, cancelled_words(job), seconds=SECONDS)
-        assert process.wait(SECONDS) == 130
-        assert ended_on_flink(flink, job) == "CANCELED"
-    assert not job_of(folder / "plain")
-    tell("flink: cancelled by Ctrl-C on a terminal; Flink says CANCELED")
+        subprocess.run(shlex.split(cancel), check=True, capture_output=True)
+        wait_for(lambda: state_on_flink(flink, job) == "CANCELED", SECONDS)
+    tell("flink: detached, cancelled with the command of the message; Flink says CANCELED")
+    imagepivot(*flink.words(*command), cwd=folder)
+    check(flink, folder, "plain", "detached and cancelled, the same command again")
+
+
+def test_ctrl_c_leaves_a_job_on_flink_and_the_same_command_finds_what_is_done(flink, inputs, imagepivot, check, tell, tmp_path):
+    folder = shutil.copytree(inputs, tmp_path / "there")
+    words = flink.words(*commands("--shared-disk")[0])
+    with start(*words, folder=folder) as launcher:
+        with holding(flink):
+            at_work(folder / "plain", SECONDS)
+            wait_for(written(folder / "plain"), SECONDS)
+            launcher.send(signal.SIGINT)
+            ended = launcher.wait(SECONDS)
+            assert ended.returncode == 130
+            job, _ = check_on_flink(flink, ended.stderr)
+        wait_for(lambda: state_on_flink(flink, job) == "FINISHED", SECONDS)
+    times = {path.name: path.stat().st_mtime_ns for path in (folder / "plain").glob("part-*")}
+    imagepivot(*words, cwd=folder)
+    assert {path.name: path.stat().st_mtime_ns for path in (folder / "plain").glob("part-*")} == times
+    check(flink, folder, "plain", "left by Ctrl-C, the same command again")
+    tell("flink: left by Ctrl-C, found FINISHED; the same command wrote nothing")
 
 
 # --- what a user gets wrong --------------------------------------------------------------------------------------------

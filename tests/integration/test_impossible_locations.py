@@ -41,7 +41,6 @@ LINES = {
     "inspect": "inspect features",
     "validate": "validate features",
     "commit": "commit features",
-    "cancel": "cancel features",
     "diff": "diff features features",
     "view": "view features photos --image 1 -o drawing.png",
     "evaluate": "evaluate run --captions encoded --features features",

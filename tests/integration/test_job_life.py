@@ -1,4 +1,4 @@
-"""The life of a job on another runner: left alone, found again, cancelled; by real processes, signals and a terminal.
+"""The life of a job on another runner: left alone, and its shards found again; by real processes, signals and a terminal.
 
 The workers stop before they publish a shard for as long as a file exists, so that a job lasts as long as a test wants.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.running.portable_service import PortableService
 from schemas.dataset import open_dataset
+from schemas.output import PUBLISHING_NAME, hold, lock_file
+from schemas.storage import Folder
 from tests.integration.clusters import Cluster, job_service
 from tests.integration.conftest import PROGRESS
-from tests.integration.gate import GATE, at_work, job_of
+from tests.integration.gate import GATE, at_work
 from tests.integration.processes import Started, start, wait_for
 from tests.integration.terminals import on_terminal, shown
-from tests.stores import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -85,63 +85,65 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def kept(folder: Path) -> dict[str, bytes]:
-    """Files but for the temporary ones, which a job at work makes whenever it likes."""
-    return {name: content for name, content in files(folder).items() if ".tmp-" not in name}
-
-
 def last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
 
 
-def test_a_job_is_left_alone_and_found_again(held, source, words, imagepivot, tmp_path):
+ADVICE = (
+    "The same command, given again when the job has ended, finds what is done. To cancel the job: there is no command, look at "
+    "PortableRunner"
+)
+
+
+def submitted(started: Started) -> str:
+    """Return the id of the job that a command says it has submitted."""
+    found: list[str] = []
+
+    def said() -> bool:
+        found[:] = re.findall(r"submitted: job '([^']+)' of PortableRunner", (started.folder / "stderr").read_text())
+        return bool(found)
+
+    wait_for(said)
+    return found[0]
+
+
+def test_a_detached_job_goes_on_and_the_same_command_finds_its_shards(held, source, words, imagepivot, tmp_path):
     local, output = tmp_path / "local", tmp_path / "out"
     imagepivot(*captions(source, local))
-    done = imagepivot(*with_options(words, "--detach"))
-    job = str(job_of(output)["id"])
-    assert done.stdout.startswith(f"job '{job}' of PortableRunner is at work, and goes on without this command")
-    at_work(output)
-
-    assert (
-        f"is not a dataset yet: job '{job}' of PortableRunner is at work on it, submitted by"
-        in imagepivot("inspect", output, code=1).stderr
-    )
-    before = kept(output)
-    here = imagepivot(*captions(source, output), code=1).stderr
-    assert f"is being written by job '{job}' of PortableRunner" in here
-    assert "nothing was written" in here
-    for wrong, why in ((("--languages", "en"), "this is other work"), (("--overwrite",), "would start anew (--overwrite)")):
-        refused = imagepivot(*with_options(words, *wrong), code=1).stderr
-        assert job in refused
-        assert why in refused
-        assert f"imagepivot cancel {output}" in refused
-    assert kept(output) == before
-
-    again = imagepivot(*with_options(words, "--detach", "--log-json"))
-    end = json.loads(last_line(again.stderr))
+    done = imagepivot(*with_options(words, "--detach", "--log-json"))
+    end = json.loads(last_line(done.stderr))
     assert (end["event"], end["status"], end["exit_code"]) == ("end", "detached", 0)
-    assert end["job"] == {"runner": "PortableRunner", "id": job, "page": ""}
-
-    with start(*words, folder=tmp_path / "elsewhere") as joined:
-        wait_for(lambda: "waiting for it" in (joined.folder / "stderr").read_text())
-        held.hold.unlink()
-        ended = joined.wait()
-    assert ended.returncode == 0
+    job = end["job"]["id"]
+    assert end["job"] == {"runner": "PortableRunner", "id": job, "page": "", "cancel": ""}
+    assert done.stdout == f"job '{job}' of PortableRunner is at work, and goes on without this command. {ADVICE}\n"
+    at_work(output)
+    assert "is not a dataset: it holds no _manifest.json" in imagepivot("inspect", output, code=1).stderr
+    held.hold.unlink()
+    wait_for((output / "_manifest.json").exists)
+    times = {path.name: path.stat().st_mtime_ns for path in output.glob("part-*")}
     expected = imagepivot(*captions(source, local)).stdout
-    assert ended.stdout.replace(str(output), "X") == expected.replace(str(local), "X")
+    assert imagepivot(*words).stdout.replace(str(output), "X") == expected.replace(str(local), "X")
     assert files(output) == files(local)
+    assert {path.name: path.stat().st_mtime_ns for path in output.glob("part-*")} == times
 
 
-def test_a_launcher_that_was_killed_is_replaced(held, source, words, imagepivot, tmp_path):
+def test_a_second_command_on_one_disk_is_refused(held, words, imagepivot, tmp_path):
+    with start(*words, folder=tmp_path / "first") as first:
+        at_work(tmp_path / "out")
+        assert "is in use: another run is writing it" in imagepivot(*words, code=1).stderr
+        held.hold.unlink()
+        assert first.wait().returncode == 0
+
+
+def test_a_job_whose_launcher_was_killed_goes_on(held, source, words, imagepivot, tmp_path):
     output = tmp_path / "out"
     with start(*words, folder=tmp_path / "first") as first:
-        job = at_work(output)
+        at_work(output)
         first.send(signal.SIGKILL)
         wait_for(lambda: not first.runs)
-    with start(*words, folder=tmp_path / "second") as second:
-        wait_for(lambda: f"job '{job}' of PortableRunner is at work on this" in (second.folder / "stderr").read_text())
-        held.hold.unlink()
-        assert second.wait().returncode == 0
+    held.hold.unlink()
+    wait_for((output / "_manifest.json").exists)
+    imagepivot(*words)
     assert open_dataset(output).manifest.rows == 40
     assert imagepivot("validate", output).returncode == 0
     assert not [name for name in files(output) if name.startswith((".first", "_job"))]
@@ -149,124 +151,42 @@ def test_a_launcher_that_was_killed_is_replaced(held, source, words, imagepivot,
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_leaves_the_job(held, words, tmp_path, number, code):
-    """Without a terminal nobody can be asked. What the workers need no launcher for, they do."""
+    """What the workers need no launcher for, they do."""
     output = tmp_path / "out"
     with start(*words, folder=tmp_path / "first") as first:
-        job = at_work(output)
+        job = submitted(first)
+        at_work(output)
         first.send(number)
         ended = first.wait()
     assert (ended.returncode, ended.stdout) == (code, "")
-    assert last_line(ended.stderr) == (
-        f"stopped waiting, and job '{job}' of PortableRunner goes on: the same command waits for it again, imagepivot cancel "
-        f"{output} ends it"
-    )
-    assert job_of(output)["id"] == job
+    assert last_line(ended.stderr) == f"stopped waiting, and job '{job}' of PortableRunner goes on. {ADVICE}"
     held.hold.unlink()
-    wait_for(lambda: (output / "_manifest.json").exists() and not (output / "_job.json").exists())
-    assert not (output / ".first-worker.tmp-0").exists()
+    wait_for(lambda: (output / "_manifest.json").exists() and not (output / ".first-worker.tmp-0").exists())
     assert open_dataset(output).manifest.rows == 40
 
 
 def test_ctrl_c_on_a_terminal_leaves_the_job(held, words, tmp_path):
     output = tmp_path / "out"
     with on_terminal(words) as (process, terminal):
-        job = at_work(output)
+        at_work(output)
         os.write(terminal, b"\x03")
-        shown(terminal, "cancel the job, or leave it running? [c/l]")
-        os.write(terminal, b"what\n")
-        shown(terminal, "cancel the job, or leave it running? [c/l]")
-        os.write(terminal, b"l\n")
-        shown(terminal, f"stopped waiting, and job '{job}' of PortableRunner goes on")
+        shown(terminal, "of PortableRunner goes on. The same command, given again when the job has ended")
         assert process.wait(60) == 130
     held.hold.unlink()
-    wait_for(lambda: (output / "_manifest.json").exists() and not (output / "_job.json").exists())
+    wait_for((output / "_manifest.json").exists)
 
 
-def test_ctrl_c_twice_leaves_the_job_at_once(held, words, tmp_path):
-    output = tmp_path / "out"
-    with on_terminal(words) as (process, terminal):
-        job = at_work(output)
-        os.write(terminal, b"\x03")
-        shown(terminal, "[c/l]")
-        os.write(terminal, b"\x03")
-        shown(terminal, f"stopped waiting, and job '{job}' of PortableRunner goes on")
-        assert process.wait(60) == 130
-    assert job_of(output)["id"] == job
-    held.hold.unlink()
-    wait_for(lambda: (output / "_manifest.json").exists())
-
-
-def test_ctrl_c_on_a_terminal_cancels_the_job(held, words, imagepivot, tmp_path):
-    output = tmp_path / "out"
-    with on_terminal(words) as (process, terminal):
-        job = at_work(output)
-        os.write(terminal, b"\x03")
-        shown(terminal, "[c/l]")
-        os.write(terminal, b"c\n")
-        shown(terminal, f"cancelled: PortableRunner says that job '{job}' has ended; finished shards are kept")
-        assert process.wait(60) == 130
-    assert not (output / "_job.json").exists()
-    held.hold.unlink()
-    imagepivot(*words)
-    assert open_dataset(output).manifest.rows == 40
-
-
-def test_a_job_is_cancelled_by_a_command(held, words, imagepivot, tmp_path):
-    output = tmp_path / "out"
-    with start(*words, folder=tmp_path / "first") as first:
-        job = at_work(output)
-        cancelled = imagepivot("cancel", output).stdout
-        assert cancelled.startswith(f"cancelled: PortableRunner says that job '{job}' has ended; finished shards are kept")
-        ended = first.wait()  # The launcher that waits hears of it.
-    assert ended.returncode == 1
-    assert "failed in state CANCELLED" in last_line(ended.stderr)
-    assert "no job is at work on" in imagepivot("cancel", output, code=1).stderr
-    held.hold.unlink()
-
-
-def test_a_job_that_has_ended_is_forgotten(gated, words, imagepivot, tmp_path):
-    """Its service was restarted; or it failed while nobody waited."""
-    output = tmp_path / "out"
-    failing = with_options(words, "--detach")
-    source = Path(str(words[1]))
-    text = source.read_text()
-    source.write_text("image_id\ttext\na\tx\ny\n")
-    imagepivot(*failing)
-    job = job_of(output)
-    done = imagepivot(
-        *with_options(words, "--log-json"), code=1
-    )  # Whether it joins or starts anew, it fails for the same reason.
-    assert "1 columns, expected the 2 of the header" in json.loads(last_line(done.stderr))["message"]
-    source.write_text(text)
-    (output / "_job.json").write_text(json.dumps({**job, "id": "job-0"}))
-    imagepivot(*words)
-    assert sorted(name for name in files(output) if "part" not in name) == ["_manifest.json"]
-
-
-def test_a_runner_that_cannot_be_asked(gated, source, words, imagepivot, tmp_path):
-    output = tmp_path / "out"
-    imagepivot(*with_options(words, "--detach"))
-    job = job_of(output)
-    port = free_port()
-    nobody = (*words[: words.index("--") + 1], "--runner=PortableRunner", f"--job_endpoint=127.0.0.1:{port}")
-    wait_for(lambda: (output / "_manifest.json").exists() and not (output / "_job.json").exists())
-    shutil.rmtree(output)
-    output.mkdir()
-    (output / "_job.json").write_text(json.dumps(job))
-    silent = imagepivot(*nobody, code=1).stderr
-    assert f"the job service '127.0.0.1:{port}' did not say whether it has ended" in silent
-    assert f"delete '{output}/_job.json'" in silent
-    (output / "_job.json").write_text(json.dumps({**job, "id": "job-0", "flags": ["--runner=X", "--job_endpoint=other:1"]}))
-    unknown = imagepivot(*words, code=1).stderr
-    assert "does not know; it was submitted with --runner=X --job_endpoint=other:1" in unknown
-    (output / "_job.json").write_text(json.dumps({**job, "flags": []}))
-    assert "cannot be asked whether it has ended" in imagepivot(*words, code=1).stderr
-    (output / "_job.json").write_text(json.dumps({**job, "id": "", "host": "elsewhere"}))
-    assert "has not said yet that the runner accepted it" in imagepivot(*words, code=1).stderr
-    assert sorted(files(output)) == ["_job.json"]
-    (output / "_job.json").write_text(json.dumps({**job, "id": "", "process": 2**22 + 1}))  # More than any process has.
-    imagepivot(*words)
-    assert open_dataset(output).manifest.rows == 40
+def test_a_worker_that_publishes_keeps_its_lock_when_the_launcher_leaves(tmp_path):
+    """A launcher that leaves its job deletes only the lock of a publisher that was killed."""
+    folder = Folder(str(tmp_path / "out"))
+    publishing = tmp_path / "out" / PUBLISHING_NAME
+    with hold(folder):
+        worker = lock_file(publishing)
+    assert publishing.exists()
+    os.close(worker)
+    with hold(folder):
+        pass
+    assert not publishing.exists()
 
 
 def test_a_worker_that_is_killed(held, words, tmp_path):
@@ -286,13 +206,12 @@ def test_a_worker_that_is_killed(held, words, tmp_path):
         f"memory. Its log is in '{log}'; finished shards are kept, and the same command goes on from them"
     ]
     assert "Channel closed prematurely" in log.read_text()
-    assert not (output / "_job.json").exists()
 
 
 def test_how_far_a_job_is_comes_from_the_runner(held, words, tmp_path):
     """Beam's own job service says nothing before the end, and then everything; nothing is not zero."""
     with start(*with_options(words, "--log-json"), folder=tmp_path / "first") as first:
-        job = at_work(tmp_path / "out")
+        at_work(tmp_path / "out")
         before = len(progress_of(first))
         wait_for(lambda: len(progress_of(first)) > before)
         last = progress_of(first)[-1]
@@ -300,11 +219,6 @@ def test_how_far_a_job_is_comes_from_the_runner(held, words, tmp_path):
         held.hold.unlink()
         assert first.wait().returncode == 0
     assert progress_of(first)[-1]["done"] == 40
-    (endpoint,) = (flag.partition("=")[2] for flag in held.flags if flag.startswith("--job_endpoint"))
-    service = PortableService(endpoint)
-    assert service.state(job) == "DONE"
-    assert service.state("job-0") is None
-    assert service.counts(job) == {"captions": 40, "failed": 0}
 
 
 def progress_of(started: Started) -> list[dict[str, object]]:

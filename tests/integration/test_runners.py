@@ -216,5 +216,6 @@ def test_a_job_whose_workers_never_start_is_cancelled(dataflow, imagepivot, tmp_
         words = [f"{STORE}never" if word == f"{STORE}plain" else word for word in command]
         done = imagepivot(*words, "--", *dataflow.flags, "--beam_plugins=sleeps", code=1)
     assert "no worker has started within 5 seconds" in done.stderr
-    assert "cancelled: DataflowRunner says that job" in done.stderr
+    assert "DataflowRunner was asked to cancel job" in done.stderr
+    assert "To cancel the job: gcloud dataflow jobs cancel " in done.stderr
     assert Folder(f"{STORE}never").names() == []

@@ -25,7 +25,6 @@ from schemas.fingerprints import Identity, sha256_of_bytes
 from schemas.keys import MAX_SHARDS, shard_name
 from schemas.manifest import Manifest, ShardEntry
 from schemas.parameters import CaptionsParameters
-from schemas.remote_jobs import RemoteJob
 from schemas.sharding import MOST_CHOSEN
 from schemas.storage import Folder
 from tests.simulation import Cost, Images, captions, features, images, vocabulary
@@ -122,7 +121,7 @@ def test_a_pipeline_can_be_submitted_whatever_the_number_of_shards(shards):
     output = plan_features(job, Listing((50_000,) * shards, digests, digests))
     accelerator = Accelerator("nvidia-l4")
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=Execution(beam_flags=("--runner=DataflowRunner",)).options)
-    check = FirstWorker.of_launcher(output.folder, None, RemoteJob.of_launcher("DataflowRunner", (), ""))
+    check = FirstWorker.of_launcher(output.folder)
     _ = (
         pipeline
         | "ExtractFeatures" >> ExtractFeatures(job, output, check=check, accelerator=accelerator)

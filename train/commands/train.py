@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from schemas import events
 from schemas.errors import UsageError
-from schemas.interruption import Left, leaving
+from schemas.interruption import leaving
 from train.commands.options import (
     AllowMissingFeatures,
     Device,
@@ -122,7 +122,7 @@ def train(
         start_from=start_from,
         allow_changed_content=allow_changed_content,
     )
-    with leaving(Left("stopped before training began; nothing was changed")), ProgressLine(notes, log_json=log_json) as watch:
+    with leaving("stopped before training began; nothing was changed"), ProgressLine(notes, log_json=log_json) as watch:
         standing = loop.train(job, watch, remark).standing
     events.record(counts={"steps": standing.step})
     console.print(

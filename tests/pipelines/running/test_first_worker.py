@@ -7,7 +7,6 @@ from pipelines.running.execution import Execution
 from pipelines.running.first_worker import SIGN, Begin, FirstWorker
 from pipelines.running.runner import run_pipeline
 from schemas.errors import DatasetError, UsageError
-from schemas.remote_jobs import JOB_NAME, RemoteJob
 from schemas.storage import Folder
 
 ONE = Execution(workers=1)
@@ -44,22 +43,6 @@ def test_other_code(folder, monkeypatch):
     monkeypatch.setattr(first_worker, "_code", lambda: "0" * 64)
     with pytest.raises(UsageError, match=r"it has imagepivot '.*' with other code in it"):
         check()
-
-
-def test_a_job_that_its_launcher_has_taken_back(folder):
-    """It was stopped, or gave up, while the runner accepted the job."""
-    job, other = (RemoteJob.of_launcher("FlinkRunner", (), "w") for _ in range(2))
-    check = FirstWorker.of_launcher(folder, job=job)
-    for _ in range(2):
-        with pytest.raises(
-            DatasetError, match=r"its launcher was stopped while it submitted the job, and took _job\.json back$"
-        ):
-            check()
-        other.claim(folder)
-    other.release(folder)
-    job.claim(folder)
-    check()
-    assert sorted(folder.names()) == [SIGN, JOB_NAME]
 
 
 def test_what_the_work_needs_besides(folder):

@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 from pipelines.running import progress
-from pipelines.running.progress import Meter, Snapshot, show_progress
-from pipelines.running.services import counts_of
+from pipelines.running.progress import Meter, Snapshot, counts_of, show_progress
 
 
 @pytest.fixture

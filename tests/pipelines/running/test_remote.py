@@ -1,37 +1,63 @@
+import json
 import logging
+import re
 import tempfile
 import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+from apache_beam.portability.api import beam_job_api_pb2
 
-from pipelines.running.remote import check_job_service, runner_log, wait
-from schemas.errors import ImagepivotError, InputError
+from pipelines.running import remote
+from pipelines.running.execution import Execution
+from pipelines.running.progress import Meter
+from pipelines.running.remote import RemoteJob, check_detach, check_job_service, runner_log, wait, watch
+from schemas import interruption
+from schemas.errors import ImagepivotError, InputError, LostJobError, UsageError
+from schemas.interruption import DetachedError
+from schemas.storage import Folder
+from tests.stores import free_port
+
+JOB = RemoteJob("FlinkRunner", "job-1", "http://page", "curl -X PATCH http://page/cancel")
 
 
 class Run:
     """A run of Beam's that ends when it is told to."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error, self.ended, self.cancelled = error, threading.Event(), False
+    def __init__(self, error: Exception | None = None, state: str | None = "RUNNING") -> None:
+        self.error, self.ended, self.cancelled, self._state = error, threading.Event(), False, state
 
     def wait_until_finish(self) -> None:
         assert self.ended.wait(60)
         if self.error is not None:
             raise self.error
 
-    def cancel(self) -> str:
+    @property
+    def state(self) -> str:
+        if self._state is None:
+            raise ConnectionError("nobody answers")
+        return self._state
+
+    def job_id(self) -> str:
+        return "job-1"
+
+    def cancel(self) -> None:
         self.cancelled = True
-        return "it may go on"
+        self.ended.set()
 
 
 @pytest.mark.slow
 def test_a_run_whose_workers_never_start_is_cancelled():
     run = Run()
-    with pytest.raises(TimeoutError, match=r"no worker has started within 0 seconds\..* waits longer\. it may go on$"):
-        wait(run, has_started=lambda: False, seconds=0.1, cancel=run.cancel)
+    with pytest.raises(
+        TimeoutError, match=r"no worker has started within 0 seconds\..* waits longer\. FlinkRunner was asked to"
+    ) as caught:
+        wait(run, JOB, has_started=lambda: False, seconds=0.1)
     assert run.cancelled
-    run.ended.set()
+    assert str(caught.value).endswith(f"cancel job 'job-1' of FlinkRunner; it may not have done so. {JOB.advice}")
 
 
 @pytest.mark.slow
@@ -43,7 +69,7 @@ def test_a_run_may_take_its_time_once_a_worker_has_started():
         threading.Timer(1.5, run.ended.set).start()
         return True
 
-    wait(run, has_started=has_started, seconds=0.1, cancel=run.cancel)
+    wait(run, JOB, has_started=has_started, seconds=0.1)
     assert (asked, run.cancelled) == ([1], False)
 
 
@@ -51,7 +77,136 @@ def test_the_error_of_a_run_is_raised():
     run = Run(InputError("mine"))
     run.ended.set()
     with pytest.raises(InputError, match=r"^mine$"):
-        wait(run, has_started=lambda: False, seconds=60, cancel=run.cancel)
+        wait(run, JOB, has_started=lambda: False, seconds=60)
+
+
+def test_the_advice_names_page_and_command():
+    assert JOB.words == "job 'job-1' of FlinkRunner"
+    assert JOB.advice == (
+        "The same command, given again when the job has ended, finds what is done. Its page: http://page To cancel the job: "
+        "curl -X PATCH http://page/cancel"
+    )
+    assert RemoteJob("SparkRunner").advice.endswith(
+        "finds what is done. To cancel the job: there is no command, look at SparkRunner"
+    )
+
+
+DATAFLOW = Execution(beam_flags=("--runner=DataflowRunner", "--project=p", "--region=r"))
+
+
+@pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
+def test_the_error_of_a_job_that_has_ended_is_raised(tmp_path, state):
+    run = Run(RuntimeError("failed"), state)
+    run.ended.set()
+    with pytest.raises(RuntimeError, match=r"^failed$"):
+        watch(run, execution=DATAFLOW, output=Folder(str(tmp_path)), meter=Meter())
+    assert interruption.left() is None
+
+
+@pytest.mark.parametrize("state", ["RUNNING", None])
+def test_a_job_that_may_go_on_is_lost(tmp_path, state):
+    run = Run(ConnectionError("reset by peer\nand more"), state)
+    run.ended.set()
+    expected = (
+        "lost job 'job-1' of DataflowRunner (ConnectionError: reset by peer): it may go on. The same command, given again when "
+        "the job has ended, finds what is done. Its page: https://console.cloud.google.com/dataflow/jobs/r/job-1?project=p To "
+        "cancel the job: gcloud dataflow jobs cancel job-1 --project=p --region=r"
+    )
+    with pytest.raises(LostJobError, match=f"^{re.escape(expected)}$"):
+        watch(run, execution=DATAFLOW, output=Folder(str(tmp_path)), meter=Meter())
+
+
+def test_a_detached_launcher_does_not_wait(tmp_path):
+    notes: list[str] = []
+    execution = replace(DATAFLOW, detach=True, note=notes.append)
+    with pytest.raises(
+        DetachedError, match=r"^job 'job-1' of DataflowRunner is at work, and goes on without this command\. "
+    ) as caught:
+        watch(Run(), execution=execution, output=Folder(str(tmp_path)), meter=Meter())
+    assert caught.value.job == {
+        "runner": "DataflowRunner",
+        "id": "job-1",
+        "page": "https://console.cloud.google.com/dataflow/jobs/r/job-1?project=p",
+        "cancel": "gcloud dataflow jobs cancel job-1 --project=p --region=r",
+    }
+    assert notes == []
+
+
+def test_a_job_that_would_end_with_the_launcher_cannot_be_detached():
+    check_detach(replace(DATAFLOW, detach=True))
+    check_detach(Execution(beam_flags=("--runner=PortableRunner", "--job_endpoint=host:1"), detach=True))
+    for flags in (("--runner=FlinkRunner",), ("--runner=PortableRunner", "--job_endpoint=embed")):
+        with pytest.raises(UsageError, match=r"^--detach: a job of \w+ would end with this command"):
+            check_detach(Execution(beam_flags=flags, detach=True))
+
+
+class Overview(BaseHTTPRequestHandler):
+    """Flink's list of jobs."""
+
+    def do_GET(self) -> None:
+        jobs = [("old", "captions-1", 1), ("new", "captions-1", 5), ("other", "captions-2", 9)]
+        listed = [{"jid": jid, "name": name, "start-time": since, "state": "RUNNING"} for jid, name, since in jobs]
+        body = json.dumps({"jobs": listed if self.path == "/jobs/overview" else []}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def flink():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Overview)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def run_on_flink(name: str, master: str) -> SimpleNamespace:
+    """A result of Beam's job service, which has handed the job to Flink."""
+    info = beam_job_api_pb2.JobInfo(job_id="captions-1_0", job_name=name)
+    info.pipeline_options["beam:option:flink_master:v1"] = master
+    other = beam_job_api_pb2.JobInfo(job_id="x", job_name="x")
+    service = SimpleNamespace(GetJobs=lambda request, timeout: SimpleNamespace(job_info=[other, info]))
+    return SimpleNamespace(_job_id="captions-1_0", _job_service=service)
+
+
+def detached_job(result: object, *flags: str) -> dict[str, str]:
+    execution = Execution(beam_flags=("--runner=PortableRunner", "--job_endpoint=host:1", *flags), detach=True)
+    with pytest.raises(DetachedError) as caught:
+        watch(result, execution=execution, output=Folder("gs://b/x"), meter=Meter())
+    return caught.value.job
+
+
+def test_a_job_on_flink_is_found_by_its_name(flink):
+    expected = {
+        "runner": "PortableRunner",
+        "id": "captions-1_0",
+        "page": f"http://{flink}/#/job/running/new/overview",
+        "cancel": f"curl -X PATCH 'http://{flink}/jobs/new?mode=cancel'",
+    }
+    assert detached_job(run_on_flink("captions-1", flink)) == expected
+    assert detached_job(run_on_flink("captions-1", "elsewhere:8081"), f"--flink_master=http://{flink}/") == expected
+
+
+def test_a_job_that_flink_does_not_list_has_the_page_of_the_cluster(flink, monkeypatch):
+    monkeypatch.setattr(remote, "_HAND_OVER_SECONDS", 0.0)
+    job = detached_job(run_on_flink("captions-3", flink))
+    assert (job["page"], job["cancel"]) == (f"http://{flink}", "")
+    for nowhere in ("[local]", "[auto]", ""):
+        assert detached_job(run_on_flink("captions-1", nowhere))["page"] == ""
+    assert detached_job(run_on_flink("captions-1", f"127.0.0.1:{free_port()}"))["cancel"] == ""
+
+
+def test_jobs_of_dataflow_get_a_name_unless_they_have_one():
+    assert DATAFLOW.with_job_name("imagepivot-captions-1").beam_flags[-1] == "--job_name=imagepivot-captions-1"
+    named = replace(DATAFLOW, beam_flags=(*DATAFLOW.beam_flags, "--job_name=mine"))
+    assert named.with_job_name("x") is named
+    spark = Execution(beam_flags=("--runner=SparkRunner",))
+    assert spark.with_job_name("x") is spark
 
 
 @pytest.fixture
