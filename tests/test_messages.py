@@ -27,10 +27,19 @@ CALL = re.compile(r"imagepivot ([a-z]+(?:-[a-z]+)*)(.*?)(?=, imagepivot |$)")
 EXTRA = re.compile(r"imagepivot\[(\w+)\]")
 # Options of other programs: pip, tar, Beam.
 OTHERS = {"--no-build-isolation", "--dereference", "--hard-dereference", "--runner", "--project"}
-OTHERS |= {"--job_endpoint", "--job_server_timeout", "--dataflow_service_options", "--experiments", "--resource_hints"}
+OTHERS |= {
+    "--job_endpoint",
+    "--job_name",
+    "--project",
+    "--region",
+    "--job_server_timeout",
+    "--dataflow_service_options",
+    "--experiments",
+    "--resource_hints",
+}
 OTHERS |= {"--worker_machine_type"}
 OTHERS |= {"--gpus", "--shm-size", "--upgrade"}  # Of docker, and of pip.
-OTHERS |= {"--template_location", "--no_auth", "--flink_master"}
+OTHERS |= {"--template_location"}
 # Words that follow the name in prose, as in "this version of imagepivot reads".
 PROSE = {"has", "reads", "run"}
 
