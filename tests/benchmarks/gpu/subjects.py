@@ -1,4 +1,4 @@
-"""What is measured: extractors with the sizes of their images and batches, and the bare models that they are compared with."""
+"""What is measured: extractors with the sizes of their batches, and the bare models that they are compared with."""
 
 from __future__ import annotations
 
@@ -27,28 +27,24 @@ class Subject:
 
     Attributes:
         name: its name.
-        size_hw: pixels of a photograph of `PHOTOGRAPH_WH` once it is preprocessed.
         batches: images of the batches that are measured.
-        estimated: those of them, for which the page has estimates.
         is_quick: whether a CPU runs it in a second.
     """
 
     name: str
-    size_hw: tuple[int, int]
     batches: tuple[int, ...]
-    estimated: tuple[int, ...]
     is_quick: bool = False
 
 
 SUBJECTS = (
-    Subject("resnet50-pool", (224, 224), (1, 16, 128, 256), (16, 128)),
-    Subject("vgg19-10crop", (256, 341), (1, 4, 16), (16,)),
-    Subject("vgg19-10crop-caffe", (256, 341), (16,), ()),
-    Subject("vgg19-grid", (448, 448), (1, 16, 64), (16,)),
-    Subject("resnet152-grid", (448, 448), (1, 16, 64), (16,)),
-    Subject("faster-rcnn-36", (375, 500), (1, 2, 8, 16), (2, 8)),
-    Subject("timm:resnet18", (224, 224), (1, 16, 128, 256), (16, 128), is_quick=True),
-    Subject("timm:vit_tiny_patch16_224", (224, 224), (1, 16, 128, 256), (16, 128)),
+    Subject("resnet50-pool", (1, 16, 128, 256)),
+    Subject("vgg19-10crop", (1, 4, 16)),
+    Subject("vgg19-10crop-caffe", (16,)),
+    Subject("vgg19-grid", (1, 16, 64)),
+    Subject("resnet152-grid", (1, 16, 64)),
+    Subject("faster-rcnn-36", (1, 2, 8, 16)),
+    Subject("timm:resnet18", (1, 16, 128, 256), is_quick=True),
+    Subject("timm:vit_tiny_patch16_224", (1, 16, 128, 256)),
 )
 
 
