@@ -13,6 +13,7 @@ from pipelines.datasets.inspection import describe
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.kinds import FAILURES
+from schemas.repairing import repair
 from schemas.shards import FailuresEntry, footer_metadata, read_footer
 from schemas.storage import Folder
 from schemas.survey import Survey
@@ -173,3 +174,13 @@ def test_a_shard_of_a_newer_version_is_not_touched(copy_toy, monkeypatch):
     ):
         write(toy)
     assert (toy.path / name).read_bytes() == before
+
+
+def test_repair_leaves_a_whole_dataset_alone_and_refuses_a_damaged_one(old_toy):
+    toy = old_toy("captions")
+    before = {name: (toy.path / name).read_bytes() for name in names(toy)}
+    assert repair(toy.path).missing == ()
+    assert {name: (toy.path / name).read_bytes() for name in before} == before
+    (toy.path / SHARD).write_bytes(b"damaged")
+    with pytest.raises(DatasetError, match="is damaged and has version 1 of the format, which cannot be continued"):
+        repair(toy.path)

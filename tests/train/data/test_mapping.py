@@ -89,7 +89,9 @@ def test_a_full_disk_is_an_error_before_a_page_is_written(tmp_path, monkeypatch,
     else:
         monkeypatch.delattr(os, "posix_fallocate")
         monkeypatch.setattr("train.data.mapping._BLOCK", bytes(16))
-        assert mapped_array(tmp_path / "small", ["a"], (1000, 3), np.float32, count)[999].tolist() == [2997, 2998, 2999]
+        assert mapped_array(tmp_path / "small", ["a"], (1001, 3), np.float32, count)[1000].tolist() == [3000, 3001, 3002]
+        [made] = (tmp_path / "small").iterdir()
+        assert made.stat().st_size == 128 + 1001 * 3 * 4  # The header of npy, and the values.
         return
     with pytest.raises(DatasetError, match="the disk is full: free some space"):
         mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, never)
