@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --progress-bar off
 REQUIREMENTS = --constraint constraints.txt --editable '.[dev]'
 
-.PHONY: help setup lock demo test cluster cluster-test container-test quick check format benchmarks speed gpu letters clean
+.PHONY: help setup lock demo test cluster cluster-test container-test quick check format same-bytes benchmarks speed gpu letters clean
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,9 @@ check: $(STAMP)  ## Run the linter, the formatter's check and the type checker.
 format: $(STAMP)  ## Format the code.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+same-bytes: $(STAMP)  ## Compare datasets and a short training with those of another commit: make same-bytes BASE=COMMIT; some five minutes.
+	$(BIN)/python -m tests.same_bytes '$(BASE)'
 
 benchmarks: $(STAMP)  ## Measure the ratios of speed and memory; takes an hour on two cores, and an idle machine.
 	for script in tests/benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
