@@ -95,10 +95,11 @@ if TYPE_CHECKING:
     from schemas import Manifest as Manifest
     from schemas import Output as Output
     from schemas import Repair as Repair
+    from schemas import ReusePolicy as ReusePolicy
     from schemas import ShardWriter as ShardWriter
     from schemas import Task as Task
     from schemas import TaskSummary as TaskSummary
-    from schemas import Update as Update
+    from schemas import UpdatePolicy as UpdatePolicy
     from schemas import UsageError as UsageError
     from schemas import Vocabulary as Vocabulary
     from schemas import commit_tasks as commit_tasks
@@ -210,6 +211,7 @@ __all__ = [
     "RegionOptions",
     "Repair",
     "RetrievalModel",
+    "ReusePolicy",
     "Run",
     "ScanLayout",
     "SearchJob",
@@ -225,7 +227,7 @@ __all__ = [
     "TrainTruecasers",
     "TsvImport",
     "TsvLayout",
-    "Update",
+    "UpdatePolicy",
     "UsageError",
     "ViewJob",
     "Vocabulary",
@@ -363,7 +365,8 @@ _MODULES = {
         "ShardWriter",
         "Task",
         "TaskSummary",
-        "Update",
+        "ReusePolicy",
+        "UpdatePolicy",
         "UsageError",
         "validate",
         "Vocabulary",

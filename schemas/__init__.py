@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from schemas.keys import shard_of as shard_of
     from schemas.manifest import Manifest as Manifest
     from schemas.output import Output as Output
+    from schemas.output import ReusePolicy as ReusePolicy
+    from schemas.output import UpdatePolicy as UpdatePolicy
     from schemas.repairing import Repair as Repair
     from schemas.repairing import repair as repair
     from schemas.storage import Folder as Folder
-    from schemas.survey import Update as Update
     from schemas.tasks import Task as Task
     from schemas.tasks import TaskSummary as TaskSummary
     from schemas.tasks import commit_tasks as commit_tasks
@@ -48,10 +49,11 @@ __all__ = [
     "Manifest",
     "Output",
     "Repair",
+    "ReusePolicy",
     "ShardWriter",
     "Task",
     "TaskSummary",
-    "Update",
+    "UpdatePolicy",
     "UsageError",
     "Vocabulary",
     "commit_tasks",
@@ -71,10 +73,9 @@ _MODULES = {
     "interruption": ("DetachedError",),
     "keys": ("CaptionKey", "shard_of"),
     "manifest": ("Manifest",),
-    "output": ("Output",),
     "repairing": ("Repair", "repair"),
     "storage": ("Folder",),
-    "survey": ("Update",),
+    "output": ("Output", "ReusePolicy", "UpdatePolicy"),
     "tasks": ("Task", "TaskSummary", "commit_tasks"),
     "validation": ("validate",),
     "vocabulary": ("Vocabulary",),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from schemas import interruption
-from schemas.errors import DatasetError
+from schemas.errors import DatasetError, UsageError
 from schemas.filesystems import storage_errors
 from schemas.fingerprints import FORMAT_VERSION, Identity, sha256_of_json
 from schemas.keys import shard_name
@@ -28,7 +28,7 @@ from schemas.storage import Folder
 if TYPE_CHECKING:
     from schemas.dataset import Dataset
 
-__all__ = ["LOCK_NAME", "PROBE_NAME", "PUBLISHING_NAME", "Output", "hold", "lock_file"]
+__all__ = ["LOCK_NAME", "PROBE_NAME", "PUBLISHING_NAME", "Output", "ReusePolicy", "UpdatePolicy", "hold", "lock_file"]
 
 LOCK_NAME = ".lock"
 """Locked by a run, from its beginning to its end."""
@@ -43,6 +43,45 @@ PROBE_NAME = ".probe"
 _SHARED_PATIENCE = 2.0
 
 _RETRY_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class UpdatePolicy:
+    """Treatment of inputs that have changed since a dataset was written.
+
+    Attributes:
+        keep_removed: keep the rows of inputs that are gone.
+        only_add: keep whatever is there, and add inputs that are new.
+        check_content: compare the bytes of all inputs, not only sizes and modification times.
+
+    Raises:
+        UsageError: two settings contradict each other.
+    """
+
+    keep_removed: bool = False
+    only_add: bool = False
+    check_content: bool = False
+
+    def __post_init__(self) -> None:
+        if self.only_add and (self.keep_removed or self.check_content):
+            raise UsageError("--only-add keeps everything that is there: leave out --keep-removed and --check-content")
+
+
+@dataclass(frozen=True)
+class ReusePolicy:
+    """What a run keeps of the dataset that its folder holds.
+
+    Attributes:
+        overwrite: keep nothing, whatever dataset the folder holds.
+        verify: compare digests, not only sizes, and write damaged shards again.
+        update: treatment of inputs that have changed; None if they may not have changed.
+        retry_failed: write shards with failures again.
+    """
+
+    overwrite: bool = False
+    verify: bool = False
+    update: UpdatePolicy | None = None
+    retry_failed: bool = False
 
 
 @dataclass(frozen=True)

@@ -192,5 +192,5 @@ class Attempt:
         if any((folder.tag(name) if folder.has_tags else folder.state(name)) is not None for name in MANIFEST_NAMES):
             raise CommittedError(
                 f"{self._folder.location!r} is committed: {self._shard} was not written. Give write_dataset or complete_dataset "
-                "overwrite=True to make the dataset again"
+                "ReusePolicy(overwrite=True) to make the dataset again"
             )

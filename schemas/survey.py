@@ -3,44 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from schemas import events
-from schemas.errors import DatasetError, OtherDatasetError, UsageError
+from schemas.errors import DatasetError, OtherDatasetError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes, sha256_of_file
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, TASKS_NAME, Manifest, newer
-from schemas.output import PROBE_NAME, Output
+from schemas.output import PROBE_NAME, Output, ReusePolicy
 from schemas.own_names import is_control_file, is_like_shard, is_of_shard, is_temporary, left_alone
 from schemas.records import Record, read_record, read_sources, record_name, write_record
 from schemas.shards import FOREIGN, Footer, inspect_shard, read_footer
 from schemas.summary import is_summarised
 
-__all__ = ["Survey", "Update", "difference"]
-
-
-@dataclass(frozen=True)
-class Update:
-    """How a dataset is brought up to date with inputs that have changed.
-
-    Attributes:
-        keep_removed: keep the rows of inputs that are gone.
-        only_add: keep whatever is there, and add inputs that are new.
-        check_content: compare the bytes of all inputs, not only sizes and modification times.
-
-    Raises:
-        UsageError: two settings contradict each other.
-    """
-
-    keep_removed: bool = False
-    only_add: bool = False
-    check_content: bool = False
-
-    def __post_init__(self) -> None:
-        if self.only_add and (self.keep_removed or self.check_content):
-            raise UsageError("--only-add keeps everything that is there: leave out --keep-removed and --check-content")
+__all__ = ["Survey", "difference"]
 
 
 class Survey:
@@ -48,26 +25,20 @@ class Survey:
 
     Args:
         output: the dataset that is to be written.
-        verify: compare digests, too, not only sizes.
-        update: how inputs that have changed are treated; None if they may not have changed.
-        retry_failed: a shard with failures is not finished.
+        policy: what the run keeps.
         only: numbers of the shards to look at, as if there were no others; all if None.
     """
 
     def __init__(
         self,
         output: Output,
+        policy: ReusePolicy = ReusePolicy(),
         *,
-        verify: bool = False,
-        update: Update | None = None,
-        retry_failed: bool = False,
         only: Collection[int] | None = None,
     ) -> None:
         self._output = output
         self._is_partial = only is not None
-        self._verify = verify
-        self._update = update
-        self._retry_failed = retry_failed
+        self._policy = policy
         self._stored = output.folder.tagged()
         self._sizes = {name: entry.size for name, entry in self._stored.items()}
         others = set(range(output.shards)).difference(only) if only is not None else ()
@@ -84,6 +55,8 @@ class Survey:
 
     def usable(self) -> frozenset[int]:
         """Return the numbers of the shards of the same identity that are not damaged, whatever they were made from."""
+        if self._policy.overwrite:
+            return frozenset()
         return frozenset(number for number in range(self._output.shards) if self._is_whole(number))
 
     def footer(self, number: int) -> Footer | None:
@@ -93,18 +66,19 @@ class Survey:
     def complete(self) -> Manifest | None:
         """Return the manifest, where an earlier run of the same identity committed and there is nothing to do."""
         manifest = self._own_manifest
-        if manifest is None:
+        if manifest is None or self._policy.overwrite:
             return None
         if not self._has_files(manifest):
             return None
-        if self._verify and any(self._has_damaged_record(number) for number in range(self._output.shards)):
+        if self._policy.verify and any(self._has_damaged_record(number) for number in range(self._output.shards)):
             return None
         return manifest if self._is_told(manifest) or len(self.finished()) == self._output.shards else None
 
     def _is_told(self, manifest: Manifest) -> bool:
         """Whether the manifest, the listing of a store and the summary say alone that there is nothing to do."""
         folder, output = self._output.folder, self._output
-        if folder.is_local or self._verify or self._update is not None or (self._retry_failed and manifest.failures):
+        policy = self._policy
+        if folder.is_local or policy.verify or policy.update is not None or (policy.retry_failed and manifest.failures):
             return False
         named = {entry.path: entry.bytes for entry in (*manifest.shards, *manifest.failures)}
         there = {name: size for name, size in self._sizes.items() if name.startswith(("part-", "_failures/"))}
@@ -119,11 +93,8 @@ class Survey:
         """Whether an earlier run of the same identity committed, with the files besides shards that this run would write."""
         return self._own_manifest is not None and self._has_files(self._own_manifest)
 
-    def refuse(self, *, overwrite: bool) -> None:
+    def refuse(self) -> None:
         """Refuse a folder that holds something that must not be lost.
-
-        Args:
-            overwrite: replace whatever dataset is there.
 
         Raises:
             DatasetError: the folder holds foreign files and no dataset, or foreign files that look like shards; or a dataset,
@@ -140,7 +111,7 @@ class Survey:
             )
         if others and not self._is_partial:
             events.remark(left_alone(folder.location, others))
-        if overwrite:
+        if self._policy.overwrite:
             return
         if isinstance(self._manifest, DatasetError):
             raise DatasetError(f"{self._manifest}; or give --overwrite to start anew. Nothing was written")
@@ -148,7 +119,7 @@ class Survey:
         for name in sorted(self._sizes):
             if name.startswith("part-"):
                 self._refuse_other(self._inspect(name))
-        if self._update is None:
+        if self._policy.update is None:
             self._refuse_changed()
 
     def left_alone(self) -> list[str]:
@@ -193,7 +164,7 @@ class Survey:
 
     def _has_files(self, manifest: Manifest) -> bool:
         for entry in manifest.files:
-            if self._sizes.get(entry.path) != entry.bytes or (self._verify and self._digest(entry.path) != entry.sha256):
+            if self._sizes.get(entry.path) != entry.bytes or (self._policy.verify and self._digest(entry.path) != entry.sha256):
                 return False
         digests = {entry.path: entry.sha256 for entry in manifest.files}
         return all(digests.get(name) == sha256_of_bytes(data) for name, data in self._output.files.items())
@@ -237,7 +208,7 @@ class Survey:
         """Read a footer, or in a store the record that stands for it, which takes fewer requests."""
         folder = self._output.folder
         record = None if folder.is_local else self._record_of(name)
-        believed = record is not None and not self._verify and record.is_of(self._stored)
+        believed = record is not None and not self._policy.verify and record.is_of(self._stored)
         told = record.stands_for(name, self._sizes[name]) if record is not None and believed else None
         if told is not None and self._output.own(told[1]) is not None:
             return told[1]
@@ -268,7 +239,7 @@ class Survey:
         failures = failures_name(name)
         if self._sizes.get(failures) != (footer.failures.bytes if footer.failures.rows else None):
             return False
-        if not self._verify and (record is None or (record.is_of(self._stored) and record.sha256 == recorded[1])):
+        if not self._policy.verify and (record is None or (record.is_of(self._stored) and record.sha256 == recorded[1])):
             return True  # Else the record was written for another one, or all of it was copied from elsewhere.
         if footer.failures.rows and self._digest(failures) != footer.failures.sha256:
             return False
@@ -277,18 +248,18 @@ class Survey:
     def _is_finished(self, number: int) -> bool:
         """Whether a shard that is whole was made from the inputs of this run."""
         footer = self.footer(number)
-        if footer is None or (self._retry_failed and footer.failures.rows):
+        if footer is None or (self._policy.retry_failed and footer.failures.rows):
             return False
         return self._is_unchanged(number, footer) and not self._needs_look(number, footer)
 
     def _needs_look(self, number: int, footer: Footer) -> bool:
         """Whether an update reads images of a shard although nothing seems to have changed."""
-        if self._update is None or self._update.only_add:
+        if self._policy.update is None or self._policy.update.only_add:
             return False
         # A file may have become readable without a change of its own; without states or a record nothing can be compared here.
         record = self._record(number)
         unrecorded = self._output.listings is not None and (self._output.states is None or record is None or not record.state)
-        return self._update.check_content or unrecorded or "unreadable" in footer.failures.reasons
+        return self._policy.update.check_content or unrecorded or "unreadable" in footer.failures.reasons
 
     def _is_unchanged(self, number: int, footer: Footer) -> bool:
         listings, states = self._output.listings, self._output.states
@@ -311,7 +282,7 @@ class Survey:
         folder = self._output.folder
         if record_name(name) not in self._sizes:
             return None
-        if self._verify:
+        if self._policy.verify:
             whole = read_sources(folder, name)
             return None if whole is None else whole[0]
         return read_record(folder, name)

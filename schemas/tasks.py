@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from schemas import events
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import TASKS_NAME, Manifest
-from schemas.output import Output, hold
+from schemas.output import Output, ReusePolicy, UpdatePolicy, hold
 from schemas.own_names import left_alone
 from schemas.publishing import publishing
 from schemas.storage import Folder
 from schemas.stores import ANY
-from schemas.survey import Survey, Update
+from schemas.survey import Survey
 from schemas.task_plan import TaskPlan
 from schemas.writing import commit
 
@@ -113,11 +113,9 @@ def complete_task(
     output: Output,
     task: Task,
     make_missing: Callable[[frozenset[int]], object],
+    policy: ReusePolicy = ReusePolicy(),
     *,
     libraries: tuple[str, ...] = (),
-    verify: bool = False,
-    update: Update | None = None,
-    retry_failed: bool = False,
     check: Callable[[], object] = lambda: None,
 ) -> TaskSummary:
     """Share the folder of a dataset with other tasks while the missing shards of one task are written, if there are any.
@@ -126,10 +124,8 @@ def complete_task(
         output: folder and identity of the dataset.
         task: which shards to make.
         make_missing: writes all shards but those with the numbers that it is given.
+        policy: what the task keeps of its shards.
         libraries: distributions whose versions matter to the content.
-        verify: compare the digests of the task's shards, too, not only their sizes.
-        update: bring the task's shards up to date with inputs that have changed.
-        retry_failed: make the task's shards that have failures again.
         check: raises where the task cannot succeed; called before anything is written, and only if there is something to do.
 
     Raises:
@@ -138,7 +134,7 @@ def complete_task(
     """
     mine, folder = task.shards(output.shards), output.folder
     with hold(folder, shared=True):
-        survey, plan = _survey(output, task, libraries, verify=verify, update=update, retry_failed=retry_failed)
+        survey, plan = _survey(output, task, policy, libraries)
         todo = frozenset(mine) - survey.finished()
         if todo or not survey.is_committed():
             check()
@@ -149,23 +145,15 @@ def complete_task(
                 folder.write(name, data)
             plan.write(folder)  # Before the first shard; and it shows at once whether the folder can be written to.
             for number in sorted(todo - survey.usable()):
-                _delete_damaged(output, number, verify=verify)
+                _delete_damaged(output, number, verify=policy.verify)
         if todo:
             make_missing(frozenset(range(output.shards)) - todo)
         return _summary(output, task, made=len(todo))
 
 
-def survey_task(
-    output: Output,
-    task: Task,
-    *,
-    libraries: tuple[str, ...] = (),
-    verify: bool = False,
-    update: Update | None = None,
-    retry_failed: bool = False,
-) -> Survey:
+def survey_task(output: Output, task: Task, policy: ReusePolicy = ReusePolicy(), *, libraries: tuple[str, ...] = ()) -> Survey:
     """Return what the folder holds of a task's shards; nothing is written. Arguments and errors are those of `complete_task`."""
-    return _survey(output, task, libraries, verify=verify, update=update, retry_failed=retry_failed)[0]
+    return _survey(output, task, policy, libraries)[0]
 
 
 def commit_tasks(path: str | os.PathLike[str]) -> Manifest:
@@ -205,40 +193,34 @@ def _commit(output: Output, survey: Survey, plan: TaskPlan) -> Manifest:
         return commit(output, libraries=plan.libraries)
     except DatasetError:
         # The first damaged shard was found and deleted: find all, so that all can be made again at once.
-        survey = Survey(output, verify=True)
+        survey = Survey(output, ReusePolicy(verify=True))
         for number in set(range(output.shards)) - survey.usable():
             output.folder.delete(output.name(number))
         _refuse_unfinished(output, survey, plan.tasks)
         raise
 
 
-def _survey(
-    output: Output,
-    task: Task,
-    libraries: tuple[str, ...],
-    *,
-    verify: bool,
-    update: Update | None,
-    retry_failed: bool,
-) -> tuple[Survey, TaskPlan]:
-    _refuse_update(output, update)
-    plan = TaskPlan.of(output, tasks=task.count, libraries=libraries, updates=update is not None)
+def _survey(output: Output, task: Task, policy: ReusePolicy, libraries: tuple[str, ...]) -> tuple[Survey, TaskPlan]:
+    _refuse_update(output, policy.update)
+    plan = TaskPlan.of(output, tasks=task.count, libraries=libraries, updates=policy.update is not None)
     stored = TaskPlan.read(output.folder)
     if stored is None:
-        Survey(output, update=update).refuse(overwrite=False)  # Of all shards: where a plan is, a task has done that before.
+        Survey(
+            output, ReusePolicy(update=policy.update)
+        ).refuse()  # Of all shards: where a plan is, a task has done that before.
     else:
-        plan = plan.joined(stored, output, updates=update is not None)
-    survey = Survey(output, verify=verify, update=update, retry_failed=retry_failed, only=task.shards(output.shards))
-    survey.refuse(overwrite=False)
+        plan = plan.joined(stored, output, updates=policy.update is not None)
+    survey = Survey(output, policy, only=task.shards(output.shards))
+    survey.refuse()
     return survey, plan
 
 
-def _refuse_update(output: Output, update: Update | None) -> None:
+def _refuse_update(output: Output, update: UpdatePolicy | None) -> None:
     """Refuse updates after which a shard does not show whether it is up to date: a task that never ran would go unnoticed."""
     if update is None:
         return
     start = "the commit must see which tasks have brought their shards up to date: leave out --task"
-    if update != Update():
+    if update != UpdatePolicy():
         raise UsageError(f"{start}, or --keep-removed, --only-add and --check-content, after which nothing shows it")
     if output.listings is not None and output.states is None:
         raise UsageError(f"{start}. Listing these images does not tell when they changed, so that nothing shows it")
@@ -249,7 +231,7 @@ def _delete_damaged(output: Output, number: int, *, verify: bool) -> None:
     name, folder = output.name(number), output.folder
     with publishing(folder):  # Else a shard whose record is just being published would seem to be damaged.
         tag = folder.tag(name) if folder.has_tags else ANY
-        if folder.size(name) is not None and number not in Survey(output, verify=verify, only={number}).usable():
+        if folder.size(name) is not None and number not in Survey(output, ReusePolicy(verify=verify), only={number}).usable():
             folder.delete(name, tag or ANY)
 
 

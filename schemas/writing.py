@@ -24,14 +24,14 @@ from schemas.failures import FailuresEntry, failures_content, failures_name
 from schemas.fingerprints import Identity, sha256_of_bytes, sum_digests
 from schemas.kinds import group_rows, holds_vectors, is_vector
 from schemas.manifest import FileEntry, Manifest, ShardEntry
-from schemas.output import PROBE_NAME, Output, hold
+from schemas.output import PROBE_NAME, Output, ReusePolicy, hold
 from schemas.own_names import is_temporary
 from schemas.publishing import Attempt, LostError, publish_manifest, publishing
 from schemas.records import Record, Sources, read_record, record_name
 from schemas.shards import Footer, entry_of, footer_metadata, inspect_shard, shard_entry
 from schemas.storage import Folder, Tagged
 from schemas.summary import write_summary
-from schemas.survey import Survey, Update
+from schemas.survey import Survey
 
 __all__ = [
     "Rows",
@@ -173,9 +173,8 @@ def _canonical(group: pa.Table) -> pa.Table:
 def write_dataset(
     output: Output,
     make_shard: Callable[[int, ShardWriter], None],
+    policy: ReusePolicy = ReusePolicy(),
     *,
-    overwrite: bool = False,
-    verify: bool = False,
     check: Callable[[], object] = lambda: None,
     libraries: tuple[str, ...] = (),
     statistics: Statistics | None = None,
@@ -185,8 +184,7 @@ def write_dataset(
     Args:
         output: folder and identity of the dataset.
         make_shard: writes the rows of the shard of a number; called for those that are missing, in order.
-        overwrite: start anew, whatever dataset is there.
-        verify: compare the digests of what is there, too, not only its sizes.
+        policy: what the run keeps.
         check: raises where the inputs are unusable; called before anything is replaced, and only if there is something to do.
         libraries: distributions whose versions matter to the content.
         statistics: makes the manifest's statistics from the footers of all shards; `sum_statistics` when None.
@@ -205,30 +203,24 @@ def write_dataset(
                     make_shard(number, shard)
         commit(output, libraries=libraries, statistics=statistics)
 
-    return complete_dataset(output, make_missing, overwrite=overwrite, verify=verify, check=check)
+    return complete_dataset(output, make_missing, policy, check=check)
 
 
 def complete_dataset(
     output: Output,
     make_missing: Callable[[frozenset[int]], object],
+    policy: ReusePolicy = ReusePolicy(),
     *,
-    overwrite: bool = False,
-    verify: bool = False,
-    update: Update | None = None,
-    retry_failed: bool = False,
     check: Callable[[], object] = lambda: None,
 ) -> Manifest:
     """Hold the folder of a dataset while its missing shards are written and committed, if there are any.
 
-    A shard is missing, too, if it or the failures beside it are damaged, as far as sizes tell, or with `verify` digests.
+    A shard is missing, too, if it or the failures beside it are damaged, by their sizes, or by digests if the policy verifies.
 
     Args:
         output: folder and identity of the dataset.
         make_missing: writes all shards but those with the numbers that it is given, and commits.
-        overwrite: start anew, whatever dataset is there.
-        verify: compare the digests of what is there, too, not only its sizes.
-        update: bring the shards that exist up to date with inputs that have changed.
-        retry_failed: make the shards that have failures again.
+        policy: what the run keeps.
         check: raises where the run cannot succeed; called before anything is replaced, and only if there is something to do.
 
     Returns:
@@ -238,17 +230,17 @@ def complete_dataset(
         DatasetError: the folder is in use, or holds something that must not be lost.
     """
     with hold(output.folder):
-        survey = Survey(output, verify=verify, update=update, retry_failed=retry_failed)
-        manifest = None if overwrite else survey.complete()
+        survey = Survey(output, policy)
+        manifest = survey.complete()
         if manifest is not None:
             return manifest
-        survey.refuse(overwrite=overwrite)
+        survey.refuse()
         if not output.folder.is_local:
             output.folder.write(PROBE_NAME, b"")  # Else hours may pass before the first shard turns out not to be writable.
             output.folder.delete(PROBE_NAME)
         check()
-        finished = frozenset() if overwrite else survey.finished()
-        survey.clear(frozenset() if overwrite else survey.usable())
+        finished = survey.finished()
+        survey.clear(survey.usable())
         make_missing(finished)
         return Manifest.read(output.folder)
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from extractors.settings import RegionOptions
     from pipelines.features.job import FeaturesJob
     from pipelines.inputs.images import ImageSource
-    from schemas.survey import Update
+    from schemas.output import UpdatePolicy
 
 __all__ = ["app", "job_of"]
 
@@ -304,13 +304,13 @@ def job_of(images: ImageSource, values: Mapping[str, Any]) -> FeaturesJob:
     )
 
 
-def _update(update: bool, **settings: bool) -> Update | None:
-    from schemas.survey import Update
+def _update(update: bool, **settings: bool) -> UpdatePolicy | None:
+    from schemas.output import UpdatePolicy
 
     given = [f"--{name.replace('_', '-')}" for name, value in settings.items() if value]
     if given and not update:
         raise UsageError(f"{' and '.join(given)} says how to update a dataset: give --update, too")
-    return Update(**settings) if update else None
+    return UpdatePolicy(**settings) if update else None
 
 
 def _region_options(**given: str | int | float | None) -> RegionOptions | None:

@@ -23,7 +23,7 @@ from schemas.fingerprints import Identity
 from schemas.keys import AUTO, ShardsRequest, check_shards_request, shard_of
 from schemas.kinds import schema_of, vector_bytes
 from schemas.manifest import Manifest
-from schemas.output import Output
+from schemas.output import Output, ReusePolicy
 from schemas.parameters import FeaturesParameters
 from schemas.sharding import VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 from schemas.storage import Folder
@@ -129,7 +129,7 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
             shard.write(_table(files, block, spec))
             meter.add(images=len(block))
 
-    return write_dataset(output, make_shard, overwrite=job.overwrite, verify=job.verify, check=check)
+    return write_dataset(output, make_shard, ReusePolicy(overwrite=job.overwrite, verify=job.verify), check=check)
 
 
 def _check_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:

@@ -119,7 +119,7 @@ def _wanted(element: tuple[int, Iterable[Portion]], job: FeaturesJob, output: Ou
         raise OSError
 
     everything = sorted(ref for refs in by_portion.values() for ref in refs)
-    reuse = plan_reuse(output, shard, everything, read=note, update=job.update, retry_failed=job.retry_failed)
+    reuse = plan_reuse(output, shard, everything, job.policy, read=note)
     wanted = {ref.uri for ref in (*read, *reuse.todo)}
     chosen = ((number, [ref for ref in refs if ref.uri in wanted]) for number, refs in by_portion.items())
     yield from packed(((number, refs) for number, refs in chosen if refs), REFS_SCHEMA, folder)

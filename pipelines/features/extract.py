@@ -130,15 +130,12 @@ def extract_features(
         return run_job(
             output,
             build,
+            job.policy,
             execution=execution,
             extras=job.extras(),
             ready=job.check_device if execution.is_local else None,
             check=partial(check_worker, job, planned_fingerprint(output), gpus),
             here=here,
-            overwrite=job.overwrite,
-            verify=job.verify,
-            update=job.update,
-            retry_failed=job.retry_failed,
             meter=meter,
         )
 
@@ -184,10 +181,8 @@ def extract_task(
         output,
         job.task,
         run,
+        job.policy,
         libraries=job.libraries(),
-        verify=job.verify,
-        update=job.update,
-        retry_failed=job.retry_failed,
         check=job.check_device,
     )
 

@@ -16,7 +16,7 @@ from pipelines.inputs.images import ImageSource
 from schemas.errors import UsageError
 from schemas.keys import AUTO, ShardsRequest, check_shards_request
 from schemas.kinds import schema_of, vector_bytes
-from schemas.survey import Update
+from schemas.output import ReusePolicy, UpdatePolicy
 from schemas.tasks import Task
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class FeaturesJob:
     shards: ShardsRequest = AUTO
     overwrite: bool = False
     verify: bool = False
-    update: Update | None = None
+    update: UpdatePolicy | None = None
     retry_failed: bool = False
     task: Task | None = None
 
@@ -77,6 +77,11 @@ class FeaturesJob:
                     "--overwrite with --task would delete the shards of the other tasks: delete the folder before the first task, "
                     "or choose another, and leave out --overwrite"
                 )
+
+    @property
+    def policy(self) -> ReusePolicy:
+        """What the run keeps of the dataset in ``output``."""
+        return ReusePolicy(overwrite=self.overwrite, verify=self.verify, update=self.update, retry_failed=self.retry_failed)
 
     def locations(self) -> Iterator[tuple[str, str]]:
         """Yield what the workers read and write: what a location is, in words, and the location."""

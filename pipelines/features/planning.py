@@ -78,8 +78,8 @@ def plan_work(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> Work
     job.check_device()
     output.folder.check_writable()
     survey = _survey(job, output)
-    finished = frozenset() if job.overwrite else survey.finished()
-    stored = frozenset() if job.overwrite else survey.usable() - finished
+    finished = survey.finished()
+    stored = survey.usable() - finished
     wanted = range(output.shards) if job.task is None else job.task.shards(output.shards)
     refs: dict[int, list[ImageRef]] = {number: [] for number in stored}
     for ref in _refs(job, listing) if stored else ():
@@ -88,14 +88,8 @@ def plan_work(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> Work
     todo = []
     for number in wanted:
         if number in stored:
-            reuse = plan_reuse(
-                output,
-                number,
-                job.images.with_versions(sorted(refs[number])),
-                read=job.images.read,
-                update=job.update,
-                retry_failed=job.retry_failed,
-            )
+            images = job.images.with_versions(sorted(refs[number]))
+            reuse = plan_reuse(output, number, images, job.policy, read=job.images.read)
             todo.append(ShardPlan(number, len(reuse.todo), len(reuse.rows), reuse.dropped))
         elif number not in finished:
             todo.append(ShardPlan(number, listing.counts[number]))
@@ -106,16 +100,9 @@ def plan_work(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> Work
 def _survey(job: FeaturesJob, output: Output) -> Survey:
     """Look at the folder, and refuse it as the run would."""
     if job.task is not None:
-        return survey_task(
-            output,
-            job.task,
-            libraries=job.libraries(),
-            verify=job.verify,
-            update=job.update,
-            retry_failed=job.retry_failed,
-        )
-    survey = Survey(output, verify=job.verify, update=job.update, retry_failed=job.retry_failed)
-    survey.refuse(overwrite=job.overwrite)
+        return survey_task(output, job.task, job.policy, libraries=job.libraries())
+    survey = Survey(output, job.policy)
+    survey.refuse()
     return survey
 
 

@@ -19,10 +19,9 @@ from schemas.damage import content_errors
 from schemas.errors import DatasetError
 from schemas.failures import failures_name, parse_failures
 from schemas.fingerprints import sha256_of_bytes
-from schemas.output import Output
+from schemas.output import Output, ReusePolicy, UpdatePolicy
 from schemas.records import Record, Source, read_sources
 from schemas.shards import Footer
-from schemas.survey import Update
 
 __all__ = ["Reuse", "plan_reuse", "source_of", "statistics_of"]
 
@@ -86,10 +85,9 @@ def plan_reuse(
     output: Output,
     number: int,
     refs: Sequence[ImageRef],
+    policy: ReusePolicy = ReusePolicy(),
     *,
     read: Read,
-    update: Update | None = None,
-    retry_failed: bool = False,
 ) -> Reuse:
     """Decide what stays of a shard.
 
@@ -97,15 +95,14 @@ def plan_reuse(
         output: the dataset.
         number: number of the shard.
         refs: the images of the shard as they are now, sorted by image id.
+        policy: treatment of images that have changed or failed.
         read: returns the bytes of an image, or raises OSError; called where digests have to be compared.
-        update: how images that have changed are treated.
-        retry_failed: try the images again that failed before.
     """
     stored = _read_stored(output, number)
     if stored is None:
         return Reuse(todo=list(refs))
-    update = update or Update()
-    tried = [ref for ref in refs if not _try_again(stored.failures.get(ref.image_id), update, retry_failed=retry_failed)]
+    update = policy.update or UpdatePolicy()
+    tried = [ref for ref in refs if not _try_again(stored.failures.get(ref.image_id), update, retry_failed=policy.retry_failed)]
     if update.only_add:
         stay = {ref.image_id: _unchanged(stored, ref.image_id) for ref in tried if _is_stored(stored, ref.image_id)}
     else:
@@ -161,7 +158,7 @@ def _read_stored(output: Output, number: int) -> _Stored | None:
     )
 
 
-def _try_again(failure: Mapping[str, str] | None, update: Update, *, retry_failed: bool) -> bool:
+def _try_again(failure: Mapping[str, str] | None, update: UpdatePolicy, *, retry_failed: bool) -> bool:
     # A file may have become readable without a change of its own.
     return failure is not None and (retry_failed or (failure["reason"] == "unreadable" and not update.only_add))
 
@@ -181,7 +178,7 @@ def _same(
     output: Output,
     number: int,
     read: Read,
-    update: Update,
+    update: UpdatePolicy,
 ) -> list[Source]:
     """Return the sources of the images whose rows and failures stay."""
     sources = stored.sources

@@ -125,13 +125,12 @@ class ShardMaker:
                 self._output,
                 shard,
                 refs,
+                self._job.policy,
                 images=images,
                 extractor=extractor,
                 batch_size=self._loaded.batch_sizes[id(extractor)],
                 threads=self._decoding_threads,
                 processes=self._loaded.processes[id(extractor)],
-                update=self._job.update,
-                retry_failed=self._job.retry_failed,
                 on_batch=self._show,
             )
         size = self._output.folder.size(self._output.name(shard)) or 0

@@ -20,10 +20,9 @@ from schemas.damage import content_errors
 from schemas.errors import InputError
 from schemas.kinds import batch_rows
 from schemas.locations import is_remote
-from schemas.output import Output
+from schemas.output import Output, ReusePolicy
 from schemas.records import Record, Source, Sources, write_record
 from schemas.shards import shard_entry
-from schemas.survey import Update
 from schemas.writing import open_shard
 
 __all__ = ["make_shard"]
@@ -35,14 +34,13 @@ def make_shard(
     output: Output,
     number: int,
     refs: Sequence[ImageRef],
+    policy: ReusePolicy = ReusePolicy(),
     *,
     images: ImageSource,
     extractor: extractors.Extractor,
     batch_size: int,
     threads: int,
     processes: DecodingProcesses | None = None,
-    update: Update | None = None,
-    retry_failed: bool = False,
     on_batch: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
     """Write one shard.
@@ -54,13 +52,12 @@ def make_shard(
         output: the dataset.
         number: number of the shard.
         refs: the images of the shard, in any order.
+        policy: what stays of the shard.
         images: reads them.
         extractor: the loaded extractor.
         batch_size: images that the model takes at once.
         threads: decoding threads; without ``processes``.
         processes: what decodes; None for threads of this process.
-        update: how images that have changed are treated.
-        retry_failed: try the images again that failed before.
         on_batch: is called after each batch with the tally of that batch.
 
     Returns:
@@ -73,7 +70,7 @@ def make_shard(
     images.check_ids(refs)
     _refuse_other_list(output, number, refs, images)
     refs = images.with_versions(refs)
-    reuse = plan_reuse(output, number, refs, read=images.read, update=update, retry_failed=retry_failed)
+    reuse = plan_reuse(output, number, refs, policy, read=images.read)
     if _is_damaged(output, number, reuse):
         reuse = Reuse(todo=refs)
     tally = Tally(failures=list(reuse.failures))

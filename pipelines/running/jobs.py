@@ -17,10 +17,9 @@ from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJo
 from schemas.fingerprints import sha256_of_json
 from schemas.interruption import DetachedError
 from schemas.manifest import Manifest
-from schemas.output import Output
+from schemas.output import Output, ReusePolicy
 from schemas.own_names import is_temporary
 from schemas.storage import Folder
-from schemas.survey import Update
 from schemas.writing import complete_dataset
 
 if TYPE_CHECKING:
@@ -34,16 +33,13 @@ __all__ = ["run_job"]
 def run_job(
     output: Output,
     build: Callable[[beam.Pipeline, frozenset[int], FirstWorker | None], object],
+    policy: ReusePolicy,
     *,
     execution: Execution,
     extras: Iterable[str] = ("pipelines",),
     ready: Callable[[], None] | None = None,
     check: Callable[[], None] | None = None,
     here: Callable[[frozenset[int]], object] | None = None,
-    overwrite: bool,
-    verify: bool = False,
-    update: Update | None = None,
-    retry_failed: bool = False,
     meter: Meter = Meter(),
 ) -> Manifest:
     """Run a pipeline that writes a dataset, or the part of it that an earlier run did not finish.
@@ -51,16 +47,13 @@ def run_job(
     Args:
         output: folder and identity of the dataset.
         build: adds the transforms, given the numbers of the shards that are already finished, and what `Begin` does first.
+        policy: what the run keeps of the dataset that the folder holds.
         execution: where and how to run.
         extras: names of the extras that workers on other machines need.
         ready: raises where this machine cannot do the work; called if there is something to do, before anything is replaced.
         check: checks on the first worker on another machine what only this work needs.
         here: does what the pipeline does, without Beam, given the finished shards; called where one worker of this machine does all
             of it. None if only the pipeline can do it.
-        overwrite: as `schemas.writing.complete_dataset` takes it.
-        verify: as `schemas.writing.complete_dataset` takes it.
-        update: as `schemas.writing.complete_dataset` takes it.
-        retry_failed: as `schemas.writing.complete_dataset` takes it.
         meter: shows what the runner says of workers on other machines.
 
     Returns:
@@ -82,7 +75,7 @@ def run_job(
         from pipelines.running.remote import watch as wait_for
 
         check_detach(execution)
-        execution = execution.with_job_name(_job_name(output, update=update, retry_failed=retry_failed))
+        execution = execution.with_job_name(_job_name(output, policy))
         first = FirstWorker.of_launcher(folder, check)
         watch = partial(wait_for, execution=execution, output=folder, meter=meter)
 
@@ -107,16 +100,7 @@ def run_job(
 
             folder.delete(SIGN)  # Of an earlier job.
 
-    complete = partial(
-        complete_dataset,
-        output,
-        run,
-        overwrite=overwrite,
-        verify=verify,
-        update=update,
-        retry_failed=retry_failed,
-        check=before,
-    )
+    complete = partial(complete_dataset, output, run, policy, check=before)
     try:
         return complete()
     except CommittedError:
@@ -124,13 +108,13 @@ def run_job(
         return complete()
 
 
-def _job_name(output: Output, *, update: Update | None, retry_failed: bool) -> str:
+def _job_name(output: Output, policy: ReusePolicy) -> str:
     """Return a name that jobs of the same work share: Dataflow refuses a second one while the first is active."""
     work = {
         "dataset": output.identity.fingerprint,
         "listings": output.listings,
-        "update": None if update is None else asdict(update),
-        "retry_failed": retry_failed,
+        "update": None if policy.update is None else asdict(policy.update),
+        "retry_failed": policy.retry_failed,
     }
     return f"imagepivot-{output.identity.kind.replace('_', '-')}-{sha256_of_json(work)[:12]}"
 

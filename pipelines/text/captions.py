@@ -18,7 +18,7 @@ from pipelines.text.moses import recipe
 from pipelines.text.truecasers import TRUECASER_FILES, Truecasers, load_truecasers
 from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
-from schemas.output import Output
+from schemas.output import Output, ReusePolicy
 from schemas.parameters import CaptionsParameters
 from schemas.sharding import TEXT_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 from schemas.storage import Folder
@@ -60,7 +60,7 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
 
             build_captions(pipeline, finished, check, job=job, output=output, models=models, staged=staged, meter=meter)
 
-        return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify, meter=meter)
+        return run_job(output, build, ReusePolicy(overwrite=job.overwrite, verify=job.verify), execution=execution, meter=meter)
 
 
 def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Truecasers | None = None) -> Output:

@@ -15,7 +15,7 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
-from schemas.output import Output
+from schemas.output import Output, ReusePolicy
 from schemas.parameters import CaptionsParameters, EncodedParameters
 from schemas.storage import Folder
 
@@ -53,7 +53,7 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
 
         build_encoding(pipeline, finished, check, job=job, captions=captions, vocabulary=vocabulary, output=output, meter=meter)
 
-    return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify, meter=meter)
+    return run_job(output, build, ReusePolicy(overwrite=job.overwrite, verify=job.verify), execution=execution, meter=meter)
 
 
 def plan_encoding(job: EncodeJob, captions: Dataset, vocabulary: Dataset) -> Output:

@@ -19,7 +19,7 @@ from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
 from schemas.locations import absolute_location
 from schemas.manifest import Manifest
-from schemas.output import Output
+from schemas.output import Output, ReusePolicy
 from schemas.parameters import TokenFeaturesParameters
 from schemas.storage import Folder
 
@@ -85,11 +85,10 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
     return run_job(
         output,
         build,
+        ReusePolicy(overwrite=job.overwrite, verify=job.verify),
         execution=execution,
         extras=("pipelines", "extractors", "bert"),
         ready=job.check_device if execution.is_local else None,
         check=partial(_check_worker, job, output),
-        overwrite=job.overwrite,
-        verify=job.verify,
         meter=meter,
     )

@@ -18,7 +18,7 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError
 from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
-from schemas.output import Output
+from schemas.output import Output, ReusePolicy
 from schemas.parameters import VocabularyParameters
 from schemas.storage import Folder
 from schemas.vocabulary import TEXT_NAMES
@@ -85,7 +85,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
 
         build_counts(pipeline, finished, check, job=job, captions=captions, output=output, meter=meter)
 
-    return run_job(output, build, execution=execution, overwrite=job.overwrite, verify=job.verify, meter=meter)
+    return run_job(output, build, ReusePolicy(overwrite=job.overwrite, verify=job.verify), execution=execution, meter=meter)
 
 
 def plan_vocabulary(job: VocabularyJob, captions: Dataset) -> Output:

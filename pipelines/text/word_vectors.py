@@ -24,7 +24,7 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.kinds import schema_of
 from schemas.manifest import Manifest
-from schemas.output import Output
+from schemas.output import Output, ReusePolicy
 from schemas.parameters import WordVectorsParameters
 from schemas.storage import Folder
 from schemas.vector_files import VectorFile, read_vector_file
@@ -142,8 +142,7 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
     return write_dataset(
         output,
         make_shard,
-        overwrite=job.overwrite,
-        verify=job.verify,
+        ReusePolicy(overwrite=job.overwrite, verify=job.verify),
         libraries=("gensim",) if has_models else (),
     )
 

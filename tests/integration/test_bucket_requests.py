@@ -17,7 +17,7 @@ from pipelines.inputs.images import open_images
 from pipelines.running.execution import Execution
 from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAME
-from schemas.output import Output
+from schemas.output import Output, ReusePolicy
 from schemas.records import Sources
 from schemas.storage import Folder
 from schemas.summary import SUMMARY_NAME
@@ -265,8 +265,8 @@ def test_digests_are_compared_where_that_is_asked_for(near):
     data[10] ^= 1
     near.folder.write(name, bytes(data))
     assert (Survey(near).complete() is None) is near.folder.has_tags  # S3 tells without reading.
-    assert Survey(near, verify=True).complete() is None
-    assert Survey(near, verify=True).finished() == set(range(SHARDS)) - {2}
+    assert Survey(near, ReusePolicy(verify=True)).complete() is None
+    assert Survey(near, ReusePolicy(verify=True)).finished() == set(range(SHARDS)) - {2}
 
 
 def test_a_finished_shard_takes_two_requests_at_most_and_all_are_asked_at_once(dataset, store):
@@ -274,7 +274,7 @@ def test_a_finished_shard_takes_two_requests_at_most_and_all_are_asked_at_once(d
         dataset.folder.delete(name)
     store.asked()
     survey = Survey(dataset)
-    survey.refuse(overwrite=False)
+    survey.refuse()
     assert survey.finished() == survey.usable() == set(range(SHARDS))
     asked = store.asked()
     assert len(asked) - 1 <= READING[store.scheme] * SHARDS

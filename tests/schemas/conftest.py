@@ -28,7 +28,7 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.kinds import schema_of
 from schemas.manifest import Manifest
-from schemas.output import Output
+from schemas.output import Output, ReusePolicy
 from schemas.storage import Folder
 from schemas.survey import Survey
 from schemas.vocabulary import Vocabulary
@@ -73,9 +73,9 @@ OTHER_FILES = {
 
 def prepare(output: Output, *, overwrite: bool) -> None:
     """Does what a run does before its first shard."""
-    survey = Survey(output)
-    survey.refuse(overwrite=overwrite)
-    survey.clear(frozenset() if overwrite else survey.finished())
+    survey = Survey(output, ReusePolicy(overwrite=overwrite))
+    survey.refuse()
+    survey.clear(survey.finished())
 
 
 @dataclass(frozen=True)

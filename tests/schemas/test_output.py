@@ -15,7 +15,7 @@ from schemas import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
-from schemas.output import Output, hold
+from schemas.output import Output, ReusePolicy, hold
 from schemas.storage import Folder
 from schemas.survey import Survey, difference
 from schemas.validation import validate
@@ -179,7 +179,7 @@ from schemas.survey import Survey, difference
 output = Output(Folder(sys.argv[1]), Identity(kind="captions", parameters={"a": 1}, shards=2))
 with hold(output.folder):
     survey = Survey(output)
-    survey.refuse(overwrite=False)
+    survey.refuse()
     survey.clear(survey.finished())
     with open_shard(output, 0) as shard:
         shard.add_failures([{"key": "a", "uri": "b", "stage": "prepare", "reason": "empty_caption", "message": ""}])
@@ -368,8 +368,8 @@ def test_the_content_of_sources_is_noted_in_the_records_alone(toys, new_features
     other = toy.output.made_from(captions)
     assert Survey(other).complete() is None
     with pytest.raises(DatasetError, match=rf"was not made from what '{toys['captions'].path}' holds now: of 3 of 3 shards"):
-        Survey(other).refuse(overwrite=False)
-    Survey(other).refuse(overwrite=True)
+        Survey(other).refuse()
+    Survey(other, ReusePolicy(overwrite=True)).refuse()
     assert Survey(plain.output.made_from(captions)).complete() == open_dataset(plain.path).manifest  # It noted nothing.
 
 

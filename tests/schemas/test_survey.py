@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from schemas.dataset import open_dataset
+from schemas.output import ReusePolicy
 from schemas.survey import Survey
 from schemas.validation import validate
 from schemas.writing import commit, write_dataset
@@ -50,7 +51,11 @@ def all_but(toy, *numbers):
 def test_a_whole_dataset_is_finished(copy_run, kind):
     toy = copy_run(kind)
     for verify in (False, True):
-        assert Survey(toy.output, verify=verify).finished() == Survey(toy.output, verify=verify).usable() == all_but(toy)
+        assert (
+            Survey(toy.output, ReusePolicy(verify=verify)).finished()
+            == Survey(toy.output, ReusePolicy(verify=verify)).usable()
+            == all_but(toy)
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,8 +65,8 @@ def test_a_flipped_byte_is_found_by_its_digest(copy_run, kind, number):
     number = min(number, toy.identity.shards - 1)
     flip(toy.path / toy.output.name(number), 200)
     assert Survey(toy.output).finished() == all_but(toy)
-    assert Survey(toy.output, verify=True).finished() == all_but(toy, number)
-    assert Survey(toy.output, verify=True).usable() == all_but(toy, number)
+    assert Survey(toy.output, ReusePolicy(verify=True)).finished() == all_but(toy, number)
+    assert Survey(toy.output, ReusePolicy(verify=True)).usable() == all_but(toy, number)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,8 +75,8 @@ def test_another_size_is_found_at_once(copy_run, kind, change):
     toy = copy_run(kind)
     change(toy.path / toy.output.name(0))
     for verify in (False, True):
-        assert Survey(toy.output, verify=verify).finished() == all_but(toy, 0)
-        assert Survey(toy.output, verify=verify).complete() is None
+        assert Survey(toy.output, ReusePolicy(verify=verify)).finished() == all_but(toy, 0)
+        assert Survey(toy.output, ReusePolicy(verify=verify)).complete() is None
 
 
 @pytest.mark.parametrize("kind", ["captions", "features"])
@@ -81,7 +86,7 @@ def test_failures_of_another_size_are_found_at_once(copy_run, kind, change):
     number = toy.failure_shard(toy.failures[0])
     change(toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl")
     for verify in (False, True):
-        assert Survey(toy.output, verify=verify).finished() == all_but(toy, number)
+        assert Survey(toy.output, ReusePolicy(verify=verify)).finished() == all_but(toy, number)
 
 
 @pytest.mark.parametrize("kind", ["captions", "features"])
@@ -90,7 +95,7 @@ def test_a_flipped_byte_of_failures_is_found_by_its_digest(copy_run, kind):
     number = toy.failure_shard(toy.failures[0])
     flip(toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl")
     assert Survey(toy.output).finished() == all_but(toy)
-    assert Survey(toy.output, verify=True).finished() == all_but(toy, number)
+    assert Survey(toy.output, ReusePolicy(verify=True)).finished() == all_but(toy, number)
 
 
 @pytest.mark.parametrize("kind", ["captions", "features"])
@@ -104,10 +109,10 @@ def test_failures_that_a_shard_knows_nothing_of(copy_run, kind):
 def test_a_shard_whose_digest_is_nowhere_on_record_is_made_again(copy_toy):
     toy = copy_toy("features")
     (toy.path / ".records/part-00001-of-00003.jsonl").unlink()
-    assert Survey(toy.output, verify=True).finished() == {0, 1, 2}, "the manifest has it"
+    assert Survey(toy.output, ReusePolicy(verify=True)).finished() == {0, 1, 2}, "the manifest has it"
     (toy.path / "_manifest.json").unlink()
     assert Survey(toy.output).finished() == {0, 2}
-    assert Survey(toy.output, verify=True).finished() == {0, 2}
+    assert Survey(toy.output, ReusePolicy(verify=True)).finished() == {0, 2}
 
 
 def test_a_record_of_another_shard_is_not_believed(copy_toy):
@@ -116,14 +121,14 @@ def test_a_record_of_another_shard_is_not_believed(copy_toy):
     records = toy.path / ".records"
     shutil.copy(records / "part-00000-of-00003.jsonl", records / "part-00001-of-00003.jsonl")
     assert Survey(toy.output).finished() == {0, 2}
-    assert Survey(toy.output, verify=True).finished() == {0, 2}
+    assert Survey(toy.output, ReusePolicy(verify=True)).finished() == {0, 2}
 
 
 def test_damaged_side_files_are_found(copy_toy):
     toy = copy_toy("vocabulary")
     flip(toy.path / "_vocabulary.txt")
     assert Survey(toy.output).complete() is not None
-    assert Survey(toy.output, verify=True).complete() is None
+    assert Survey(toy.output, ReusePolicy(verify=True)).complete() is None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("vocabulary", "word-vectors")])
@@ -137,7 +142,7 @@ def test_a_run_that_verifies_makes_what_is_damaged_and_nothing_else(copy_run, to
         shard.add_failures(failure for failure in toy.failures if toy.failure_shard(failure) == number)
         shard.statistics = {"rows_written": len(toy.shard(number))}
 
-    manifest = write_dataset(toy.output, make, verify=True)
+    manifest = write_dataset(toy.output, make, ReusePolicy(verify=True))
     assert made == [1]
     assert manifest == open_dataset(toys[kind].path).manifest
     assert validate(toy.path) == []
@@ -149,11 +154,11 @@ def test_the_digests_of_the_manifest_outlive_it(copy_toy):
     shutil.rmtree(toy.path / ".records")
     (toy.path / toy.output.name(2)).unlink()
     survey = Survey(toy.output)
-    survey.refuse(overwrite=False)
+    survey.refuse()
     survey.clear(survey.finished())
     assert not (toy.path / "_manifest.json").exists()
     flip(toy.path / toy.output.name(0), 200)
-    assert Survey(toy.output, verify=True).finished() == {1}
+    assert Survey(toy.output, ReusePolicy(verify=True)).finished() == {1}
     toy.write_shard(2)
     toy.write_shard(0)
     commit(toy.output)
@@ -165,11 +170,11 @@ def test_a_damaged_record_is_written_again_where_digests_are_compared(copy_toy, 
     toy = copy_toy(kind)
     flip(toy.path / ".records/part-00001-of-00003.jsonl")
     assert Survey(toy.output).complete() is not None
-    survey = Survey(toy.output, verify=True)
+    survey = Survey(toy.output, ReusePolicy(verify=True))
     assert survey.complete() is None
     assert survey.finished() == {0, 1, 2}
     survey.clear(survey.finished())
     toy.commit()
-    assert Survey(toy.output, verify=True).complete() is not None
+    assert Survey(toy.output, ReusePolicy(verify=True)).complete() is not None
     for name in toys[kind].output.folder.names():
         assert toy.output.folder.read(name) == toys[kind].output.folder.read(name), name

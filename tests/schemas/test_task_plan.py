@@ -45,7 +45,7 @@ def test_a_folder_without_one(output):
 def test_data_tools_skip_it_and_runs_know_it(output):
     plan_of(output).write(output.folder)
     assert output.folder.names() == ["_tasks.json"]
-    Survey(output).refuse(overwrite=False)
+    Survey(output).refuse()
     Survey(output).clear(frozenset())
     assert output.folder.names() == ["_names/classes"]
 

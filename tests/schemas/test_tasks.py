@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -12,9 +11,8 @@ import pytest
 from schemas import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.output import Output, hold
+from schemas.output import Output, ReusePolicy, UpdatePolicy, hold
 from schemas.storage import Folder
-from schemas.survey import Update
 from schemas.task_plan import TaskPlan
 from schemas.tasks import Task, commit_tasks, complete_task, survey_task
 from schemas.validation import validate
@@ -29,7 +27,7 @@ def tree(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
-def run(toy, index: int, count: int = 3, output: Output | None = None, during: Callable[[], object] | None = None, **more):
+def run(toy, index: int, count: int = 3, output: Output | None = None, during=None, libraries: tuple[str, ...] = (), **policy):
     """Runs a task as the pipelines do."""
     output = output or toy.output
 
@@ -39,7 +37,7 @@ def run(toy, index: int, count: int = 3, output: Output | None = None, during: C
         for number in sorted(set(range(output.shards)) - finished):
             replace(toy, identity=output.identity).write_shard(number)
 
-    return complete_task(output, Task(index, count), make_missing, **more)
+    return complete_task(output, Task(index, count), make_missing, ReusePolicy(**policy), libraries=libraries)
 
 
 @pytest.fixture
@@ -441,17 +439,19 @@ def test_tasks_that_list_other_images_are_refused(toy):
     TaskPlan.of(listed(toy, "a", "b", "c"), tasks=3, libraries=(), updates=False).write(toy.output.folder)
     with pytest.raises(DatasetError, match=r"the images have changed since it began: .* or give all tasks again with --update"):
         survey_task(listed(toy, "a", "b", "d"), Task(0, 3))
-    survey_task(listed(toy, "a", "b", "d", states=("x", "y", "z")), Task(0, 3), update=Update())
+    survey_task(listed(toy, "a", "b", "d", states=("x", "y", "z")), Task(0, 3), ReusePolicy(update=UpdatePolicy()))
 
 
 @pytest.mark.parametrize(
-    "update", [Update(keep_removed=True), Update(only_add=True), Update(check_content=True)], ids=["keep", "add", "content"]
+    "update",
+    [UpdatePolicy(keep_removed=True), UpdatePolicy(only_add=True), UpdatePolicy(check_content=True)],
+    ids=["keep", "add", "content"],
 )
 def test_updates_that_leave_no_trace_are_refused(toy, update):
     with pytest.raises(UsageError, match="the commit must see which tasks have brought their shards up to date"):
         run(toy, 0, output=listed(toy, "a", "b", "c", states=("x", "y", "z")), update=update)
     with pytest.raises(UsageError, match="Listing these images does not tell when they changed"):
-        run(toy, 0, output=listed(toy, "a", "b", "c"), update=Update())
+        run(toy, 0, output=listed(toy, "a", "b", "c"), update=UpdatePolicy())
     assert tree(toy.path) == {}
 
 

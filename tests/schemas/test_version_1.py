@@ -13,6 +13,7 @@ from pipelines.datasets.inspection import describe
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.kinds import FAILURES
+from schemas.output import ReusePolicy
 from schemas.repairing import repair
 from schemas.shards import FailuresEntry, footer_metadata, read_footer
 from schemas.storage import Folder
@@ -108,7 +109,7 @@ def test_damage_is_found(old_toy, name):
 
 
 def write(toy, **options):
-    return write_dataset(toy.output, lambda number, shard: shard.write(toy.table(toy.shard(number))), **options)
+    return write_dataset(toy.output, lambda number, shard: shard.write(toy.table(toy.shard(number))), ReusePolicy(**options))
 
 
 @pytest.mark.parametrize("lost", ["nothing", "manifest.json"])

@@ -16,7 +16,7 @@ from schemas.failures import FailuresEntry, failures_name, read_failures
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity, canonical_json
 from schemas.kinds import CAPTIONS, FAILURES, VOCABULARY, features_schema
-from schemas.output import Output
+from schemas.output import Output, ReusePolicy
 from schemas.shards import read_footer
 from schemas.storage import Folder
 from schemas.validation import validate
@@ -434,7 +434,12 @@ def test_a_check_that_fails_replaces_nothing(copy_toy):
         raise ZeroDivisionError("unusable")
 
     with pytest.raises(ZeroDivisionError, match="unusable"):
-        write_dataset(replace(toy, identity=replace(toy.identity, shards=2)).output, rows_of(toy), overwrite=True, check=check)
+        write_dataset(
+            replace(toy, identity=replace(toy.identity, shards=2)).output,
+            rows_of(toy),
+            ReusePolicy(overwrite=True),
+            check=check,
+        )
     assert {path: path.read_bytes() for path in toy.path.rglob("*.*") if path.is_file()} == before
 
 

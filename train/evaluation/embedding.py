@@ -23,7 +23,7 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity, sha256_of_json
 from schemas.keys import normalization_hint
 from schemas.manifest import Manifest
-from schemas.output import Output
+from schemas.output import Output, ReusePolicy
 from schemas.parameters import EmbeddingModel, FeaturesParameters
 from schemas.storage import Folder
 from schemas.writing import ShardWriter, write_dataset
@@ -205,7 +205,8 @@ def embed_run(
         sources = (encoded,) if tokens is None else (encoded, tokens)
         tasks.append(_Task("embeddings", f"{output}/captions", sources, selection, rows))
     digest = weights_digest(run.model.state_dict())
-    return [_write(run, digest, task, name=name, overwrite=overwrite, verify=verify) for task in tasks]
+    policy = ReusePolicy(overwrite=overwrite, verify=verify)
+    return [_write(run, digest, task, name=name, policy=policy) for task in tasks]
 
 
 def _open_tokens(run: Run, captions: Dataset, location: str) -> Dataset | None:
@@ -285,7 +286,7 @@ class _Task:
     rows: _Rows
 
 
-def _write(run: Run, digest: str, task: _Task, *, name: str, overwrite: bool, verify: bool) -> Manifest:
+def _write(run: Run, digest: str, task: _Task, *, name: str, policy: ReusePolicy) -> Manifest:
     """Write a dataset with as many shards as its source, or complete it; the digest is that of the weights."""
     spec = FeatureSpec(name=name, shape=(run.model.width,), source=run.config.description)
     model = EmbeddingModel(
@@ -308,7 +309,7 @@ def _write(run: Run, digest: str, task: _Task, *, name: str, overwrite: bool, ve
         shard.statistics = {**statistics, "listing": listings[number]}
         shard.write(pa.table(columns, schema=output.schema))
 
-    return write_dataset(output, make_shard, overwrite=overwrite, verify=verify, libraries=("torch",))
+    return write_dataset(output, make_shard, policy, libraries=("torch",))
 
 
 def _listings(sources: Sequence[Dataset]) -> tuple[str, ...]:

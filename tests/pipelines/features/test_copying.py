@@ -23,8 +23,8 @@ from pipelines.features.references import Piece, refs_of, unpacked
 from pipelines.inputs.images import Copies, Copy, ImageRef, ImagesInParquet, kept, open_images
 from pipelines.running.execution import Execution
 from schemas.keys import shard_of
+from schemas.output import UpdatePolicy
 from schemas.storage import Folder
-from schemas.survey import Update
 from schemas.tasks import Task
 from schemas.validation import validate
 from tests.fake_extractors import use_colours
@@ -102,17 +102,17 @@ def test_each_row_group_is_read_once_by_all_and_the_bytes_are_those_of_one_proce
 def test_an_update_reads_only_the_row_groups_of_images_that_are_new(images, tmp_path, read):
     extract_features(job_of(images, tmp_path / "there"), ELSEWHERE)
     read.clear()
-    extract_features(job_of(images, tmp_path / "there", update=Update()), ELSEWHERE)
+    extract_features(job_of(images, tmp_path / "there", update=UpdatePolicy()), ELSEWHERE)
     assert read == {("a.parquet", 0): 1}  # Row 5 could not be read, and is tried again.
     read.clear()
     write(images, "c.parquet", range(40, 52))
-    extract_features(job_of(images, tmp_path / "there", update=Update(only_add=True)), ELSEWHERE)
+    extract_features(job_of(images, tmp_path / "there", update=UpdatePolicy(only_add=True)), ELSEWHERE)
     assert read == {("c.parquet", 0): 1, ("c.parquet", 1): 1}
     read.clear()
     extract_features(job_of(images, tmp_path / "there", retry_failed=True), ELSEWHERE)
     assert read == {("a.parquet", 0): 1}  # Rows 5 and 6 have failed.
     read.clear()
-    extract_features(job_of(images, tmp_path / "there", update=Update(check_content=True)), ELSEWHERE)
+    extract_features(job_of(images, tmp_path / "there", update=UpdatePolicy(check_content=True)), ELSEWHERE)
     assert set(read.values()) == {1}
     assert len(read) == len(GROUPS) + 2
     extract_features(job_of(images, tmp_path / "fresh"), HERE)

@@ -25,10 +25,9 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
-from schemas.output import Output
+from schemas.output import Output, UpdatePolicy
 from schemas.sharding import VECTOR_SHARD_BYTES, choose_shards
 from schemas.storage import Folder
-from schemas.survey import Update
 from schemas.validation import validate
 from tests.fake_extractors import SPEC, ColourExtractor
 
@@ -258,7 +257,7 @@ def test_a_picture_that_was_replaced_is_noticed_though_its_size_is_the_same(imag
     with pytest.raises(DatasetError, match=r"in 1 of 4 shards some are new, gone, or differ in size or modification time"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
     assert snapshot(extracted) == before
-    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
     assert open_dataset(extracted).get("image000")["feature"].tolist() == [1, 2, 3]
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(extracted) == snapshot(tmp_path / "g")
@@ -283,15 +282,15 @@ def test_content_is_compared_on_request(images, extracted, tmp_path, monkeypatch
         shutil.rmtree(extracted / ".records")
     for path in images.rglob("*.png"):
         os.utime(path, ns=(STAMP + 5, STAMP + 5))
-    extract_features(job_of(images, tmp_path / "f", update=Update(check_content=True)), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy(check_content=True)), ONE)
     assert seen == [], "all bytes are the same"
     extract_features(job_of(images, tmp_path / "f"), ONE)  # The new times are on record: nothing is refused.
     path = images / "image000.png"
     replace_image(path, (1, 2, 3))
     os.utime(path, ns=(STAMP + 5, STAMP + 5))
-    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
     assert seen == [], "nothing but the bytes has changed"
-    extract_features(job_of(images, tmp_path / "f", update=Update(check_content=True)), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy(check_content=True)), ONE)
     assert seen == [1]
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(extracted) == snapshot(tmp_path / "g")
@@ -304,7 +303,7 @@ def test_without_records_images_are_told_by_their_sizes(images, extracted, tmp_p
     before = open_dataset(extracted).manifest
     assert extract_features(job_of(images, tmp_path / "f"), ONE) == before
     (images / "new.png").write_bytes(picture((1, 2, 3)))
-    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     for folder in (extracted, tmp_path / "g"):
         shutil.rmtree(folder / ".records")
@@ -315,13 +314,13 @@ def test_a_change_of_place_is_a_change(images, extracted, tmp_path):
     (images / "image000.png").rename(images / "more" / "image000.png")
     with pytest.raises(DatasetError, match="made from other images"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
-    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(extracted) == snapshot(tmp_path / "g")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("update", [Update(keep_removed=True), Update(only_add=True)])
+@pytest.mark.parametrize("update", [UpdatePolicy(keep_removed=True), UpdatePolicy(only_add=True)])
 def test_rows_of_images_that_are_gone_stay_on_request(images, extracted, tmp_path, update):
     old = open_dataset(extracted)
     expected = {image_id: old.get(image_id)["feature"].tolist() for image_id in old.image_ids()}
@@ -338,7 +337,7 @@ def test_rows_of_images_that_are_gone_stay_on_request(images, extracted, tmp_pat
     before = snapshot(extracted)
     assert extract_features(job_of(images, tmp_path / "f", update=update), ONE) == manifest
     assert snapshot(extracted) == before
-    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(extracted) == snapshot(tmp_path / "g")
 
@@ -354,7 +353,7 @@ def test_an_image_that_could_not_be_read_is_tried_by_an_update(images, tmp_path,
     monkeypatch.setattr(ImagesInFolder, "read", refuse)
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failure_reasons == {"unreadable": 1}
     monkeypatch.setattr(ImagesInFolder, "read", read)
-    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
 
@@ -386,7 +385,7 @@ def test_rows_of_a_damaged_shard_are_not_copied(images, extracted, tmp_path):
     new = next(f"new{n}" for n in range(99) if shard_of(f"new{n}", 4) == 2)
     (images / f"{new}.png").write_bytes(picture((1, 2, 3)))
     flip_value(extracted, 2)
-    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(extracted) == snapshot(tmp_path / "g")
 
@@ -421,7 +420,7 @@ def test_update_extracts_what_is_new_and_gives_what_a_fresh_run_gives(images, co
     seen = []
     original = FakeExtractor.extract
     monkeypatch.setattr(FakeExtractor, "extract", lambda self, batch: seen.append(len(batch)) or original(self, batch))
-    manifest = extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    manifest = extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
     assert sum(seen) == 3, "only the new ones went through the model"
     assert (manifest.rows, manifest.failed) == (43, 1)
     touched = {f"part-{shard_of(name, 4):05d}-of-00004.parquet" for name in added}
@@ -434,12 +433,12 @@ def test_update_extracts_what_is_new_and_gives_what_a_fresh_run_gives(images, co
 
 
 def test_update_of_nothing_makes_everything(images, tmp_path):
-    assert extract_features(job_of(images, tmp_path / "f", update=Update()), ONE).rows == 40
+    assert extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE).rows == 40
 
 
 def test_update_drops_images_that_are_gone(images, extracted, tmp_path):
     (images / "image000.png").unlink()
-    assert extract_features(job_of(images, tmp_path / "f", update=Update()), ONE).rows == 39
+    assert extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE).rows == 39
     with pytest.raises(KeyError, match="image000"):
         open_dataset(tmp_path / "f").get("image000")
     extract_features(job_of(images, tmp_path / "g"), ONE)
@@ -456,7 +455,7 @@ def test_update_goes_on_after_a_kill(images, extracted, tmp_path):
     (tmp_path / "f" / name).write_bytes((tmp_path / "g" / name).read_bytes())
     with pytest.raises(DatasetError, match="Give --update"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
-    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
     assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
 
 
@@ -483,7 +482,7 @@ def test_retry_failed_repairs_to_what_a_fresh_run_gives(images, tmp_path):
         (tmp_path / f"{name}.later").write_bytes(picture((5, 5, 5)))
     # The sizes are known now, so the listing is another one: both options together.
     assert list_images(job_of(images, tmp_path / "f")) != listing
-    extract_features(job_of(images, tmp_path / "f", retry_failed=True, update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "f", retry_failed=True, update=UpdatePolicy()), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
     assert not list((tmp_path / "f" / "_failures").glob("*"))
@@ -491,7 +490,7 @@ def test_retry_failed_repairs_to_what_a_fresh_run_gives(images, tmp_path):
 
 def test_options_that_contradict_each_other(images, tmp_path):
     with pytest.raises(UsageError, match=r"--overwrite starts anew.*give one of them"):
-        job_of(images, tmp_path / "f", overwrite=True, update=Update())
+        job_of(images, tmp_path / "f", overwrite=True, update=UpdatePolicy())
 
 
 def test_other_weights_replace_every_shard(images, colours, tmp_path):
@@ -695,7 +694,7 @@ def test_a_changed_failure_is_not_copied(images, tmp_path):
     path.write_bytes(path.read_bytes().replace(b"bytes", b"bites"))
     new = next(f"new{n}" for n in range(99) if shard_of(f"new{n}", 4) == shard_of("bad", 4))
     (images / f"{new}.png").write_bytes(picture((1, 2, 3)))
-    extract_features(job_of(images, tmp_path / "f", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
 
@@ -742,7 +741,7 @@ def test_a_run_that_goes_on_and_an_update_keep_the_number(images, extracted, tmp
     next(extracted.glob("part-*")).unlink()
     assert len(extract_features(job_of(images, extracted, shards="auto"), ONE).shards) == 4
     (images / "new.png").write_bytes(picture((1, 2, 3)))
-    assert len(extract_features(job_of(images, extracted, shards="auto", update=Update()), ONE).shards) == 4
+    assert len(extract_features(job_of(images, extracted, shards="auto", update=UpdatePolicy()), ONE).shards) == 4
     assert len(extract_features(job_of(images, extracted, shards="auto", overwrite=True), ONE).shards) == 16
 
 

@@ -29,7 +29,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.kinds import regions_schema
-from schemas.survey import Update
+from schemas.output import UpdatePolicy
 from schemas.validation import validate
 from tests.version1 import as_version_1
 
@@ -202,7 +202,7 @@ def test_an_update_gives_what_a_fresh_run_gives(images, extracted, tmp_path):
     for name in ("aaa", "image105", "zzz"):
         (images / f"{name}.png").write_bytes(picture((6, 5, 4)))
     FakeRegions.batches.clear()
-    extract_features(job_of(images, tmp_path / "r", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "r", update=UpdatePolicy()), ONE)
     assert sum(FakeRegions.batches) == 3
     extract_features(job_of(images, tmp_path / "s"), ONE)
     assert snapshot(tmp_path / "r") == snapshot(tmp_path / "s")
@@ -258,7 +258,7 @@ def test_names_can_be_given_later_and_are_kept(images, names, extracted, tmp_pat
     extract_features(job_of(images, tmp_path / "r"), ONE)
     assert snapshot(tmp_path / "r") == state, "a run without names leaves them"
     (images / "new.png").write_bytes(picture((1, 2, 3)))
-    extract_features(job_of(images, tmp_path / "r", update=Update()), ONE)
+    extract_features(job_of(images, tmp_path / "r", update=UpdatePolicy()), ONE)
     assert RegionNames.of(open_dataset(tmp_path / "r")).attributes == ("blue", "old")
     assert validate(tmp_path / "r") == []
     Path(names.attribute_names).write_text("blue\nnew\n")

@@ -15,7 +15,7 @@ from pipelines.running.execution import Execution
 from pipelines.running.progress import Meter
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
-from schemas.survey import Update
+from schemas.output import UpdatePolicy
 from schemas.tasks import Task, commit_tasks
 from schemas.validation import validate
 from tests.fake_extractors import use_colours
@@ -140,9 +140,9 @@ def test_an_update_of_a_finished_dataset_by_tasks(images, tmp_path, how):
     change(images, 1, how)
     with pytest.raises(DatasetError, match=r"was made from other images: .* nothing was written\. Give --update"):
         run(images, tmp_path / "t", 1)
-    run(images, tmp_path / "t", 0, update=Update())
+    run(images, tmp_path / "t", 0, update=UpdatePolicy())
     assert (tmp_path / "t" / "_manifest.json").exists()  # Nothing of this task has changed.
-    run(images, tmp_path / "t", 1, update=Update())
+    run(images, tmp_path / "t", 1, update=UpdatePolicy())
     assert not (tmp_path / "t" / "_manifest.json").exists()
     commit_tasks(tmp_path / "t")
     assert snapshot(tmp_path / "t") == fresh(images, tmp_path / "plain")
@@ -155,10 +155,10 @@ def test_a_commit_names_the_task_that_did_not_update(images, tmp_path, how):
     fresh(images, tmp_path / "t")
     change(images, 0, how)
     change(images, 1, how)
-    run(images, tmp_path / "t", 0, update=Update())
+    run(images, tmp_path / "t", 0, update=UpdatePolicy())
     with pytest.raises(DatasetError, match=r"1 of 5 shards .* \(made from other images: [13]\)\. Give 1 of the 2 tasks .*: 1;"):
         commit_tasks(tmp_path / "t")
-    run(images, tmp_path / "t", 1, update=Update())
+    run(images, tmp_path / "t", 1, update=UpdatePolicy())
     commit_tasks(tmp_path / "t")
     assert snapshot(tmp_path / "t") == fresh(images, tmp_path / "plain")
 
@@ -172,7 +172,7 @@ def test_a_task_that_lists_other_images_than_the_first_is_refused(images, tmp_pa
     with pytest.raises(DatasetError, match=r"the images have changed since it began.* give all tasks again with --update"):
         run(images, tmp_path / "t", 1)
     assert snapshot(tmp_path / "t") == before
-    run(images, tmp_path / "t", 1, 0, update=Update())
+    run(images, tmp_path / "t", 1, 0, update=UpdatePolicy())
     commit_tasks(tmp_path / "t")
     assert snapshot(tmp_path / "t") == fresh(images, tmp_path / "plain")
 
@@ -218,7 +218,7 @@ def test_a_dry_run_finds_what_the_task_would_refuse(images, tmp_path):
     with pytest.raises(DatasetError, match=r"for another dataset .*number of shards"):
         planned(images, tmp_path / "t", 1, shards=6)
     with pytest.raises(UsageError, match="the commit must see which tasks"):
-        planned(images, tmp_path / "t", 1, update=Update(only_add=True))
+        planned(images, tmp_path / "t", 1, update=UpdatePolicy(only_add=True))
 
 
 # --- wrong usage -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pipelines.inputs.images import open_images
 from pipelines.running.execution import Execution
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import shard_of
-from schemas.survey import Update
+from schemas.output import UpdatePolicy
 from tests.fake_extractors import use_colours
 
 
@@ -75,7 +75,7 @@ def test_a_plan_of_nothing(images, tmp_path):
 def test_a_plan_of_an_update_counts_what_is_new(images, tmp_path):
     extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
     (images / "new.png").write_bytes((images / "image00.png").read_bytes())
-    plan = plan_of(job_of(images, tmp_path / "f", update=Update()))
+    plan = plan_of(job_of(images, tmp_path / "f", update=UpdatePolicy()))
     assert [(shard.number, shard.images) for shard in plan.todo] == [(shard_of("new", 4), 1)]
     assert plan.todo[0].kept == sum(shard_of(f"image{n:02d}", 4) == shard_of("new", 4) for n in range(30))
 
@@ -84,12 +84,12 @@ def test_a_plan_of_an_update_counts_what_is_gone_or_has_changed(images, tmp_path
     extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
     (images / "image00.png").unlink()
     os.utime(images / "image01.png", (1, 1))
-    plan = plan_of(job_of(images, tmp_path / "f", update=Update()))
+    plan = plan_of(job_of(images, tmp_path / "f", update=UpdatePolicy()))
     counts = {shard.number: (shard.images, shard.dropped) for shard in plan.todo}
     expected = Counter({shard_of("image00", 4): 1}) + Counter({shard_of("image01", 4): 1})
     assert {number: dropped for number, (_, dropped) in counts.items()} == dict(expected)
     assert sum(made for made, _ in counts.values()) == plan.images == 1
-    assert plan_of(job_of(images, tmp_path / "f", update=Update(only_add=True))).todo == ()
+    assert plan_of(job_of(images, tmp_path / "f", update=UpdatePolicy(only_add=True))).todo == ()
     assert plan_of(job_of(images, tmp_path / "f", overwrite=True)).images == 29
 
 

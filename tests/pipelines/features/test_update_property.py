@@ -20,13 +20,12 @@ import pytest
 from PIL import Image
 
 from schemas.errors import DatasetError
-from schemas.survey import Update
+from schemas.output import ReusePolicy, UpdatePolicy
 from schemas.validation import validate
 from schemas.writing import commit, complete_dataset
 from tests.pipelines.features.without_beam import end_before, plan
 
 SHARDS = 3
-KEPT = ("update", "retry_failed")  # The options of a run that say what stays of a shard.
 SEQUENCES = 25
 STEPS = 8
 NAMES = [f"image{number}" for number in range(12)]
@@ -35,13 +34,13 @@ MINUTES = float(os.environ.get("IMAGEPIVOT_FUZZ_MINUTES", "0"))
 
 def run(images: Path, folder: Path, **options) -> None:
     """Do what ``imagepivot features`` does."""
-    output, make_missing = plan(images, folder, SHARDS, **{name: options[name] for name in KEPT if name in options})
+    output, make_missing = plan(images, folder, SHARDS, policy=ReusePolicy(**options))
 
     def make_and_commit(finished: frozenset[int]) -> None:
         make_missing(finished)
         commit(output)
 
-    complete_dataset(output, make_and_commit, **options)
+    complete_dataset(output, make_and_commit, ReusePolicy(**options))
 
 
 def run_killed(images: Path, folder: Path, writes: int, **options) -> None:
@@ -158,13 +157,13 @@ class Sequence:
                 {"verify": True},
                 {"retry_failed": True},
                 {"overwrite": True},
-                {"update": Update()},
-                {"update": Update()},
-                {"update": Update(), "verify": True},
-                {"update": Update(), "retry_failed": True},
-                {"update": Update(check_content=True)},
-                {"update": Update(keep_removed=True)},
-                {"update": Update(only_add=True)},
+                {"update": UpdatePolicy()},
+                {"update": UpdatePolicy()},
+                {"update": UpdatePolicy(), "verify": True},
+                {"update": UpdatePolicy(), "retry_failed": True},
+                {"update": UpdatePolicy(check_content=True)},
+                {"update": UpdatePolicy(keep_removed=True)},
+                {"update": UpdatePolicy(only_add=True)},
             ]
         )
 
@@ -200,7 +199,7 @@ class Sequence:
 
     def finish(self) -> None:
         """Update, as a user does who follows the messages."""
-        update = Update(check_content=True) if self.sneaky else Update()
+        update = UpdatePolicy(check_content=True) if self.sneaky else UpdatePolicy()
         for _ in range(4):
             try:
                 run(self.images, self.folder, update=update, verify=True)
