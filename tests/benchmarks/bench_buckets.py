@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import urllib3
+from aims import floor
 from measuring import machine, ratio
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -40,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS, IMAGES, IMAGE_BYTES, ROUNDS, SHARDS = 0.04, 200, 60_000, 4, 16
 REFERENCES = 20_000
 RUNS = 3
-AIM, MOST_BYTES = 0.8, 100
+AIM, MOST_BYTES = floor("reading images from a store"), floor("launcher's memory of an image")
 
 
 def main() -> None:

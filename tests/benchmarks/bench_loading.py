@@ -15,6 +15,7 @@ from statistics import median
 
 import numpy as np
 import pyarrow as pa
+from aims import floor
 from measuring import machine, test_data
 
 from schemas.dataset import open_dataset
@@ -26,7 +27,7 @@ from schemas.storage import Folder
 from schemas.writing import ShardWriter, write_dataset
 
 SHARDS, WIDTH, RUNS = 16, 2048, 5
-SECONDS, GIGABYTES = 5.0, 1.5
+SECONDS, GIGABYTES = floor("loading data"), floor("memory of loading data")
 
 CHILD = """
 import json, sys, time

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from aims import floor
 from measuring import machine, ratio
 
 from schemas.dataset import open_dataset
@@ -59,7 +60,14 @@ def main() -> None:
             return size / seconds
 
         ours(), plain()  # The files are in the page cache from here on.
-        ratio("features into one array, against read_table and one copy", ours, plain, unit="GB/s", at_least=0.9, runs=5)
+        ratio(
+            "features into one array, against read_table and one copy",
+            ours,
+            plain,
+            unit="GB/s",
+            at_least=floor("reading features"),
+            runs=5,
+        )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from aims import floor
 from measuring import PeakMemory, machine, ratio
 from torch.nn.functional import normalize
 
@@ -82,7 +83,10 @@ def measured(what: str, job: Callable[[], object]) -> None:
         time.sleep(0.2)
     with PeakMemory(os.getpid()) as during:
         job()
-    print(f"{what}: {(during.peak - before.peak) / 1e6:,.0f} MB above the encodings (aim: less than 1,000)", flush=True)
+    print(
+        f"{what}: {(during.peak - before.peak) / 1e6:,.0f} MB above the encodings (aim: at most {floor('memory of scan'):,})",
+        flush=True,
+    )
 
 
 def ranking(model: RetrievalModel, images: Encoded, captions: Encoded) -> Callable[[], object]:
@@ -126,7 +130,13 @@ def main() -> None:
         job, work = ranking(model, images, captions), multiply_adds(images, captions)
         what = f"{name}, ranking {len(images):,} x {len(captions):,} pairs"
         measured(what, job)
-        ratio(f"{what}, {work / 1e9:,.0f} G multiply-adds", per_second(job), products(work), unit="1/s", at_least=0.5)
+        ratio(
+            f"{what}, {work / 1e9:,.0f} G multiply-adds",
+            per_second(job),
+            products(work),
+            unit="1/s",
+            at_least=floor("ranking of scan"),
+        )
 
 
 if __name__ == "__main__":
